@@ -1,0 +1,115 @@
+# Every target works from an empty checkout with nothing but python3: it makes .venv, installs the
+# versions pinned in requirements.txt, and goes on. What was installed once is not installed again.
+
+PYTHON ?= python3
+PRESET ?= cpu
+RUN    ?= demo
+ARGS   ?=
+# pypi: torch as PyPI has it (with CUDA on Linux). cpu: from PyTorch's CPU index, which must be
+# reachable. Its stamp remembers it, so `make test` after `make demo TORCH=cpu` keeps it.
+TORCH  ?= $(if $(wildcard .venv/.installed-cpu),cpu,pypi)
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-$(TORCH)
+DEMO   := 00_setup 01_data_prep 02_train 03_evaluate_ema 04_inference
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_TAG   := $(if $(filter Linux,$(shell uname -s)),+cpu)
+PIP       := $(BIN)/python -m pip --disable-pip-version-check
+
+export OMP_WAIT_POLICY := PASSIVE
+export PYTHONPATH := $(CURDIR)
+export JUPYTER_PREFER_ENV_PATH := 1
+
+.PHONY: help demo lab test test-browser lint clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  PYTHON=python3.12  which Python makes .venv (3.11, 3.12 or 3.13)"
+	@echo "  TORCH=cpu          torch without CUDA: 1 GB in place of 5, from download.pytorch.org"
+	@echo "  PRESET=tiny        size of the demo: a file of configs/ (now $(PRESET))"
+	@echo "  RUN=try            folder of the demo: runs/try (now $(RUN))"
+	@echo "  ARGS='-k codec'    passed on to pytest, or to jupyter lab"
+
+# --- set-up ---------------------------------------------------------------------------------
+
+CHECK_PYTHON = import sys; v = sys.version_info[:2]; \
+  sys.exit(0 if (3, 11) <= v <= (3, 13) else "$(PYTHON) is Python %d.%d, but the pinned packages \
+  need 3.11, 3.12 or 3.13. Name another one, for instance: make PYTHON=python3.12 ..." % v)
+CHECK_VENV = import venv, ensurepip
+NO_VENV = $(PYTHON) has no venv module. On Debian or Ubuntu: sudo apt install python3-venv
+
+# The stamp is touched last, so an interrupted install is taken up again; one per kind of torch.
+$(STAMP): requirements.txt
+	@case "$(TORCH)" in pypi|cpu) ;; *) echo "TORCH is pypi or cpu, not '$(TORCH)'" >&2; exit 1;; esac
+	@command -v "$(PYTHON)" >/dev/null || { echo "There is no $(PYTHON) here; install Python 3.12." >&2; exit 1; }
+	@"$(PYTHON)" -c '$(CHECK_PYTHON)'
+	@"$(PYTHON)" -c '$(CHECK_VENV)' 2>/dev/null || { echo "$(NO_VENV)" >&2; exit 1; }
+	@echo "Setting up $(VENV), torch flavour: $(TORCH). This happens once and takes a minute or more."
+	@$(PIP) --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@rm -f $(filter-out $@,$(wildcard $(VENV)/.installed-*))
+	@[ "$(TORCH)" = cpu ] || ! $(PIP) freeze | grep -q '^torch.*+cpu$$' \
+	  || $(PIP) uninstall --yes torch torchaudio
+	@[ "$(TORCH)" = pypi ] || $(PIP) install --index-url $(CPU_INDEX) \
+	  $$(sed -n 's/^\(torch[a-z]*==.*\)$$/\1$(CPU_TAG)/p' requirements.txt) \
+	  || { echo "TORCH=cpu needs $(CPU_INDEX) to be reachable; plain 'make' uses PyPI alone." >&2; exit 1; }
+	@$(PIP) install -r requirements.txt
+	@touch $@
+
+# What one folder of tests needs on top: tests/<name>/requirements.txt.
+$(VENV)/.extra-%: tests/%/requirements.txt $(STAMP)
+	@$(PIP) install -r $<
+	@touch $@
+
+# --- the demo -------------------------------------------------------------------------------
+
+# What cells print appears as they print it. papermill's own words go to a log beside the executed
+# notebook; of those, only the error of a failed cell is worth a student's eye.
+demo: KIT_RUNS ?= $(CURDIR)/runs
+demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/demo/report.html
+	@mkdir -p "$(KIT_RUNS)/$(RUN)/notebooks"; runs=$$(cd "$(KIT_RUNS)" && pwd); \
+	home="$$runs/$(RUN)"; out="$$home/notebooks"; started=$$(date +%s); number=0; \
+	export KIT_DEMO_STARTED=$$started KIT_PRESET="$(PRESET)" KIT_RUN="$(RUN)" KIT_RUNS="$$runs"; \
+	for name in $(DEMO); do \
+	  number=$$((number + 1)); begun=$$(date +%s); \
+	  printf '\n===== %s of $(words $(DEMO)): %s =====\n' $$number $$name; \
+	  $(BIN)/papermill --kernel python3 --cwd notebooks --no-progress-bar --log-level WARNING \
+	    --stdout-file - --stderr-file - \
+	    notebooks/$$name.ipynb "$$out/$$name.ipynb" 2> "$$out/$$name.log" || { \
+	      printf '\n'; grep -q '^Exception encountered' "$$out/$$name.log" \
+	        && sed -n '/^Exception encountered/,$$p' "$$out/$$name.log" || tail -n 15 "$$out/$$name.log"; \
+	      printf '\n%s stopped after %s s. Its cells, with all they showed: %s\n' \
+	        $$name $$(($$(date +%s) - begun)) "$$out/$$name.ipynb"; \
+	      printf 'Mend it and run make demo again; finished work is kept.\n'; exit 1; } >&2; \
+	  printf '%s s for this notebook, %s s in all\n' \
+	    "----- $$name: $$(($$(date +%s) - begun))" $$(($$(date +%s) - started)); \
+	done; \
+	printf '\nDone in %s s. Listen and look:\n' $$(($$(date +%s) - started)); \
+	printf '  report     %s\n' "$$home/report.html"; \
+	find "$$home" -name '*.wav' -path '*sample*' | sort | head -n 8 | sed 's/^/  sample     /'; \
+	printf '  notebooks  %s\n' "$$out"
+
+lab: $(STAMP)  ## JupyterLab on the first notebook
+	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)
+
+# --- checks ---------------------------------------------------------------------------------
+
+test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS),echo "no notebooks yet")
+
+clean:  ## removes .venv and caches; runs/ is yours and stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,29 @@
+"""Surroundings of every test and of every notebook's kernel: small, quiet, and out of the way.
+
+It stands at the root because nbmake's kernels inherit this process's environment, and tests/ and
+notebooks/ are both collected from here. Set before anything imports torch.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads slow busy cores down 4-10 times
+os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ["KIT_PRESET"] = "tiny"
+os.environ["KIT_RUN"] = "demo"
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # this environment's kernel, not the user's
+os.environ.pop("KIT_DEMO_STARTED", None)
+
+
+def pytest_configure(config):
+    config.kit_runs = tempfile.mkdtemp(prefix="kit-runs-")
+    os.environ["KIT_RUNS"] = config.kit_runs  # shared by all notebooks, never the user's runs/
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.kit_runs, ignore_errors=True)

@@ -1,0 +1,258 @@
+"""Audio <-> discrete codes: the small mel codec behind the embedded default.
+
+A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
+to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
+The decoder predicts log magnitudes, and fast Griffin-Lim (Perraudin et al. 2013) finds a phase.
+The contract every codec keeps: `encode(wave) -> codes`, `decode(codes) -> wave`, `sample_rate`,
+`frame_rate`, `vocab_size`. Knows nothing of text, files or the GPT.
+
+Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+import torchaudio
+from torch import Tensor, nn
+
+from kit.config import build, require, write_atomic
+
+
+class CodecError(ValueError):
+    """A codec that is missing, damaged or of another shape than its configuration."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodecConfig:
+    sample_rate: int = 22050  # Hz
+    n_fft: int = 1024  # samples
+    hop_length: int = 256  # samples
+    n_mels: int = 80
+    levels: tuple = (8, 8, 5, 5)  # of each quantised number; their product is the vocabulary
+    frames_per_code: int = 2  # mel frames one code stands for
+    width: int = 192  # channels
+    blocks: int = 3  # residual blocks on each side of the bottleneck
+    griffin_lim_iters: int = 24
+    magnitude_weight: float = 0.25  # of the log-magnitude loss beside the log-mel loss
+    steps: int = 1200  # training steps
+    batch: int = 8  # clips per training step
+    crop_frames: int = 48  # mel frames per training clip
+    lr: float = 4e-3
+
+    def __post_init__(self):
+        ok = self.crop_frames % self.frames_per_code == 0
+        require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
+        require(all(k >= 2 for k in self.levels), self, "levels", "each needs at least 2.")
+
+
+class Mel(nn.Module):
+    """Waveform (B, L) -> log-mel (B, M, T) and log-magnitude (B, F, T), natural logarithm."""
+
+    def __init__(self, config: CodecConfig):
+        super().__init__()
+        self.hop = config.hop_length
+        self.spectrogram = torchaudio.transforms.Spectrogram(
+            n_fft=config.n_fft, hop_length=config.hop_length, power=1
+        )
+        self.scale = torchaudio.transforms.MelScale(
+            n_mels=config.n_mels,
+            sample_rate=config.sample_rate,
+            n_stft=config.n_fft // 2 + 1,
+            norm="slaney",
+            mel_scale="slaney",
+        )
+
+    def forward(self, wave: Tensor) -> tuple[Tensor, Tensor]:
+        wave = F.pad(wave, (0, max(0, 4 * self.hop - wave.shape[-1])))  # reflect padding needs 513
+        magnitude = self.spectrogram(wave)
+        return self.scale(magnitude).clamp(min=5e-4).log(), magnitude.clamp(min=1e-2).log()
+
+
+class Block(nn.Module):
+    """Residual block after ConvNeXt: depthwise convolution over time, then a two-layer MLP."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.mix = nn.Conv1d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
+        h = self.norm(self.mix(x).mT)
+        return x + self.down(F.gelu(self.up(h))).mT
+
+
+class FSQ(nn.Module):
+    """Finite scalar quantisation: (B, N, len(levels)) real numbers <-> integer codes (B, N)."""
+
+    def __init__(self, levels: tuple):
+        super().__init__()
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        basis = torch.cumprod(torch.tensor((1, *levels[:-1])), 0)
+        self.register_buffer("basis", basis, persistent=False)
+
+    def quantize(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Values in [-1, 1] with a straight-through gradient, and the codes they stand for."""
+        top = (self.levels - 1) / 2
+        bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1
+        rounded = bounded.round()
+        value = (bounded + (rounded - bounded).detach()) / top - 1
+        return value, (rounded.long() * self.basis).sum(-1)
+
+    def dequantize(self, codes: Tensor) -> Tensor:
+        digits = codes[..., None] // self.basis % self.levels
+        return digits / ((self.levels - 1) / 2) - 1
+
+
+class MelCodec(nn.Module):
+    """Convolutional autoencoder over log-mels with an FSQ bottleneck and a Griffin-Lim vocoder."""
+
+    def __init__(self, config: CodecConfig):
+        super().__init__()
+        c, f = config, config.frames_per_code
+        self.config, self.mel, self.fsq = config, Mel(config), FSQ(config.levels)
+        self.encoder = nn.Sequential(
+            nn.Conv1d(c.n_mels, c.width, 5, padding=2),
+            Block(c.width),
+            nn.Conv1d(c.width, c.width, f, stride=f),
+            *(Block(c.width) for _ in range(c.blocks - 1)),
+        )
+        self.to_code = nn.Linear(c.width, len(c.levels))
+        self.from_code = nn.Linear(len(c.levels), c.width)
+        self.decoder = nn.Sequential(
+            *(Block(c.width) for _ in range(c.blocks - 1)),
+            nn.ConvTranspose1d(c.width, c.width, f, stride=f),
+            *(Block(c.width) for _ in range(c.blocks)),
+        )
+        self.mel_head = nn.Linear(c.width, c.n_mels)
+        self.magnitude_head = nn.Linear(c.width, c.n_fft // 2 + 1)
+
+    @property
+    def sample_rate(self) -> int:
+        return self.config.sample_rate
+
+    @property
+    def frame_rate(self) -> float:
+        """Codes per second."""
+        samples_per_code = self.config.hop_length * self.config.frames_per_code
+        return self.config.sample_rate / samples_per_code
+
+    @property
+    def vocab_size(self) -> int:
+        return math.prod(self.config.levels)
+
+    def encode_mel(self, mel: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""
+        h = self.encoder((mel + 5) / 3)  # roughly zero mean, unit spread
+        return self.fsq.quantize(self.to_code(h.mT).float())
+
+    def decode_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Quantised values (B, N, Q) -> log-mel (B, M, T), log-magnitude (B, F, T)."""
+        h = self.decoder(self.from_code(values).mT).mT
+        return self.mel_head(h).mT.float() * 3 - 5, self.magnitude_head(h).mT.float() * 3 - 3
+
+    @torch.inference_mode()
+    def encode(self, wave: Tensor) -> Tensor:
+        """Mono waveform (B, L) in [-1, 1] at `sample_rate` -> codes (B, N)."""
+        return self.encode_mel(self._whole(self.mel(wave)[0]))[1]
+
+    @torch.inference_mode()
+    def encode_clips(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Clips (L,) of several lengths -> their log-mels (M, T) and codes (N,)."""
+        longest = max(len(w) for w in waves)
+        mel = self.mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))[0]
+        codes = self.encode_mel(self._whole(mel))[1]
+        frames = [len(w) // self.config.hop_length + 1 for w in waves]
+        counts = [-(-t // self.config.frames_per_code) for t in frames]
+        return [m[:, :t] for m, t in zip(mel, frames)], [c[:n] for c, n in zip(codes, counts)]
+
+    def _whole(self, mel: Tensor) -> Tensor:
+        return F.pad(mel, (0, -mel.shape[-1] % self.config.frames_per_code), mode="replicate")
+
+    @torch.inference_mode()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes (B, N) -> waveform (B, L). Raises CodecError for a code outside the vocabulary."""
+        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
+            raise CodecError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
+        magnitude = self.decode_values(self.fsq.dequantize(codes).float())[1].exp()
+        return self.griffin_lim(magnitude)
+
+    def griffin_lim(self, magnitude: Tensor) -> Tensor:
+        """Magnitude (B, F, T) -> waveform (B, L) by fast Griffin-Lim with momentum 0.99."""
+        c = self.config
+        window = self.mel.spectrogram.window
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.rand(magnitude.shape, generator=generator) * 2 * math.pi
+        spectrum = torch.polar(magnitude, noise)
+        previous = torch.zeros_like(spectrum)
+        for _ in range(c.griffin_lim_iters):
+            wave = torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
+            rebuilt = torch.stft(wave, c.n_fft, c.hop_length, window=window, return_complex=True)
+            angles = rebuilt + 0.99 * (rebuilt - previous)
+            spectrum, previous = magnitude * torch.sgn(angles), rebuilt
+        return torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
+
+    def loss(self, wave: Tensor) -> Tensor:
+        """Mean absolute error of log-mel and log-magnitude after the round trip of (B, L)."""
+        mel, magnitude = self.mel(wave)
+        mel, magnitude = (x[..., : self.config.crop_frames] for x in (mel, magnitude))
+        values, _ = self.encode_mel(mel)
+        mel_again, magnitude_again = self.decode_values(values)
+        rough = F.l1_loss(magnitude_again, magnitude)
+        return F.l1_loss(mel_again, mel) + self.config.magnitude_weight * rough
+
+
+def train_codec(codec: MelCodec, waves: list[Tensor], seed: int = 0) -> Iterator[tuple[int, float]]:
+    """Fit `codec` to mono clips (L,), yielding (step, loss); leaves it in eval mode at the end."""
+    c = codec.config
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(codec.parameters(), lr=c.lr, betas=(0.8, 0.99), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.lr, c.steps, pct_start=0.1)
+    length = (c.crop_frames - 1) * c.hop_length
+    codec.train()
+    for step in range(c.steps):
+        batch = torch.stack([_crop(waves, length, generator) for _ in range(c.batch)])
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = codec.loss(batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        yield step + 1, loss.item()
+    codec.eval()
+
+
+def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tensor:
+    wave = waves[int(torch.randint(len(waves), (), generator=generator))]
+    wave = F.pad(wave, (0, max(0, length - len(wave))))
+    start = int(torch.randint(len(wave) - length + 1, (), generator=generator))
+    return wave[start : start + length]
+
+
+def save_codec(codec: MelCodec, path: Path) -> None:
+    """Weights and configuration in one safetensors file, written atomically."""
+    meta = {"config": json.dumps(dataclasses.asdict(codec.config))}
+    write_atomic(path, safetensors.torch.save(codec.state_dict(), metadata=meta))
+
+
+def load_codec(path: Path) -> MelCodec:
+    """The codec saved at `path`, in eval mode. Raises CodecError when missing or damaged."""
+    if not Path(path).is_file():
+        raise CodecError(f"There is no codec at {path}: run notebook 01_data_prep first.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            config = build(CodecConfig, json.loads(file.metadata()["config"]))
+            weights = {k: file.get_tensor(k) for k in file.keys()}
+    except (safetensors.SafetensorError, OSError, TypeError) as error:
+        raise CodecError(f"{path} is damaged ({error}): delete it and run 01_data_prep.") from error
+    codec = MelCodec(config)
+    codec.load_state_dict(weights)
+    return codec.eval()

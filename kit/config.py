@@ -1,0 +1,128 @@
+"""Plain YAML in, small frozen dataclasses out.
+
+A preset is a YAML file of plain values, one section per concern (`corpus`, `codec`, `model`,
+`train` ...). Each dataclass lives beside the code that reads it; this file only fills them in,
+and turns a misspelt key or a wrong type into a sentence. It knows no concern by name.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import tempfile
+import types
+import typing
+from pathlib import Path
+
+import yaml
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names the field, the value and the cure."""
+
+
+def nearest(name: str, known) -> str:
+    """' Did you mean `x`?' when a known name is close to `name`, else the list of known names."""
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+    return f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(map(str, known))}."
+
+
+def load_preset(name: str, folder: Path = CONFIGS) -> dict:
+    """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
+
+    Raises ConfigError for an unknown preset, unreadable YAML, or a file that is not sections.
+    """
+    path = Path(folder) / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
+        raise ConfigError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
+    try:
+        own = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(own, dict):
+        raise ConfigError(f"{path} must hold `section: {{key: value}}` entries, got {own!r}.")
+    base = load_preset(own.pop("extends"), folder) if "extends" in own else {}
+    return merge(base, own)
+
+
+def merge(base: dict, over: dict) -> dict:
+    """`base` with `over` laid on top, section by section; neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = merge(base[key], value) if both else value
+    return merged
+
+
+def build(cls, values: dict | None = None, **over):
+    """An instance of dataclass `cls` from plain `values`, with `over` laid on top.
+
+    Lists become tuples. Raises ConfigError for an unknown key (naming the nearest known one),
+    for a value of the wrong type, and for whatever the class's own `__post_init__` refuses.
+    """
+    values = {**(values or {}), **over}
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
+        if isinstance(value, list):
+            values[key] = value = tuple(value)
+        if not _fits(value, hints[key]):
+            wanted = getattr(hints[key], "__name__", hints[key])
+            raise ConfigError(
+                f"{cls.__name__}.{key} must be {wanted}, got {value!r} ({type(value).__name__})."
+            )
+    return cls(**values)
+
+
+def _fits(value, hint) -> bool:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        kind = typing.get_origin(option) or option
+        if kind is float and type(value) is int:
+            return True
+        if isinstance(value, kind) and (kind is not int or type(value) is not bool):
+            return True
+    return False
+
+
+def require(ok: bool, config, field: str, fix: str) -> None:
+    """Raise ConfigError naming `config.field`, its value and `fix` unless `ok`."""
+    if not ok:
+        value = getattr(config, field)
+        raise ConfigError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
+
+
+def digest(*parts) -> str:
+    """12 hex digits that change when any part (dataclass, dict, str, number) changes."""
+    plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]
+    text = json.dumps(plain, sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` so that `path` holds all of the old or all of the new, whatever happens.
+
+    Temporary file beside it, fsync, rename. Raises OSError with the cure when the disk is full.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = data.encode() if isinstance(data, str) else data
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OSError(
+            error.errno,
+            f"could not write {path} ({len(data) / 1e6:.1f} MB): {error.strerror}. "
+            "Free some disk space and run again; finished work is kept.",
+        ) from error

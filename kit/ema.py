@@ -1,0 +1,57 @@
+"""Exponential moving average of the weights, in fp32, with a decay that warms up.
+
+The average of the last steps is a quieter model than any one of them (Polyak and Juditsky 1992).
+Early on, a decay of 0.999 would remember the random start for a thousand steps, so the decay at
+update n is min(decay, (1 + n) / (10 + n)). Knows a module's parameters; nothing of training.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class EMA:
+    """`shadow` holds the averaged parameters by name, fp32, on `device` (None: beside the model)."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.999, device: str | None = None):
+        if not 0 < decay < 1:
+            raise ValueError(f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999.")
+        self.model, self.decay, self.updates = model, decay, 0
+        self.shadow = {
+            name: p.detach().to(device or p.device, torch.float32, copy=True)
+            for name, p in model.named_parameters()
+        }
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average one step towards the model's weights."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        shadow = list(self.shadow.values())
+        now = [p.detach().to(s.device, torch.float32) for p, s in zip(self.model.parameters(), shadow)]
+        torch._foreach_lerp_(shadow, now, 1 - decay)
+        self.updates += 1
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model holds the average inside the block, and its own weights again after, bit for bit."""
+        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self._copy_in(self.shadow)
+        try:
+            yield
+        finally:
+            self._copy_in(own)
+
+    @torch.no_grad()
+    def _copy_in(self, weights: dict[str, Tensor]) -> None:
+        for name, p in self.model.named_parameters():
+            p.copy_(weights[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**self.shadow, "updates": torch.tensor(self.updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.updates = int(state["updates"])
+        for name, shadow in self.shadow.items():
+            shadow.copy_(state[name])

@@ -1,0 +1,98 @@
+"""Who is watching this notebook, and how a running cell hears their clicks.
+
+`front_end` tells a program (nbmake, papermill) from a person, and Colab from JupyterLab. A kernel
+hears no widget until its cell has ended; `Clicks` lets the cell hear them meanwhile. Written
+against ipykernel 6.17 (Colab's) and 7.4. Knows kernels and messages; no widget, no training.
+"""
+
+import asyncio
+import inspect
+import sys
+
+from IPython import get_ipython
+
+COMM = ("comm_open", "comm_msg", "comm_close")
+
+
+def front_end() -> tuple[str, str]:
+    """(mode, reason). Modes: "plain" lines; "cell", which keeps running; "live", which returns."""
+    kernel = getattr(get_ipython(), "kernel", None)
+    if kernel is None:
+        return "plain", "there is no notebook kernel"
+    if not kernel.get_parent("shell").get("content", {}).get("allow_stdin"):
+        return "plain", "the cell was sent by a program that takes no input (nbmake, papermill)"
+    if "google.colab" in sys.modules:
+        return "cell", "Colab keeps a session alive, and shows updates, while a cell runs"
+    return "live", "the front end shows what a thread sends after its cell has ended"
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as one plain line. A ValueError's message is written for the user already."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 400 else f"{text[:400]}..."
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class Clicks:
+    """Within `with Clicks() as clicks`, `clicks.poll()` handles the widget messages come so far.
+
+    Everything else (the next cells of "Run all", completions) is held back and handed on, in
+    order, at the end: `kernel.do_one_iteration` would run the next cell inside this one, and is
+    gone from ipykernel 7. Where there is no kernel, polling does nothing.
+    """
+
+    def __init__(self):
+        self.kernel = getattr(get_ipython(), "kernel", None)
+        self.stream, self.held, self.held_tasks = _shell_stream(self.kernel), [], []
+
+    def __enter__(self) -> "Clicks":
+        if self.stream is not None:
+            self.callback = self.stream._recv_callback
+            self.stream.on_recv(self._receive, copy=False)
+        return self
+
+    def __exit__(self, *_error) -> None:
+        if self.stream is None:
+            return
+        self.stream.on_recv(self.callback, copy=False)
+        for frames in self.held:
+            result = self.callback(frames)
+            if inspect.isawaitable(result):  # ipykernel 7; the tasks run once this cell has ended
+                self.held_tasks.append(asyncio.ensure_future(result))
+
+    def poll(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
+
+    def _receive(self, frames: list) -> None:
+        session = self.kernel.session
+        ident, parts = session.feed_identities(frames, copy=False)
+        kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
+        if kind in COMM:
+            self._handle(kind, ident, session.deserialize(parts, copy=False))
+        else:
+            self.held.append(frames)
+
+    def _handle(self, kind: str, ident, message: dict) -> None:
+        # A widget sends its next change only after "idle" for the one before.
+        kernel = self.kernel
+        parent_ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
+        kernel.set_parent(ident, message, channel="shell")
+        kernel._publish_status("busy", "shell", parent=message)
+        try:
+            kernel.shell_handlers[kind](self.stream, ident, message)
+        finally:
+            kernel._publish_status("idle", "shell", parent=message)
+            kernel.set_parent(parent_ident, parent, channel="shell")
+
+
+def _shell_stream(kernel):
+    """The stream on which this kernel's main thread gets its messages, or None."""
+    if kernel is None:
+        return None
+    thread = getattr(kernel, "shell_channel_thread", None)  # ipykernel 7: a thread reads the socket
+    if thread is None:
+        return kernel.shell_stream
+    return thread.manager._shell_channel_to_main.to_stream

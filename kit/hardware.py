@@ -1,0 +1,149 @@
+"""What machine is this, and what follows from it: every answer comes with its reason.
+
+Detection returns values, never sets anything; `use_threads` is the one function that changes the
+process, and only when called. Unknown is None. Knows nothing of models or configurations.
+"""
+
+import dataclasses
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from torch.nn.attention import SDPBackend
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hardware:
+    device: str  # "cuda" or "cpu"
+    name: str
+    cores: int  # processors this process may use
+    ram_bytes: int
+    memory_bytes: int  # of the training device: GPU memory, or RAM on the CPU
+    capability: tuple | None  # CUDA compute capability, (major, minor)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A detected setting and the reason for it."""
+
+    value: str
+    reason: str
+
+
+def detect() -> Hardware:
+    """The GPU when there is one, else the CPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ram = psutil.virtual_memory().total
+    if not torch.cuda.is_available():
+        return Hardware(
+            device="cpu", name=cpu_name(), cores=cores, ram_bytes=ram, memory_bytes=ram, capability=None
+        )
+    card = torch.cuda.get_device_properties(0)
+    return Hardware(
+        device="cuda",
+        name=card.name,
+        cores=cores,
+        ram_bytes=ram,
+        memory_bytes=card.total_memory,
+        capability=(card.major, card.minor),
+    )
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def choose_precision(hw: Hardware) -> Choice:
+    """bf16, fp16 or fp32 for matrix products; weights and losses stay fp32.
+
+    On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
+    """
+    if hw.device == "cuda":
+        version = ".".join(map(str, hw.capability))
+        if hw.capability >= (8, 0):
+            return Choice(value="bf16", reason=f"compute capability {version} has bf16 units")
+        if hw.capability >= (7, 0):
+            return Choice(value="fp16", reason=f"compute capability {version} has no bf16, but fp16")
+        return Choice(value="fp32", reason=f"compute capability {version} has no half-precision units")
+    ratio = product_seconds(torch.float32) / product_seconds(torch.bfloat16)
+    faster = f"a bf16 product ran {ratio:.1f}x as fast as an fp32 one on this processor"
+    return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=faster)
+
+
+def product_seconds(dtype: torch.dtype, repeats: int = 5) -> float:
+    """Fastest of a few products of training-step size, in seconds."""
+    a, b = torch.randn(2048, 256).to(dtype), torch.randn(256, 1024).to(dtype)
+    times = []
+    for _ in range(repeats + 2):
+        started = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - started)
+    return min(times[2:])
+
+
+def attention_backend(hw: Hardware, precision: str, head_width: int = 64) -> Choice:
+    """The kernel PyTorch's dispatcher picks for causal attention without a mask, asked of it."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    q = torch.zeros(1, 4, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
+    picked = SDPBackend(torch._fused_sdp_choice(q, q, q, is_causal=True))
+    name = picked.name.removesuffix("_ATTENTION").lower().replace("_", " ")
+    return Choice(value=name, reason=f"the dispatcher's pick for {precision} on this {hw.device}")
+
+
+def choose_preset(hw: Hardware) -> Choice:
+    """The preset whose memory tier fits the training device."""
+    gib = hw.memory_bytes / 2**30
+    if hw.device == "cpu":
+        return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
+    tiers = ((72, "80gb"), (20, "24gb"), (14, "t4"), (10, "12gb"), (0, "8gb"))
+    name = next(name for floor, name in tiers if gib >= floor)
+    return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
+
+
+def compiler_available(hw: Hardware) -> Choice:
+    """Whether `torch.compile` can work: "yes" or "no"."""
+    if hw.device == "cuda":
+        return Choice(value="yes", reason="Triton compiles for this GPU")
+    found = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    reason = f"{found} is installed" if found else "no C++ compiler (install g++)"
+    return Choice(value="yes" if found else "no", reason=reason)
+
+
+def free_cores(hw: Hardware, sample_s: float = 0.3) -> Choice:
+    """How many cores nobody else keeps busy; at least one."""
+    busy = sum(psutil.cpu_percent(sample_s, percpu=True)) / 100
+    free = max(1, round(hw.cores - min(busy, hw.cores)))
+    return Choice(value=str(free), reason=f"{hw.cores} cores, {busy:.1f} of them busy just now")
+
+
+def use_threads(hw: Hardware) -> Choice:
+    """Give PyTorch the free cores. Spinning threads on busy cores run 4-10x slower than one."""
+    choice = free_cores(hw)
+    torch.set_num_threads(int(choice.value))
+    return choice
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a figure depends on."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "system": platform.system()}
+
+
+def in_colab() -> bool:
+    return "google.colab" in sys.modules
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Peak of the GPU allocator, or of this process's resident memory on the CPU."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    import resource  # not on Windows, where only this figure is missing
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

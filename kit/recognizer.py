@@ -1,0 +1,135 @@
+"""A small CTC recogniser: what was said, heard by a machine that never saw the synthesiser.
+
+Trained in a minute on the same corpus's recordings, it turns intelligibility into a number with no
+download. Its own error on recordings is the noise floor every other figure is read against.
+Connectionist temporal classification: Graves et al. 2006; SpecAugment masks: Park et al. 2019.
+Knows log-mels and characters; nothing of codes or the GPT.
+
+Shapes: B batch, T mel frames, S output frames (T / 2), M mels, C channels, A alphabet + blank.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kit.codec import Block
+from kit.text import letters
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecognizerConfig:
+    n_mels: int = 80
+    width: int = 256  # channels
+    blocks: int = 5  # residual blocks
+    steps: int = 500  # training steps
+    batch: int = 24  # utterances per training step
+    lr: float = 2e-3
+    utterances: int = 3000  # recordings it learns from
+
+
+class Recognizer(nn.Module):
+    """Log-mel -> characters. `alphabet` is fixed when it is made; index 0 is the CTC blank."""
+
+    def __init__(self, config: RecognizerConfig, alphabet: str):
+        super().__init__()
+        self.config, self.alphabet = config, alphabet
+        self.stem = nn.Conv1d(config.n_mels, config.width, 7, stride=2, padding=3)
+        self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, len(alphabet) + 1)
+
+    def forward(self, mel: Tensor) -> Tensor:  # (B, M, T) -> (B, S, A) log-probabilities
+        h = self.blocks(self.stem((mel + 5) / 3)).mT
+        return self.head(self.norm(h)).float().log_softmax(-1)
+
+    def encode(self, text: str) -> Tensor:
+        """Character ids of `text`, those outside the alphabet left out."""
+        ids = [self.alphabet.find(c) + 1 for c in letters(text)]
+        return torch.tensor([i for i in ids if i])
+
+    @torch.inference_mode()
+    def transcribe(self, mels: list[Tensor]) -> list[str]:
+        """Greedy transcript of each log-mel (M, T)."""
+        log_probs, frames = self(pad_mels(mels)), [(m.shape[-1] + 1) // 2 for m in mels]
+        best = [row[:n].unique_consecutive().tolist() for row, n in zip(log_probs.argmax(-1), frames)]
+        return ["".join(self.alphabet[i - 1] for i in row if i) for row in best]
+
+    def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
+        targets = [self.encode(t) for t in texts]
+        frames = torch.tensor([(m.shape[-1] + 1) // 2 for m in mels])
+        counts = torch.tensor([len(t) for t in targets])
+        log_probs = self(spec_augment(pad_mels(mels))).transpose(0, 1)  # CTC wants (S, B, A)
+        return F.ctc_loss(log_probs, torch.cat(targets), frames, counts, zero_infinity=True)
+
+
+def pad_mels(mels: list[Tensor]) -> Tensor:
+    """Log-mels (M, T) of several lengths -> (B, M, T), padded with silence."""
+    longest = max(m.shape[-1] for m in mels)
+    return torch.stack([F.pad(m.float(), (0, longest - m.shape[-1]), value=-10.0) for m in mels])
+
+
+def spec_augment(mel: Tensor) -> Tensor:
+    """Each row (M, T) blurred and roughened by its own amount, one band and one stretch blanked.
+
+    Recordings here are spotless; without this the recogniser would mistake any codec's smoothing
+    for another word, which no listener does.
+    """
+    batch = len(mel)
+    blur = torch.rand(batch, 1, 1)
+    mel = torch.lerp(mel, F.avg_pool1d(mel, 3, stride=1, padding=1, count_include_pad=False), blur)
+    across = F.avg_pool1d(mel.mT, 5, stride=1, padding=2, count_include_pad=False).mT
+    mel = torch.lerp(mel, across, torch.rand(batch, 1, 1))
+    mel = mel + torch.randn_like(mel) * torch.rand(batch, 1, 1) * 0.7
+    for row in mel:
+        for axis in (0, 1):
+            width = int(torch.randint(1, 13, ()))
+            start = int(torch.randint(max(1, row.shape[axis] - width), ()))
+            row.narrow(axis, start, min(width, row.shape[axis] - start)).fill_(-5.0)
+    return mel
+
+
+def train_recognizer(
+    model: Recognizer, mels: list[Tensor], texts: list[str], seed: int = 0
+) -> Iterator[tuple[int, float]]:
+    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss); leaves it in eval mode.
+
+    Batches hold neighbours in length, so that little is padding.
+    """
+    c = model.config
+    generator = torch.Generator().manual_seed(seed)
+    order = sorted(range(len(mels)), key=lambda i: mels[i].shape[-1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.lr, c.steps, pct_start=0.15)
+    model.train()
+    for step in range(c.steps):
+        start = int(torch.randint(max(1, len(order) - c.batch), (), generator=generator))
+        rows = order[start : start + c.batch]
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model.loss([mels[i] for i in rows], [texts[i] for i in rows])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        yield step + 1, loss.item()
+    model.eval()
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Levenshtein distance, one row at a time."""
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        left, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            left, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, left + (x != y))
+    return row[-1]
+
+
+def cer(heard: list[str], wanted: list[str]) -> float:
+    """Character error rate over all pairs: edits divided by wanted characters."""
+    wanted = [letters(t) for t in wanted]
+    return sum(edit_distance(h, w) for h, w in zip(heard, wanted)) / sum(map(len, wanted))

@@ -1,0 +1,133 @@
+"""One run, one folder, one record: where files lie, which preset is in force, `report.json`.
+
+Notebooks share nothing but `runs/<name>/`. `open_run` finds it from the environment (KIT_RUN,
+KIT_PRESET, KIT_RUNS); `Run.record` merges figures into `report.json` and redraws `report.html`.
+Knows no figure by name.
+"""
+
+import base64
+import dataclasses
+import html
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from kit.config import CONFIGS, ConfigError, load_preset, write_atomic
+from kit.hardware import choose_preset, detect, versions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str
+    preset_name: str
+    preset: dict  # sections of plain values
+    folder: Path
+
+    def path(self, *parts: str) -> Path:
+        """A path inside the run's folder, its parent made."""
+        path = self.folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def section(self, name: str) -> dict:
+        """The preset's plain values for one concern."""
+        return self.preset.get(name, {})
+
+    def report(self) -> dict:
+        path = self.folder / "report.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def record(self, **figures) -> dict:
+        """Merge `figures` (nested dicts allowed) into report.json and redraw report.html."""
+        report = merge(self.report(), figures)
+        report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
+        started = os.environ.get("KIT_DEMO_STARTED")
+        if started:
+            report["wall_s"] = round(time.time() - float(started), 1)
+        write_atomic(self.folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False))
+        write_atomic(self.folder / "report.html", page(report, self.folder))
+        return report
+
+
+def merge(base: dict, over: dict) -> dict:
+    both = {k for k in over if isinstance(over[k], dict) and isinstance(base.get(k), dict)}
+    return base | over | {k: merge(base[k], over[k]) for k in both}
+
+
+def open_run() -> Run:
+    """The run named by KIT_RUN (default "demo") with the preset KIT_PRESET.
+
+    Without KIT_PRESET, a run goes on with the preset it was begun with, and a new one takes what
+    fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
+    """
+    name = os.environ.get("KIT_RUN", "demo")
+    runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
+    mark = runs / name / "preset"
+    begun = mark.read_text().strip() if mark.is_file() else None
+    asked = os.environ.get("KIT_PRESET")
+    if begun and asked and begun != asked:
+        raise ConfigError(
+            f"The run `{name}` was begun with the preset `{begun}`, KIT_PRESET asks for `{asked}`. "
+            f"Set KIT_RUN to a new name, or delete {mark.parent}."
+        )
+    preset = asked or begun or choose_preset(detect()).value
+    run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
+    write_atomic(mark, preset)
+    return run
+
+
+def git_state() -> str:
+    """The commit this checkout stands at, with "+" when files differ from it; "" outside git."""
+    call = lambda *a: subprocess.run(  # noqa: E731
+        ["git", *a], cwd=CONFIGS.parent, capture_output=True, text=True
+    ).stdout.strip()
+    try:
+        return call("rev-parse", "--short", "HEAD") + ("+" if call("status", "--porcelain") else "")
+    except FileNotFoundError:
+        return ""
+
+
+def page(report: dict, folder: Path) -> str:
+    """The record as one self-contained page: figures as tables, samples as audio players."""
+    parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table(report)]
+    players = [player(s, folder) for s in report.get("samples", []) if (folder / s["wav"]).is_file()]
+    parts.append("<h2>Samples</h2>" + "".join(players) if players else "")
+    style = (
+        "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
+        "td{padding:.15rem .8rem;border-bottom:1px solid #ddd;vertical-align:top}"
+        "audio{display:block;width:100%;margin:.2rem 0 1rem}"
+    )
+    head = f"<!doctype html><meta charset=utf-8><title>Run record</title><style>{style}</style>"
+    return head + "".join(parts)
+
+
+def table(figures: dict) -> str:
+    """Nested figures as one HTML table, names joined by dots."""
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(show(value))}</td></tr>"
+        for name, value in flat(figures)
+    )
+    return f"<table>{rows}</table>"
+
+
+def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
+    rows = []
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            rows += flat(value, f"{prefix}{key}.")
+        elif key != "samples":
+            rows.append((prefix + key, value))
+    return rows
+
+
+def show(value) -> str:
+    """A figure as a person would write it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def player(sample: dict, folder: Path) -> str:
+    data = base64.b64encode((folder / sample["wav"]).read_bytes()).decode()
+    text = html.escape(f"{sample['text']} ({sample['split']}, {Path(sample['wav']).stem})")
+    return f"<p>{text}<audio controls src='data:audio/wav;base64,{data}'></audio></p>"

@@ -1,0 +1,65 @@
+"""The speaking panel: a text box, choices, a Speak button and an audio player.
+
+Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. Knows nothing of models: `speak`,
+from text and choices to sound, is handed in.
+"""
+
+from collections.abc import Callable
+
+import ipywidgets as widgets
+from IPython.display import Audio, display
+
+from kit.frontend import front_end, in_words
+from kit.view import button, message
+
+
+class SpeakPanel:
+    """`panel.run()` shows it. `speak(text, choices)` returns WAV bytes or an IPython Audio.
+
+    A ValueError of `speak` is shown as the sentence it is, any other exception with its type.
+    """
+
+    def __init__(self, speak: Callable, sentence: str, choices: dict[str, list] | None = None):
+        self.speak = speak
+        wide = {"width": "100%"}
+        self.text = widgets.Textarea(
+            value=sentence, rows=3, layout=wide, placeholder="Text to speak"
+        )
+        self.choices = {name: _dropdown(name, some) for name, some in (choices or {}).items()}
+        self.button = button("Speak", "volume-up", "success", "Speak the text above")
+        self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
+        self.player.layout.display = "none"
+        self.status = widgets.HTML()
+        row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
+        rows = [self.text, row, self.status, self.player]
+        whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
+        self.box = widgets.VBox(rows, layout=whole)
+        self.button.on_click(lambda _: self._clicked())
+
+    def run(self, mode: str | None = None) -> None:
+        """Show the panel; without a front end speak once, and raise what goes wrong."""
+        if (mode or front_end()[0]) == "plain":
+            display(Audio(data=self._wav()))
+        else:
+            display(self.box)
+
+    def _wav(self) -> bytes:
+        values = {name: choice.value for name, choice in self.choices.items()}
+        made = self.speak(self.text.value, values)
+        return made.data if isinstance(made, Audio) else made
+
+    def _clicked(self) -> None:
+        self.button.disabled = True
+        self.status.value = message("Speaking...", "info")
+        try:
+            self.player.value = self._wav()
+            self.player.layout.display, self.status.value = None, ""
+        except Exception as error:
+            self.status.value = message(in_words(error), "bad")
+        finally:
+            self.button.disabled = False
+
+
+def _dropdown(name: str, options: list) -> widgets.Dropdown:
+    layout, style = {"width": "240px"}, {"description_width": "initial"}
+    return widgets.Dropdown(options=options, description=name, layout=layout, style=style)

@@ -1,0 +1,112 @@
+"""A trained voice in one object: text in, waveform out.
+
+Holds the GPT, the codec, the tokenizer and a reference per speaker; splits nothing and hides
+nothing: each utterance comes back with whether it found its own end. `load_voice` reads what the
+training notebooks left in a run's folder. Knows no metric and no widget.
+
+Shapes: M mels, T reference frames, L samples.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from kit.codec import MelCodec, load_codec
+from kit.config import build, write_atomic
+from kit.generate import GenerateConfig, generate
+from kit.model import GPTConfig, SpeechGPT
+from kit.text import Tokenizer, normalize
+
+
+class VoiceError(ValueError):
+    """A voice folder with a missing or damaged file, or a speaker it does not have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speech:
+    text: str
+    wave: Tensor  # (L,)
+    codes: Tensor  # (N,)
+    stopped: bool  # False: cut at the length limit
+
+
+@dataclasses.dataclass(kw_only=True)
+class Voice:
+    model: SpeechGPT
+    codec: MelCodec
+    tokenizer: Tokenizer
+    references: dict[str, Tensor]  # speaker -> log-mel (M, T)
+    language: str = "am"
+
+    @property
+    def speakers(self) -> list[str]:
+        return sorted(self.references)
+
+    def speak(
+        self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
+    ) -> list[Speech]:
+        """Every text in its speaker's voice; texts of like length share a batch.
+
+        Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker.
+        """
+        speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
+        unknown = set(speakers) - set(self.references)
+        if unknown:
+            raise VoiceError(f"No voice {sorted(unknown)}; this model has {self.speakers}.")
+        ids = [self.tokenizer.encode_checked(normalize(t, self.language)) for t in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
+        spoken: dict[int, Speech] = {}
+        for at in (order[i : i + batch] for i in range(0, len(order), batch)):
+            cond = torch.stack([self.references[speakers[i]] for i in at]).float()
+            found = generate(self.model, [ids[i] for i in at], cond, config)
+            for i, row in zip(at, found):
+                wave = self.codec.decode(row.codes[None])[0] if len(row.codes) else torch.zeros(0)
+                spoken[i] = Speech(text=texts[i], wave=wave, codes=row.codes, stopped=row.stopped)
+        return [spoken[i] for i in range(len(texts))]
+
+
+def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Weights and configuration in one safetensors file, written atomically."""
+    weights = {k: v.detach().to(dtype).contiguous() for k, v in model.state_dict().items()}
+    meta = {"config": json.dumps(dataclasses.asdict(model.config))}
+    write_atomic(path, safetensors.torch.save(weights, metadata=meta))
+
+
+def load_model(path: Path) -> SpeechGPT:
+    """The model saved at `path`, in fp32 and eval mode. Raises VoiceError when it is not sound."""
+    if not Path(path).is_file():
+        raise VoiceError(f"There is no model at {path}: run notebook 02_train first.")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            config = build(GPTConfig, json.loads(file.metadata()["config"]))
+            weights = {k: file.get_tensor(k).float() for k in file.keys()}
+    except (safetensors.SafetensorError, OSError, TypeError, ValueError) as error:
+        raise VoiceError(f"{path} is damaged ({error}): run 02_train again.") from error
+    model = SpeechGPT(config)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def save_references(references: dict[str, Tensor], path: Path) -> None:
+    tensors = {name: mel.half().contiguous() for name, mel in references.items()}
+    write_atomic(path, safetensors.torch.save(tensors))
+
+
+def load_voice(folder: Path, weights: str = "model-ema.safetensors", language: str = "am") -> Voice:
+    """The voice in a run's or an exported folder. Raises VoiceError naming what is missing."""
+    folder = Path(folder)
+    references = folder / "references.safetensors"
+    if not references.is_file():
+        raise VoiceError(f"There is no {references}: run notebook 02_train first.")
+    return Voice(
+        model=load_model(folder / weights),
+        codec=load_codec(folder / "codec.safetensors"),
+        tokenizer=Tokenizer(folder / "tokenizer.model"),
+        references=safetensors.torch.load_file(references),
+        language=language,
+    )

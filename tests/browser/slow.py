@@ -1,0 +1,73 @@
+"""A trainer that only pretends, slowly, and a voice that only hums: panels without a model."""
+
+import io
+import math
+import random
+import time
+import wave
+from array import array
+from pathlib import Path
+
+from kit.speedups import LABELS, Switch
+from kit.train import StepEvent, jsonl_log
+
+REASONS = {
+    "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),
+    "mixed_precision": (True, True, "fp16: compute capability 7.5 has no bf16, but fp16"),
+    "gradient_checkpointing": (False, True, "less memory, one more forward pass per step"),
+    "compile": (False, False, "there is no C compiler here; the first steps are slow"),
+    "fused_adamw": (True, True, "same update, fewer passes over memory"),
+    "ema": (True, True, "averaged weights usually speak better than the last ones"),
+}
+SWITCHES = [
+    Switch(name=name, label=LABELS[name], on=on, available=ok, reason=why)
+    for name, (on, ok, why) in REASONS.items()
+]
+
+
+class SlowTrainer:
+    """Goes on from where it was stopped; its loss falls like a real one."""
+
+    def __init__(self, log, steps=150, pause_s=0.05):
+        self.steps, self.pause_s, self.done, self.log = steps, pause_s, 0, jsonl_log(Path(log))
+
+    def __call__(self, values, stop):
+        resumed = f"resumed from step {self.done}" if self.done else ""
+        for step in range(self.done + 1, self.steps + 1):
+            time.sleep(self.pause_s)
+            event = self._event(step, resumed)
+            self.done, resumed = step, ""
+            self.log(event)
+            yield event
+            if stop.is_set():
+                return
+
+    def _event(self, step: int, note: str) -> StepEvent:
+        share, noise = step / self.steps, random.Random(step).gauss(0, 0.12)
+        loss = 1.9 + 5.3 * math.exp(-6 * share)
+        validates = step % max(1, self.steps // 10) == 0
+        return StepEvent(
+            step=step,
+            steps=self.steps,
+            loss=loss + noise,
+            lr=2e-3 * min(1, 10 * share) * (1 - 0.8 * share),
+            grad_norm=1.0,
+            tokens=4096,
+            step_s=self.pause_s,
+            memory_bytes=int(2**30 * (1.9 - 0.6 * math.exp(-20 * share))),
+            val_loss=loss + 0.15 if validates else None,
+            ema_val_loss=loss + 0.02 if validates else None,
+            note=note,
+        )
+
+
+def tone(text: str, choices: dict) -> bytes:
+    """Half a second of a hum as WAV bytes. Raises ValueError for an empty text."""
+    if not text.strip():
+        raise ValueError("There is nothing to speak: type a sentence first.")
+    samples = (int(9000 * math.sin(0.08 * n)) for n in range(11_025))
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 22_050, 0, "NONE", ""))
+        file.writeframes(array("h", samples).tobytes())
+    return buffer.getvalue()

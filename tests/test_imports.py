@@ -1,0 +1,129 @@
+"""Imports inside kit/ point one way, and importing changes nothing."""
+
+import ast
+import graphlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = {path.stem: path for path in sorted((ROOT / "kit").glob("*.py")) if path.stem != "__init__"}
+
+# {room: the rooms it may import}. A room may use fewer; one that wants more is either in the wrong
+# place or should be given the thing as an argument, as `train` is given its batches.
+ALLOWED = {
+    # ground floor
+    "config": set(),
+    "hardware": {"config"},
+    "text": {"config"},
+    # sound and sentences
+    "corpus": {"config", "text"},
+    "manifest": {"config", "text"},
+    "codec": {"config", "hardware", "text"},
+    "recognizer": {"config", "text", "codec"},
+    "data": {"config", "hardware", "text", "codec", "manifest"},
+    # the model, and what makes it fast
+    "model": {"config"},
+    "memory": {"config", "model"},
+    "speedups": {"config", "hardware", "model"},
+    "ema": {"config"},
+    "checkpoint": {"config"},
+    "train": {"config", "hardware", "model", "speedups", "ema", "checkpoint"},
+    # leaves: notebooks use them, train does not
+    "quantize": {"config", "text", "codec", "recognizer", "model"},
+    "generate": {"config", "text", "codec", "recognizer", "model"},
+    "xtts": {"config", "text", "codec", "recognizer", "model"},
+    "evaluate": {"config", "text", "codec", "recognizer", "model", "generate"},
+    "report": {"config", "hardware"},
+    # what people look at
+    "plots": {"config", "train"},
+    "ui": {
+        *("config", "hardware", "memory", "model", "speedups", "ema", "checkpoint"),
+        *("train", "report", "plots"),
+    },
+    "speak": {"config", "hardware", "text", "codec", "model", "generate", "quantize", "plots"},
+}
+
+
+def kit_imports(path: Path) -> set[str]:
+    """Rooms of kit/ that the file at `path` imports, anywhere in it, functions included."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:  # from . import x, from .x import y
+            names = [f"kit.{node.module or alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "kit":
+            names = [f"kit.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module]
+        else:
+            continue
+        rooms |= {name.split(".")[1] for name in names if name.startswith("kit.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_point_one_way(room):
+    assert room in ALLOWED, (
+        f"kit/{room}.py is a new room: add it to ALLOWED in tests/test_imports.py, "
+        "with the rooms it may import, and to the diagram in README.md"
+    )
+    back = kit_imports(ROOMS[room]) - ALLOWED[room]
+    assert not back, (
+        f"kit/{room}.py imports {sorted(back)}, but may import only {sorted(ALLOWED[room])}: "
+        "take what is needed as an argument, or let the notebook do the wiring"
+    )
+
+
+def test_the_diagram_itself_has_no_way_back():
+    list(graphlib.TopologicalSorter(ALLOWED).static_order())  # raises CycleError
+    assert not {room for room, may in ALLOWED.items() if may & {"ui", "evaluate"}}
+    assert {room for room, may in ALLOWED.items() if "plots" in may} == {"ui", "speak"}
+    assert not ALLOWED["train"] & {"data", "evaluate", "quantize", "generate", "xtts", "plots"}
+
+
+def test_init_is_empty():
+    assert not (ROOT / "kit" / "__init__.py").read_text(encoding="utf-8").strip()
+
+
+WATCH = """
+import importlib, json, os, random, sys, warnings
+import numpy, torch, torchaudio
+
+def state():
+    return {
+        "torch threads": torch.get_num_threads(),
+        "torch random state": torch.get_rng_state().tolist(),
+        "numpy random state": repr(numpy.random.get_state()),
+        "random state": repr(random.getstate()),
+        "default dtype": str(torch.get_default_dtype()),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "CUDA in use": torch.cuda.is_initialized(),
+        "environment": dict(os.environ),
+        "working folder": os.getcwd(),
+        "pyplot": "matplotlib.pyplot" in sys.modules,
+    }
+
+found = {}
+for room in sys.argv[1:]:
+    before = state()
+    importlib.import_module("kit." + room)
+    after = state()
+    found[room] = [name for name in before if before[name] != after[name]]
+print(json.dumps({room: changed for room, changed in found.items() if changed}))
+"""
+
+
+def test_importing_changes_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH, *ROOMS], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    *said, changed = done.stdout.splitlines()
+    assert not said, f"importing kit/ prints: {said}"
+    assert json.loads(changed) == {}, "nothing may happen at import; move it into a function"

@@ -1,0 +1,111 @@
+"""One set of dependencies, told in four places (pyproject, requirements, conda, README), agrees."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+tomllib = pytest.importorskip("tomllib", reason="reading pyproject.toml needs Python 3.11")
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Where the name one imports is not the name one installs.
+INSTALLED_AS = {
+    "yaml": "pyyaml",
+    "espeakng_loader": "espeakng-loader",
+    "IPython": "ipywidgets",  # ipywidgets requires it
+    "traitlets": "ipywidgets",
+    "PIL": "matplotlib",  # matplotlib requires it
+}
+
+
+def requirements(lines) -> dict[str, Requirement]:
+    parsed = [Requirement(line) for line in lines]
+    return {canonicalize_name(one.name): one for one in parsed}
+
+
+def pins(lines) -> dict[str, str]:
+    """{name: version}; fails on a line that is not an exact pin."""
+    found = {}
+    for name, one in requirements(lines).items():
+        (exact,) = one.specifier
+        assert exact.operator == "==", f"{one} must be pinned with =="
+        found[name] = exact.version
+    return found
+
+
+def requirements_txt() -> dict[str, str]:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return pins(line for line in lines if line.strip() and not line.startswith("#"))
+
+
+def environment_yml() -> dict[str, str]:
+    entries = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
+    from_conda = [e.replace("=", "==") for e in entries if isinstance(e, str) and e != "pip"]
+    from_pip = [line for e in entries if isinstance(e, dict) for line in e["pip"]]
+    found = pins(from_conda + from_pip)
+    found.pop("python")
+    return found
+
+
+CORE = requirements(PROJECT["dependencies"])
+EXTRAS = {extra: requirements(lines) for extra, lines in PROJECT["optional-dependencies"].items()}
+DECLARED = CORE | {name: one for extra in EXTRAS.values() for name, one in extra.items()}
+
+
+def test_conda_and_pip_pin_the_same():
+    assert environment_yml() == requirements_txt()
+
+
+def test_make_installs_all_that_is_declared_and_no_more():
+    for_make = CORE | EXTRAS["demo"] | EXTRAS["lab"] | EXTRAS["test"]
+    assert set(requirements_txt()) == set(for_make)
+
+
+@pytest.mark.parametrize("name", requirements_txt())
+def test_pin_lies_in_the_open_range(name):
+    assert requirements_txt()[name] in DECLARED[name].specifier
+
+
+def test_conda_python_is_supported():
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8")
+    python = next(e for e in yaml.safe_load(text)["dependencies"] if e.startswith("python="))
+    assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
+
+
+def imported(path: Path) -> tuple[set[str], set[str]]:
+    """Packages that a file imports: (at its top level, only inside functions or `try`)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    always, sometimes = set(), set()
+    for node in ast.walk(tree):
+        into = always if node in tree.body else sometimes
+        if isinstance(node, ast.Import):
+            into |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            into.add(node.module.split(".")[0])
+    ours = {"kit", *sys.stdlib_module_names}
+    return always - ours, sometimes - always - ours
+
+
+def undeclared(modules: set[str], declared) -> list[str]:
+    return sorted(m for m in modules if canonicalize_name(INSTALLED_AS.get(m, m)) not in declared)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kit").glob("*.py")), ids=lambda p: p.stem)
+def test_every_import_is_declared(path):
+    always, sometimes = imported(path)
+    assert not undeclared(always, CORE), "add to `dependencies` in pyproject.toml"
+    assert not undeclared(sometimes, DECLARED), "add to an extra in pyproject.toml"
+
+
+def test_readme_names_every_dependency():
+    readme = ROOT / "README.md"
+    if not readme.exists():
+        pytest.skip("README.md is not written yet")
+    text = readme.read_text(encoding="utf-8").lower()
+    assert [name for name in DECLARED if name not in text.replace("_", "-")] == []

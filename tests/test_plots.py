@@ -1,0 +1,141 @@
+"""The log as it is after kills and resumes; pictures that are pictures."""
+
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kit import plots
+from kit.live import LossFigure, roomy
+
+
+def row(step: int, **more) -> dict:
+    fixed = {"step": step, "steps": 1000, "loss": 8 / step, "lr": 1e-3, "memory_bytes": 2**30}
+    return fixed | {"val_loss": None, "ema_val_loss": None, "note": ""} | more
+
+
+def write(path, rows, tail=""):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail, encoding="utf-8")
+    return path
+
+
+def size(data: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        return image.size
+
+
+def test_a_log_that_does_not_exist_has_no_rows(tmp_path):
+    assert plots.read_log(tmp_path / "none.jsonl") == []
+
+
+def test_a_truncated_last_line_is_passed_over(tmp_path):
+    path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
+    assert [r["step"] for r in plots.read_log(path)] == [1, 2]
+
+
+def test_what_a_resumed_run_wrote_behind_a_truncated_line_is_read(tmp_path):
+    tail = '{"step": 3, "lo' + json.dumps(row(3, loss=0.5)) + "\n"
+    rows = plots.read_log(write(tmp_path / "log.jsonl", [row(1), row(2)], tail))
+    assert [r["step"] for r in rows] == [1, 2, 3]
+    assert rows[-1]["loss"] == 0.5
+
+
+def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
+    first = [row(s, loss=1.0) for s in range(1, 11)]
+    again = [row(s, loss=2.0) for s in (6, 7)]
+    rows = plots.read_log(write(tmp_path / "log.jsonl", first + again))
+    assert [(r["step"], r["loss"]) for r in rows[4:]] == [(5, 1.0), (6, 2.0), (7, 2.0)]
+
+
+def test_lines_that_hold_no_event_are_reported(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": NaN}\nnonsense\n[3]\n{"step": 2}\n', encoding="utf-8")
+    with pytest.warns(UserWarning, match="2 unreadable"):
+        assert len(plots.read_log(path)) == 2
+
+
+def test_thinning_keeps_ends_validations_and_notes():
+    rows = [row(s) for s in range(1, 5001)]
+    rows[1233]["val_loss"], rows[3332]["note"] = 2.0, "resumed"
+    kept = {r["step"] for r in plots.thin(rows, 400)}
+    assert {1, 1234, 3333, 5000} <= kept
+    assert len(kept) <= 404
+
+
+def test_smoothing_is_the_mean_of_finite_neighbours():
+    values = np.array([1.0, 2, np.nan, 4, 5])
+    np.testing.assert_allclose(plots.smooth(values, 1), [1.5, 1.5, 3, 4.5, 4.5])
+    np.testing.assert_array_equal(plots.smooth(values, 0), values)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [row(1)],
+        [row(1, loss=float("nan"), memory_bytes=0, lr=0.0)],
+        [{"step": 3}],
+        [row(s, val_loss=1.0 if s % 50 == 0 else None) for s in range(1, 900)],
+    ],
+    ids=["empty", "one", "not finite", "bare", "many"],
+)
+def test_the_live_figure_is_a_png_whatever_the_rows(rows):
+    assert size(LossFigure(600, 300).png(rows)) == (600, 300)
+
+
+def test_a_frame_shows_the_new_rows_over_a_background_drawn_once():
+    figure, rows = LossFigure(), [row(s, loss=3 - s / 1000) for s in range(1, 1000)]
+    figure.png(rows)
+    background = figure.background
+    one, two = figure.png(rows[:700]), figure.png(rows[:800])
+    assert figure.background is background
+    assert one != two
+    fresh = LossFigure()
+    fresh.png(rows)
+    assert fresh.png(rows[:800]) == two  # nothing is left behind from frames before
+
+
+def test_a_frame_costs_milliseconds():
+    figure, rows = LossFigure(), [row(s) for s in range(1, 1000)]
+    figure.png(rows)
+    began_s = time.thread_time()
+    for _ in range(5):
+        figure.png(rows)
+    assert (time.thread_time() - began_s) / 5 < 0.05  # about 6 ms; ten times that fails
+
+
+def test_limits_stay_until_the_data_leave_them():
+    assert roomy(2.0, 7.0, (1.5, 7.5)) == (1.5, 7.5)
+    low, high = roomy(2.0, 9.0, (1.5, 7.5))
+    assert low <= 2.0 and 9.0 <= high < 10.1
+    assert roomy(2.0, 2.5, (0.0, 9.0))[1] < 3.0
+
+
+def test_small_charts_are_pictures():
+    rng = np.random.default_rng(0)
+    mels = {"recorded": rng.random((80, 50)), "spoken": rng.random((80, 70))}
+    charts = [
+        plots.histogram(rng.random(100), "length", "s", bins=20),
+        plots.histogram({"length": rng.random(100), "letters": rng.random(9)}),
+        plots.bars(["baseline", "SDPA", "compile"], [1.0, 1.5, None], "steps/s", "Speed"),
+        plots.spectrograms(mels, frame_rate=86.1),
+        plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
+    ]
+    for chart in charts:
+        width, height = size(plots.png(chart))
+        assert width > 600 and height > 200
+
+
+def test_bars_say_what_was_not_measured():
+    texts = [t.get_text() for t in plots.bars(["a", "b"], [2, None]).axes[0].texts]
+    assert texts == ["2", "not measured"]
+
+
+def test_show_makes_a_picture_for_the_notebook():
+    image = plots.show(plots.bars(["a"], [1.0]))
+    assert size(image.data) == (1600, 206)
+    assert image.width == 800

@@ -1,0 +1,225 @@
+"""The training panel as a user meets it, over a fake trainer: clicks, errors, reloads."""
+
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+
+from kit.speedups import Switch
+from kit.train import StepEvent
+from kit.ui import TrainPanel
+
+SWITCHES = [
+    Switch(name="sdpa", label="Fused attention", on=True, available=True, reason="math"),
+    Switch(name="compile", label="torch.compile", on=True, available=False, reason="no compiler"),
+]
+
+
+def event(step: int, steps: int, **more) -> StepEvent:
+    fixed = {"loss": 5 / step, "lr": 1e-3, "grad_norm": 1.0, "tokens": 100, "step_s": 0.01}
+    return StepEvent(step=step, steps=steps, memory_bytes=2**30, **(fixed | more))
+
+
+class Trainer:
+    """A run of `steps` that goes on where it was stopped, logs as the real one, may break."""
+
+    def __init__(self, path, steps=20, pause_s=0.0, breaks_at=None):
+        self.path, self.steps, self.pause_s, self.breaks_at = path, steps, pause_s, breaks_at
+        self.done, self.seen = 0, []
+
+    def __call__(self, values, stop):
+        self.seen.append(values)
+        for step in range(self.done + 1, self.steps + 1):
+            time.sleep(self.pause_s)
+            if step == self.breaks_at:
+                raise ValueError("The loss was not finite. Lower the learning rate.")
+            self.done = step
+            made = event(step, self.steps, note="half way" if step == self.steps // 2 else "")
+            with self.path.open("a", encoding="utf-8") as log:
+                log.write(json.dumps(dataclasses.asdict(made)) + "\n")
+            yield made
+            if stop.is_set():
+                return
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log.jsonl"
+
+
+def until(condition, limit_s=10.0):
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.02)
+
+
+def click(button):
+    button.click()  # what the kernel calls when the browser's message arrives
+
+
+# Without a front end.
+
+
+def test_plain_run_joins_prints_and_draws(log, capsys):
+    trainer = Trainer(log)
+    panel = TrainPanel(SWITCHES, trainer, log, numbers={"grad_accum": 4})
+    panel.run()
+    out = capsys.readouterr().out
+    assert trainer.done == 20 and not panel.worker.alive
+    assert "step 10: half way" in out
+    assert "Finished: step 20 of 20" in out
+    assert trainer.seen == [{"sdpa": True, "compile": False, "grad_accum": 4}]
+    panel.wait()
+
+
+def test_plain_run_raises_what_the_trainer_raised(log, capsys):
+    with pytest.raises(ValueError, match="not finite"):
+        TrainPanel(SWITCHES, Trainer(log, breaks_at=5), log).run()
+    said = capsys.readouterr().out
+    assert "Stopped at step 4 of 20 by an error. The loss was not finite. Lower" in said
+
+
+def test_interrupt_stops_with_a_checkpoint_and_a_second_one_leaves(log):
+    panel = TrainPanel(SWITCHES, Trainer(log, steps=10_000, pause_s=0.01), log)
+    panel._launch()
+    calls = []
+
+    def work():
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        panel.worker.thread.join()
+
+    panel._graceful(work)
+    assert panel.worker.stop.is_set() and len(calls) == 2
+    with pytest.raises(KeyboardInterrupt):
+        panel._graceful(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+# With one.
+
+
+def test_start_stop_continue_and_the_end(log):
+    trainer = Trainer(log, steps=150, pause_s=0.01)
+    panel = TrainPanel(SWITCHES, trainer, log)
+    view = panel.view
+    panel.run("live")
+    assert trainer.done == 0, "it must wait for Start"
+    assert not view.start.disabled and view.stop.disabled
+    picture = view.image.value
+    click(view.start)
+    until(lambda: trainer.done >= 3)
+    until(lambda: view.boxes["sdpa"].disabled and view.start.disabled)
+    click(view.stop)
+    click(view.stop)
+    assert panel.ended.wait(5)
+    assert trainer.done < 150
+    assert f"Stopped at step {trainer.done} of 150" in view.status.value
+    assert view.start.description == "Continue" and not view.start.disabled
+    assert not view.boxes["sdpa"].disabled, "the switches unlock"
+    assert view.boxes["compile"].disabled, "an unavailable one never does"
+    assert view.image.value != picture
+    click(view.start)
+    until(lambda: trainer.done == 150)
+    panel.wait(5)
+    assert "Finished" in view.status.value and view.bar.value == 1.0
+    assert "half way" in view.notes.value
+    panel.retired.set()
+
+
+def test_switches_of_the_start_are_what_the_run_gets(log):
+    trainer = Trainer(log)
+    panel = TrainPanel(SWITCHES, trainer, log)
+    panel.view.boxes["sdpa"].value = False
+    panel.view.boxes["compile"].value = True  # a front end's stale state must not turn it on
+    panel.run("live")
+    click(panel.view.start)
+    panel.wait(5)
+    assert trainer.seen == [{"sdpa": False, "compile": False}]
+    panel.retired.set()
+
+
+def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
+    panel = TrainPanel(SWITCHES, Trainer(log, breaks_at=3), log)
+    panel.run("live")
+    click(panel.view.start)
+    assert panel.ended.wait(5)
+    assert "Lower the learning rate." in panel.view.status.value
+    assert "Traceback" not in panel.view.status.value
+    assert not panel.view.start.disabled
+    with pytest.raises(ValueError, match="not finite"):
+        panel.wait()
+    panel.retired.set()
+
+
+def test_wait_gives_up_in_time_and_asks_for_run_first(log):
+    panel = TrainPanel(SWITCHES, Trainer(log), log)
+    with pytest.raises(RuntimeError, match=r"Call run\(\) first"):
+        panel.wait()
+    panel.run("live")
+    with pytest.raises(TimeoutError, match="Was Start pressed"):
+        panel.wait(0.1)
+    panel.retired.set()
+
+
+def test_an_unfinished_run_goes_on_without_a_click(log):
+    trainer = Trainer(log)
+    panel = TrainPanel(SWITCHES, trainer, log, resumable=True)
+    panel.run("live")
+    panel.wait(5)
+    assert trainer.done == 20
+    panel.retired.set()
+
+
+def test_a_reload_draws_the_past(log):
+    blank = TrainPanel(SWITCHES, None, log).view.image.value
+    for _ in Trainer(log)({}, threading.Event()):
+        pass
+    panel = TrainPanel(SWITCHES, None, log, resumable=True)
+    assert panel.view.image.value != blank
+    assert "20 / 20" in panel.view.tiles.value
+    assert "goes on from there" in panel.view.status.value
+    assert panel.view.start.description == "Continue"
+
+
+def test_a_cell_run_again_takes_the_running_trainer_over(log):
+    trainer = Trainer(log, steps=300, pause_s=0.01)
+    older = TrainPanel(SWITCHES, trainer, log)
+    older.run("live")
+    click(older.view.start)
+    until(lambda: trainer.done >= 2)
+    newer = TrainPanel(SWITCHES, trainer, log, resumable=True)
+    newer.run("live")
+    assert newer.worker is older.worker and len(trainer.seen) == 1
+    until(lambda: "newer panel" in older.view.status.value)
+    click(newer.view.stop)
+    assert newer.ended.wait(5)
+    time.sleep(0.1)
+    assert len(trainer.seen) == 1, "one trainer writes one checkpoint"
+    newer.retired.set()
+
+
+def test_unavailable_switches_are_off_disabled_and_say_why(log):
+    view = TrainPanel(SWITCHES, None, log).view
+    box = view.boxes["compile"]
+    assert box.disabled and box.value is False
+    tip = box.tooltip if box.has_trait("tooltip") else box.description_tooltip
+    assert tip == "no compiler"
+    said = [w.value for cell in view.box.children[0].children for w in cell.children[1:]]
+    assert any("not available: no compiler" in t and "title=" in t for t in said)
+
+
+def test_a_broken_presenter_does_not_end_training_or_stay_silent(log):
+    trainer = Trainer(log, pause_s=0.01)
+    panel = TrainPanel(SWITCHES, trainer, log)
+    panel.picture.png = lambda rows: 1 / 0
+    panel.run("live")
+    click(panel.view.start)
+    until(lambda: panel.error is not None)
+    assert "training goes on" in panel.view.status.value
+    until(lambda: trainer.done == 20)
+    with pytest.raises(ZeroDivisionError):
+        panel.wait(5)
