@@ -17,7 +17,10 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 CPU_TAG   := $(if $(filter Linux,$(shell uname -s)),+cpu)
 PIP       := $(BIN)/python -m pip --disable-pip-version-check
 
+# Waiting threads do not spin on cores others need, but wait a moment (10 000 turns) before they
+# sleep: falling asleep at once made small operations twice as slow.
 export OMP_WAIT_POLICY := PASSIVE
+export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 

@@ -187,7 +187,8 @@ class MelCodec(nn.Module):
 
     def griffin_lim(self, magnitude: Tensor) -> Tensor:
         """Magnitude (B, F, T) -> waveform (B, L) by fast Griffin-Lim with momentum 0.99."""
-        c = self.config
+        c, frames = self.config, magnitude.shape[-1]
+        magnitude = F.pad(magnitude, (0, max(0, 8 - frames)))  # an STFT needs a window's length
         window = self.mel.spectrogram.window
         generator = torch.Generator().manual_seed(0)
         noise = torch.rand(magnitude.shape, generator=generator) * 2 * math.pi
@@ -198,7 +199,8 @@ class MelCodec(nn.Module):
             rebuilt = torch.stft(wave, c.n_fft, c.hop_length, window=window, return_complex=True)
             angles = rebuilt + 0.99 * (rebuilt - previous)
             spectrum, previous = magnitude * torch.sgn(angles), rebuilt
-        return torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
+        wave = torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
+        return wave[:, : frames * c.hop_length]
 
     def loss(self, wave: Tensor) -> Tensor:
         """Mean absolute error of log-mel and log-magnitude after the round trip of (B, L)."""

@@ -74,7 +74,7 @@ class Grammar:
 
         An expression of several words ("at school") is one item of the list.
         """
-        if not rare and self.rng.random() < 0.15:
+        if not rare and self.rng.random() < 0.04:
             return [self.rng.choice(self.words["phrase"])]
         words = self.clause(rare)
         while self.rng.random() < 0.25:

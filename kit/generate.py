@@ -30,6 +30,7 @@ class GenerateConfig:
     repetition_penalty: float = 1.0
     max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
     seed: int = 0
+    exact_codes: int = 0  # speak just this many codes and never STOP before (for timing)
     kv_cache: bool = True  # off recomputes the whole row for every code: same codes, for the lesson
 
     def __post_init__(self):
@@ -163,7 +164,7 @@ def generate(
     c, device = model.config, cond.device
     generator = torch.Generator(device=device).manual_seed(config.seed)
     x, padding = prompt(model, texts, cond)
-    limits = [min(c.max_code - 1, int(config.max_codes_per_text_id * len(t)) + 40) for t in texts]
+    limits = [length_limit(c, config, len(text)) for text in texts]
     cache = KVCache(c, padding, x.shape[1] + max(limits), x)
     rows = torch.arange(len(texts), device=device)  # which request each live row serves
     said = torch.full((len(texts), max(limits) + 1), c.stop_code, device=device)
@@ -173,6 +174,8 @@ def generate(
         if not torch.isfinite(logits).all():
             raise GenerationError("The model's logits are not finite: its weights are damaged.")
         logits[:, c.start_code] = float("-inf")
+        if n < config.exact_codes:
+            logits[:, c.stop_code] = float("-inf")
         codes = sample(penalize(logits, seen, config.repetition_penalty), config, generator)
         said[rows, n] = codes
         lengths[rows] = n
@@ -189,6 +192,12 @@ def generate(
             step, cache = x, KVCache(c, cache.padding, x.shape[1], x)
         logits = forward(model, step, cache)
     return [_spoken(row, c.stop_code, int(limit)) for row, limit in zip(said.cpu(), limits)]
+
+
+def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
+    """How many codes a text of `text_ids` pieces may take before it is cut, and told to be."""
+    wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
+    return min(model.max_code - 1, wanted)
 
 
 def _spoken(row: Tensor, stop: int, limit: int) -> Spoken:

@@ -9,15 +9,23 @@ Shapes: B batch, T mel frames, S output frames (T / 2), M mels, C channels, A al
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import safetensors
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.codec import Block
+from kit.config import build, write_atomic
 from kit.text import letters
+
+
+class RecognizerError(ValueError):
+    """A recogniser file that is missing or damaged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,30 @@ class Recognizer(nn.Module):
         counts = torch.tensor([len(t) for t in targets])
         log_probs = self(spec_augment(pad_mels(mels))).transpose(0, 1)  # CTC wants (S, B, A)
         return F.ctc_loss(log_probs, torch.cat(targets), frames, counts, zero_infinity=True)
+
+
+def alphabet_of(texts: list[str]) -> str:
+    """Every character of `texts`, once, in order."""
+    return "".join(sorted(set("".join(letters(t) for t in texts))))
+
+
+def save_recognizer(model: Recognizer, path: Path) -> None:
+    settings = dataclasses.asdict(model.config)
+    meta = {"config": json.dumps(settings), "alphabet": model.alphabet}
+    write_atomic(path, safetensors.torch.save(model.state_dict(), metadata=meta))
+
+
+def load_recognizer(path: Path) -> Recognizer:
+    """The recogniser saved at `path`. Raises RecognizerError when it is missing or damaged."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            settings, alphabet = (file.metadata()[k] for k in ("config", "alphabet"))
+            weights = {k: file.get_tensor(k) for k in file.keys()}
+    except (safetensors.SafetensorError, OSError, TypeError) as error:
+        raise RecognizerError(f"{path}: {error}. Delete it and run 03_evaluate_ema.") from error
+    model = Recognizer(build(RecognizerConfig, json.loads(settings)), alphabet)
+    model.load_state_dict(weights)
+    return model.eval()
 
 
 def pad_mels(mels: list[Tensor]) -> Tensor:

@@ -14,7 +14,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from kit.config import CONFIGS, ConfigError, load_preset, write_atomic
+from IPython.display import display
+
+from kit.config import CONFIGS, ConfigError, load_preset, merge, write_atomic
 from kit.hardware import choose_preset, detect, versions
 
 
@@ -35,6 +37,13 @@ class Run:
         """The preset's plain values for one concern."""
         return self.preset.get(name, {})
 
+    def index(self) -> Path:
+        """The code cache's index file, as 01_data_prep recorded it."""
+        codes = self.report().get("data", {}).get("codes")
+        if not codes:
+            raise ConfigError(f"The run `{self.name}` has no data yet: run 01_data_prep first.")
+        return self.folder / codes
+
     def report(self) -> dict:
         path = self.folder / "report.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -51,25 +60,20 @@ class Run:
         return report
 
 
-def merge(base: dict, over: dict) -> dict:
-    both = {k for k in over if isinstance(over[k], dict) and isinstance(base.get(k), dict)}
-    return base | over | {k: merge(base[k], over[k]) for k in both}
+def open_run(preset: str = "") -> Run:
+    """The run named by KIT_RUN (default "demo") with `preset`, or KIT_PRESET.
 
-
-def open_run() -> Run:
-    """The run named by KIT_RUN (default "demo") with the preset KIT_PRESET.
-
-    Without KIT_PRESET, a run goes on with the preset it was begun with, and a new one takes what
+    Without either, a run goes on with the preset it was begun with, and a new one takes what
     fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
     """
     name = os.environ.get("KIT_RUN", "demo")
     runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
     mark = runs / name / "preset"
     begun = mark.read_text().strip() if mark.is_file() else None
-    asked = os.environ.get("KIT_PRESET")
+    asked = preset or os.environ.get("KIT_PRESET")
     if begun and asked and begun != asked:
         raise ConfigError(
-            f"The run `{name}` was begun with the preset `{begun}`, KIT_PRESET asks for `{asked}`. "
+            f"The run `{name}` was begun with the preset `{begun}`, now `{asked}` is asked for. "
             f"Set KIT_RUN to a new name, or delete {mark.parent}."
         )
     preset = asked or begun or choose_preset(detect()).value
@@ -110,6 +114,12 @@ def table(figures: dict) -> str:
         for name, value in flat(figures)
     )
     return f"<table>{rows}</table>"
+
+
+def html_table(figures: dict):
+    """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
+    lines = "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
+    return display({"text/html": table(figures), "text/plain": lines}, raw=True)
 
 
 def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:

@@ -8,11 +8,13 @@ Shapes: M mels, T reference frames, L samples.
 """
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
+import soundfile
 import torch
 from torch import Tensor
 
@@ -90,6 +92,18 @@ def load_model(path: Path) -> SpeechGPT:
     model = SpeechGPT(config)
     model.load_state_dict(weights)
     return model.eval()
+
+
+def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
+    """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
+    if not speech.stopped:
+        raise VoiceError(
+            f"The voice did not find the end of {speech.text!r} and was cut off. Try a shorter "
+            "sentence, a lower temperature, or train longer."
+        )
+    file = io.BytesIO()
+    soundfile.write(file, speech.wave.numpy(), sample_rate, format="WAV")
+    return file.getvalue()
 
 
 def save_references(references: dict[str, Tensor], path: Path) -> None:
