@@ -91,7 +91,7 @@ def load(path: Path) -> dict:
 
 
 def load_newest(folder: Path) -> tuple[dict | None, list[str]]:
-    """The newest sound checkpoint under `folder` (None: there is none), and what was passed over."""
+    """The newest sound checkpoint under `folder` (or None), and notes on what was passed over."""
     notes = []
     for path in reversed(checkpoints(folder)):
         try:

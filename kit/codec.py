@@ -23,6 +23,7 @@ import torchaudio
 from torch import Tensor, nn
 
 from kit.config import build, require, write_atomic
+from kit.hardware import autocast
 
 
 class CodecError(ValueError):
@@ -212,9 +213,11 @@ class MelCodec(nn.Module):
         return F.l1_loss(mel_again, mel) + self.config.magnitude_weight * rough
 
 
-def train_codec(codec: MelCodec, waves: list[Tensor], seed: int = 0) -> Iterator[tuple[int, float]]:
-    """Fit `codec` to mono clips (L,), yielding (step, loss); leaves it in eval mode at the end."""
-    c = codec.config
+def train_codec(
+    codec: MelCodec, waves: list[Tensor], device: str, precision: str, seed: int = 0
+) -> Iterator[tuple[int, float]]:
+    """Fit `codec` to mono clips (L,), yielding (step, loss); leaves it on the CPU in eval mode."""
+    c = codec.to(device).config
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(codec.parameters(), lr=c.lr, betas=(0.8, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.lr, c.steps, pct_start=0.1)
@@ -222,14 +225,14 @@ def train_codec(codec: MelCodec, waves: list[Tensor], seed: int = 0) -> Iterator
     codec.train()
     for step in range(c.steps):
         batch = torch.stack([_crop(waves, length, generator) for _ in range(c.batch)])
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = codec.loss(batch)
+        with autocast(device, precision):
+            loss = codec.loss(batch.to(device))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         schedule.step()
         yield step + 1, loss.item()
-    codec.eval()
+    codec.cpu().eval()
 
 
 def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tensor:

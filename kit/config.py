@@ -7,9 +7,11 @@ and turns a misspelt key or a wrong type into a sentence. It knows no concern by
 
 import dataclasses
 import difflib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import types
 import typing
@@ -102,6 +104,18 @@ def digest(*parts) -> str:
     plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]
     text = json.dumps(plain, sort_keys=True, default=str, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def require_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise OSError with the cure when `folder`'s disk has less than `needed_bytes` left."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
+            f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
+            "another disk",
+        )
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

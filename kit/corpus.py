@@ -20,9 +20,10 @@ import numpy as np
 import soundfile
 import yaml
 
-from kit.config import CONFIGS, ConfigError, digest, require, write_atomic
+from kit.config import CONFIGS, ConfigError, digest, require, require_disk, write_atomic
 
 SAMPLE_RATE = 22050
+CLIP_BYTES = 85_000  # of a spoken sentence, on average
 # espeak-ng's C interface (speak_lib.h): names for the numbers used below.
 _SYNCHRONOUS, _UTF8, _RATE, _PITCH = 2, 1, 1, 3
 # (voice variant, words per minute, pitch 0-99): several people, not one frozen voice.
@@ -62,7 +63,9 @@ class Grammar:
         present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
         if "object" not in present:
             present.discard("adjective")
-        return [self._word(slot, agreement, rare) for slot, _ in self.words["order"] if slot in present]
+        return [
+            self._word(slot, agreement, rare) for slot, _ in self.words["order"] if slot in present
+        ]
 
     def _word(self, slot: str, agreement: int, rare: bool) -> str:
         if slot in ("subject", "verb"):
@@ -142,7 +145,9 @@ class Espeak:
         data = espeakng_loader.get_data_path().encode()
         rate = self.library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)
         if rate != SAMPLE_RATE:
-            raise RuntimeError(f"espeak-ng did not start (answer {rate}); reinstall espeakng-loader")
+            raise RuntimeError(
+                f"espeak-ng did not start (answer {rate}); reinstall espeakng-loader"
+            )
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
@@ -182,6 +187,9 @@ def speak_rows(job: dict) -> None:
 
 
 def _speak_apart(job: dict) -> int:
+    mark = Path(job["folder"]).parent / "spoken" / digest(job)
+    if mark.exists():
+        return len(job["rows"])
     # A fresh process per job of fixed content: espeak-ng carries state from one call to the next.
     run = subprocess.run(
         [sys.executable, "-m", "kit.corpus"],
@@ -192,6 +200,7 @@ def _speak_apart(job: dict) -> int:
     )
     if run.returncode:
         raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
+    write_atomic(mark, "")
     return len(job["rows"])
 
 
@@ -199,7 +208,8 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     """Write the corpus as an LJSpeech folder, or do nothing where it already stands whole.
 
     `progress(done, total)` is called as utterances are finished. The id of an utterance starts
-    with its split (train, held_out, unseen, long). Raises RuntimeError when speaking fails.
+    with its split (train, held_out, unseen, long). Raises OSError, before it starts, when the
+    disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
     """
     folder = Path(folder).resolve()
     mark = folder / f"complete-{digest(config)}"
@@ -207,6 +217,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         return folder
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
+    require_disk(folder, config.utterances * CLIP_BYTES)
     rows = [
         (f"{split}_{i:06d}", text, i % config.speakers)
         for split, texts in sentences(config).items()

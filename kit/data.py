@@ -2,8 +2,8 @@
 
 Codes, text ids and reference features are computed once and kept in safetensors shards named by
 what they were made from (codec weights, tokenizer, clips), so a second run reads no audio and an
-interrupted one goes on. `CodeStream` is an IterableDataset of effective batches of like lengths; its
-position is two integers, carried by every batch, and resuming reads nothing of what was skipped.
+interrupted one goes on. `CodeStream` is an IterableDataset of effective batches of like lengths;
+its position is two integers, carried by every batch; resuming reads nothing of what was skipped.
 
 Shapes: B batch, S packed sequence, M mels, T reference frames.
 """
@@ -38,13 +38,16 @@ class DataConfig:
     effective_batch: int = 32  # utterances per optimiser step, however they are split
     micro_batch: int = 32  # utterances per forward pass
     sort_window: int = 1024  # shuffled utterances sorted by length at a time
+    short_first: bool = False  # the first epoch from short to long (SortaGrad, Amodei et al. 2016)
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
     shard: int = 2000  # utterances per cache file
     seed: int = 0
 
     def __post_init__(self):
         whole = self.effective_batch % self.micro_batch == 0
-        require(whole, self, "micro_batch", f"must divide effective_batch ({self.effective_batch}).")
+        require(
+            whole, self, "micro_batch", f"must divide effective_batch ({self.effective_batch})."
+        )
 
     @property
     def grad_accum(self) -> int:
@@ -66,10 +69,16 @@ def reference_mel(mel: Tensor, frames: int) -> Tensor:
     return mel[:, start : start + frames]
 
 
-def cache_key(rows: list[Utterance], codec_path: Path, tokenizer_path: Path, config: DataConfig) -> str:
+def cache_key(
+    rows: list[Utterance], codec_path: Path, tokenizer_path: Path, config: DataConfig
+) -> str:
     """Changes with the codec's weights, the tokenizer, the texts, or any clip's size or date."""
-    made_of = [hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in (codec_path, tokenizer_path)]
-    clips = [(r.id, r.text, Path(r.audio).stat().st_size, Path(r.audio).stat().st_mtime_ns) for r in rows]
+    made_of = [
+        hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in (codec_path, tokenizer_path)
+    ]
+    clips = [
+        (r.id, r.text, Path(r.audio).stat().st_size, Path(r.audio).stat().st_mtime_ns) for r in rows
+    ]
     return digest(made_of, clips, config.reference_frames, config.shard)
 
 
@@ -97,7 +106,9 @@ def build_cache(
     return index
 
 
-def encode_shard(rows: list[Utterance], codec: MelCodec, tokenizer: Tokenizer, config: DataConfig) -> bytes:
+def encode_shard(
+    rows: list[Utterance], codec: MelCodec, tokenizer: Tokenizer, config: DataConfig
+) -> bytes:
     """Codes, text ids and references of `rows` as the bytes of one safetensors file."""
     waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
     codes: list = [None] * len(rows)
@@ -146,7 +157,9 @@ class CodeCache:
                 part = {k: file.get_tensor(k) for k in file.keys()}
                 self.rows += json.loads(file.metadata()["rows"])
         except (OSError, safetensors.SafetensorError) as error:
-            raise CacheError(f"{path} is missing or damaged ({error}): run 01_data_prep again.") from error
+            raise CacheError(
+                f"{path} is missing or damaged ({error}): run 01_data_prep again."
+            ) from error
         self.codes += np.split(part["codes"], part["code_counts"].cumsum()[:-1])
         self.texts += np.split(part["texts"], part["text_counts"].cumsum()[:-1])
         self.references += list(part["references"])
@@ -162,8 +175,9 @@ class CodeStream(IterableDataset):
     """Effective batches of like lengths, in an order set by (seed, epoch), for ever.
 
     `collate(parts, position)` makes the batch; a part is one micro-batch: (text ids, codes,
-    references (B, M, T)). `position` {"epoch", "batch"} says where to begin; the one a batch carries is that of the next
-    batch. With DataLoader workers, each makes every n-th batch and the loader restores the order.
+    references (B, M, T)). `position` {"epoch", "batch"} says where to begin; the one a batch
+    carries is that of the next. With DataLoader workers, each makes every n-th batch and the loader
+    restores the order.
     """
 
     def __init__(
@@ -188,6 +202,8 @@ class CodeStream(IterableDataset):
             part.sort(key=self.cache.length)
             batches += _batched(part, size)
         rng.shuffle(batches)
+        if self.config.short_first and epoch == 0:
+            batches.sort(key=lambda batch: self.cache.length(batch[0]))
         return batches
 
     def __iter__(self) -> Iterator:

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """`shadow` holds the averaged parameters by name, fp32, on `device` (None: beside the model)."""
+    """`shadow` holds the averaged parameters by name, fp32, on `device` (or beside the model)."""
 
     def __init__(self, model: nn.Module, decay: float = 0.999, device: str | None = None):
         if not 0 < decay < 1:
-            raise ValueError(f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999.")
+            raise ValueError(
+                f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999."
+            )
         self.model, self.decay, self.updates = model, decay, 0
         self.shadow = {
             name: p.detach().to(device or p.device, torch.float32, copy=True)
@@ -29,13 +31,15 @@ class EMA:
         """Move the average one step towards the model's weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         shadow = list(self.shadow.values())
-        now = [p.detach().to(s.device, torch.float32) for p, s in zip(self.model.parameters(), shadow)]
+        now = [
+            p.detach().to(s.device, torch.float32) for p, s in zip(self.model.parameters(), shadow)
+        ]
         torch._foreach_lerp_(shadow, now, 1 - decay)
         self.updates += 1
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model holds the average inside the block, and its own weights again after, bit for bit."""
+        """The model holds the average inside the block; after it its own weights, bit for bit."""
         own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self._copy_in(self.shadow)
         try:

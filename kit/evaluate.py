@@ -36,7 +36,9 @@ class Scores:
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "heard"}
 
 
-def transcribe(recognizer: Recognizer, codec: MelCodec, waves: list[Tensor], batch: int = 25) -> list[str]:
+def transcribe(
+    recognizer: Recognizer, codec: MelCodec, waves: list[Tensor], batch: int = 25
+) -> list[str]:
     """What the recogniser hears in each waveform (L,); an empty one is silence."""
     least = 4 * codec.config.hop_length
     heard = []
@@ -72,7 +74,11 @@ def floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> tup
 
 
 def save_samples(
-    named: dict[str, tuple[list[str], list[Tensor]]], split: str, rate: int, folder: Path, most: int = 3
+    named: dict[str, tuple[list[str], list[Tensor]]],
+    split: str,
+    rate: int,
+    folder: Path,
+    most: int = 3,
 ) -> list[dict]:
     """Write the first few waveforms of each variant; returns rows for the report's `samples`."""
     rows = []

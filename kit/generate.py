@@ -98,7 +98,7 @@ def prompt(model: SpeechGPT, texts: list[list[int]], cond: Tensor) -> tuple[Tens
     for text, latent in zip(texts, latents, strict=True):
         if not 0 < len(text) <= c.max_text - 2:
             raise GenerationError(
-                f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit this model. "
+                f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
                 "Split it into sentences."
             )
         ids = [c.text_vocab - 2, *text, c.text_vocab - 1, c.text_vocab + c.start_code]
@@ -111,7 +111,7 @@ def prompt(model: SpeechGPT, texts: list[list[int]], cond: Tensor) -> tuple[Tens
 
 
 def forward(model: SpeechGPT, x: Tensor, cache: KVCache) -> Tensor:
-    """Run new embeddings (B, n, D) after what `cache` holds; logits of the last one (B, V), fp32."""
+    """Run new embeddings (B, n, D) after what `cache` holds; fp32 logits of the last (B, V)."""
     cache.mask = cache.mask_for(x.shape[1])
     h = model.gpt(x, cache.layers)[:, -1]
     cache.length += x.shape[1]
@@ -169,7 +169,10 @@ def generate(
     rows = torch.arange(len(texts), device=device)  # which request each live row serves
     said = torch.full((len(texts), max(limits) + 1), c.stop_code, device=device)
     limits, lengths = torch.tensor(limits, device=device), torch.zeros_like(padding)
-    logits, seen = forward(model, x, cache), torch.zeros(len(texts), c.code_vocab, dtype=bool, device=device)
+    logits, seen = (
+        forward(model, x, cache),
+        torch.zeros(len(texts), c.code_vocab, dtype=bool, device=device),
+    )
     for n in range(int(limits.max()) + 1):
         if not torch.isfinite(logits).all():
             raise GenerationError("The model's logits are not finite: its weights are damaged.")

@@ -4,6 +4,7 @@ Detection returns values, never sets anything; `use_threads` is the one function
 process, and only when called. Unknown is None. Knows nothing of models or configurations.
 """
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -41,7 +42,12 @@ def detect() -> Hardware:
     ram = psutil.virtual_memory().total
     if not torch.cuda.is_available():
         return Hardware(
-            device="cpu", name=cpu_name(), cores=cores, ram_bytes=ram, memory_bytes=ram, capability=None
+            device="cpu",
+            name=cpu_name(),
+            cores=cores,
+            ram_bytes=ram,
+            memory_bytes=ram,
+            capability=None,
         )
     card = torch.cuda.get_device_properties(0)
     return Hardware(
@@ -71,8 +77,12 @@ def choose_precision(hw: Hardware) -> Choice:
         if hw.capability >= (8, 0):
             return Choice(value="bf16", reason=f"compute capability {version} has bf16 units")
         if hw.capability >= (7, 0):
-            return Choice(value="fp16", reason=f"compute capability {version} has no bf16, but fp16")
-        return Choice(value="fp32", reason=f"compute capability {version} has no half-precision units")
+            return Choice(
+                value="fp16", reason=f"compute capability {version} has no bf16, but fp16"
+            )
+        return Choice(
+            value="fp32", reason=f"compute capability {version} has no half-precision units"
+        )
     ratio = product_seconds(torch.float32) / product_seconds(torch.bfloat16)
     faster = f"a bf16 product ran {ratio:.1f}x as fast as an fp32 one on this processor"
     return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=faster)
@@ -133,7 +143,11 @@ def use_threads(hw: Hardware) -> Choice:
 
 def versions() -> dict[str, str]:
     """Versions of what a figure depends on."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "system": platform.system()}
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+    }
 
 
 def in_colab() -> bool:
@@ -147,3 +161,11 @@ def peak_memory_bytes(device: str) -> int:
     import resource  # not on Windows, where only this figure is missing
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def autocast(device: str, precision: str):
+    """The context a forward pass runs in; nothing at all for fp32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    return torch.autocast(device, dtype)

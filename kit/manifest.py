@@ -89,14 +89,18 @@ def _read_row(raw: bytes, table: Path, number: int, split: str, config: Manifest
     try:
         columns = raw.decode("utf-8-sig").rstrip("\r").split("|")
     except UnicodeDecodeError as error:
-        return Refusal(file=table.name, line=number, id="", reason=f"not valid UTF-8: {error.reason}")
+        return Refusal(
+            file=table.name, line=number, id="", reason=f"not valid UTF-8: {error.reason}"
+        )
     name = columns[0].strip()
     refuse = lambda reason: Refusal(file=table.name, line=number, id=name, reason=reason)  # noqa: E731
     if not 2 <= len(columns) <= 4:
         return refuse(f"2 to 4 columns expected (id|text|normalised|speaker), got {len(columns)}")
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         return refuse("the id must name a file inside wavs/")
-    text = normalize(columns[2] if len(columns) > 2 and columns[2].strip() else columns[1], config.language)
+    text = normalize(
+        columns[2] if len(columns) > 2 and columns[2].strip() else columns[1], config.language
+    )
     if not letters(text):
         return refuse("the text is empty")
     audio = _find_audio(table.parent / "wavs" / name)
@@ -210,7 +214,9 @@ def check_clips(
     return kept, refused
 
 
-def load_manifest(folder: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None):
+def load_manifest(
+    folder: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
+):
     """Read and check `folder`, write `manifest.jsonl` and `ledger.jsonl` under `into`, return both.
 
     Raises DatasetError when nothing is left, or more than `refuse_percent` of the hours is refused.
@@ -236,7 +242,8 @@ def refuse_share(kept: list, refused: list, config: ManifestConfig, into: Path) 
     percent = 100 * lost / (lost + average * len(kept))
     if percent > config.refuse_percent:
         raise DatasetError(
-            f"{percent:.1f} % of the hours was refused (limit {config.refuse_percent} %): {listed}. "
+            f"{percent:.1f} % of the hours was refused (limit {config.refuse_percent} %): "
+            f"{listed}. "
             f"See {Path(into) / 'ledger.jsonl'}; mend the clips, or raise `refuse_percent`."
         )
 

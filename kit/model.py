@@ -121,7 +121,8 @@ def explicit_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False) 
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, float("-inf"))
-    return F.dropout(scores.float().softmax(-1).to(v.dtype), dropout_p) @ v
+    weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+    return F.dropout(weights, dropout_p) @ v
 
 
 class MLP(nn.Module):
@@ -219,7 +220,9 @@ class Conditioner(nn.Module):
         super().__init__()
         self.init = nn.Conv1d(config.n_mels, config.width, 1)
         heads = config.heads
-        self.blocks = nn.Sequential(*(CondBlock(config.width, heads) for _ in range(config.cond_blocks)))
+        self.blocks = nn.Sequential(
+            *(CondBlock(config.width, heads) for _ in range(config.cond_blocks))
+        )
         self.latents = nn.Parameter(torch.randn(config.latents, config.width) * 0.02)
         self.layers = nn.ModuleList(PerceiverLayer(config) for _ in range(config.perceiver_layers))
         self.gamma = nn.Parameter(torch.ones(config.width))

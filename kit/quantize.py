@@ -73,7 +73,9 @@ def weight_bytes(model: nn.Module) -> int:
 
 def linear_bytes(model: SpeechGPT) -> int:
     """Bytes of what INT8 changes: the linear layers of the trunk and the code head."""
-    parts = [m for m in [*model.gpt.modules(), model.code_head] if isinstance(m, (nn.Linear, Int8Linear))]
+    parts = [
+        m for m in [*model.gpt.modules(), model.code_head] if isinstance(m, (nn.Linear, Int8Linear))
+    ]
     return sum(weight_bytes(m) for m in parts)
 
 
@@ -94,7 +96,9 @@ def compare(model: SpeechGPT, small: SpeechGPT, batches: list[EffectiveBatch]) -
     agree = count = 0
     total = largest = 0.0
     for micro in (m for batch in batches for m in batch.micro):
-        full, int8 = (m.code_head(m.hidden(micro).flatten(0, 1)[micro.code_at]) for m in (model, small))
+        full, int8 = (
+            m.code_head(m.hidden(micro).flatten(0, 1)[micro.code_at]) for m in (model, small)
+        )
         error = (full - int8).abs()
         agree += int((full.argmax(-1) == int8.argmax(-1)).sum())
         count += len(full)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from kit.codec import Block
 from kit.config import build, write_atomic
+from kit.hardware import autocast
 from kit.text import letters
 
 
@@ -63,14 +64,17 @@ class Recognizer(nn.Module):
     def transcribe(self, mels: list[Tensor]) -> list[str]:
         """Greedy transcript of each log-mel (M, T)."""
         log_probs, frames = self(pad_mels(mels)), [(m.shape[-1] + 1) // 2 for m in mels]
-        best = [row[:n].unique_consecutive().tolist() for row, n in zip(log_probs.argmax(-1), frames)]
+        best = [
+            row[:n].unique_consecutive().tolist() for row, n in zip(log_probs.argmax(-1), frames)
+        ]
         return ["".join(self.alphabet[i - 1] for i in row if i) for row in best]
 
     def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
         targets = [self.encode(t) for t in texts]
         frames = torch.tensor([(m.shape[-1] + 1) // 2 for m in mels])
         counts = torch.tensor([len(t) for t in targets])
-        log_probs = self(spec_augment(pad_mels(mels))).transpose(0, 1)  # CTC wants (S, B, A)
+        mel = spec_augment(pad_mels(mels)).to(self.head.weight.device)
+        log_probs = self(mel).transpose(0, 1).cpu()  # CTC wants (S, B, A)
         return F.ctc_loss(log_probs, torch.cat(targets), frames, counts, zero_infinity=True)
 
 
@@ -125,13 +129,18 @@ def spec_augment(mel: Tensor) -> Tensor:
 
 
 def train_recognizer(
-    model: Recognizer, mels: list[Tensor], texts: list[str], seed: int = 0
+    model: Recognizer,
+    mels: list[Tensor],
+    texts: list[str],
+    device: str,
+    precision: str,
+    seed: int = 0,
 ) -> Iterator[tuple[int, float]]:
-    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss); leaves it in eval mode.
+    """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss).
 
-    Batches hold neighbours in length, so that little is padding.
+    Batches hold neighbours in length, so that little is padding. Leaves it on the CPU, to be used.
     """
-    c = model.config
+    c = model.to(device).config
     generator = torch.Generator().manual_seed(seed)
     order = sorted(range(len(mels)), key=lambda i: mels[i].shape[-1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.01)
@@ -140,7 +149,7 @@ def train_recognizer(
     for step in range(c.steps):
         start = int(torch.randint(max(1, len(order) - c.batch), (), generator=generator))
         rows = order[start : start + c.batch]
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast(device, precision):
             loss = model.loss([mels[i] for i in rows], [texts[i] for i in rows])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -148,7 +157,7 @@ def train_recognizer(
         optimizer.step()
         schedule.step()
         yield step + 1, loss.item()
-    model.eval()
+    model.cpu().eval()
 
 
 def edit_distance(a: str, b: str) -> int:

@@ -54,7 +54,8 @@ class Run:
         report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
         started = os.environ.get("KIT_DEMO_STARTED")
         if started:
-            report["wall_s"] = round(time.time() - float(started), 1)
+            elapsed_s = round(time.time() - float(started), 1)
+            report["wall_s"] = max(elapsed_s, report.get("wall_s", 0.0))  # a re-run finds work done
         write_atomic(self.folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False))
         write_atomic(self.folder / "report.html", page(report, self.folder))
         return report
@@ -96,7 +97,9 @@ def git_state() -> str:
 def page(report: dict, folder: Path) -> str:
     """The record as one self-contained page: figures as tables, samples as audio players."""
     parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table(report)]
-    players = [player(s, folder) for s in report.get("samples", []) if (folder / s["wav"]).is_file()]
+    players = [
+        player(s, folder) for s in report.get("samples", []) if (folder / s["wav"]).is_file()
+    ]
     parts.append("<h2>Samples</h2>" + "".join(players) if players else "")
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"

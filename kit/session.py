@@ -1,7 +1,7 @@
 """One training run under a panel: build it from the switches, resume it, log it, save its voice.
 
 `TrainSession.run(values, stop)` is what a `TrainPanel` starts. It goes on from the newest sound
-checkpoint when there is an unfinished one, and leaves `model-raw` and `model-ema` behind at the end.
+checkpoint of an unfinished run, and leaves `model-raw` and `model-ema` behind at the end.
 The data come in as a callable from a position to batches. Knows the loop and its files; no widget.
 """
 
@@ -74,7 +74,9 @@ class TrainSession:
         self.state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
         notes = [*self.state.applied.notes, *self._resume()]
         batches = self.make_batches(self.state.position, grad_accum)
-        validate = partial(validation_loss, self.state.model, self.validation, self.hw.device, self._precision)
+        validate = partial(
+            validation_loss, self.state.model, self.validation, self.hw.device, self._precision
+        )
         events = train(self.state, batches, validate, stop)
         listeners = (jsonl_log(self.log_path), checkpointer(self.state, self.checkpoints, stop))
         yield from listen(with_notes(events, notes), *listeners)

@@ -7,10 +7,7 @@ ones on and reports what ran. Knows the model and the hardware; nothing of data 
 SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing: Chen et al. 2016.
 """
 
-import contextlib
 import dataclasses
-
-import torch
 
 from kit.hardware import Hardware, attention_backend, choose_precision, compiler_available
 from kit.model import SpeechGPT
@@ -41,7 +38,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Applied:
-    """What a run really used: precision and attention kernel by name, for the log and the record."""
+    """What a run really used: precision and attention kernel by name, for the record."""
 
     precision: str
     attention: str
@@ -77,7 +74,7 @@ def switches(config: SpeedConfig, hw: Hardware) -> list[Switch]:
 
 
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
-    """Set `model` up as `config` asks, in place; a switch this device lacks is noted, not hidden."""
+    """Set `model` up as `config` asks, in place; a switch this device lacks is noted."""
     offered = {s.name: s for s in switches(config, hw)}
     on = {name: s.on for name, s in offered.items()}
     for layer in model.gpt.h:
@@ -91,11 +88,3 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
     missing = (s for s in offered.values() if getattr(config, s.name) and not s.available)
     notes = tuple(f"{s.label} is off: {s.reason}" for s in missing)
     return Applied(precision=precision, attention=attention, notes=notes)
-
-
-def autocast(device: str, precision: str):
-    """The context a forward pass runs in; nothing at all for fp32."""
-    if precision == "fp32":
-        return contextlib.nullcontext()
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return torch.autocast(device, dtype)

@@ -163,7 +163,7 @@ class Tokenizer:
 
 
 def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
-    """Fitness on held-out `texts`: pieces per word, characters per piece, byte and round-trip rate."""
+    """Fitness on held-out `texts`: pieces per word, characters per piece, bytes, round trip."""
     ids = [tokenizer.encode(t) for t in texts]
     pieces = sum(map(len, ids))
     return {

@@ -14,7 +14,7 @@ from kit.progress import clock
 
 
 class Ticker:
-    """`tick(done, total)` after each piece of work; `tick.follow(pairs, total)` around an iterator."""
+    """`tick(done, total)` after each piece of work; `tick.follow(pairs, total)` round a loop."""
 
     def __init__(self, label: str):
         self.label, self.began_s, self.said_s = label, time.monotonic(), 0.0
@@ -30,7 +30,12 @@ class Ticker:
     def line(self, done: int, total: int, took_s: float, detail: str = "") -> str:
         left_s = took_s * (total - done) / done if done else 0.0
         ending = f"{clock(left_s)} left" if done < total else f"done in {clock(took_s)}"
-        parts = [f"{self.label}: {done:,} of {total:,}", f"{100 * done / total:.0f} %", ending, detail]
+        parts = [
+            f"{self.label}: {done:,} of {total:,}",
+            f"{100 * done / total:.0f} %",
+            ending,
+            detail,
+        ]
         return "   ".join(p for p in parts if p)
 
     def follow(self, steps: Iterable[tuple[int, float]], total: int) -> list[float]:

@@ -22,9 +22,9 @@ from torch import nn
 from kit import checkpoint
 from kit.config import require
 from kit.ema import EMA
-from kit.hardware import Hardware, peak_memory_bytes
+from kit.hardware import Hardware, autocast, peak_memory_bytes
 from kit.model import EffectiveBatch, SpeechGPT, weighted_loss
-from kit.speedups import Applied, SpeedConfig, apply, autocast
+from kit.speedups import Applied, SpeedConfig, apply
 
 
 class TrainError(RuntimeError):
@@ -107,7 +107,11 @@ class TrainState:
             "optimizer": {str(i): o.state_dict()["state"] for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
             "random": checkpoint.random_state(),
-            "run": {"step": self.step, "steps": self.config.steps, "position": json.dumps(self.position)},
+            "run": {
+                "step": self.step,
+                "steps": self.config.steps,
+                "position": json.dumps(self.position),
+            },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
         }
 
@@ -146,12 +150,16 @@ def differences(saved: str, wanted: str) -> str:
     return ", ".join(f"{k} {old.get(k)} -> {new[k]}" for k in new if old.get(k) != new[k])
 
 
-def make_optimizers(model: SpeechGPT, config: TrainConfig, fused: bool) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: SpeechGPT, config: TrainConfig, fused: bool
+) -> list[torch.optim.Optimizer]:
     """AdamW with weight decay on matrices alone; "muon" hands it the trunk's matrices to Muon.
 
     Each parameter group keeps its peak learning rate as `peak_lr`.
     """
-    trunk = {p for p in model.gpt.parameters() if p.ndim == 2} if config.optimizer == "muon" else set()
+    trunk = (
+        {p for p in model.gpt.parameters() if p.ndim == 2} if config.optimizer == "muon" else set()
+    )
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     rest = [p for p in model.parameters() if p not in trunk]
     plain = [p for p in rest if p.ndim < 2 or p in tables]
@@ -164,7 +172,9 @@ def make_optimizers(model: SpeechGPT, config: TrainConfig, fused: bool) -> list[
     if trunk:
         matrices = [p for p in model.gpt.parameters() if p in trunk]
         decay = config.weight_decay
-        made.append(torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=decay, momentum=0.95))
+        made.append(
+            torch.optim.Muon(matrices, lr=config.muon_lr, weight_decay=decay, momentum=0.95)
+        )
     for group in (g for optimizer in made for g in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
     return made
@@ -206,7 +216,7 @@ def train(
         if skipped > config.patience:
             raise TrainError(
                 f"The loss was not finite for {skipped} steps in a row (step {state.step}). Lower "
-                f"`lr` (now {config.lr}) or turn mixed precision off, then run again: training goes "
+                f"`lr` (now {config.lr}) or turn mixed precision off, then run again: it goes "
                 "on from the last checkpoint."
             )
         step_s = time.perf_counter() - started
@@ -252,7 +262,9 @@ def losses(state: TrainState, validate: Callable[[], float]) -> dict[str, float]
 
 
 @torch.inference_mode()
-def validation_loss(model: SpeechGPT, batches: list[EffectiveBatch], device: str, precision: str) -> float:
+def validation_loss(
+    model: SpeechGPT, batches: list[EffectiveBatch], device: str, precision: str
+) -> float:
     """Weighted loss of `model` over all of `batches`, nats per target."""
     sums, text, code = torch.zeros(2), 0, 0
     for batch in batches:
@@ -263,7 +275,9 @@ def validation_loss(model: SpeechGPT, batches: list[EffectiveBatch], device: str
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def listen(events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]) -> Iterator[StepEvent]:
+def listen(
+    events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]
+) -> Iterator[StepEvent]:
     """Pass every event on, after each listener has seen it."""
     for event in events:
         for hear in listeners:
@@ -282,7 +296,9 @@ def jsonl_log(path: Path) -> Callable[[StepEvent], None]:
     return write
 
 
-def checkpointer(state: TrainState, folder: Path, stop: Event | None = None) -> Callable[[StepEvent], None]:
+def checkpointer(
+    state: TrainState, folder: Path, stop: Event | None = None
+) -> Callable[[StepEvent], None]:
     """A listener that saves every `checkpoint_every` steps, at the end, and when stopped."""
 
     def save(event: StepEvent) -> None:

@@ -62,9 +62,10 @@ class Voice:
             raise VoiceError(f"No voice {sorted(unknown)}; this model has {self.speakers}.")
         ids = [self.tokenizer.encode_checked(normalize(t, self.language)) for t in texts]
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
+        device = self.model.final_norm.weight.device
         spoken: dict[int, Speech] = {}
         for at in (order[i : i + batch] for i in range(0, len(order), batch)):
-            cond = torch.stack([self.references[speakers[i]] for i in at]).float()
+            cond = torch.stack([self.references[speakers[i]] for i in at]).float().to(device)
             found = generate(self.model, [ids[i] for i in at], cond, config)
             for i, row in zip(at, found):
                 wave = self.codec.decode(row.codes[None])[0] if len(row.codes) else torch.zeros(0)
@@ -111,14 +112,16 @@ def save_references(references: dict[str, Tensor], path: Path) -> None:
     write_atomic(path, safetensors.torch.save(tensors))
 
 
-def load_voice(folder: Path, weights: str = "model-ema.safetensors", language: str = "am") -> Voice:
-    """The voice in a run's or an exported folder. Raises VoiceError naming what is missing."""
+def load_voice(
+    folder: Path, weights: str = "model-ema.safetensors", language: str = "am", device: str = "cpu"
+) -> Voice:
+    """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
     references = folder / "references.safetensors"
     if not references.is_file():
         raise VoiceError(f"There is no {references}: run notebook 02_train first.")
     return Voice(
-        model=load_model(folder / weights),
+        model=load_model(folder / weights).to(device),
         codec=load_codec(folder / "codec.safetensors"),
         tokenizer=Tokenizer(folder / "tokenizer.model"),
         references=safetensors.torch.load_file(references),

@@ -23,7 +23,7 @@ ALLOWED = {
     "corpus": {"config", "text"},
     "manifest": {"config", "text"},
     "codec": {"config", "hardware", "text"},
-    "recognizer": {"config", "text", "codec"},
+    "recognizer": {"config", "hardware", "text", "codec"},
     "data": {"config", "hardware", "text", "codec", "manifest"},
     # the model, and what makes it fast
     "model": {"config"},
