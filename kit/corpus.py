@@ -27,7 +27,7 @@ CLIP_BYTES = 85_000  # of a spoken sentence, on average
 # espeak-ng's C interface (speak_lib.h): names for the numbers used below.
 _SYNCHRONOUS, _UTF8, _RATE, _PITCH = 2, 1, 1, 3
 # (voice variant, words per minute, pitch 0-99): several people, not one frozen voice.
-SPEAKERS = (("", 200, 45), ("+f2", 210, 60), ("", 235, 75))
+SPEAKERS = (("", 200, 40), ("", 215, 60), ("", 235, 80), ("+f2", 205, 60), ("+m3", 220, 35))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

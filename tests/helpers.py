@@ -1,0 +1,147 @@
+"""One tiny world for many tests: real espeak-ng speech, its tokenizer, codec and code cache.
+
+Each part is made once, when it is first asked for, under the session's temporary KIT_RUNS.
+"""
+
+import dataclasses
+import os
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+
+from kit.codec import CodecConfig, MelCodec, save_codec, train_codec
+from kit.corpus import CorpusConfig, make_corpus
+from kit.data import CodeCache, DataConfig, build_cache, load_wave
+from kit.hardware import Hardware
+from kit.manifest import ManifestConfig, Utterance, load_manifest
+from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.text import Tokenizer, train_tokenizer
+
+RATE = 22050
+CPU = Hardware(
+    device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
+)
+CORPUS = CorpusConfig(utterances=60, held_out=6, unseen=4, long=2, speakers=3, workers=1)
+CODEC = CodecConfig(
+    levels=(4, 3, 5), width=32, blocks=2, griffin_lim_iters=4, steps=25, batch=4, crop_frames=24
+)
+DATA = DataConfig(effective_batch=8, micro_batch=4, sort_window=32, reference_frames=20, shard=25)
+GPT = GPTConfig(
+    layers=2,
+    width=32,
+    heads=2,
+    text_vocab=20,
+    code_vocab=32,
+    max_text=20,
+    max_code=40,
+    latents=3,
+    perceiver_heads=2,
+    perceiver_head_width=16,
+    n_mels=8,
+)
+
+
+def world() -> Path:
+    return Path(os.environ["KIT_RUNS"]) / "_tests"
+
+
+@cache
+def corpus() -> Path:
+    return make_corpus(CORPUS, world() / "corpus")
+
+
+@cache
+def manifest() -> list[Utterance]:
+    return load_manifest(corpus(), ManifestConfig(), world())[0]
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    lines = [row.text for row in manifest() if row.split == "train"]
+    return Tokenizer(train_tokenizer(lines, world() / "tokenizer.model", 410))
+
+
+@cache
+def waves() -> list[torch.Tensor]:
+    return [load_wave(row.audio, RATE) for row in manifest()]
+
+
+@cache
+def trained_codec() -> tuple[MelCodec, list[float]]:
+    """A codec after a few steps, and its losses; also saved as codec.safetensors."""
+    torch.manual_seed(0)
+    codec = MelCodec(CODEC)
+    losses = [loss for _, loss in train_codec(codec, waves(), "cpu", "fp32")]
+    save_codec(codec, world() / "codec.safetensors")
+    return codec, losses
+
+
+@cache
+def code_cache() -> CodeCache:
+    codec = trained_codec()[0]
+    return CodeCache(build_cache(manifest(), codec, tokenizer(), world() / "codes", "key", DATA))
+
+
+def real_config(**over) -> GPTConfig:
+    """A tiny model whose vocabularies fit the real tokenizer and codec."""
+    sizes = {"text_vocab": tokenizer().vocab_size, "code_vocab": trained_codec()[0].vocab_size + 2}
+    return dataclasses.replace(GPT, n_mels=80, max_text=160, max_code=608, **sizes | over)
+
+
+def tiny_model(seed: int = 0, **over) -> SpeechGPT:
+    """A random model whose zero-initialised conditioning projections take part, too."""
+    torch.manual_seed(seed)
+    model = SpeechGPT(dataclasses.replace(GPT, **over))
+    for parameter in model.parameters():  # biases and zeros would hide mistakes
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, list, torch.Tensor]:
+    """`count` rows of unequal length: text ids, codes, reference mels."""
+    rng = np.random.default_rng(seed)
+    texts = [
+        rng.integers(0, config.text_vocab - 2, rng.integers(3, 10)).tolist() for _ in range(count)
+    ]
+    codes = [rng.integers(0, config.start_code, rng.integers(5, 25)).tolist() for _ in range(count)]
+    cond = torch.from_numpy(rng.standard_normal((count, config.n_mels, 12), dtype=np.float32))
+    return texts, codes, cond
+
+
+def effective_batch(
+    config: GPTConfig, rows: tuple, parts: int = 1, position=None
+) -> EffectiveBatch:
+    """`rows` as one optimiser step in `parts` micro-batches."""
+    size = len(rows[0]) // parts
+    cuts = [slice(i, i + size) for i in range(0, len(rows[0]), size)]
+    micro = [pack(config, *(column[cut] for column in rows)) for cut in cuts]
+    return EffectiveBatch(micro=micro, position=position or {"epoch": 0, "batch": 0})
+
+
+def random_batches(config: GPTConfig, position=None, count: int = 8) -> list[EffectiveBatch]:
+    """An endless-enough stream of batches whose position is a plain number."""
+    first = (position or {"batch": 0})["batch"]
+    return [
+        effective_batch(config, random_rows(config, count, seed=i), position={"batch": i + 1})
+        for i in range(first, 200)
+    ]
+
+
+def speech(seconds: float = 1.0, rate: int = RATE) -> np.ndarray:
+    """Something like a voice: a swelling tone with overtones, peak 0.5."""
+    t = np.arange(int(seconds * rate)) / rate
+    wave = sum(np.sin(2 * np.pi * 120 * k * t) / k for k in range(1, 6))
+    return (0.5 * wave / np.abs(wave).max()).astype(np.float32)
+
+
+def dataset(folder: Path, table: str | bytes, clips: dict[str, np.ndarray] | None = None) -> Path:
+    """An LJSpeech folder: metadata.csv with `table`, and 16-bit `clips` by id."""
+    (folder / "wavs").mkdir(parents=True, exist_ok=True)
+    data = table.encode() if isinstance(table, str) else table
+    (folder / "metadata.csv").write_bytes(data)
+    for name, wave in (clips or {}).items():
+        soundfile.write(folder / "wavs" / f"{name}.wav", wave, RATE)
+    return folder

@@ -1,0 +1,171 @@
+"""Presets and settings: what fits is built, what does not becomes a sentence."""
+
+import dataclasses
+import errno
+import os
+
+import pytest
+import yaml
+
+from kit.codec import CodecConfig
+from kit.config import (
+    CONFIGS,
+    ConfigError,
+    build,
+    digest,
+    load_preset,
+    merge,
+    nearest,
+    require,
+    write_atomic,
+)
+from kit.corpus import CorpusConfig
+from kit.data import DataConfig
+from kit.generate import GenerateConfig
+from kit.manifest import ManifestConfig
+from kit.model import GPTConfig
+from kit.recognizer import RecognizerConfig
+from kit.speedups import SpeedConfig
+from kit.train import TrainConfig
+
+SECTIONS = {
+    "corpus": CorpusConfig,
+    "manifest": ManifestConfig,
+    "codec": CodecConfig,
+    "data": DataConfig,
+    "model": GPTConfig,
+    "train": TrainConfig,
+    "speed": SpeedConfig,
+    "recognizer": RecognizerConfig,
+    "generate": GenerateConfig,
+}
+PLAIN = {"text", "evaluate", "infer"}  # read key by key in the notebooks
+PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    lr: float = 1.0
+    steps: int = 3
+    on: bool = False
+    levels: tuple = (1,)
+    best: int | None = None
+
+    def __post_init__(self):
+        require(self.lr > 0, self, "lr", "must be above 0.")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds_all_its_sections(name):
+    preset = load_preset(name)
+    assert set(preset) <= set(SECTIONS) | PLAIN
+    for section, cls in SECTIONS.items():
+        built = build(cls, preset.get(section))
+        for key, value in (preset.get(section) or {}).items():
+            assert getattr(built, key) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_micro_batches_divide_the_effective_batch(name):
+    data = build(DataConfig, load_preset(name).get("data"))
+    assert data.grad_accum * data.micro_batch == data.effective_batch
+
+
+def test_a_preset_extends_another_section_by_section(tmp_path):
+    (tmp_path / "base.yaml").write_text("train: {steps: 5, lr: 0.1}\nspeed: {sdpa: true}\n")
+    (tmp_path / "mine.yaml").write_text("extends: base\ntrain: {lr: 0.2}\n")
+    wanted = {"train": {"steps": 5, "lr": 0.2}, "speed": {"sdpa": True}}
+    assert load_preset("mine", tmp_path) == wanted
+
+
+def test_merge_changes_neither_side():
+    base, over = {"a": {"x": 1}, "b": 1}, {"a": {"y": 2}, "b": {"z": 3}}
+    assert merge(base, over) == {"a": {"x": 1, "y": 2}, "b": {"z": 3}}
+    assert base == {"a": {"x": 1}, "b": 1} and over == {"a": {"y": 2}, "b": {"z": 3}}
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean `tiny`"):
+        load_preset("tinny")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", "just a word"])
+def test_a_file_that_is_no_preset_says_so(tmp_path, text):
+    (tmp_path / "odd.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"odd\.yaml"):
+        load_preset("odd", tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="kit/config.py:46 sections are not checked")
+def test_a_section_that_is_no_mapping_is_refused(tmp_path):
+    (tmp_path / "odd.yaml").write_text("train: 3\n")
+    with pytest.raises(ConfigError, match="train"):
+        load_preset("odd", tmp_path)
+
+
+@pytest.mark.xfail(strict=True, reason="kit/config.py:48 RecursionError")
+def test_a_preset_that_extends_itself_is_refused(tmp_path):
+    (tmp_path / "loop.yaml").write_text("extends: loop\n")
+    with pytest.raises(ConfigError, match="loop"):
+        load_preset("loop", tmp_path)
+
+
+def test_an_unknown_setting_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"no setting `step`\. Did you mean `steps`"):
+        build(Setting, {"step": 3})
+    with pytest.raises(ConfigError, match="Known: lr, steps"):
+        build(Setting, {"zzz": 3})
+
+
+WRONG = [{"lr": "2e-3"}, {"lr": True}, {"steps": 2.5}, {"steps": True}, {"steps": "3"}]
+WRONG += [{"on": 1}, {"on": "yes"}, {"levels": 3}, {"lr": None}, {"best": 0.5}]
+
+
+@pytest.mark.parametrize("values", WRONG, ids=str)
+def test_a_wrong_type_names_field_and_value(values):
+    (name, value), *_ = values.items()
+    with pytest.raises(ConfigError) as caught:
+        build(Setting, values)
+    assert f"Setting.{name}" in str(caught.value) and repr(value) in str(caught.value)
+
+
+def test_right_types_are_taken_and_lists_become_tuples():
+    built = build(Setting, {"lr": 2, "levels": [8, 5], "best": None}, steps=7)
+    assert built == Setting(lr=2, levels=(8, 5), best=None, steps=7)
+
+
+def test_a_refused_value_names_field_value_and_cure():
+    with pytest.raises(ConfigError, match=r"Setting\.lr = -1: must be above 0"):
+        build(Setting, {"lr": -1})
+
+
+def test_yaml_numbers_without_a_dot_are_caught():
+    # YAML 1.1 reads 2e-3 as text: the user must be told, not be given a string.
+    with pytest.raises(ConfigError, match=r"TrainConfig\.lr"):
+        build(TrainConfig, yaml.safe_load("lr: 2e-3"))
+
+
+def test_nearest_lists_all_when_nothing_is_close():
+    assert nearest("qqq", ["alpha", "beta"]) == " Known: alpha, beta."
+
+
+def test_digest_changes_with_any_part_only():
+    one = digest(Setting(), {"a": 1, "b": 2}, "ሰላም")
+    assert one == digest(Setting(), {"b": 2, "a": 1}, "ሰላም") and len(one) == 12
+    assert one != digest(Setting(steps=4), {"a": 1, "b": 2}, "ሰላም")
+    assert one != digest(Setting(), {"a": 1, "b": 2}, "ሰላ")
+
+
+def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "file"
+    write_atomic(path, "ሰላም")
+    assert path.read_text(encoding="utf-8") == "ሰላም"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="Free some disk space") as caught:
+        write_atomic(path, b"new")
+    assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
+    assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1

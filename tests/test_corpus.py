@@ -1,0 +1,190 @@
+"""The embedded corpus: the same bytes every time, honest splits, several voices."""
+
+import dataclasses
+import hashlib
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from helpers import CORPUS, RATE, manifest
+
+from kit.codec import CodecConfig, Mel
+from kit.config import ConfigError
+from kit.corpus import SAMPLE_RATE, CorpusConfig, Espeak, load_words, make_corpus, sentences
+from kit.manifest import ManifestConfig, load_manifest
+
+SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hash of every file by its path, empty marks left out."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.stat().st_size)
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def items(text: str, known: set[str], longest: int = 4) -> list[str]:
+    """`text` cut into the word list's items, an expression of several words being one."""
+    words, found = text.split(), []
+    while words:
+        sizes = (n for n in range(min(longest, len(words)), 0, -1) if " ".join(words[:n]) in known)
+        size = next(sizes)
+        found.append(" ".join(words[:size]))
+        del words[:size]
+    return found
+
+
+def vocabulary(language: str) -> tuple[set[str], set[str]]:
+    """Items of the word list, and those of its unseen part."""
+    words = load_words(language)
+    slots = {k: v for k, v in words.items() if k not in ("order", "unseen")}
+    rows = [row if isinstance(row, list) else [row] for slot in slots.values() for row in slot]
+    unseen = {item for slot in words["unseen"].values() for item in slot}
+    return {item for row in rows for item in row} | unseen, unseen
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    return make_corpus(SMALL, tmp_path_factory.mktemp("made"))
+
+
+@pytest.mark.xfail(strict=True, reason="corpus.Espeak: the breath of +f2 is seeded by the clock")
+def test_two_makes_are_the_same_bytes(made, tmp_path):
+    time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
+    told = []
+    again = make_corpus(SMALL, tmp_path / "again", lambda *now: told.append(now))
+    assert contents(again) == contents(made)
+    assert told[-1] == (56, 56) and told == sorted(told)
+
+
+def test_a_second_make_does_nothing(made):
+    before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
+    told = []
+    assert make_corpus(SMALL, made, lambda *now: told.append(now)) == made
+    assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before and not told
+
+
+@pytest.mark.xfail(strict=True, reason="corpus.Espeak: the breath of +f2 is seeded by the clock")
+def test_an_interrupted_make_goes_on_to_the_same_bytes(made, tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_corpus(SMALL, tmp_path / "cut", interrupt)
+    time.sleep(1.1)
+    assert contents(make_corpus(SMALL, tmp_path / "cut")) == contents(made)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="corpus.make_corpus: older marks stay when the folder is made anew"
+)
+def test_going_back_to_an_earlier_configuration_makes_it_again(tmp_path):
+    other = dataclasses.replace(SMALL, seed=1)
+    first = contents(make_corpus(SMALL, tmp_path))["metadata_train.csv"]
+    make_corpus(other, tmp_path)
+    assert contents(make_corpus(SMALL, tmp_path))["metadata_train.csv"] == first
+
+
+def test_every_row_has_its_recording_and_every_recording_its_row(made):
+    tables = sorted(made.glob("metadata_*.csv"))
+    assert {t.stem for t in tables} == {
+        f"metadata_{s}" for s in ("train", "held_out", "unseen", "long")
+    }
+    rows = [line.split("|") for t in tables for line in t.read_text(encoding="utf-8").splitlines()]
+    assert {r[0] for r in rows} == {p.stem for p in made.glob("wavs/*.wav")} and len(rows) == 56
+    assert Counter(r[3] for r in rows)["voice0"] > 15
+
+
+def test_the_manifest_takes_all_of_it():
+    rows = manifest()
+    assert len(rows) == 60 + 6 + 4 + 2
+    assert Counter(r.split for r in rows) == {"train": 60, "held_out": 6, "unseen": 4, "long": 2}
+    assert all(soundfile.info(r.audio).samplerate == RATE == SAMPLE_RATE for r in rows)
+    assert all(0.3 < r.seconds < 20 for r in rows)
+
+
+@pytest.mark.parametrize("language", ["am", "en"])
+def test_held_out_sentences_share_no_two_neighbours_with_training(language):
+    splits = sentences(CorpusConfig(language=language, utterances=3000))
+    known, _ = vocabulary(language)
+    pairs = {
+        name: {p for t in rows for row in [items(t, known)] for p in zip(row, row[1:])}
+        for name, rows in splits.items()
+    }
+    assert len(pairs["held_out"]) > 200 and len(pairs["train"]) > 1000
+    assert not pairs["train"] & (pairs["held_out"] | pairs["long"])
+
+
+@pytest.mark.parametrize("language", ["am", "en"])
+def test_unseen_words_never_occur_in_training(language):
+    splits = sentences(CorpusConfig(language=language, utterances=3000))
+    known, unseen = vocabulary(language)
+    assert not unseen & {item for text in splits["train"] for item in items(text, known)}
+    assert all(unseen & set(items(text, known)) for text in splits["unseen"])
+
+
+@pytest.mark.xfail(
+    strict=True, reason="corpus.Grammar.clause: subject and verb alone are known words"
+)
+def test_each_of_very_many_unseen_sentences_holds_an_unseen_word():
+    known, unseen = vocabulary("am")
+    texts = sentences(CorpusConfig(utterances=50, unseen=4000))["unseen"]
+    assert all(unseen & set(items(text, known)) for text in texts)
+
+
+def test_training_covers_every_letter_of_the_held_out_sentences():
+    splits = sentences(CorpusConfig(utterances=3000))
+    assert set("".join(splits["held_out"] + splits["long"])) <= set("".join(splits["train"]))
+
+
+def test_test_sentences_are_distinct_and_long_ones_long():
+    splits = sentences(CorpusConfig(utterances=50))
+    for name, count in (("held_out", 250), ("unseen", 100), ("long", 30)):
+        assert len(set(splits[name])) == len(splits[name]) == count
+    assert min(len(t.split()) for t in splits["long"]) >= 18
+
+
+def test_another_seed_gives_other_sentences():
+    one, two = (sentences(dataclasses.replace(SMALL, seed=s))["train"] for s in (0, 1))
+    assert len(set(one) & set(two)) < 5
+
+
+def test_english_is_spoken_too(tmp_path):
+    config = dataclasses.replace(SMALL, language="en", speakers=1)
+    folder = make_corpus(config, tmp_path / "en")
+    rows, refused = load_manifest(folder, ManifestConfig(language="en"), tmp_path)
+    assert len(rows) == 56 and not refused
+    assert all(r.text.isascii() and r.speaker == "voice0" for r in rows)
+
+
+def test_three_speakers_say_one_sentence_in_three_ways():
+    mel, means, lengths = Mel(CodecConfig()), [], []
+    espeak = Espeak("am")
+    for number in range(3):
+        espeak.speaker(number)
+        wave = espeak.say("አባቴ ዛሬ ከገበያ ትልቅ በሬ ገዛ")
+        assert wave.dtype == np.int16 and np.abs(wave).max() > 3000
+        lengths.append(len(wave) / SAMPLE_RATE)
+        means.append(mel(torch.from_numpy(wave).float()[None] / 2**15)[0][0].mean(dim=1))
+    assert max(lengths) > 1.05 * min(lengths)  # rate
+    for a, b in ((0, 1), (0, 2), (1, 2)):  # timbre and pitch, in nats of the mean spectrum
+        assert (means[a] - means[b]).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("language", "de"), ("utterances", 3), ("speakers", 9), ("speakers", 0)]
+)
+def test_what_cannot_be_spoken_is_refused(field, value):
+    with pytest.raises(ConfigError, match=f"CorpusConfig.{field}"):
+        CorpusConfig(**{field: value})
+
+
+def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
+    few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
+    few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
+    monkeypatch.setattr("kit.corpus.load_words", lambda language: few)
+    with pytest.raises(ConfigError, match=r"yields only \d+ of the 250 sentences"):
+        sentences(CorpusConfig())
