@@ -53,8 +53,10 @@ def unflatten(flat: dict) -> dict:
 def save(tree: dict, folder: Path, step: int, keep: int = 2) -> Path:
     """Write `tree` as `step-0000300.safetensors` under `folder` and drop all but the newest `keep`.
 
-    Raises OSError, with the cure, when the disk is full; older checkpoints stay.
+    Raises DiskError, with the cure, when the disk is full; older checkpoints stay.
     """
+    for left_by_a_kill in Path(folder).glob(".step-*"):
+        left_by_a_kill.unlink()
     tensors, plain = flatten(tree)
     # Tensors that share memory (tied or swapped weights) must be told apart on disk.
     tensors = {k: v.clone() for k, v in tensors.items()}

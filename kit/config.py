@@ -26,6 +26,10 @@ class ConfigError(ValueError):
     """A setting that cannot be used; the message names the field, the value and the cure."""
 
 
+class DiskError(OSError):
+    """No room, or no right, to write; the message says where and what to do."""
+
+
 def nearest(name: str, known) -> str:
     """' Did you mean `x`?' when a known name is close to `name`, else the list of known names."""
     close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
@@ -107,10 +111,10 @@ def digest(*parts) -> str:
 
 
 def require_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise OSError with the cure when `folder`'s disk has less than `needed_bytes` left."""
+    """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
-        raise OSError(
+        raise DiskError(
             errno.ENOSPC,
             f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
             f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
@@ -121,7 +125,7 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` so that `path` holds all of the old or all of the new, whatever happens.
 
-    Temporary file beside it, fsync, rename. Raises OSError with the cure when the disk is full.
+    Temporary file beside it, fsync, rename. Raises DiskError with the cure when the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,10 +136,11 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
         os.replace(temporary, path)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
-        raise OSError(
+        raise DiskError(
             error.errno,
             f"could not write {path} ({len(data) / 1e6:.1f} MB): {error.strerror}. "
             "Free some disk space and run again; finished work is kept.",

@@ -208,7 +208,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     """Write the corpus as an LJSpeech folder, or do nothing where it already stands whole.
 
     `progress(done, total)` is called as utterances are finished. The id of an utterance starts
-    with its split (train, held_out, unseen, long). Raises OSError, before it starts, when the
+    with its split (train, held_out, unseen, long). Raises DiskError, before it starts, when the
     disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
     """
     folder = Path(folder).resolve()

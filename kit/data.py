@@ -53,6 +53,10 @@ class DataConfig:
     def grad_accum(self) -> int:
         return self.effective_batch // self.micro_batch
 
+    def split(self, grad_accum: int) -> "DataConfig":
+        """The same effective batch in `grad_accum` passes. Raises ConfigError when it won't divide."""
+        return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
+
 
 def load_wave(path: str, sample_rate: int) -> Tensor:
     """Mono waveform (L,) at `sample_rate`."""

@@ -35,6 +35,26 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def plain_errors() -> None:
+    """From now on an error that the kit itself raises shows as one sentence, without the frames.
+
+    Its message says what was wrong and what to do; where in the kit it was noticed helps nobody.
+    Any other error keeps its traceback, and the cell fails either way.
+    """
+    shell = get_ipython()
+    if shell is not None:
+        shell.set_custom_exc((ValueError, RuntimeError, OSError), _show_error)
+
+
+def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
+    if kind.__module__.startswith("kit."):
+        lines = [f"{kind.__name__}: {error}"]
+    else:
+        lines = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
+    shell._showtraceback(kind, error, lines)
+    return lines
+
+
 class Clicks:
     """Within `with Clicks() as clicks`, `clicks.poll()` handles the widget messages come so far.
 

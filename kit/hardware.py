@@ -127,7 +127,7 @@ def compiler_available(hw: Hardware) -> Choice:
     return Choice(value="yes" if found else "no", reason=reason)
 
 
-def free_cores(hw: Hardware, sample_s: float = 0.3) -> Choice:
+def free_cores(hw: Hardware, sample_s: float = 1.0) -> Choice:
     """How many cores nobody else keeps busy; at least one."""
     busy = sum(psutil.cpu_percent(sample_s, percpu=True)) / 100
     free = max(1, round(hw.cores - min(busy, hw.cores)))

@@ -16,7 +16,7 @@ import torch
 
 from kit import checkpoint
 from kit.config import build, write_atomic
-from kit.hardware import Hardware, use_threads
+from kit.hardware import Hardware
 from kit.model import GPTConfig, SpeechGPT
 from kit.speedups import Applied, SpeedConfig
 from kit.train import (
@@ -40,6 +40,7 @@ class TrainSession:
     folder: Path
     make_batches: Callable  # (position or None, grad_accum) -> iterable of EffectiveBatch
     validation: list  # EffectiveBatches
+    threads: int  # for PyTorch
     state: TrainState | None = None  # of the latest run
 
     @property
@@ -68,7 +69,7 @@ class TrainSession:
         grad_accum = values.pop("grad_accum", 1)
         if self.finished():
             return
-        use_threads(self.hw)
+        torch.set_num_threads(self.threads)  # counts for the calling thread alone
         torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
         self.state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
