@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,7 +111,9 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
     grammar = Grammar(load_words(config.language), rng)
     held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)
     long = _draw(lambda: grammar.sentence(22), config.long, lambda w: len(w) >= 18)
-    unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, lambda w: len(w) >= 3)
+    rare = {word for slot in grammar.words["unseen"].values() for word in slot}
+    has_rare = lambda words: len(words) >= 3 and not rare.isdisjoint(words)  # noqa: E731
+    unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, has_rare)
     banned = {pair for words in held_out + long for pair in zip(words, words[1:])}
     train = _draw(
         lambda: grammar.sentence(config.max_words),
@@ -148,6 +151,7 @@ class Espeak:
             raise RuntimeError(
                 f"espeak-ng did not start (answer {rate}); reinstall espeakng-loader"
             )
+        self.library.espeak_ng_SetRandSeed(ctypes.c_long(0))  # else its noise starts by the clock
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
@@ -212,9 +216,11 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
     """
     folder = Path(folder).resolve()
-    mark = folder / f"complete-{digest(config)}"
-    if mark.exists():
+    mark = folder / "complete"
+    key = digest(dataclasses.replace(config, workers=1))  # how many speak changes nothing
+    if mark.exists() and mark.read_text() == key:
         return folder
+    _forget_others(folder, key)
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
     require_disk(folder, config.utterances * CLIP_BYTES)
@@ -234,8 +240,19 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
             done += count
             progress(done, len(rows))
     _write_tables(folder, rows)
-    mark.touch()
+    write_atomic(mark, key)
     return folder
+
+
+def _forget_others(folder: Path, key: str) -> None:
+    """Let nothing that another configuration left in `folder` pass for this one's."""
+    begun = folder / "begun"
+    if not begun.exists() or begun.read_text() != key:
+        shutil.rmtree(folder / "spoken", ignore_errors=True)
+        (folder / "complete").unlink(missing_ok=True)
+        for table in folder.glob("metadata*.csv"):
+            table.unlink()
+        write_atomic(begun, key)
 
 
 def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:

@@ -95,11 +95,18 @@ def train_tokenizer(lines, path: Path, vocab_size: int, seed: int = 0) -> Path:
     """Train a SentencePiece BPE on an iterable of normalised lines and save it at `path`.
 
     Byte fallback covers what was never seen; `vocab_size` is an upper bound, reached only when
-    the text has that many pieces. Raises TextError when there is no text.
+    the text has that many pieces. Raises TextError when there is no text, or `vocab_size` has no
+    room for its letters.
     """
     lines = [line for line in lines if line]
     if not lines:
         raise TextError("There is no text to train a tokenizer on: every line was empty.")
+    needed = len(set("".join(lines))) + 260  # bytes, unknown, and the mark of a word's start
+    if vocab_size < needed:
+        raise TextError(
+            f"vocab_size = {vocab_size} is too small: this text has {needed - 260} different "
+            f"characters, which with 256 bytes makes at least {needed}."
+        )
     random.Random(seed).shuffle(lines)
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(

@@ -4,7 +4,10 @@ Each part is made once, when it is first asked for, under the session's temporar
 """
 
 import dataclasses
+import itertools
 import os
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +21,11 @@ from kit.data import CodeCache, DataConfig, build_cache, load_wave
 from kit.hardware import Hardware
 from kit.manifest import ManifestConfig, Utterance, load_manifest
 from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.session import TrainSession
 from kit.text import Tokenizer, train_tokenizer
+from kit.train import TrainConfig
+
+torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 
 RATE = 22050
 CPU = Hardware(
@@ -121,13 +128,11 @@ def effective_batch(
     return EffectiveBatch(micro=micro, position=position or {"epoch": 0, "batch": 0})
 
 
-def random_batches(config: GPTConfig, position=None, count: int = 8) -> list[EffectiveBatch]:
-    """An endless-enough stream of batches whose position is a plain number."""
-    first = (position or {"batch": 0})["batch"]
-    return [
-        effective_batch(config, random_rows(config, count, seed=i), position={"batch": i + 1})
-        for i in range(first, 200)
-    ]
+def random_batches(config: GPTConfig, position=None, parts: int = 1) -> Iterator[EffectiveBatch]:
+    """An endless stream of batches of eight rows; its position is their number."""
+    for i in itertools.count((position or {"batch": 0})["batch"]):
+        rows = random_rows(config, 8, seed=i)
+        yield effective_batch(config, rows, parts, position={"batch": i + 1})
 
 
 def speech(seconds: float = 1.0, rate: int = RATE) -> np.ndarray:
@@ -145,3 +150,27 @@ def dataset(folder: Path, table: str | bytes, clips: dict[str, np.ndarray] | Non
     for name, wave in (clips or {}).items():
         soundfile.write(folder / "wavs" / f"{name}.wav", wave, RATE)
     return folder
+
+
+TRAIN = TrainConfig(
+    steps=12, warmup_steps=3, lr=1e-2, val_every=4, checkpoint_every=3, schedule="linear"
+)
+
+
+def tiny_session(folder: Path, train: TrainConfig = TRAIN, **shape) -> TrainSession:
+    """A training run of a few milliseconds a step, with dropout so that random states matter."""
+    config = dataclasses.replace(GPT, **{"dropout": 0.1} | shape)
+    return TrainSession(
+        model=config,
+        config=train,
+        hw=CPU,
+        threads=1,
+        folder=Path(folder),
+        make_batches=lambda position, parts: random_batches(config, position, parts),
+        validation=[effective_batch(config, random_rows(config, 4, seed=999))],
+    )
+
+
+def train_in(folder: str, train: TrainConfig = TRAIN, values: dict | None = None) -> list:
+    """Run a tiny session to its end or its death; also the body of processes that are killed."""
+    return list(tiny_session(Path(folder), train).run(values or {"ema": True}, threading.Event()))

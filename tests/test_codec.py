@@ -34,7 +34,7 @@ def test_shapes_and_lengths_of_a_round_trip(codec, samples):
     codes = codec.encode(torch.randn(2, samples) * 0.1)
     assert codes.shape[0] == 2 and codes.dtype == torch.int64
     assert abs(codes.shape[1] - samples / PER_CODE) <= 1
-    assert 0 <= codes.min() and codes.max() < codec.vocab_size
+    assert codes.min() >= 0 and codes.max() < codec.vocab_size
     wave = codec.decode(codes)
     assert wave.shape[0] == 2 and abs(wave.shape[1] - samples) <= PER_CODE
     assert torch.isfinite(wave).all()

@@ -107,14 +107,14 @@ def test_a_file_that_is_no_preset_says_so(tmp_path, text):
         load_preset("odd", tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="kit/config.py:46 sections are not checked")
+@pytest.mark.xfail(strict=True, reason="load_preset: sections are not checked")
 def test_a_section_that_is_no_mapping_is_refused(tmp_path):
     (tmp_path / "odd.yaml").write_text("train: 3\n")
     with pytest.raises(ConfigError, match="train"):
         load_preset("odd", tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="kit/config.py:48 RecursionError")
+@pytest.mark.xfail(strict=True, reason="load_preset: RecursionError")
 def test_a_preset_that_extends_itself_is_refused(tmp_path):
     (tmp_path / "loop.yaml").write_text("extends: loop\n")
     with pytest.raises(ConfigError, match="loop"):

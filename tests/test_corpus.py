@@ -14,10 +14,19 @@ from helpers import CORPUS, RATE, manifest
 
 from kit.codec import CodecConfig, Mel
 from kit.config import ConfigError
-from kit.corpus import SAMPLE_RATE, CorpusConfig, Espeak, load_words, make_corpus, sentences
+from kit.corpus import (
+    SAMPLE_RATE,
+    SPEAKERS,
+    CorpusConfig,
+    Espeak,
+    load_words,
+    make_corpus,
+    sentences,
+)
 from kit.manifest import ManifestConfig, load_manifest
 
-SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1)
+EVERYBODY = len(SPEAKERS)
+SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1, speakers=EVERYBODY)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -51,7 +60,7 @@ def made(tmp_path_factory) -> Path:
     return make_corpus(SMALL, tmp_path_factory.mktemp("made"))
 
 
-@pytest.mark.xfail(strict=True, reason="corpus.Espeak: the breath of +f2 is seeded by the clock")
+@pytest.mark.xfail(strict=True, reason="corpus.Espeak: +f2 breathes noise seeded by the clock")
 def test_two_makes_are_the_same_bytes(made, tmp_path):
     time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
     told = []
@@ -67,7 +76,7 @@ def test_a_second_make_does_nothing(made):
     assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before and not told
 
 
-@pytest.mark.xfail(strict=True, reason="corpus.Espeak: the breath of +f2 is seeded by the clock")
+@pytest.mark.xfail(strict=True, reason="corpus.Espeak: +f2 breathes noise seeded by the clock")
 def test_an_interrupted_make_goes_on_to_the_same_bytes(made, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt
@@ -95,7 +104,7 @@ def test_every_row_has_its_recording_and_every_recording_its_row(made):
     }
     rows = [line.split("|") for t in tables for line in t.read_text(encoding="utf-8").splitlines()]
     assert {r[0] for r in rows} == {p.stem for p in made.glob("wavs/*.wav")} and len(rows) == 56
-    assert Counter(r[3] for r in rows)["voice0"] > 15
+    assert Counter(r[3] for r in rows)["voice0"] > 10
 
 
 def test_the_manifest_takes_all_of_it():

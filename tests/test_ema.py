@@ -1,0 +1,116 @@
+"""The averaged weights: closed form, and a swap that leaves no trace."""
+
+import pytest
+import torch
+from torch import nn
+
+from kit.ema import EMA
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+def snapshot(module) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def walk(module, ema: EMA, steps: int) -> list[list[torch.Tensor]]:
+    """Random weight changes with an update after each; the weights after every step."""
+    seen = [snapshot(module)]
+    for _ in range(steps):
+        for p in module.parameters():
+            p.data += torch.randn_like(p)
+        ema.update()
+        seen.append(snapshot(module))
+    return seen
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.9, 0.999])
+def test_the_average_is_the_closed_form(decay):
+    module = model()
+    ema = EMA(module, decay)
+    seen = walk(module, ema, 30)
+    for i, shadow in enumerate(ema.shadow.values()):
+        wanted = seen[0][i].double()
+        for n, weights in enumerate(seen[1:]):
+            d = min(decay, (1 + n) / (10 + n))
+            wanted = d * wanted + (1 - d) * weights[i].double()
+        assert torch.allclose(shadow.double(), wanted, atol=1e-5)
+
+
+def test_the_decay_warms_up():
+    module = model()
+    ema = EMA(module, 0.999)
+    before, now = snapshot(module)[0], walk(module, ema, 1)[1][0]
+    assert torch.allclose(ema.shadow["0.weight"], 0.1 * before + 0.9 * now, atol=1e-6)
+
+
+def test_weights_that_stand_still_are_their_own_average():
+    module = model()
+    ema = EMA(module)
+    for _ in range(50):
+        ema.update()
+    assert all(torch.equal(a, b) for a, b in zip(ema.shadow.values(), module.parameters()))
+
+
+def test_the_swap_puts_the_average_in_and_the_weights_back_bit_for_bit():
+    module = model()
+    ema = EMA(module, 0.9)
+    walk(module, ema, 5)
+    own, average = snapshot(module), [s.clone() for s in ema.shadow.values()]
+    with ema.swapped_in():
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), average))
+        assert not torch.equal(next(iter(module.parameters())), own[0])
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_weights_come_back_even_after_an_exception(error):
+    module = model()
+    ema = EMA(module, 0.9)
+    walk(module, ema, 5)
+    own = snapshot(module)
+    with pytest.raises(error), ema.swapped_in():
+        next(module.parameters()).data.fill_(float("nan"))
+        raise error
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
+    assert all(torch.isfinite(s).all() for s in ema.shadow.values())
+
+
+def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
+    module = model().bfloat16()
+    ema = EMA(module, 0.9)
+    own = snapshot(module)
+    ema.update()
+    with ema.swapped_in():
+        pass
+    assert all(s.dtype == torch.float32 for s in ema.shadow.values())
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
+
+
+def test_a_restored_average_goes_on_as_the_first_would_have():
+    module = model()
+    ema, again = EMA(module, 0.9), EMA(module, 0.9)
+    walk(module, ema, 5)
+    again.load_state_dict({k: v.clone() for k, v in ema.state_dict().items()})
+    walk(module, ema, 0)
+    ema.update()
+    again.update()
+    assert again.updates == 6
+    assert all(torch.equal(a, b) for a, b in zip(ema.shadow.values(), again.shadow.values()))
+
+
+def test_the_average_is_no_view_of_the_weights():
+    module = model()
+    ema = EMA(module)
+    before = ema.shadow["0.weight"].clone()
+    module[0].weight.data.zero_()
+    assert torch.equal(ema.shadow["0.weight"], before)
+
+
+@pytest.mark.parametrize("decay", [0, 1, -0.1, 1.5])
+def test_a_decay_outside_zero_and_one_is_refused(decay):
+    with pytest.raises(ValueError, match="ema_decay"):
+        EMA(model(), decay)

@@ -1,0 +1,222 @@
+"""The model against references nobody here wrote, and the promises of packed rows."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import GPT, effective_batch, random_rows, tiny_model
+from torch import nn
+
+from kit.config import ConfigError
+from kit.memory import parameter_count
+from kit.model import GPTConfig, Trunk, collate, explicit_attention, pack, weighted_loss
+
+XTTS_V2 = GPTConfig(
+    layers=30,
+    width=1024,
+    heads=16,
+    text_vocab=6681,
+    code_vocab=1026,
+    max_text=404,
+    max_code=608,
+    latents=32,
+    cond_blocks=6,
+    perceiver_layers=2,
+    perceiver_heads=8,
+    perceiver_head_width=64,
+)
+
+
+def rows(count=4, seed=0):
+    return random_rows(GPT, count, seed)
+
+
+def code_logits(model, batch):
+    return model.code_head(model.hidden(batch))
+
+
+def gradients(model, parts) -> torch.Tensor:
+    """All gradients of the token-weighted loss over micro-batches, as one vector."""
+    model.zero_grad()
+    text, code = (sum(len(getattr(p, f"{k}_targets")) for p in parts) for k in ("text", "code"))
+    for part in parts:
+        weighted_loss(model.config, model(part), text, code).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_the_published_size_has_the_published_number_of_parameters():
+    assert parameter_count(XTTS_V2) == 441_018_563
+
+
+def set_fused(model, fused: bool) -> None:
+    for layer in model.gpt.h:
+        layer.attn.fused = fused
+
+
+def test_fused_attention_is_explicit_softmax():
+    model, batch = tiny_model(), pack(GPT, *rows())
+    found = []
+    for fused in (True, False):
+        set_fused(model, fused)
+        found.append((code_logits(model, batch), gradients(model, [batch])))
+    (logits, grads), (wanted_logits, wanted_grads) = found
+    assert (logits - wanted_logits).abs().max() < 1e-5
+    assert (grads - wanted_grads).norm() < 1e-5 * wanted_grads.norm()
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, explicit_attention])
+def test_dropout_of_attention_keeps_the_mean(attend):
+    q = torch.randn(1, 2, 400, 8)
+    y = attend(q, q, torch.ones_like(q), dropout_p=0.5, is_causal=True)
+    assert y.mean().item() == pytest.approx(1, abs=0.05)
+
+
+def trunk_reference(trunk: Trunk, config: GPTConfig) -> nn.Module:
+    """torch's own transformer with the trunk's weights."""
+    shape = {"d_model": config.width, "nhead": config.heads, "dim_feedforward": 4 * config.width}
+    gelu = lambda x: F.gelu(x, approximate="tanh")  # noqa: E731
+    layer = nn.TransformerEncoderLayer(
+        **shape, dropout=0, activation=gelu, batch_first=True, norm_first=True
+    )
+    reference = nn.TransformerEncoder(layer, config.layers, trunk.ln_f, enable_nested_tensor=False)
+    for mine, theirs in zip(trunk.h, reference.layers):
+        theirs.self_attn.in_proj_weight.data = mine.attn.c_attn.weight.data
+        theirs.self_attn.in_proj_bias.data = mine.attn.c_attn.bias.data
+        pairs = ((mine.attn.c_proj, theirs.self_attn.out_proj), (mine.mlp.c_fc, theirs.linear1))
+        pairs += (
+            (mine.mlp.c_proj, theirs.linear2),
+            (mine.ln_1, theirs.norm1),
+            (mine.ln_2, theirs.norm2),
+        )
+        for a, b in pairs:
+            b.load_state_dict(a.state_dict())
+    return reference
+
+
+def test_the_trunk_is_torchs_own_transformer():
+    trunk, x = tiny_model().gpt.train(), torch.randn(2, 13, GPT.width)
+    mask = nn.Transformer.generate_square_subsequent_mask(13)
+    wanted = trunk_reference(trunk, GPT)(x, mask=mask, is_causal=True)
+    assert (trunk(x) - wanted).abs().max() < 1e-5
+
+
+def test_the_trunk_is_gpt2():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    names = {"n_embd": GPT.width, "n_layer": GPT.layers, "n_head": GPT.heads, "n_positions": 64}
+    off = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=8, **names, **off))
+    trunk, x = tiny_model().gpt, torch.randn(2, 13, GPT.width)
+    weights = {k: v.T if v.ndim == 2 else v for k, v in trunk.state_dict().items()}
+    gpt2.load_state_dict(weights, strict=False)
+    gpt2.wpe.weight.data.zero_()
+    assert (trunk(x) - gpt2(inputs_embeds=x).last_hidden_state).abs().max() < 1e-5
+
+
+def test_the_loss_is_cross_entropy_of_the_next_token_by_hand():
+    model, (texts, codes, cond) = tiny_model(), rows(1)
+    c, batch = GPT, pack(GPT, texts, codes, cond)
+    h = model.hidden(batch)[0]
+    text = [*texts[0], c.text_vocab - 1]
+    code = [*codes[0], *[c.stop_code] * 4]
+    wanted_text = F.cross_entropy(
+        model.text_head(h[: len(text)]), torch.tensor(text), reduction="sum"
+    )
+    at = len(text) + 1  # after START, text and STOP
+    wanted_code = F.cross_entropy(
+        model.code_head(h[at : at + len(code)]), torch.tensor(code), reduction="sum"
+    )
+    sums = model(batch)
+    assert sums[0].item() == pytest.approx(wanted_text.item(), rel=1e-6)
+    assert sums[1].item() == pytest.approx(wanted_code.item(), rel=1e-6)
+    loss = weighted_loss(c, sums, len(text), len(code))
+    assert loss.item() == pytest.approx(
+        (0.01 * wanted_text / len(text) + wanted_code / len(code)).item()
+    )
+
+
+def test_a_later_code_changes_no_earlier_logit():
+    model, (texts, codes, cond) = tiny_model(), rows(1)
+    before = code_logits(model, pack(GPT, texts, codes, cond))[0]
+    at = len(texts[0]) + 2 + 1 + 3  # the fourth code
+    other = [[*codes[0][:3], (codes[0][3] + 1) % 30, *codes[0][4:]]]
+    after = code_logits(model, pack(GPT, texts, other, cond))[0]
+    assert torch.equal(before[:at], after[:at])
+    assert not torch.allclose(before[at:], after[at:])
+
+
+def test_text_and_reference_reach_the_codes():
+    model, (texts, codes, cond) = tiny_model(), rows(1)
+    before = code_logits(model, pack(GPT, texts, codes, cond))[0, -1]
+    other_text = [[(t + 1) % 18 for t in texts[0]]]
+    for changed in ((other_text, codes, cond), (texts, codes, torch.randn_like(cond))):
+        assert not torch.allclose(before, code_logits(model, pack(GPT, *changed))[0, -1], atol=1e-5)
+
+
+def test_padding_and_other_rows_change_nothing():
+    model, (texts, codes, cond) = tiny_model(), rows(5)
+    together = code_logits(model, pack(GPT, texts, codes, cond, to_length=60))
+    for i in range(5):
+        alone = code_logits(model, pack(GPT, texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]))[
+            0
+        ]
+        assert (together[i, : len(alone)] - alone).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("cuts", [(1,) * 6, (2, 4), (5, 1), (3, 3), (1, 2, 3)], ids=str)
+def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(cuts):
+    model, (texts, codes, cond) = tiny_model(), rows(6)
+    whole = gradients(model, [pack(GPT, texts, codes, cond)])
+    ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
+    spans = [slice(end - size, end) for end, size in zip(ends, cuts)]
+    split = gradients(model, [pack(GPT, texts[s], codes[s], cond[s]) for s in spans])
+    assert (split - whole).norm() <= 1e-6 * whole.norm()
+
+
+def test_recomputed_layers_give_the_same_gradients():
+    model, batch = tiny_model(), pack(GPT, *rows())
+    whole = gradients(model, [batch])
+    model.gpt.recompute = frozenset(range(GPT.layers))
+    assert torch.equal(gradients(model, [batch]), whole)
+
+
+@pytest.mark.parametrize(("text", "codes"), [(19, 5), (5, 37)])
+def test_rows_that_do_not_fit_are_refused_with_the_limits(text, codes):
+    with pytest.raises(ValueError, match=r"longer than the model's 20 text and 40 code positions"):
+        pack(GPT, [[1] * text], [[1] * codes], torch.zeros(1, 8, 4))
+
+
+def test_the_longest_rows_fit():
+    batch = pack(GPT, [[1] * 18], [[1] * 36], torch.zeros(1, 8, 4))
+    assert batch.tokens.shape == (1, 60) and torch.isfinite(tiny_model()(batch)[1])
+
+
+def test_counts_are_of_real_tokens():
+    texts, codes, cond = rows(6)
+    batch = effective_batch(GPT, (texts, codes, cond), parts=2)
+    assert batch.text_targets == sum(len(t) + 1 for t in texts)
+    assert batch.code_targets == sum(len(c) + 4 for c in codes)
+    assert batch.tokens == sum(len(t) + 2 + len(c) + 4 for t, c in zip(texts, codes))
+
+
+def test_collate_keeps_the_position():
+    texts, codes, cond = rows(2)
+    batch = collate(GPT, [(texts, codes, cond)], {"epoch": 1, "batch": 2})
+    assert batch.position == {"epoch": 1, "batch": 2} and len(batch.micro) == 1
+
+
+def test_the_first_loss_is_that_of_guessing():
+    torch.manual_seed(0)
+    config = dataclasses.replace(GPT, code_vocab=500)
+    model = tiny_model(code_vocab=500).requires_grad_(False)
+    model.init_weights()
+    batch = pack(config, *random_rows(config, 8))
+    per_code = model(batch)[1].item() / len(batch.code_targets)
+    assert per_code == pytest.approx(torch.log(torch.tensor(500.0)).item(), rel=0.02)
+
+
+@pytest.mark.parametrize("over", [{"heads": 5}, {"width": 48}, {"dropout": 1.0}])
+def test_impossible_shapes_are_refused(over):
+    field = "width" if "heads" in over else next(iter(over))
+    with pytest.raises(ConfigError, match=f"GPTConfig.{field}"):
+        dataclasses.replace(GPT, **over)

@@ -1,0 +1,166 @@
+"""One run, one folder, one record."""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+from html.parser import HTMLParser
+
+import pytest
+import soundfile
+from helpers import RATE, speech
+
+from kit.config import ConfigError
+from kit.report import Run, flat, git_state, html_table, open_run, page, show
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return Run(
+        name="mine", preset_name="tiny", preset={"train": {"steps": 3}}, folder=tmp_path / "mine"
+    )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty runs folder, and nothing asked for by the environment."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    for name in ("KIT_RUN", "KIT_PRESET", "KIT_DEMO_STARTED"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def on_disk(run: Run) -> dict:
+    return json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
+
+
+def test_figures_are_merged_not_replaced(run):
+    run.record(train={"steps": 3, "loss": 2.0}, samples=[])
+    run.record(train={"loss": 1.5}, eval={"cer": 0.1})
+    found = on_disk(run)
+    assert found["train"] == {"steps": 3, "loss": 1.5} and found["eval"] == {"cer": 0.1}
+    assert found["preset"] == "tiny" and found["versions"]["torch"] and found["device"]
+    assert run.report() == found
+
+
+def test_letters_stay_letters_in_the_file(run):
+    run.record(text={"example": "ሰላም"})
+    assert "ሰላም" in (run.folder / "report.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.xfail(strict=True, reason="Run.record: json.dumps writes NaN")
+def test_the_file_is_json_anyone_can_read(run):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    run.record(train={"val_loss": float("nan")})
+    json.loads((run.folder / "report.json").read_text(), parse_constant=refuse)
+
+
+def test_the_clock_of_the_demo_is_recorded(run, monkeypatch):
+    assert "wall_s" not in run.record()
+    monkeypatch.setenv("KIT_DEMO_STARTED", "0")
+    assert run.record()["wall_s"] > 1e9
+
+
+class Page(HTMLParser):
+    """Collects the tags, the addresses and the text of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.addresses, self.texts = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [v for k, v in attributes if k in ("src", "href")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_is_self_contained_and_escapes_text(run):
+    nasty = "<script>alert('x')</script> & \"ሰላም\""
+    soundfile.write(run.path("samples", "a.wav"), speech(0.1), RATE)
+    samples = [{"text": nasty, "wav": "samples/a.wav", "split": "<b>"}]
+    run.record(samples=[*samples, {"text": "gone", "wav": "samples/none.wav", "split": "x"}])
+    run.record(note={nasty: nasty})
+    found = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+    assert found.tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(found.tags)
+    assert all(a.startswith("data:audio/wav;base64,") for a in found.addresses)
+    assert sum(nasty in text for text in found.texts) == 3
+
+
+def test_the_page_says_its_encoding(tmp_path):
+    assert re.search("charset=.?utf-8", page({}, tmp_path))
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(run, monkeypatch):
+    before = run.record(train={"loss": 2.0})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="Free some disk space"):
+        run.record(train={"loss": 1.0})
+    monkeypatch.undo()
+    assert on_disk(run) == before and len(list(run.folder.iterdir())) == 2
+
+
+def test_a_run_keeps_its_preset_for_life(place):
+    first = open_run("tiny")
+    assert (first.name, first.folder) == ("demo", place / "demo")
+    assert open_run() == first == open_run("tiny")
+    with pytest.raises(ConfigError, match=r"begun with the preset `tiny`, now `cpu`.*KIT_RUN"):
+        open_run("cpu")
+
+
+def test_the_environment_names_run_and_preset(place, monkeypatch):
+    monkeypatch.setenv("KIT_RUN", "other")
+    monkeypatch.setenv("KIT_PRESET", "tiny")
+    run = open_run()
+    assert run.folder == place / "other" and run.preset_name == "tiny"
+    assert run.section("train")["steps"] == 12 and run.section("none") == {}
+
+
+def test_an_unknown_preset_begins_no_run(place):
+    with pytest.raises(ConfigError, match=r"no preset `tinny`.*Did you mean `tiny`"):
+        open_run("tinny")
+    assert not list(place.iterdir())
+
+
+def test_without_a_wish_the_machine_decides(place):
+    assert open_run().preset_name in {"cpu", "8gb", "12gb", "t4", "24gb", "80gb"}
+
+
+def test_data_come_before_their_index(run):
+    with pytest.raises(ConfigError, match="`mine` has no data yet: run 01_data_prep"):
+        run.index()
+    run.record(data={"codes": "codes/k.json"})
+    assert run.index() == run.folder / "codes" / "k.json"
+
+
+def test_figures_are_written_as_a_person_would():
+    assert [show(v) for v in (0.123456, 3, "x", 12345.678, None)] == [
+        *("0.1235", "3", "x"),
+        *("1.235e+04", "None"),
+    ]
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "samples": [1]}) == [("a.b", 1), ("a.c.d", 2)]
+
+
+def test_a_table_without_a_browser_is_plain_text(capsys):
+    html_table({"loss": 1.5, "speed": {"steps": 3}})
+    assert "loss" in capsys.readouterr().out
+
+
+def test_a_run_is_frozen(run):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.name = "other"
+
+
+def test_the_commit_is_named_where_there_is_git(monkeypatch):
+    assert re.fullmatch(r"([0-9a-f]{7,}\+?)?\+?", git_state())
+    monkeypatch.setenv("PATH", "")
+    assert git_state() == ""

@@ -1,0 +1,67 @@
+"""Progress in one line: share, time left, and neither silence nor a flood."""
+
+import pytest
+
+from kit.ticker import Ticker
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands until it is moved."""
+
+    class Clock:
+        now_s = 100.0
+
+    monkeypatch.setattr("kit.ticker.time.monotonic", lambda: Clock.now_s)
+    return Clock
+
+
+def test_a_line_has_share_and_time_left():
+    line = Ticker("spoken").line(250, 1000, took_s=30)
+    assert line == "spoken: 250 of 1,000   25 %   1:30 left"
+
+
+def test_the_last_line_says_how_long_it_took():
+    line = Ticker("spoken").line(1000, 1000, took_s=125, detail="loss 0.5")
+    assert line == "spoken: 1,000 of 1,000   100 %   done in 2:05   loss 0.5"
+
+
+def test_before_anything_is_done_nothing_is_foretold():
+    assert "0 %" in Ticker("spoken").line(0, 10, took_s=0.0)
+
+
+def test_a_program_gets_a_line_every_five_seconds_and_the_last(clock, capsys):
+    tick = Ticker("spoken")
+    tick.plain = True
+    for done in range(1, 101):
+        clock.now_s += 0.2  # twenty seconds in all
+        tick(done, 100)
+    lines = capsys.readouterr().out.splitlines()
+    assert 3 <= len(lines) <= 6 and "100 of 100" in lines[-1] and "done in 0:20" in lines[-1]
+
+
+def test_following_an_iterator_hands_back_its_losses(capsys):
+    tick = Ticker("step")
+    tick.plain = True
+    assert tick.follow(((i + 1, 1 / (i + 1)) for i in range(4)), 4) == [1, 0.5, 1 / 3, 0.25]
+    assert "4 of 4" in capsys.readouterr().out
+
+
+def test_a_person_gets_one_line_rewritten_in_place(clock, monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data["text/plain"])
+
+    def display(data, raw, display_id):
+        shown.append(data["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("kit.ticker.display", display)
+    tick = Ticker("spoken")
+    tick.plain = False
+    for done in range(1, 11):
+        clock.now_s += 1
+        tick(done, 10)
+    assert len(shown) == 10 and shown[-1].startswith("spoken: 10 of 10")
