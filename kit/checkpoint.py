@@ -64,7 +64,8 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2) -> Path:
     path = Path(folder) / f"step-{step:07d}.safetensors"
     write_atomic(path, data)
     write_atomic(path.with_suffix(".sha256"), hashlib.sha256(data).hexdigest())
-    for old in checkpoints(folder)[:-keep]:
+    others = [p for p in checkpoints(folder) if p != path]
+    for old in others[: len(others) - keep + 1] if len(others) >= keep else ():
         old.unlink()
         old.with_suffix(".sha256").unlink(missing_ok=True)
     return path

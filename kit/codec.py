@@ -10,20 +10,18 @@ Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C c
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 import torchaudio
 from torch import Tensor, nn
 
-from kit.config import build, require, write_atomic
+from kit.config import build, require
 from kit.hardware import autocast
+from kit.store import load_module, save_module
 
 
 class CodecError(ValueError):
@@ -46,6 +44,11 @@ class CodecConfig:
     batch: int = 8  # clips per training step
     crop_frames: int = 48  # mel frames per training clip
     lr: float = 4e-3
+
+    @property
+    def frame_rate(self) -> float:
+        """Codes per second."""
+        return self.sample_rate / (self.hop_length * self.frames_per_code)
 
     def __post_init__(self):
         ok = self.crop_frames % self.frames_per_code == 0
@@ -143,8 +146,7 @@ class MelCodec(nn.Module):
     @property
     def frame_rate(self) -> float:
         """Codes per second."""
-        samples_per_code = self.config.hop_length * self.config.frames_per_code
-        return self.config.sample_rate / samples_per_code
+        return self.config.frame_rate
 
     @property
     def vocab_size(self) -> int:
@@ -243,21 +245,11 @@ def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tenso
 
 
 def save_codec(codec: MelCodec, path: Path) -> None:
-    """Weights and configuration in one safetensors file, written atomically."""
-    meta = {"config": json.dumps(dataclasses.asdict(codec.config))}
-    write_atomic(path, safetensors.torch.save(codec.state_dict(), metadata=meta))
+    """Weights and configuration in one file, written atomically."""
+    save_module(path, codec, config=dataclasses.asdict(codec.config))
 
 
 def load_codec(path: Path) -> MelCodec:
     """The codec saved at `path`, in eval mode. Raises CodecError when missing or damaged."""
-    if not Path(path).is_file():
-        raise CodecError(f"There is no codec at {path}: run notebook 01_data_prep first.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            config = build(CodecConfig, json.loads(file.metadata()["config"]))
-            weights = {k: file.get_tensor(k) for k in file.keys()}
-    except (safetensors.SafetensorError, OSError, TypeError) as error:
-        raise CodecError(f"{path} is damaged ({error}): delete it and run 01_data_prep.") from error
-    codec = MelCodec(config)
-    codec.load_state_dict(weights)
-    return codec.eval()
+    make = lambda header: MelCodec(build(CodecConfig, header["config"]))  # noqa: E731
+    return load_module(path, make, CodecError, "run notebook 01_data_prep.")

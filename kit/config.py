@@ -51,8 +51,21 @@ def load_preset(name: str, folder: Path = CONFIGS) -> dict:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(own, dict):
         raise ConfigError(f"{path} must hold `section: {{key: value}}` entries, got {own!r}.")
-    base = load_preset(own.pop("extends"), folder) if "extends" in own else {}
-    return merge(base, own)
+    base = _base(own.pop("extends"), name, folder) if "extends" in own else None
+    for section, values in own.items():
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{path}: `{section}` must hold `key: value` entries, got {values!r}."
+            )
+        if base is not None and section not in base:
+            raise ConfigError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
+    return merge(base or {}, own)
+
+
+def _base(wanted: str, name: str, folder: Path) -> dict:
+    if wanted == name:
+        raise ConfigError(f"The preset `{name}` extends itself; name another one, or none.")
+    return load_preset(wanted, folder)
 
 
 def merge(base: dict, over: dict) -> dict:

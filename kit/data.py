@@ -54,7 +54,7 @@ class DataConfig:
         return self.effective_batch // self.micro_batch
 
     def split(self, grad_accum: int) -> "DataConfig":
-        """The same effective batch in `grad_accum` passes. Raises ConfigError when it won't divide."""
+        """The same effective batch in `grad_accum` passes; ConfigError when it won't divide."""
         return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
 
 
@@ -102,12 +102,21 @@ def build_cache(
     index = Path(folder) / f"{key}.json"
     names = [f"{key}-{i:05d}.safetensors" for i in range(0, len(rows), config.shard)]
     for done, name in enumerate(names):
-        if not (Path(folder) / name).exists():
+        if not sound(Path(folder) / name):
             part = rows[done * config.shard : (done + 1) * config.shard]
             write_atomic(Path(folder) / name, encode_shard(part, codec, tokenizer, config))
         progress(min(len(rows), (done + 1) * config.shard), len(rows))
     write_atomic(index, json.dumps({"shards": names, "utterances": len(rows)}))
     return index
+
+
+def sound(path: Path) -> bool:
+    """Whether a shard is there and can be read; a damaged one is made again."""
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return "rows" in (file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        return False
 
 
 def encode_shard(
@@ -152,7 +161,13 @@ class CodeCache:
         self.codes: list[np.ndarray] = []
         self.texts: list[np.ndarray] = []
         self.references: list[np.ndarray] = []
-        for name in json.loads(Path(index).read_text())["shards"]:
+        try:
+            names = json.loads(Path(index).read_text())["shards"]
+        except (ValueError, KeyError) as error:
+            raise CacheError(
+                f"{index} is damaged: delete it and run 01_data_prep again."
+            ) from error
+        for name in names:
             self._read(Path(index).parent / name)
 
     def _read(self, path: Path) -> None:

@@ -91,11 +91,6 @@ def save_samples(
     return rows
 
 
-def best_of(raw: float, ema: float) -> str:
-    """Which weights to speak with, by validation loss."""
-    return "model-ema.safetensors" if ema <= raw else "model-raw.safetensors"
-
-
 def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[str]:
     """The gate: reasons why this voice should not be used yet; none when it may."""
     checks: dict[str, Callable[[], bool]] = {

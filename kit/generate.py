@@ -199,6 +199,10 @@ def generate(
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
     """How many codes a text of `text_ids` pieces may take before it is cut, and told to be."""
+    if config.exact_codes >= model.max_code:
+        raise GenerationError(
+            f"exact_codes = {config.exact_codes}: the model has {model.max_code - 1} positions."
+        )
     wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
     return min(model.max_code - 1, wanted)
 

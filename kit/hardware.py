@@ -127,10 +127,18 @@ def compiler_available(hw: Hardware) -> Choice:
     return Choice(value="yes" if found else "no", reason=reason)
 
 
-def free_cores(hw: Hardware, sample_s: float = 1.0) -> Choice:
-    """How many cores nobody else keeps busy; at least one."""
-    busy = sum(psutil.cpu_percent(sample_s, percpu=True)) / 100
-    free = max(1, round(hw.cores - min(busy, hw.cores)))
+def free_cores(hw: Hardware, samples: int = 4, sample_s: float = 0.5) -> Choice:
+    """How many cores nobody else keeps busy; at least one.
+
+    The quietest of a few samples counts, and work that yields to ours (niced) does not: a moment's
+    noise must not halve the speed of an hour.
+    """
+    idle = []
+    for _ in range(samples):
+        shares = psutil.cpu_times_percent(sample_s)
+        idle.append((shares.idle + getattr(shares, "nice", 0.0)) / 100)
+    busy = hw.cores * (1 - min(1.0, max(idle)))
+    free = max(1, round(hw.cores - busy))
     return Choice(value=str(free), reason=f"{hw.cores} cores, {busy:.1f} of them busy just now")
 
 

@@ -52,7 +52,8 @@ class ManifestConfig:
     language: str = "am"
     held_out_percent: float = 2.0  # of a folder that brings no split of its own
     shortest_s: float = 0.2
-    longest_s: float = 20.0
+    longest_s: float = 14.0  # what the model's code positions hold
+    most_characters: int = 157  # what its text positions hold
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
     characters_per_s: tuple = (2, 40)  # outside this, text and audio do not belong together
@@ -119,7 +120,10 @@ def _read_row(raw: bytes, table: Path, number: int, split: str, config: Manifest
 
 def _find_audio(stem: Path) -> Path | None:
     files = (stem.with_name(stem.name + suffix) for suffix in AUDIO_SUFFIXES)
-    return next((f for f in files if f.is_file()), None)
+    try:
+        return next((f for f in files if f.is_file()), None)
+    except OSError:  # a name longer than the system allows
+        return None
 
 
 def held_out(name: str, percent: float) -> bool:
@@ -166,13 +170,13 @@ def read_clip(path: str) -> tuple[np.ndarray, int]:
 def _cut_short(path: str, wave: np.ndarray, rate: int) -> bool:
     """Whether a WAV's data chunk promises more bytes than the file has."""
     with open(path, "rb") as file:
-        head = file.read(4096)
+        head = file.read(65536)
         size = file.seek(0, 2)
-    at = head.find(b"data")
-    if not head.startswith(b"RIFF") or at < 0:
-        return False
+    at = 12 if head.startswith(b"RIFF") else len(head)
+    while head[at : at + 4] != b"data" and at + 8 <= len(head):  # walk the chunks before the audio
+        at += 8 + (int.from_bytes(head[at + 4 : at + 8], "little") + 1) // 2 * 2
     promised = int.from_bytes(head[at + 4 : at + 8], "little")
-    return promised != 0xFFFFFFFF and at + 8 + promised > size + 1
+    return at + 8 <= len(head) and promised != 0xFFFFFFFF and at + 8 + promised > size + 1
 
 
 def check_clip(row: Utterance, config: ManifestConfig) -> Utterance | Refusal:
@@ -187,7 +191,10 @@ def check_clip(row: Utterance, config: ManifestConfig) -> Utterance | Refusal:
     clipped = float((np.abs(wave) > 0.999).mean())
     problems = {
         f"shorter than {config.shortest_s} s": seconds < config.shortest_s,
-        f"longer than {config.longest_s} s": seconds > config.longest_s,
+        f"longer than {config.longest_s:.1f} s": seconds > config.longest_s,
+        f"text longer than {config.most_characters} characters": (
+            len(row.text) > config.most_characters
+        ),
         "silent": peak < config.silence_peak,
         f"clipped ({clipped:.1%} of samples)": clipped > config.clipped_share,
         f"{pace:.1f} characters a second: text and audio do not match": not low <= pace <= high,

@@ -43,6 +43,10 @@ class GPTConfig:
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
 
+    def max_code_s(self, frame_rate: float) -> float:
+        """Seconds of audio the code positions hold at `frame_rate` codes a second."""
+        return (self.max_code - self.stop_targets - 1) / frame_rate
+
     @property
     def start_code(self) -> int:
         return self.code_vocab - 2

@@ -9,19 +9,17 @@ Shapes: B batch, T mel frames, S output frames (T / 2), M mels, C channels, A al
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.codec import Block
-from kit.config import build, write_atomic
+from kit.config import build
 from kit.hardware import autocast
+from kit.store import load_module, save_module
 from kit.text import letters
 
 
@@ -84,22 +82,17 @@ def alphabet_of(texts: list[str]) -> str:
 
 
 def save_recognizer(model: Recognizer, path: Path) -> None:
-    settings = dataclasses.asdict(model.config)
-    meta = {"config": json.dumps(settings), "alphabet": model.alphabet}
-    write_atomic(path, safetensors.torch.save(model.state_dict(), metadata=meta))
+    """Weights, configuration and alphabet in one file, written atomically."""
+    save_module(path, model, config=dataclasses.asdict(model.config), alphabet=model.alphabet)
 
 
 def load_recognizer(path: Path) -> Recognizer:
     """The recogniser saved at `path`. Raises RecognizerError when it is missing or damaged."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            settings, alphabet = (file.metadata()[k] for k in ("config", "alphabet"))
-            weights = {k: file.get_tensor(k) for k in file.keys()}
-    except (safetensors.SafetensorError, OSError, TypeError) as error:
-        raise RecognizerError(f"{path}: {error}. Delete it and run 03_evaluate_ema.") from error
-    model = Recognizer(build(RecognizerConfig, json.loads(settings)), alphabet)
-    model.load_state_dict(weights)
-    return model.eval()
+    return load_module(path, _from_header, RecognizerError, "run notebook 03_evaluate_ema.")
+
+
+def _from_header(header: dict) -> Recognizer:
+    return Recognizer(build(RecognizerConfig, header["config"]), header["alphabet"])
 
 
 def pad_mels(mels: list[Tensor]) -> Tensor:

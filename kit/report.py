@@ -9,6 +9,7 @@ import base64
 import dataclasses
 import html
 import json
+import math
 import os
 import subprocess
 import time
@@ -50,7 +51,7 @@ class Run:
 
     def record(self, **figures) -> dict:
         """Merge `figures` (nested dicts allowed) into report.json and redraw report.html."""
-        report = merge(self.report(), figures)
+        report = merge(self.report(), finite(figures))
         report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
         started = os.environ.get("KIT_DEMO_STARTED")
         if started:
@@ -59,6 +60,15 @@ class Run:
         write_atomic(self.folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False))
         write_atomic(self.folder / "report.html", page(report, self.folder))
         return report
+
+
+def finite(figures):
+    """`figures` with None for every number that is not finite: JSON has no word for those."""
+    if isinstance(figures, dict):
+        return {key: finite(value) for key, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [finite(value) for value in figures]
+    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
 def open_run(preset: str = "") -> Run:

@@ -81,12 +81,18 @@ class TrainSession:
         events = train(self.state, batches, validate, stop)
         listeners = (jsonl_log(self.log_path), checkpointer(self.state, self.checkpoints, stop))
         yield from listen(with_notes(events, notes), *listeners)
+        if self.state.step and f"{self.state.step:07d}" not in self._newest():
+            self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
         if self.state.step >= self.config.steps:
             self._finish()
 
     @property
     def _precision(self) -> str:
         return self.state.applied.precision
+
+    def _newest(self) -> str:
+        """The name of the newest checkpoint, "" when there is none."""
+        return max((p.name for p in checkpoint.checkpoints(self.checkpoints)), default="")
 
     def _resume(self) -> list[str]:
         tree, notes = checkpoint.load_newest(self.checkpoints)

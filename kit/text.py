@@ -67,8 +67,8 @@ def ethiopic_numeral(text: str) -> int:
 
 def _say_number(match: re.Match) -> str:
     digits = match.group().replace(",", "")
-    if len(digits) > 12:  # a phone or account number is read digit by digit
-        return " ".join(_ONES[int(d)] for d in digits)
+    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):  # a phone number, digit by digit
+        return f" {' '.join(_ONES[int(d)] for d in digits)} "
     return f" {number_to_words(int(digits))} "
 
 
@@ -101,11 +101,12 @@ def train_tokenizer(lines, path: Path, vocab_size: int, seed: int = 0) -> Path:
     lines = [line for line in lines if line]
     if not lines:
         raise TextError("There is no text to train a tokenizer on: every line was empty.")
-    needed = len(set("".join(lines))) + 260  # bytes, unknown, and the mark of a word's start
+    characters = len(set("".join(lines)) - {" "})
+    needed = characters + 260  # 256 bytes, three control pieces, and the mark of a word's start
     if vocab_size < needed:
         raise TextError(
-            f"vocab_size = {vocab_size} is too small: this text has {needed - 260} different "
-            f"characters, which with 256 bytes makes at least {needed}."
+            f"vocab_size = {vocab_size} is too small: this text has {characters} different "
+            f"characters, which with bytes and marks makes at least {needed}."
         )
     random.Random(seed).shuffle(lines)
     model = io.BytesIO()
@@ -157,15 +158,16 @@ class Tokenizer:
 
     def encode_checked(self, text: str) -> list[int]:
         """`encode`, or TextError naming what cannot be spoken: nothing, or unknown letters."""
-        if not letters(text):
+        if not any(c.isalnum() for c in text):
             raise TextError(f"There is nothing to say in {text!r}: type at least one word.")
-        strange = [c for c in self.uncovered(text) if c.isalnum()]
+        uncovered = self.uncovered(text)
+        strange = [c for c in uncovered if c.isalnum()]
         if strange:
             raise TextError(
                 f"The voice never heard {' '.join(strange)} (in {text!r}). Spell it with letters "
                 "of the training text, or train the tokenizer on text that has them."
             )
-        kept = "".join(c for c in text if c not in self.uncovered(text))
+        kept = "".join(c for c in text if c not in uncovered)
         return self.encode(" ".join(kept.split()))
 
 

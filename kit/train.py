@@ -56,6 +56,7 @@ class TrainConfig:
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
         require(self.steps > 0, self, "steps", "must be at least 1.")
         require(self.lr > 0, self, "lr", "must be above 0.")
+        require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,7 @@ class TrainState:
                 "position": json.dumps(self.position),
             },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
+            "optimizer_name": self.config.optimizer,
         }
 
     def restore(self, tree: dict) -> None:
@@ -123,14 +125,22 @@ class TrainState:
                 f"The checkpoint is of another model: {differences(tree['shape'], shape)}. Choose "
                 "another KIT_RUN for a new run, or the preset this one was started with."
             )
+        if tree["optimizer_name"] != self.config.optimizer:
+            raise TrainError(
+                f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
+                f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
+            )
         restore_weights(self.model, tree["model"])
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
+        elif self.ema:  # switched on just now: the average begins here, not at the random start
+            self.ema = EMA(self.model, self.config.ema_decay)
         for number, optimizer in enumerate(self.optimizers):
             moments = {int(k): v for k, v in tree["optimizer"][str(number)].items()}
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.scaler.load_state_dict(tree["scaler"])
+        if tree["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(tree["scaler"])
         checkpoint.restore_random_state(tree["random"])
         self.step, self.position = tree["run"]["step"], json.loads(tree["run"]["position"])
 

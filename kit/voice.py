@@ -9,7 +9,6 @@ Shapes: M mels, T reference frames, L samples.
 
 import dataclasses
 import io
-import json
 from pathlib import Path
 
 import safetensors
@@ -22,6 +21,7 @@ from kit.codec import MelCodec, load_codec
 from kit.config import build, write_atomic
 from kit.generate import GenerateConfig, generate
 from kit.model import GPTConfig, SpeechGPT
+from kit.store import load_module, save_module
 from kit.text import Tokenizer, normalize
 
 
@@ -74,25 +74,14 @@ class Voice:
 
 
 def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Weights and configuration in one safetensors file, written atomically."""
-    weights = {k: v.detach().to(dtype).contiguous() for k, v in model.state_dict().items()}
-    meta = {"config": json.dumps(dataclasses.asdict(model.config))}
-    write_atomic(path, safetensors.torch.save(weights, metadata=meta))
+    """Weights (as `dtype`) and configuration in one file, written atomically."""
+    save_module(path, model, dtype, config=dataclasses.asdict(model.config))
 
 
 def load_model(path: Path) -> SpeechGPT:
     """The model saved at `path`, in fp32 and eval mode. Raises VoiceError when it is not sound."""
-    if not Path(path).is_file():
-        raise VoiceError(f"There is no model at {path}: run notebook 02_train first.")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            config = build(GPTConfig, json.loads(file.metadata()["config"]))
-            weights = {k: file.get_tensor(k).float() for k in file.keys()}
-    except (safetensors.SafetensorError, OSError, TypeError, ValueError) as error:
-        raise VoiceError(f"{path} is damaged ({error}): run 02_train again.") from error
-    model = SpeechGPT(config)
-    model.load_state_dict(weights)
-    return model.eval()
+    make = lambda header: SpeechGPT(build(GPTConfig, header["config"]))  # noqa: E731
+    return load_module(path, make, VoiceError, "run notebook 02_train.")
 
 
 def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
@@ -118,12 +107,14 @@ def load_voice(
     """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
     references = folder / "references.safetensors"
-    if not references.is_file():
-        raise VoiceError(f"There is no {references}: run notebook 02_train first.")
+    try:
+        mels = safetensors.torch.load_file(references)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise VoiceError(f"{references} ({error}): run notebook 02_train.") from error
     return Voice(
         model=load_model(folder / weights).to(device),
         codec=load_codec(folder / "codec.safetensors"),
         tokenizer=Tokenizer(folder / "tokenizer.model"),
-        references=safetensors.torch.load_file(references),
+        references=mels,
         language=language,
     )

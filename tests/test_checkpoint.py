@@ -92,7 +92,6 @@ def test_damage_is_found_without_a_checksum_too(tmp_path):
         load(path)
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint.save: keep=1 drops the one just written")
 def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path):
     damaged(save(tree(9), tmp_path, 9), "bit")
     save(tree(5), tmp_path, 5, keep=1)

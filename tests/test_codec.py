@@ -142,9 +142,6 @@ def test_a_damaged_codec_is_told(tmp_path, codec, damage):
         load_codec(path)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="codec.load_codec: RuntimeError of load_state_dict comes through"
-)
 def test_a_file_of_another_kind_is_told(tmp_path, codec):
     path = tmp_path / "codec.safetensors"
     whole = (world() / "codec.safetensors").read_bytes()

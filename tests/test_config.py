@@ -71,7 +71,6 @@ def test_micro_batches_divide_the_effective_batch(name):
     assert data.grad_accum * data.micro_batch == data.effective_batch
 
 
-@pytest.mark.xfail(strict=True, reason="ManifestConfig.longest_s is 20 s, 608 positions hold 14 s")
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_longest_clip_a_preset_lets_in_fits_its_model(name):
     preset = load_preset(name)
@@ -107,14 +106,12 @@ def test_a_file_that_is_no_preset_says_so(tmp_path, text):
         load_preset("odd", tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="load_preset: sections are not checked")
 def test_a_section_that_is_no_mapping_is_refused(tmp_path):
     (tmp_path / "odd.yaml").write_text("train: 3\n")
     with pytest.raises(ConfigError, match="train"):
         load_preset("odd", tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="load_preset: RecursionError")
 def test_a_preset_that_extends_itself_is_refused(tmp_path):
     (tmp_path / "loop.yaml").write_text("extends: loop\n")
     with pytest.raises(ConfigError, match="loop"):

@@ -60,7 +60,6 @@ def made(tmp_path_factory) -> Path:
     return make_corpus(SMALL, tmp_path_factory.mktemp("made"))
 
 
-@pytest.mark.xfail(strict=True, reason="corpus.Espeak: +f2 breathes noise seeded by the clock")
 def test_two_makes_are_the_same_bytes(made, tmp_path):
     time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
     told = []
@@ -76,7 +75,6 @@ def test_a_second_make_does_nothing(made):
     assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before and not told
 
 
-@pytest.mark.xfail(strict=True, reason="corpus.Espeak: +f2 breathes noise seeded by the clock")
 def test_an_interrupted_make_goes_on_to_the_same_bytes(made, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt
@@ -87,9 +85,6 @@ def test_an_interrupted_make_goes_on_to_the_same_bytes(made, tmp_path):
     assert contents(make_corpus(SMALL, tmp_path / "cut")) == contents(made)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="corpus.make_corpus: older marks stay when the folder is made anew"
-)
 def test_going_back_to_an_earlier_configuration_makes_it_again(tmp_path):
     other = dataclasses.replace(SMALL, seed=1)
     first = contents(make_corpus(SMALL, tmp_path))["metadata_train.csv"]
@@ -135,9 +130,6 @@ def test_unseen_words_never_occur_in_training(language):
     assert all(unseen & set(items(text, known)) for text in splits["unseen"])
 
 
-@pytest.mark.xfail(
-    strict=True, reason="corpus.Grammar.clause: subject and verb alone are known words"
-)
 def test_each_of_very_many_unseen_sentences_holds_an_unseen_word():
     known, unseen = vocabulary("am")
     texts = sentences(CorpusConfig(utterances=50, unseen=4000))["unseen"]

@@ -116,9 +116,6 @@ def test_a_damaged_shard_names_the_file(tmp_path, damage):
         CodeCache(index)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="data.build_cache keeps a damaged shard, so the cure named does not help"
-)
 def test_building_again_mends_a_damaged_shard(tmp_path):
     # What the message of a damaged shard tells the user to do.
     index = build(tmp_path)
@@ -133,7 +130,6 @@ def test_a_missing_index_names_the_notebook(tmp_path):
         CodeCache(tmp_path / "none.json")
 
 
-@pytest.mark.xfail(strict=True, reason="data.CodeCache: JSONDecodeError comes through")
 def test_a_damaged_index_is_told(tmp_path):
     (tmp_path / "k.json").write_text('{"shards": [')
     with pytest.raises(CacheError, match=r"k\.json"):

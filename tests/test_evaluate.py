@@ -9,7 +9,7 @@ import torch
 from helpers import RATE, code_cache, manifest, real_config, tokenizer, trained_codec, waves
 
 from kit.data import speaker_references
-from kit.evaluate import Scores, best_of, floor, save_samples, score, transcribe, voice_is_sound
+from kit.evaluate import Scores, floor, save_samples, score, transcribe, voice_is_sound
 from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
@@ -72,18 +72,6 @@ def test_samples_are_written_where_the_report_looks(tmp_path):
         assert (
             row["split"] == "held_out" and soundfile.info(tmp_path / row["wav"]).samplerate == RATE
         )
-
-
-@pytest.mark.parametrize(
-    ("raw", "ema", "best"), [(2.0, 1.9, "ema"), (1.9, 2.0, "raw"), (2.0, 2.0, "ema")]
-)
-def test_the_better_weights_are_those_with_the_lower_loss(raw, ema, best):
-    assert best_of(raw, ema) == f"model-{best}.safetensors"
-
-
-@pytest.mark.xfail(strict=True, reason="evaluate.best_of: a comparison with NaN is false")
-def test_weights_without_a_loss_are_not_the_better_ones():
-    assert best_of(math.nan, 2.0) == "model-ema.safetensors"
 
 
 def test_a_sound_voice_passes():

@@ -19,11 +19,12 @@ ALLOWED = {
     "config": set(),
     "hardware": {"config"},
     "text": {"config"},
+    "store": {"config"},
     # sound and sentences
     "corpus": {"config", "text"},
     "manifest": {"config", "text"},
-    "codec": {"config", "hardware", "text"},
-    "recognizer": {"config", "hardware", "text", "codec"},
+    "codec": {"config", "hardware", "text", "store"},
+    "recognizer": {"config", "hardware", "text", "store", "codec"},
     "data": {"config", "hardware", "text", "codec", "manifest"},
     # the model, and what makes it fast
     "model": {"config"},
@@ -38,7 +39,7 @@ ALLOWED = {
     # leaves: notebooks use them, train does not
     "generate": {"config", "model"},
     "quantize": {"config", "model"},
-    "voice": {"config", "text", "codec", "model", "generate"},
+    "voice": {"config", "text", "store", "codec", "model", "generate"},
     "evaluate": {"config", "text", "codec", "recognizer", "manifest", "data", "generate", "voice"},
     "bench": {"config", "generate", "voice"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},

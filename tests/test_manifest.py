@@ -106,7 +106,7 @@ BAD = {
     "nearly silent": (lambda: encoded(0.002 * speech()), "silent"),
     "clipped": (lambda: encoded(np.clip(9 * speech(), -1, 1)), "clipped"),
     "float, not scaled": (lambda: encoded(speech() * 3e4, subtype="FLOAT"), "clipped"),
-    "too long": (lambda: encoded(speech(20.5)), "longer than 20"),
+    "too long": (lambda: encoded(speech(14.5)), "longer than 14"),
     "too short": (lambda: encoded(speech(0.1)), "shorter than 0.2"),
     "far too slow": (lambda: encoded(speech(12)), "characters a second"),
     "far too fast": (lambda: encoded(speech(0.21)), "characters a second"),
@@ -121,7 +121,6 @@ def test_every_unusable_recording_stands_in_the_ledger(tmp_path, kind):
     assert any(part in refusal.reason for part in reason.split("|")), refusal.reason
 
 
-@pytest.mark.xfail(strict=True, reason="manifest._cut_short finds the word data in any chunk")
 def test_a_comment_that_says_data_is_no_truncation(tmp_path):
     (row,), refused = judged(tmp_path, wav_with_comment(b"take 3 of data set"))
     assert not refused and row.seconds == pytest.approx(1, abs=1e-3)
@@ -170,7 +169,6 @@ def test_every_unusable_row_stands_in_the_ledger(tmp_path, kind):
     assert refused[0].file == "metadata.csv" and refused[0].line == 1
 
 
-@pytest.mark.xfail(strict=True, reason="manifest._find_audio: OSError 36")
 def test_an_id_longer_than_a_file_name_is_refused_not_raised(tmp_path):
     kept, (refusal,) = noted(tmp_path, f"{'x' * 300}|{TEXT}\n")
     assert not kept and refusal.line == 1

@@ -114,7 +114,6 @@ def test_a_damaged_recogniser_names_file_and_notebook(tmp_path, damage):
         load_recognizer(path)
 
 
-@pytest.mark.xfail(strict=True, reason="recognizer.load_recognizer: KeyError comes through")
 def test_a_codec_is_no_recogniser():
     trained_codec()
     with pytest.raises(RecognizerError, match="codec"):

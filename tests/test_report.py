@@ -49,7 +49,6 @@ def test_letters_stay_letters_in_the_file(run):
     assert "ሰላም" in (run.folder / "report.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.xfail(strict=True, reason="Run.record: json.dumps writes NaN")
 def test_the_file_is_json_anyone_can_read(run):
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")

@@ -189,9 +189,6 @@ def test_stop_during_a_step_saves_a_checkpoint_to_go_on_from(whole, tmp_path):
     assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][5:]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="train: a stop set after the listeners have run saves nothing"
-)
 def test_stop_between_two_steps_saves_a_checkpoint_too(tmp_path):
     stopped(tmp_path, 5, inside=False)
     assert steps_saved(tmp_path) == [5]

@@ -297,14 +297,12 @@ def test_a_checkpoint_of_another_model_names_the_differences():
         state(shape={"layers": 3, "dropout": 0.2}).restore(state().tree())
 
 
-@pytest.mark.xfail(strict=True, reason="TrainState.restore: KeyError for another optimizer")
 def test_a_checkpoint_of_another_optimizer_is_told():
     muon = dataclasses.replace(TRAIN, optimizer="muon")
     with pytest.raises(TrainError, match="optimizer"):
         state(muon).restore(state().tree())
 
 
-@pytest.mark.xfail(strict=True, reason="TrainState.restore: GradScaler refuses an empty state")
 def test_a_run_may_go_on_in_fp16_that_began_in_fp32(monkeypatch):
     tree = state().tree()
     force_precision(monkeypatch, "fp16")
@@ -313,7 +311,6 @@ def test_a_run_may_go_on_in_fp16_that_began_in_fp32(monkeypatch):
     assert half.scaler.get_scale() > 1
 
 
-@pytest.mark.xfail(strict=True, reason="TrainState.restore leaves the average at the random start")
 def test_an_average_switched_on_later_starts_from_the_weights_at_hand():
     trained = state()
     run(trained)

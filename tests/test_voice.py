@@ -167,9 +167,6 @@ def test_a_damaged_file_is_named(folder, name):
         load_voice(folder)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="voice.load_voice: SafetensorError of the references comes through"
-)
 def test_damaged_references_are_named(folder):
     (folder / "references.safetensors").write_bytes(b"half a file")
     with pytest.raises(VoiceError, match=r"references\.safetensors"):
@@ -182,9 +179,6 @@ def test_a_model_file_of_another_kind_is_named(folder):
         load_voice(folder)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="voice.load_model: RuntimeError of load_state_dict comes through"
-)
 def test_a_model_file_with_other_weights_is_named(folder):
     path = folder / "model-ema.safetensors"
     path.write_bytes(path.read_bytes().replace(b"final_norm.bias", b"fINAL_norm.bias"))

@@ -1,0 +1,52 @@
+"""A module in one safetensors file: weights, and a JSON header that says how to build it again.
+
+Written atomically, read without running anything. A file that is missing, damaged or of another
+shape is told in the words of whoever asked. Knows tensors and JSON alone.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from kit.config import write_atomic
+
+
+def save_module(
+    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
+) -> None:
+    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`."""
+    state = module.state_dict().items()
+    weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
+    data = safetensors.torch.save(weights, metadata={"header": json.dumps(header)})
+    write_atomic(path, data)
+
+
+def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure: str) -> nn.Module:
+    """`make(header)` filled with the weights at `path`, fp32, in eval mode.
+
+    Raises `error` with `cure` when the file is missing, damaged, or does not fit what was made.
+    """
+    if not Path(path).is_file():
+        raise error(f"There is no {path}: {cure}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}
+            module = make(json.loads(file.metadata()["header"]))
+        module.load_state_dict(weights)
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as why:
+        raise error(
+            f"{path} is damaged or of another kind ({why}): delete it, then {cure}"
+        ) from why
+    return module.eval()
