@@ -1,7 +1,10 @@
 """What a machine is, and what follows from it, each with its reason."""
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -85,9 +88,18 @@ def test_the_compiler_is_looked_for(monkeypatch):
     assert compiler_available(gpu(16)).value == "yes"
 
 
-@pytest.mark.parametrize(("busy", "wanted"), [([0, 0], 2), ([100, 0], 1), ([100, 100], 1)])
-def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, busy, wanted):
-    monkeypatch.setattr("psutil.cpu_percent", lambda *a, **k: busy)
+def idle(*samples: tuple) -> Callable:
+    """Stands in for psutil.cpu_times_percent: (idle, nice) percent of all cores, sample by sample."""
+    rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
+    return lambda *_: next(rows)
+
+
+SAMPLES = [([(100, 0)], 2), ([(50, 0)], 1), ([(0, 0)], 1), ([(0, 0), (98, 0)], 2), ([(0, 97)], 2)]
+
+
+@pytest.mark.parametrize(("samples", "wanted"), SAMPLES)
+def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, samples, wanted):
+    monkeypatch.setattr("psutil.cpu_times_percent", idle(*samples))
     assert free_cores(CPU).value == str(wanted)
     before = torch.get_num_threads()
     try:
