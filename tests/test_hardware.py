@@ -89,7 +89,7 @@ def test_the_compiler_is_looked_for(monkeypatch):
 
 
 def idle(*samples: tuple) -> Callable:
-    """Stands in for psutil.cpu_times_percent: (idle, nice) percent of all cores, sample by sample."""
+    """Stands in for psutil.cpu_times_percent: (idle, nice) percent, sample by sample."""
     rows = itertools.cycle([SimpleNamespace(idle=i, nice=n) for i, n in samples])
     return lambda *_: next(rows)
 
