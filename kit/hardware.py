@@ -149,6 +149,17 @@ def use_threads(hw: Hardware) -> Choice:
     return choice
 
 
+def threads_for_worker(hw: Hardware) -> Choice:
+    """The free cores, for a thread that is to train; the calling thread keeps one to itself.
+
+    Call it first thing. Each thread that computes has an OpenMP pool of its own, and once the pools
+    together outnumber the cores libgomp stops waiting between operations: a second pool, idle in
+    the notebook's main thread, made training steps here 1.25 times as long.
+    """
+    torch.set_num_threads(1)
+    return free_cores(hw)
+
+
 def versions() -> dict[str, str]:
     """Versions of what a figure depends on."""
     return {

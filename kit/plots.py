@@ -99,15 +99,16 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def show(figure: Figure):
-    """`figure` for display() or as the last line of a cell, sharp on dense screens.
+def show(figure: Figure) -> None:
+    """Display `figure` in the notebook, sharp on dense screens, wherever in a cell.
 
     A Figure made without pyplot has no picture of its own in a notebook: only its repr.
     """
     import IPython.display
 
     width_px = round(figure.get_figwidth() * figure.dpi / 2)
-    return IPython.display.Image(data=png(figure), format="png", width=width_px)
+    image = IPython.display.Image(data=png(figure), format="png", width=width_px)
+    IPython.display.display(image)
 
 
 def column(rows: list[dict], key: str) -> np.ndarray:
