@@ -149,8 +149,10 @@ def histogram(values, label: str = "", unit: str = "", bins: int = 40) -> Figure
         middle = float(np.median(numbers)) if len(numbers) else math.nan
         axes.hist(numbers, bins=bins, color=colour, edgecolor="white", linewidth=0.3)
         axes.axvline(middle, color=INK, linewidth=1, linestyle="--")
-        title = f"{name}  (median {middle:.3g} {unit}, n = {len(numbers):,})"
-        tidy(axes, unit or "value", "count", title.replace(" ,", ","))
+        extra = f"median {middle:.3g} {unit}".strip() + f", n = {len(numbers):,}"
+        # Side by side there is no room for both on one line.
+        title = f"{name}  ({extra})" if len(groups) == 1 else f"{name}\n{extra}"
+        tidy(axes, unit, "count", title)
     return figure
 
 
