@@ -4,6 +4,7 @@ Medians of a few runs after a warm-up, side by side in one process. Knows a `Voi
 """
 
 import dataclasses
+import math
 import statistics
 import time
 
@@ -29,7 +30,10 @@ def speak_seconds(
 
 
 def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> float:
-    """Seconds of work per second of speech on one core, one text at a time, vocoder included."""
+    """Seconds of work per second of speech on one core, one text at a time, vocoder included.
+
+    NaN when the voice said nothing at all.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -39,4 +43,5 @@ def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> 
         took_s = time.perf_counter() - started
     finally:
         torch.set_num_threads(threads)
-    return took_s / (sum(map(len, waves)) / voice.codec.sample_rate)
+    seconds = sum(map(len, waves)) / voice.codec.sample_rate
+    return took_s / seconds if seconds else math.nan
