@@ -49,6 +49,10 @@ class Voice:
     def speakers(self) -> list[str]:
         return sorted(self.references)
 
+    def silence(self) -> Tensor:
+        """What a text answered with STOP alone sounds like: 50 ms, so that players work."""
+        return torch.zeros(self.codec.sample_rate // 20)
+
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
     ) -> list[Speech]:
@@ -68,7 +72,7 @@ class Voice:
             cond = torch.stack([self.references[speakers[i]] for i in at]).float().to(device)
             found = generate(self.model, [ids[i] for i in at], cond, config)
             for i, row in zip(at, found):
-                wave = self.codec.decode(row.codes[None])[0] if len(row.codes) else torch.zeros(0)
+                wave = self.codec.decode(row.codes[None])[0] if len(row.codes) else self.silence()
                 spoken[i] = Speech(text=texts[i], wave=wave, codes=row.codes, stopped=row.stopped)
         return [spoken[i] for i in range(len(texts))]
 
