@@ -168,7 +168,7 @@ def generate(
     cache = KVCache(c, padding, x.shape[1] + max(limits), x)
     rows = torch.arange(len(texts), device=device)  # which request each live row serves
     said = torch.full((len(texts), max(limits) + 1), c.stop_code, device=device)
-    limits, lengths = torch.tensor(limits, device=device), torch.zeros_like(padding)
+    limits = torch.tensor(limits, device=device)
     logits, seen = (
         forward(model, x, cache),
         torch.zeros(len(texts), c.code_vocab, dtype=bool, device=device),
@@ -181,7 +181,6 @@ def generate(
             logits[:, c.stop_code] = float("-inf")
         codes = sample(penalize(logits, seen, config.repetition_penalty), config, generator)
         said[rows, n] = codes
-        lengths[rows] = n
         live = (codes != c.stop_code) & (n < limits[rows])
         if not live.any():
             break
