@@ -24,7 +24,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-browser lint clean
+.PHONY: help demo lab test test-browser bench-data lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -106,6 +106,9 @@ test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
 
 test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+bench-data: $(VENV)/.extra-bench  ## streaming beside its peers: runs/bench/data.json
+	@$(BIN)/python tests/bench/bench_data.py $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing

@@ -1,229 +1,106 @@
-"""From a checked manifest to batches: token and code cache on disk, and the stream over it.
+"""The stream training reads: effective batches of cached codes, resumed to the batch.
 
-Codes, text ids and reference features are computed once and kept in safetensors shards named by
-what they were made from (codec weights, tokenizer, clips), so a second run reads no audio and an
-interrupted one goes on. `CodeStream` is an IterableDataset of effective batches of like lengths;
-its position is two integers, carried by every batch; resuming reads nothing of what was skipped.
+`CodeStream` is an IterableDataset over a `CodeCache`. Its position is an epoch and a batch, carried
+by every batch it makes; resuming reads nothing of what was skipped, with any number of DataLoader
+workers and ranks. A position also says which utterances and which order it belongs to, and is
+refused by a stream of others. `loader_settings` says whether workers pay. Knows no audio and no
+model: `collate` makes the batch.
 
 Shapes: B batch, S packed sequence, M mels, T reference frames.
 """
 
 import dataclasses
 import hashlib
-import json
+import math
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 import torch
-import torchaudio.functional
-from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.codec import MelCodec
-from kit.config import digest, require, write_atomic
-from kit.manifest import Utterance, read_clip
-from kit.text import Tokenizer
+from kit.batches import EXTRA_TOKENS, DataConfig, chunks, micro_batches, plan
+from kit.cache import CacheError, CodeCache
+from kit.config import digest
+from kit.hardware import Hardware
 
-
-class CacheError(ValueError):
-    """A code cache that is missing or damaged; the message names the file and the cure."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    effective_batch: int = 32  # utterances per optimiser step, however they are split
-    micro_batch: int = 32  # utterances per forward pass
-    sort_window: int = 1024  # shuffled utterances sorted by length at a time
-    short_first: bool = False  # the first epoch from short to long (SortaGrad, Amodei et al. 2016)
-    reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
-    shard: int = 2000  # utterances per cache file
-    seed: int = 0
-
-    def __post_init__(self):
-        whole = self.effective_batch % self.micro_batch == 0
-        require(
-            whole, self, "micro_batch", f"must divide effective_batch ({self.effective_batch})."
-        )
-
-    @property
-    def grad_accum(self) -> int:
-        return self.effective_batch // self.micro_batch
-
-    def split(self, grad_accum: int) -> "DataConfig":
-        """The same effective batch in `grad_accum` passes; ConfigError when it won't divide."""
-        return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
-
-
-def load_wave(path: str, sample_rate: int) -> Tensor:
-    """Mono waveform (L,) at `sample_rate`."""
-    wave, rate = read_clip(path)
-    wave = torch.from_numpy(wave)
-    return wave if rate == sample_rate else torchaudio.functional.resample(wave, rate, sample_rate)
-
-
-def reference_mel(mel: Tensor, frames: int) -> Tensor:
-    """The middle `frames` of a log-mel (M, T), repeated first when there are too few."""
-    while mel.shape[-1] < frames:
-        mel = torch.cat((mel, mel), dim=-1)
-    start = (mel.shape[-1] - frames) // 2
-    return mel[:, start : start + frames]
-
-
-def cache_key(
-    rows: list[Utterance], codec_path: Path, tokenizer_path: Path, config: DataConfig
-) -> str:
-    """Changes with the codec's weights, the tokenizer, the texts, or any clip's size or date."""
-    made_of = [
-        hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in (codec_path, tokenizer_path)
-    ]
-    clips = [
-        (r.id, r.text, Path(r.audio).stat().st_size, Path(r.audio).stat().st_mtime_ns) for r in rows
-    ]
-    return digest(made_of, clips, config.reference_frames, config.shard)
-
-
-def build_cache(
-    rows: list[Utterance],
-    codec: MelCodec,
-    tokenizer: Tokenizer,
-    folder: Path,
-    key: str,
-    config: DataConfig,
-    progress: Callable = lambda *_: None,
-) -> Path:
-    """Write what is missing of the cache for `rows` under `folder`; return its index file.
-
-    One shard at a time, atomically: an interrupted build goes on at the first missing shard.
-    """
-    index = Path(folder) / f"{key}.json"
-    names = [f"{key}-{i:05d}.safetensors" for i in range(0, len(rows), config.shard)]
-    for done, name in enumerate(names):
-        if not sound(Path(folder) / name):
-            part = rows[done * config.shard : (done + 1) * config.shard]
-            write_atomic(Path(folder) / name, encode_shard(part, codec, tokenizer, config))
-        progress(min(len(rows), (done + 1) * config.shard), len(rows))
-    write_atomic(index, json.dumps({"shards": names, "utterances": len(rows)}))
-    return index
-
-
-def sound(path: Path) -> bool:
-    """Whether a shard is there and can be read; a damaged one is made again."""
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return "rows" in (file.metadata() or {})
-    except (OSError, safetensors.SafetensorError):
-        return False
-
-
-def encode_shard(
-    rows: list[Utterance], codec: MelCodec, tokenizer: Tokenizer, config: DataConfig
-) -> bytes:
-    """Codes, text ids and references of `rows` as the bytes of one safetensors file."""
-    waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
-    codes: list = [None] * len(rows)
-    references: list = [None] * len(rows)
-    order = sorted(range(len(rows)), key=lambda i: len(waves[i]))
-    for at in _batched(order, 32):
-        mels, found = codec.encode_clips([waves[i] for i in at])
-        for i, mel, row in zip(at, mels, found):
-            codes[i] = row.numpy().astype(np.int32)
-            references[i] = reference_mel(mel, config.reference_frames).half().numpy()
-    texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    tensors = {
-        "codes": np.concatenate(codes),
-        "code_counts": np.array([len(c) for c in codes]),
-        "texts": np.concatenate(texts),
-        "text_counts": np.array([len(t) for t in texts]),
-        "references": np.stack(references),
-    }
-    head = [{"id": r.id, "speaker": r.speaker, "split": r.split} for r in rows]
-    return safetensors.numpy.save(tensors, metadata={"rows": json.dumps(head, ensure_ascii=False)})
-
-
-def _batched(items: list, size: int) -> Iterator[list]:
-    return (items[i : i + size] for i in range(0, len(items), size))
-
-
-class CodeCache:
-    """The cached corpus in memory: `codes[i]`, `texts[i]`, `references[i]`, `rows[i]`.
-
-    Codes are small (a day of speech is 8 MB). Raises CacheError for a missing or damaged file.
-    """
-
-    def __init__(self, index: Path):
-        if not Path(index).is_file():
-            raise CacheError(f"There is no code cache at {index}: run notebook 01_data_prep first.")
-        self.rows: list[dict] = []
-        self.codes: list[np.ndarray] = []
-        self.texts: list[np.ndarray] = []
-        self.references: list[np.ndarray] = []
-        try:
-            names = json.loads(Path(index).read_text())["shards"]
-        except (ValueError, KeyError) as error:
-            raise CacheError(
-                f"{index} is damaged: delete it and run 01_data_prep again."
-            ) from error
-        for name in names:
-            self._read(Path(index).parent / name)
-
-    def _read(self, path: Path) -> None:
-        try:
-            with safetensors.safe_open(path, framework="numpy") as file:
-                part = {k: file.get_tensor(k) for k in file.keys()}
-                self.rows += json.loads(file.metadata()["rows"])
-        except (OSError, safetensors.SafetensorError) as error:
-            raise CacheError(
-                f"{path} is missing or damaged ({error}): run 01_data_prep again."
-            ) from error
-        self.codes += np.split(part["codes"], part["code_counts"].cumsum()[:-1])
-        self.texts += np.split(part["texts"], part["text_counts"].cumsum()[:-1])
-        self.references += list(part["references"])
-
-    def of_split(self, split: str) -> list[int]:
-        return [i for i, row in enumerate(self.rows) if row["split"] == split]
-
-    def length(self, i: int) -> int:
-        return len(self.codes[i]) + len(self.texts[i])
+# What a position must agree in, and how to say that it does not.
+MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting)"}
 
 
 class CodeStream(IterableDataset):
     """Effective batches of like lengths, in an order set by (seed, epoch), for ever.
 
     `collate(parts, position)` makes the batch; a part is one micro-batch: (text ids, codes,
-    references (B, M, T)). `position` {"epoch", "batch"} says where to begin; the one a batch
-    carries is that of the next. With DataLoader workers, each makes every n-th batch and the loader
-    restores the order.
+    references (B, M, T)), and the length to pad to where `grid_lengths` are set. `position` says
+    where to begin; the one a batch carries is that of the next. With DataLoader workers, each makes
+    every n-th batch and the loader restores the order. With `world` ranks, each takes every
+    `world`-th utterance of the same effective batch, so that together they see what one would see:
+    sum gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
     """
 
     def __init__(
-        self, cache: CodeCache, split: str, config: DataConfig, collate: Callable, position=None
+        self,
+        cache: CodeCache,
+        split: str,
+        config: DataConfig,
+        collate: Callable,
+        position: dict | None = None,
+        *,
+        rank: int = 0,
+        world: int = 1,
     ):
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
         self.cache, self.config, self.collate = cache, config, collate
+        self.rank, self.world = rank, world
         self.members = cache.of_split(split)
-        self.position = dict(position or {"epoch": 0, "batch": 0})
         if not self.members:
             raise CacheError(f"The code cache holds no utterance of the split `{split}`.")
+        self.lengths = [cache.length(i) + EXTRA_TOKENS for i in self.members]
         self.voices: dict[str, list[int]] = {}
         for i in self.members:
             self.voices.setdefault(cache.rows[i]["speaker"], []).append(i)
+        self._require_grid()
+        self.identity = identity(cache, self.members, config)
+        self.load_state_dict(position or {})
+
+    def _require_grid(self) -> None:
+        grid, longest = self.config.grid_lengths, max(self.lengths)
+        if grid and longest > grid[-1]:
+            over = sum(length > grid[-1] for length in self.lengths)
+            raise CacheError(
+                f"{over} of {len(self.lengths)} utterances are longer than the longest of "
+                f"`grid_lengths` ({grid[-1]} tokens; the longest has {longest}): add a length, or "
+                "leave those rows out of the manifest. `length_report` lists them."
+            )
+
+    def load_state_dict(self, position: dict) -> None:
+        """Begin at `position`. Raises CacheError for one of other utterances or another order.
+
+        A position without a mark of either, as written by early versions, is taken as it is.
+        """
+        for mark, what in MARKS.items():
+            if position.get(mark, self.identity[mark]) != self.identity[mark]:
+                raise CacheError(
+                    f"This position in the data is of {what}: going on from it would repeat some "
+                    "utterances and leave others out. Put them back as they were, or begin the "
+                    "data anew by giving no position (in a notebook: choose another KIT_RUN)."
+                )
+        self.position = {"epoch": 0, "batch": 0} | position | self.identity
+        self._next = self.position
+
+    def state_dict(self) -> dict:
+        """The position after the last batch this process has made.
+
+        A DataLoader's workers make theirs elsewhere: with workers, take the one a batch carries.
+        """
+        return dict(self._next)
 
     def plan(self, epoch: int) -> list[list[int]]:
         """The batches of `epoch` as lists of utterances; every utterance once, none left out."""
-        rng = random.Random(f"{self.config.seed} {epoch}")
-        order = rng.sample(self.members, len(self.members))
-        size, window = self.config.effective_batch, self.config.sort_window
-        batches = []
-        for part in _batched(order, window):
-            part.sort(key=self.cache.length)
-            batches += _batched(part, size)
-        rng.shuffle(batches)
-        if self.config.short_first and epoch == 0:
-            batches.sort(key=lambda batch: self.cache.length(batch[0]))
-        return batches
+        batches = plan(self.lengths, self.config, epoch)
+        return [[self.members[i] for i in batch] for batch in batches]
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
@@ -231,50 +108,84 @@ class CodeStream(IterableDataset):
         epoch, first = self.position["epoch"], self.position["batch"]
         count = 0
         while True:
-            plan = self.plan(epoch)
-            for number in range(first, len(plan)):
+            batches = self.plan(epoch)
+            for number in range(first, len(batches)):
                 if count % roles == role:
-                    yield self.batch(plan[number], epoch, number, last=number + 1 == len(plan))
+                    ended = number + 1 == len(batches)
+                    place = {"epoch": epoch + ended, "batch": 0 if ended else number + 1}
+                    batch = self.batch(batches[number], epoch, number, place | self.identity)
+                    self._next = place | self.identity
+                    yield batch
                 count += 1
             epoch, first = epoch + 1, 0
 
-    def batch(self, members: list[int], epoch: int, number: int, last: bool):
+    def batch(self, members: list[int], epoch: int, number: int, position: dict):
         """Batch `number` of `epoch`: each utterance with a reference clip of the same speaker."""
-        rng, parts = random.Random(f"{self.config.seed} {epoch} {number}"), []
-        for rows in _batched(members, self.config.micro_batch):
-            voices = [rng.choice(self.voices[self.cache.rows[i]["speaker"]]) for i in rows]
-            cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
-            codes = [self.cache.codes[i].tolist() for i in rows]
-            parts.append(([self.cache.texts[i].tolist() for i in rows], codes, cond))
-        return self.collate(parts, {"epoch": epoch + last, "batch": 0 if last else number + 1})
+        rng = random.Random(f"{self.config.seed} {epoch} {number}")
+        voice = {i: rng.choice(self.voices[self.cache.rows[i]["speaker"]]) for i in members}
+        mine = members[self.rank :: self.world]
+        lengths = {i: self.cache.length(i) + EXTRA_TOKENS for i in mine}
+        parts = [
+            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows))
+            for rows in micro_batches(mine, lengths, self.config)
+        ]
+        return self.collate(parts, position)
+
+    def part(self, rows: list[int], voices: list[int], longest: int) -> tuple:
+        """One micro-batch, as `collate` takes it; `longest` is the tokens of its longest row."""
+        cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
+        texts = [self.cache.texts[i].tolist() for i in rows]
+        codes = [self.cache.codes[i].tolist() for i in rows]
+        grid = [length for length in self.config.grid_lengths if length >= longest]
+        return (texts, codes, cond, *grid[:1])
+
+
+def identity(cache: CodeCache, members: list[int], config: DataConfig) -> dict[str, str]:
+    """Marks of the utterances and of their order: 8 hex digits each, alike for any micro-batch."""
+    corpus = hashlib.sha256("\n".join(cache.rows[i]["id"] for i in members).encode())
+    corpus.update(np.array([cache.length(i) for i in members]).tobytes())
+    size = config.effective_tokens or config.effective_batch
+    order = (size, bool(config.effective_tokens), config.sort_window, config.short_first)
+    return {"corpus": corpus.hexdigest()[:8], "order": digest(*order, config.seed)[:8]}
 
 
 def validation_batches(stream: CodeStream) -> list:
     """Every utterance of `stream` once, sorted by length, each with a fixed reference."""
     order = sorted(stream.members, key=stream.cache.length)
-    parts = _batched(order, stream.config.effective_batch)
-    return [stream.batch(part, 0, number, last=False) for number, part in enumerate(parts)]
-
-
-def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:
-    """One reference log-mel (M, T) per speaker: that of an utterance of middling length."""
-    chosen: dict[str, Tensor] = {}
-    order = sorted(cache.of_split(split), key=cache.length)
-    middle = len(order) // 2
-    for i in order[middle:] + order[:middle]:
-        chosen.setdefault(cache.rows[i]["speaker"], torch.from_numpy(cache.references[i]).float())
-    return chosen
+    parts = chunks(order, stream.config.effective_batch)
+    return [stream.batch(part, 0, number, stream.position) for number, part in enumerate(parts)]
 
 
 def padding_share(batches: list) -> float:
-    """Share of grid cells that hold no token: what random batches waste and like lengths save."""
+    """Share of grid cells that hold no token, counted in batches as the model gets them."""
     cells = sum(m.tokens.numel() for b in batches for m in b.micro)
     return 1 - sum(b.tokens for b in batches) / cells
 
 
-def random_padding_share(stream: CodeStream, batches: int = 50) -> float:
-    """What `padding_share` would be had utterances been drawn in any order."""
-    rng, size = random.Random(0), stream.config.micro_batch
-    lengths = [stream.cache.length(i) for i in stream.members]
-    grid = [rng.sample(lengths, min(size, len(lengths))) for _ in range(batches)]
-    return 1 - sum(map(sum, grid)) / sum(max(row) * len(row) for row in grid)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """What to give a DataLoader, and why."""
+
+    workers: int  # `num_workers`; 0: batches are made between two steps
+    prefetch: int | None  # batches a worker makes ahead (`prefetch_factor`); None without workers
+    reason: str
+
+
+def loader_settings(hw: Hardware, batch_s: float, step_s: float) -> LoaderSettings:
+    """Workers for a stream whose batches take `batch_s` to make, beside steps of `step_s`.
+
+    As many as keep up with the steps with a half to spare; at most what RAM (a worker is a process
+    of some 0.5 GB) and cores allow; none while batches cost less than a fiftieth of the step.
+    """
+    share, ram_gib = batch_s / step_s, hw.ram_bytes / 2**30
+    cost = f"a batch takes {1000 * batch_s:.1f} ms to make, {share:.1%} of a step"
+    if share < 0.02:
+        return LoaderSettings(workers=0, prefetch=None, reason=f"{cost}: not worth a process")
+    if hw.cores <= 2:
+        reason = f"{cost}, but {hw.cores} cores leave none beside the training"
+        return LoaderSettings(workers=0, prefetch=None, reason=reason)
+    # A 16 GB machine reports a little less than 16 GiB.
+    by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
+    workers = min(math.ceil(1.5 * share), by_ram, hw.cores - 1)
+    reason = f"{cost}; {ram_gib:.0f} GiB of RAM allow {by_ram}, {hw.cores} cores {hw.cores - 1}"
+    return LoaderSettings(workers=workers, prefetch=2 if ram_gib < 15 else 4, reason=reason)

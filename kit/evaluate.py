@@ -15,10 +15,10 @@ import soundfile
 import torch
 from torch import Tensor
 
+from kit.cache import load_wave
 from kit.codec import MelCodec
-from kit.data import load_wave
 from kit.generate import GenerateConfig
-from kit.manifest import Utterance
+from kit.ledger import Utterance
 from kit.recognizer import Recognizer, cer
 from kit.voice import Speech, Voice
 

@@ -9,7 +9,6 @@ import dataclasses
 import os
 import platform
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -167,10 +166,6 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "system": platform.system(),
     }
-
-
-def in_colab() -> bool:
-    return "google.colab" in sys.modules
 
 
 def peak_memory_bytes(device: str) -> int:

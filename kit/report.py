@@ -38,6 +38,20 @@ class Run:
         """The preset's plain values for one concern."""
         return self.preset.get(name, {})
 
+    def settle(self, what: str, value: str) -> None:
+        """Note `value` of `what` for the life of the run. ConfigError when it began with another.
+
+        What a notebook left (codec, voice) belongs to the data it was made from.
+        """
+        mark = self.folder / what
+        begun = mark.read_text(encoding="utf-8") if mark.is_file() else value
+        if begun != value:
+            raise ConfigError(
+                f"The run `{self.name}` was begun with the {what} `{begun}`, now `{value}` is "
+                f"asked for. Set KIT_RUN to a new name, or delete {self.folder}."
+            )
+        write_atomic(mark, value)
+
     def index(self) -> Path:
         """The code cache's index file, as 01_data_prep recorded it."""
         codes = self.report().get("data", {}).get("codes")
@@ -53,6 +67,7 @@ class Run:
         """Merge `figures` (nested dicts allowed) into report.json and redraw report.html."""
         report = merge(self.report(), finite(figures))
         report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
+        report |= {"git": git_state()}
         started = os.environ.get("KIT_DEMO_STARTED")
         if started:
             elapsed_s = round(time.time() - float(started), 1)
@@ -82,14 +97,9 @@ def open_run(preset: str = "") -> Run:
     mark = runs / name / "preset"
     begun = mark.read_text().strip() if mark.is_file() else None
     asked = preset or os.environ.get("KIT_PRESET")
-    if begun and asked and begun != asked:
-        raise ConfigError(
-            f"The run `{name}` was begun with the preset `{begun}`, now `{asked}` is asked for. "
-            f"Set KIT_RUN to a new name, or delete {mark.parent}."
-        )
     preset = asked or begun or choose_preset(detect()).value
     run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
-    write_atomic(mark, preset)
+    run.settle("preset", preset)
     return run
 
 

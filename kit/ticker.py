@@ -31,7 +31,7 @@ class Ticker:
         left_s = took_s * (total - done) / done if done else 0.0
         ending = f"{clock(left_s)} left" if done < total else f"done in {clock(took_s)}"
         parts = [
-            f"{self.label}: {done:,} of {total:,}",
+            f"{self.label}: {done:,.0f} of {total:,.0f}",
             f"{100 * done / total:.0f} %",
             ending,
             detail,

@@ -22,7 +22,8 @@ from kit.config import build, write_atomic
 from kit.generate import GenerateConfig, generate
 from kit.model import GPTConfig, SpeechGPT
 from kit.store import load_module, save_module
-from kit.text import Tokenizer, normalize
+from kit.text import normalize
+from kit.tokenizer import Tokenizer
 
 
 class VoiceError(ValueError):

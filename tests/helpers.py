@@ -15,14 +15,16 @@ import numpy as np
 import soundfile
 import torch
 
+from kit.batches import DataConfig
+from kit.cache import CodeCache, build_cache, load_wave
 from kit.codec import CodecConfig, MelCodec, save_codec, train_codec
 from kit.corpus import CorpusConfig, make_corpus
-from kit.data import CodeCache, DataConfig, build_cache, load_wave
 from kit.hardware import Hardware
-from kit.manifest import ManifestConfig, Utterance, load_manifest
+from kit.ledger import ManifestConfig, Utterance
+from kit.manifest import load_manifest
 from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, pack
 from kit.session import TrainSession
-from kit.text import Tokenizer, train_tokenizer
+from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from kit.train import TrainConfig
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
@@ -68,7 +70,8 @@ def manifest() -> list[Utterance]:
 @cache
 def tokenizer() -> Tokenizer:
     lines = [row.text for row in manifest() if row.split == "train"]
-    return Tokenizer(train_tokenizer(lines, world() / "tokenizer.model", 410))
+    config = TokenizerConfig(vocab_size=410)
+    return Tokenizer(train_tokenizer(lines, world() / "tokenizer.model", config))
 
 
 @cache

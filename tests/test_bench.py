@@ -8,7 +8,7 @@ import torch
 from helpers import code_cache, manifest, real_config, tokenizer, trained_codec
 
 from kit.bench import real_time_factor, speak_seconds
-from kit.data import speaker_references
+from kit.cache import speaker_references
 from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
 from kit.voice import Speech, Voice

@@ -7,6 +7,8 @@ import os
 import pytest
 import yaml
 
+from kit.align import AlignConfig
+from kit.batches import DataConfig
 from kit.codec import CodecConfig
 from kit.config import (
     CONFIGS,
@@ -20,12 +22,12 @@ from kit.config import (
     write_atomic,
 )
 from kit.corpus import CorpusConfig
-from kit.data import DataConfig
 from kit.generate import GenerateConfig
-from kit.manifest import ManifestConfig
+from kit.ledger import ManifestConfig
 from kit.model import GPTConfig
 from kit.recognizer import RecognizerConfig
 from kit.speedups import SpeedConfig
+from kit.tokenizer import TokenizerConfig
 from kit.train import TrainConfig
 
 SECTIONS = {
@@ -37,9 +39,11 @@ SECTIONS = {
     "train": TrainConfig,
     "speed": SpeedConfig,
     "recognizer": RecognizerConfig,
+    "align": AlignConfig,
+    "text": TokenizerConfig,
     "generate": GenerateConfig,
 }
-PLAIN = {"text", "evaluate", "infer"}  # read key by key in the notebooks
+PLAIN = {"evaluate", "infer"}  # read key by key in the notebooks
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 

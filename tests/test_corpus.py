@@ -23,7 +23,8 @@ from kit.corpus import (
     make_corpus,
     sentences,
 )
-from kit.manifest import ManifestConfig, load_manifest
+from kit.ledger import ManifestConfig
+from kit.manifest import load_manifest
 
 EVERYBODY = len(SPEAKERS)
 SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1, speakers=EVERYBODY)

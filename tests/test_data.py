@@ -1,54 +1,31 @@
-"""The code cache and the stream over it: nothing lost, nothing repeated, resumed exactly."""
+"""The stream over the code cache: nothing lost, nothing repeated, resumed exactly."""
 
 import dataclasses
+import hashlib
 import itertools
-import os
+import json
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from helpers import (
-    DATA,
-    code_cache,
-    corpus,
-    manifest,
-    real_config,
-    speech,
-    tokenizer,
-    trained_codec,
-    world,
-)
+from helpers import CPU, DATA, code_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
-from kit.config import ConfigError
-from kit.data import (
-    CacheError,
-    CodeCache,
-    CodeStream,
-    DataConfig,
-    build_cache,
-    cache_key,
-    load_wave,
-    padding_share,
-    random_padding_share,
-    reference_mel,
-    speaker_references,
-    validation_batches,
-)
-from kit.manifest import DatasetError
-from kit.model import collate
-
-ROWS = 30  # of the manifest, for caches built here: two shards
+from kit.batches import DataConfig
+from kit.cache import CacheError, CodeCache
+from kit.data import CodeStream, loader_settings, padding_share, validation_batches
+from kit.model import collate, weighted_loss
 
 
-def build(folder, rows=None, progress=lambda *_: None):
-    rows = rows or manifest()[:ROWS]
-    return build_cache(rows, trained_codec()[0], tokenizer(), folder, "k", DATA, progress)
+def keep(parts, place):
+    return parts, place
 
 
-def stream(position=None, split="train", **over) -> CodeStream:
+def stream(position=None, split="train", rank=0, world=1, **over) -> CodeStream:
     config = dataclasses.replace(DATA, **over)
-    return CodeStream(code_cache(), split, config, lambda parts, place: (parts, place), position)
+    return CodeStream(code_cache(), split, config, keep, position, rank=rank, world=world)
 
 
 def members(batch) -> list[tuple]:
@@ -56,116 +33,42 @@ def members(batch) -> list[tuple]:
     return [tuple(codes) for part in batch[0] for codes in part[1]]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("cache"))
+def toy_cache(count=101) -> CodeCache:
+    """Utterances of random length, whose references say which they are."""
+    rng, cache = random.Random(7), object.__new__(CodeCache)
+    splits = ["train" if i % 10 else "held_out" for i in range(count)]
+    cache.rows = [{"id": f"u{i}", "speaker": f"v{i % 3}", "split": s} for i, s in enumerate(splits)]
+    cache.codes = [np.arange(rng.randint(5, 60), dtype=np.int32) for _ in range(count)]
+    cache.texts = [np.arange(rng.randint(3, 20), dtype=np.int32) for _ in range(count)]
+    cache.references = [np.full((2, 3), i, np.float16) for i in range(count)]
+    return cache
 
 
-def contents(index) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in index.parent.iterdir()}
+FROZEN = [
+    ({}, "86b58efe21452d44", "3af5ea23dbc7e69e"),
+    ({"short_first": True}, "cc4a12cf9c701a28", "1c8137047f5baf63"),
+    ({"seed": 3}, "48533616bf83056d", "8f4ee276c23624ba"),
+]
 
 
-def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
-    cache, codec = code_cache(), trained_codec()[0]
-    assert [r["id"] for r in cache.rows] == [r.id for r in manifest()]
-    for i in (0, 25, 70):
-        wave = load_wave(manifest()[i].audio, codec.sample_rate)
-        alone = codec.encode(wave[None])[0]
-        assert len(cache.codes[i]) == len(alone)
-        assert (torch.from_numpy(cache.codes[i]) == alone).float().mean() > 0.9
-        assert cache.texts[i].tolist() == tokenizer().encode(manifest()[i].text)
-        assert cache.references[i].shape == (80, DATA.reference_frames)
-        assert cache.length(i) == len(cache.codes[i]) + len(cache.texts[i])
+@pytest.mark.parametrize("over, order, references", FROZEN)
+def test_what_a_run_sees_never_changes_with_the_kit(over, order, references):
+    # A run begun with an earlier version goes on with the very batches it would have seen.
+    config = DataConfig(effective_batch=8, micro_batch=4, sort_window=32, **over)
+    s = CodeStream(toy_cache(), "train", config, keep)
+    taken = [
+        [int(x) for part in parts for x in part[2][:, 0, 0]] for parts, _ in itertools.islice(s, 25)
+    ]
+    for found, wanted in (([s.plan(e) for e in (0, 1, 5)], order), (taken, references)):
+        assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == wanted
 
 
-def test_a_second_build_reads_no_audio_and_changes_nothing(built, monkeypatch):
-    before, told = contents(built), []
-    nowhere = [dataclasses.replace(r, audio="/nowhere.wav") for r in manifest()[:ROWS]]
-    assert build(built.parent, nowhere, lambda *now: told.append(now)) == built
-    assert contents(built) == before and told == [(25, 30), (30, 30)]
-
-
-def test_a_deleted_shard_alone_is_made_again(built, tmp_path):
-    index = build(tmp_path)
-    first, second = sorted(tmp_path.glob("*.safetensors"))
-    kept = first.stat().st_mtime_ns
-    second.unlink()
-    build(tmp_path)
-    assert contents(index) == contents(built) and first.stat().st_mtime_ns == kept
-
-
-def test_an_interrupted_build_goes_on_where_it_stopped(built, tmp_path):
-    def interrupt(done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path, progress=interrupt)
-    assert len(list(tmp_path.iterdir())) == 1  # the first shard, whole, and no litter
-    assert contents(build(tmp_path)) == contents(built)
-
-
-@pytest.mark.parametrize("damage", ["gone", "empty", "truncated", "junk"])
-def test_a_damaged_shard_names_the_file(tmp_path, damage):
-    index = build(tmp_path)
-    shard = sorted(tmp_path.glob("*.safetensors"))[1]
-    whole = shard.read_bytes()
-    shard.write_bytes({"empty": b"", "truncated": whole[:-50], "junk": b"x" * 99}.get(damage, b""))
-    if damage == "gone":
-        shard.unlink()
-    with pytest.raises(CacheError, match=rf"{shard.name}.*01_data_prep"):
-        CodeCache(index)
-
-
-def test_building_again_mends_a_damaged_shard(tmp_path):
-    # What the message of a damaged shard tells the user to do.
-    index = build(tmp_path)
-    shard = sorted(tmp_path.glob("*.safetensors"))[1]
-    shard.write_bytes(shard.read_bytes()[:-50])
-    build(tmp_path)
-    assert len(CodeCache(index).rows) == ROWS
-
-
-def test_a_missing_index_names_the_notebook(tmp_path):
-    with pytest.raises(CacheError, match="01_data_prep"):
-        CodeCache(tmp_path / "none.json")
-
-
-def test_a_damaged_index_is_told(tmp_path):
-    (tmp_path / "k.json").write_text('{"shards": [')
-    with pytest.raises(CacheError, match=r"k\.json"):
-        CodeCache(tmp_path / "k.json")
-
-
-def test_the_key_changes_with_whatever_the_cache_is_made_of(tmp_path):
-    code_cache()
-    paths = [world() / "codec.safetensors", world() / "tokenizer.model"]
-    rows = manifest()[:3]
-    key = cache_key(rows, *paths, DATA)
-    assert key == cache_key(rows, *paths, dataclasses.replace(DATA, seed=9, micro_batch=8))
-    assert key != cache_key(rows[:2], *paths, DATA)
-    assert key != cache_key(rows, *paths, dataclasses.replace(DATA, reference_frames=21))
-    assert key != cache_key([*rows[:2], dataclasses.replace(rows[2], text="ሌላ")], *paths, DATA)
-    (tmp_path / "codec").write_bytes(paths[0].read_bytes() + b" ")
-    assert key != cache_key(rows, tmp_path / "codec", paths[1], DATA)
-
-
-def test_the_key_changes_when_a_recording_does(tmp_path):
-    code_cache()
-    paths = [world() / "codec.safetensors", world() / "tokenizer.model"]
-    copy = tmp_path / "a.wav"
-    copy.write_bytes(b"RIFF")
-    rows = [dataclasses.replace(manifest()[0], audio=str(copy))]
-    key = cache_key(rows, *paths, DATA)
-    os.utime(copy, ns=(1, 1))
-    assert cache_key(rows, *paths, DATA) != key
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 7])
-def test_every_utterance_exactly_once_an_epoch(epoch):
-    s = stream()
-    plan = s.plan(epoch)
-    assert sorted(itertools.chain(*plan)) == s.members and len(s.members) == 60
-    assert sorted(map(len, plan)) == [4, *[8] * 7]
+@pytest.mark.parametrize("over", [{}, {"effective_tokens": 900}])
+def test_every_utterance_exactly_once_an_epoch(over):
+    s = stream(**over)
+    for epoch in (0, 1, 7):
+        plan = s.plan(epoch)
+        assert sorted(itertools.chain(*plan)) == s.members and len(s.members) == 60
 
 
 def test_batches_read_are_the_plans_and_cross_epochs():
@@ -175,56 +78,134 @@ def test_batches_read_are_the_plans_and_cross_epochs():
     assert epochs[0] == epochs[1] == sorted(tuple(s.cache.codes[i].tolist()) for i in s.members)
 
 
-def test_the_order_differs_between_epochs_and_seeds():
-    s, other = stream(), stream(seed=1)
-    assert s.plan(0) == stream().plan(0)
-    assert s.plan(0) != s.plan(1) and s.plan(0) != other.plan(0)
-    assert {frozenset(b) for b in s.plan(0)} != {frozenset(b) for b in s.plan(1)}
-
-
-def test_short_first_sorts_the_first_epoch_alone():
-    s = stream(short_first=True)
-    shortest = [min(map(s.cache.length, batch)) for batch in s.plan(0)]
-    assert shortest == sorted(shortest) and s.plan(1) == stream().plan(1)
-
-
 def same(a, b) -> bool:
     parts = zip(a[0], b[0], strict=True)
     tensors = all(x[:2] == y[:2] and torch.equal(x[2], y[2]) for x, y in parts)
     return a[1] == b[1] and tensors
 
 
-def test_any_position_resumes_exactly():
-    whole = list(itertools.islice(stream(), 20))
+@pytest.mark.parametrize("over", [{}, {"effective_tokens": 900, "short_first": True}])
+def test_any_position_resumes_exactly(over):
+    whole = list(itertools.islice(stream(**over), 20))
     for at in range(18):
-        rest = itertools.islice(stream(whole[at][1]), 2)
+        rest = itertools.islice(stream(whole[at][1], **over), 2)
         assert all(same(x, y) for x, y in zip(rest, whole[at + 1 :]))
+
+
+def place(position) -> dict:
+    return {key: position[key] for key in ("epoch", "batch")}
 
 
 def test_a_position_survives_json_and_points_at_the_next_batch():
     first = next(iter(stream()))
-    assert first[1] == {"epoch": 0, "batch": 1}
+    assert place(first[1]) == {"epoch": 0, "batch": 1}
+    assert json.loads(json.dumps(first[1])) == first[1] and len(json.dumps(first[1])) < 200
     last = next(itertools.islice(stream(), 7, None))
-    assert last[1] == {"epoch": 1, "batch": 0}
+    assert place(last[1]) == {"epoch": 1, "batch": 0}
 
 
 def identity(batch):
     return batch
 
 
-def loaded(position, workers: int, count: int) -> list:
-    loader = DataLoader(stream(position), batch_size=None, num_workers=workers, collate_fn=identity)
+def loaded(s: CodeStream, workers: int, count: int) -> list:
+    loader = DataLoader(s, batch_size=None, num_workers=workers, collate_fn=identity)
     return list(itertools.islice(loader, count))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_workers_keep_the_order_and_resume_exactly(workers):
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_and_ranks_keep_the_order_and_resume_exactly(workers, world):
+    rng = random.Random(workers)
+    for rank in range(world):
+        whole = list(itertools.islice(stream(rank=rank, world=world), 21))
+        read = loaded(stream(rank=rank, world=world), workers, 21)
+        assert all(same(a, b) for a, b in zip(read, whole, strict=True))
+        # Starting workers is slow: a few kill points with them, and 50 without.
+        for at in rng.sample(range(20), 2) if workers else rng.choices(range(20), k=50):
+            rest = loaded(stream(read[at][1], rank=rank, world=world), workers, 3)
+            assert all(same(a, b) for a, b in zip(rest, whole[at + 1 :]))
+
+
+def test_a_run_may_resume_with_other_workers_and_ranks():
     whole = list(itertools.islice(stream(), 12))
-    read = loaded(None, workers, 12)
-    assert all(same(a, b) for a, b in zip(read, whole, strict=True))
-    for at in (2, 7):  # within an epoch, and at its end
-        rest = loaded(read[at][1], workers, 11 - at)
-        assert all(same(a, b) for a, b in zip(rest, whole[at + 1 :], strict=True))
+    position = loaded(stream(rank=1, world=2), 2, 5)[-1][1]
+    assert all(same(a, b) for a, b in zip(loaded(stream(position), 1, 5), whole[5:]))
+
+
+@pytest.mark.parametrize("over", [{}, {"micro_batch": 8}, {"effective_tokens": 900}])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_together_see_what_one_would(over, world):
+    one = list(itertools.islice(stream(**over), 16))
+    ranks = [list(itertools.islice(stream(rank=r, world=world, **over), 16)) for r in range(world)]
+    for batch, *parts in zip(one, *ranks, strict=True):
+        pairs = lambda b: [(c, m.tobytes()) for p in b[0] for c, m in zip(p[1], p[2].numpy())]  # noqa: E731
+        assert sorted(pairs(batch)) == sorted(itertools.chain(*map(pairs, parts)))
+        assert {json.dumps(part[1]) for part in parts} == {json.dumps(batch[1])}
+        sizes = [len(members(part)) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_gradients_of_two_ranks_add_up_to_those_of_one():
+    c = real_config()
+    make = partial(CodeStream, code_cache(), "train", DATA, partial(collate, c))
+    batches = [next(iter(s)) for s in (make(), make(rank=0, world=2), make(rank=1, world=2))]
+    totals = batches[0].text_targets, batches[0].code_targets
+    assert totals[1] == sum(b.code_targets for b in batches[1:])
+    model, found = tiny_model(**dataclasses.asdict(c)), []
+    for group in (batches[:1], batches[1:]):
+        model.zero_grad()
+        for micro in (m for batch in group for m in batch.micro):
+            weighted_loss(c, model(micro), *totals).backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm()
+
+
+def test_more_ranks_than_utterances_leave_some_with_nothing():
+    batches = [next(iter(stream(rank=r, world=9))) for r in range(9)]
+    assert [len(members(b)) for b in batches] == [1] * len(members(next(iter(stream())))) + [0]
+    with pytest.raises(ValueError, match=r"rank 2 of 2 ranks: it must lie in 0\.\.1"):
+        stream(rank=2, world=2)
+
+
+def test_the_state_is_the_place_after_the_last_batch():
+    whole, s = list(itertools.islice(stream(), 9)), stream()
+    assert place(s.state_dict()) == {"epoch": 0, "batch": 0}
+    for batch in itertools.islice(s, 5):
+        assert s.state_dict() == batch[1]
+    validation_batches(s)
+    again = stream()
+    again.load_state_dict(s.state_dict())
+    assert all(same(a, b) for a, b in zip(itertools.islice(again, 4), whole[5:]))
+
+
+def test_a_position_of_other_utterances_is_refused():
+    position, config = next(iter(stream()))[1], DATA
+    other = CodeStream(toy_cache(), "train", config, keep)
+    with pytest.raises(CacheError, match=r"of other utterances.*giving no position"):
+        other.load_state_dict(position)
+    with pytest.raises(CacheError, match="of other utterances"):
+        CodeStream(toy_cache(91), "train", config, keep, next(iter(other))[1])
+
+
+@pytest.mark.parametrize(
+    "over", [{"seed": 1}, {"effective_batch": 4}, {"sort_window": 8}, {"effective_tokens": 8}]
+)
+def test_a_position_in_another_order_is_refused(over):
+    with pytest.raises(CacheError, match=r"of other batches \(seed, sizes, sorting\)"):
+        stream(next(iter(stream()))[1], **over)
+
+
+def test_another_split_into_passes_and_another_padding_go_on():
+    whole = list(itertools.islice(stream(), 3))
+    s = stream(whole[0][1], micro_batch=2, grid_lengths=(500,), shard=7, max_cache_gib=1.0)
+    assert [members(b) for b in itertools.islice(s, 2)] == [members(b) for b in whole[1:]]
+
+
+def test_a_position_of_an_early_version_goes_on():
+    whole = list(itertools.islice(stream(), 5))
+    assert same(next(iter(stream({"epoch": 0, "batch": 4}))), whole[4])
 
 
 def test_another_split_into_micro_batches_holds_the_same_utterances():
@@ -243,14 +224,49 @@ def test_a_reference_comes_from_the_same_speaker():
             assert [speaker_of[m.half().numpy().tobytes()] for m in cond] == spoken
 
 
-def test_like_lengths_waste_less_than_any_order():
+def test_padding_is_counted_in_the_grids_the_model_gets():
     s = CodeStream(code_cache(), "train", DATA, partial(collate, real_config()))
     batches = list(itertools.islice(s, 8))
-    share = padding_share(batches)
-    assert 0 <= share < 0.6 * random_padding_share(s)
     cells = sum(m.tokens.numel() for b in batches for m in b.micro)
-    real = sum(s.cache.length(i) + 6 for i in s.members)  # START, STOP, START, three STOPs
-    assert share == pytest.approx(1 - real / cells)
+    real = sum(s.lengths)  # as planned, START and STOP included
+    assert real == sum(b.tokens for b in batches)
+    assert padding_share(batches) == pytest.approx(1 - real / cells)
+
+
+def test_grids_of_the_model_stay_within_the_token_budget():
+    config = dataclasses.replace(DATA, effective_tokens=1600, effective_batch=8, micro_batch=4)
+    s = CodeStream(code_cache(), "train", config, partial(collate, real_config()))
+    grids = [m.tokens.shape for b in itertools.islice(s, len(s.plan(0))) for m in b.micro]
+    assert all(rows * width <= 800 or rows == 1 for rows, width in grids)
+    assert sum(rows for rows, _ in grids) == 60
+
+
+def test_grids_have_the_few_lengths_asked_for():
+    longest = max(stream().lengths)
+    config = dataclasses.replace(DATA, grid_lengths=(100, 200, longest))
+    s = CodeStream(code_cache(), "train", config, partial(collate, real_config()))
+    batches = list(itertools.islice(s, 8))
+    widths = {m.tokens.shape[1] for b in batches for m in b.micro}
+    assert widths <= {100, 200, longest} and len(widths) > 1
+    assert sum(b.tokens for b in batches) == sum(s.lengths)  # nothing cut
+
+
+def test_padding_to_a_fixed_length_leaves_the_loss_alone():
+    c = real_config()
+    model, losses = tiny_model(**dataclasses.asdict(c)), []
+    for grid in ((), (500,)):
+        config = dataclasses.replace(DATA, grid_lengths=grid)
+        batch = next(iter(CodeStream(code_cache(), "train", config, partial(collate, c))))
+        losses.append(torch.stack([torch.stack(model(m)) for m in batch.micro]))
+    assert torch.allclose(*losses, rtol=1e-5)
+
+
+def test_an_utterance_longer_than_every_grid_is_refused_not_cut():
+    longest = max(stream().lengths)
+    with pytest.raises(
+        CacheError, match=rf"1 of 60 utterances.*the longest has {longest}.*add a length"
+    ):
+        stream(grid_lengths=(64, longest - 1))
 
 
 def test_validation_takes_every_held_out_utterance_once_and_always_alike():
@@ -261,43 +277,28 @@ def test_validation_takes_every_held_out_utterance_once_and_always_alike():
     assert all(same(a, b) for a, b in zip(batches, validation_batches(stream(split="held_out"))))
 
 
-def test_every_speaker_gets_a_reference():
-    found = speaker_references(code_cache())
-    assert sorted(found) == ["voice0", "voice1", "voice2"]
-    assert all(mel.shape == (80, DATA.reference_frames) for mel in found.values())
-
-
 def test_a_split_nobody_has_is_told():
     with pytest.raises(CacheError, match="split `test`"):
         stream(split="test")
 
 
-@pytest.mark.parametrize("frames", [1, 19, 20, 21, 200])
-def test_a_reference_is_the_middle_and_always_full(frames):
-    mel = torch.arange(frames).float().expand(80, frames)
-    cut = reference_mel(mel, 20)
-    assert cut.shape == (80, 20)
-    if frames == 200:
-        assert cut[0].tolist() == list(range(90, 110))
+SETTINGS = [  # (cores, GiB, ms a batch, ms a step) -> (workers, prefetch)
+    ((2, 24, 2, 200), (0, None)),
+    ((16, 64, 2, 200), (0, None)),
+    ((2, 24, 100, 200), (0, None)),
+    ((8, 6, 500, 200), (1, 2)),
+    ((8, 8, 500, 200), (2, 2)),
+    ((8, 16, 500, 200), (4, 4)),
+    ((8, 32, 1500, 200), (7, 4)),
+    ((32, 64, 1500, 200), (8, 4)),
+    ((8, 32, 50, 200), (1, 4)),
+]
 
 
-def test_other_sample_rates_are_resampled(tmp_path):
-    import soundfile
-
-    soundfile.write(tmp_path / "a.wav", speech(rate=44100), 44100)
-    wave = load_wave(str(tmp_path / "a.wav"), 22050)
-    assert len(wave) == 22050 and (wave - torch.from_numpy(speech())).abs()[500:-500].max() < 0.02
-
-
-def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path):
-    path = tmp_path / "bad.wav"
-    path.write_bytes((corpus() / "wavs" / "train_000000.wav").read_bytes()[:3000])
-    rows = [dataclasses.replace(manifest()[0], audio=str(path))]
-    with pytest.raises(DatasetError, match=r"bad\.wav is truncated"):
-        build(tmp_path / "cache", rows)
-
-
-def test_micro_batches_must_divide_the_effective_batch():
-    assert DataConfig(effective_batch=12, micro_batch=4).grad_accum == 3
-    with pytest.raises(ConfigError, match=r"micro_batch = 5: must divide effective_batch \(12\)"):
-        DataConfig(effective_batch=12, micro_batch=5)
+@pytest.mark.parametrize("given, wanted", SETTINGS)
+def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
+    cores, ram_gib, batch_ms, step_ms = given
+    hw = dataclasses.replace(CPU, cores=cores, ram_bytes=ram_gib * 2**30)
+    found = loader_settings(hw, batch_ms / 1000, step_ms / 1000)
+    assert (found.workers, found.prefetch) == wanted
+    assert f"{batch_ms:.1f} ms" in found.reason

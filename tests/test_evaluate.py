@@ -8,7 +8,7 @@ import soundfile
 import torch
 from helpers import RATE, code_cache, manifest, real_config, tokenizer, trained_codec, waves
 
-from kit.data import speaker_references
+from kit.cache import speaker_references
 from kit.evaluate import Scores, floor, save_samples, score, transcribe, voice_is_sound
 from kit.generate import GenerateConfig
 from kit.model import SpeechGPT

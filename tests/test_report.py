@@ -163,3 +163,10 @@ def test_the_commit_is_named_where_there_is_git(monkeypatch):
     assert re.fullmatch(r"([0-9a-f]{7,}\+?)?\+?", git_state())
     monkeypatch.setenv("PATH", "")
     assert git_state() == ""
+
+
+def test_a_run_keeps_to_the_data_it_was_begun_with(run):
+    run.settle("data", "my voice")
+    run.settle("data", "my voice")
+    with pytest.raises(ConfigError, match=r"begun with the data `my voice`, .*KIT_RUN"):
+        run.settle("data", "another")

@@ -17,8 +17,8 @@ from helpers import (
     world,
 )
 
+from kit.cache import speaker_references
 from kit.codec import CodecError
-from kit.data import speaker_references
 from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
 from kit.text import TextError

@@ -1,0 +1,184 @@
+"""A folder of long recordings with transcripts becomes a dataset in LJSpeech layout.
+
+`cut_long` finds the words of `NAME.txt` in `NAME.wav`, cuts it in the pauses, and writes the clips,
+`metadata.csv` and a ledger of every second that is in no clip. The recogniser is one that notebook
+03 trained on recordings of the same language that were clips already: a first hour or so must come
+from elsewhere or be cut by hand. Originals are only read. Knows nothing of where words or cuts
+are found.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from kit.codec import MelCodec
+from kit.config import digest, require_disk, write_atomic
+from kit.cut import CutConfig, Span, plan_cuts
+from kit.listen import Listener
+from kit.longform import Walk, WalkConfig, read_tokens
+from kit.recognizer import Recognizer
+
+AUDIO = (".wav", ".flac", ".ogg", ".mp3")
+
+
+class CutError(ValueError):
+    """A folder that holds no long recordings with transcripts; the message says what it needs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    """A row of the ledger: audio in no clip, or (of 0 seconds) text that was not heard."""
+
+    file: str
+    start_s: float
+    end_s: float
+    reason: str
+
+
+def find_recordings(folder: Path) -> list[Path]:
+    """The audio files under `folder`. Raises CutError when none has a transcript beside it."""
+    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in AUDIO)
+    if not any(p.with_suffix(".txt").is_file() for p in found):
+        raise CutError(
+            f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
+            f".flac, .ogg, .mp3) and NAME.txt, found {len(found)} recordings and no .txt of theirs."
+        )
+    return found
+
+
+def names_of(folder: Path, recordings: list[Path]) -> list[str]:
+    """A name for the clips of each recording: its path in `folder`, plain and never used twice."""
+    names: list[str] = []
+    for audio in recordings:
+        inside = audio.relative_to(folder).with_suffix("").as_posix()
+        name = plain = re.sub(r"[^\w-]+", "_", inside).strip("_")[:100] or "recording"
+        number = 2
+        while name in names:
+            name, number = f"{plain}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def cut_recording(
+    audio: Path,
+    name: str,
+    recognizer: Recognizer,
+    codec: MelCodec,
+    into: Path,
+    config: CutConfig,
+    walk: WalkConfig,
+    progress: Callable = lambda *_: None,
+) -> tuple[list[dict], list[Loss]]:
+    """Write the clips of one recording to `into`/wavs; their table rows, and what was lost."""
+    _forget(into, name)
+    try:
+        text = audio.with_suffix(".txt").read_text(encoding="utf-8-sig")
+        listener = Listener(audio, recognizer, codec)
+        tokens = read_tokens(text, recognizer, walk.language)
+        heard = Walk(listener, tokens, walk).run(progress)
+    except FileNotFoundError:
+        return [], [_whole(audio, f"no transcript {audio.stem}.txt beside it")]
+    except UnicodeDecodeError as error:
+        return [], [_whole(audio, f"{audio.stem}.txt is not valid UTF-8: {error.reason}")]
+    except soundfile.LibsndfileError as error:
+        return [], [_whole(audio, f"cannot be read as audio: {error}")]
+    clips, losses = plan_cuts(heard, tokens, listener.total_s, config)
+    rows = []
+    for number, clip in enumerate(clips, 1):
+        rows.append({"id": f"{name}_{number:04d}", "text": clip.text, "seconds": clip.seconds})
+        # No fsync for each of a thousand clips: they count only once the recording's mark stands.
+        (into / "wavs" / f"{rows[-1]['id']}.wav").write_bytes(_samples(listener, clip))
+    return rows, [
+        Loss(file=audio.name, start_s=s.start_s, end_s=s.end_s, reason=s.reason) for s in losses
+    ]
+
+
+def _whole(audio: Path, reason: str) -> Loss:
+    return Loss(file=audio.name, start_s=0.0, end_s=_seconds(audio), reason=reason)
+
+
+def _seconds(audio: Path) -> float:
+    try:
+        return soundfile.info(audio).duration
+    except soundfile.LibsndfileError:
+        return 0.0
+
+
+def _samples(listener: Listener, clip: Span) -> bytes:
+    """The clip as a mono 16-bit WAV at the recording's own rate."""
+    first, stop = round(clip.start_s * listener.rate), round(clip.end_s * listener.rate)
+    wave, rate = soundfile.read(listener.path, stop - first, first, dtype="float32", always_2d=True)
+    file = io.BytesIO()
+    soundfile.write(file, np.clip(wave.mean(axis=1), -1, 1), rate, "PCM_16", format="WAV")
+    return file.getvalue()
+
+
+def cut_long(
+    folder: Path,
+    recognizer: Recognizer,
+    codec: MelCodec,
+    into: Path,
+    config: CutConfig,
+    walk: WalkConfig,
+    progress: Callable = lambda *_: None,
+) -> list[Loss]:
+    """Cut every recording under `folder` with a .txt beside it into the LJSpeech folder `into`.
+
+    Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. A recording that an earlier
+    call finished is not heard again. `progress(seconds done, in all)` counts audio. Raises CutError
+    where there is nothing to cut, DiskError before it starts when the disk is too small.
+    """
+    folder, into = Path(folder), Path(into)
+    recordings = find_recordings(folder)
+    (into / "wavs").mkdir(parents=True, exist_ok=True)
+    require_disk(into, sum(audio.stat().st_size for audio in recordings))
+    total_s = sum(map(_seconds, recordings))
+    weights = fingerprint(recognizer)
+    rows, losses, before_s = [], [], 0.0
+    for audio, name in zip(recordings, names_of(folder, recordings)):
+        key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), weights, config, walk)
+        mark = into / "cut" / f"{name}.json"
+        if not (mark.is_file() and json.loads(mark.read_text(encoding="utf-8"))["key"] == key):
+            tell = lambda s, _, before_s=before_s: progress(before_s + s, total_s)  # noqa: E731
+            made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
+            record = {"key": key, "rows": made[0], "losses": made[1]}
+            write_atomic(mark, json.dumps(record, default=dataclasses.asdict, ensure_ascii=False))
+        done = json.loads(mark.read_text(encoding="utf-8"))
+        rows, losses = rows + done["rows"], losses + [Loss(**loss) for loss in done["losses"]]
+        before_s += _seconds(audio)
+        progress(before_s, total_s)
+    _write_tables(into, rows, losses)
+    return losses
+
+
+def fingerprint(recognizer: Recognizer) -> str:
+    """Changes when the recogniser's weights or alphabet do."""
+    state = recognizer.state_dict()
+    total = hashlib.sha256(recognizer.alphabet.encode())
+    for name in sorted(state):
+        total.update(state[name].cpu().float().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _state(path: Path) -> tuple:
+    return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else ()
+
+
+def _forget(into: Path, name: str) -> None:
+    """Remove clips that another configuration, or an interrupted call, left of a recording."""
+    for clip in (into / "wavs").glob(f"{name}_[0-9][0-9][0-9][0-9].wav"):
+        clip.unlink()
+
+
+def _write_tables(into: Path, rows: list[dict], losses: list[Loss]) -> None:
+    table = "".join(f"{row['id']}|{row['text']}\n" for row in rows)
+    lines = (json.dumps(dataclasses.asdict(loss), ensure_ascii=False) for loss in losses)
+    write_atomic(into / "losses.jsonl", "".join(f"{line}\n" for line in lines))
+    write_atomic(into / "metadata.csv", table)

@@ -1,0 +1,145 @@
+"""A folder of safetensors files that check themselves, make room, and are shared by processes.
+
+`seal` puts a checksum into a file, `unseal` will not return what does not match it. `make_room`
+keeps the folder below its cap. `claimed` lets several processes make the same files at once without
+locks. Knows tensors and files; nothing of what they stand for.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+LITTER_AGE_S = 3600  # a temporary file as old as this has lost its process
+
+
+class CacheError(ValueError):
+    """A cache file that is missing or damaged, or a full cache; the message names the cure."""
+
+
+def checksum(tensors: dict[str, np.ndarray]) -> str:
+    """Changes with any name, type, shape or byte of `tensors`."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
+        found.update(tensor.tobytes())
+    return found.hexdigest()
+
+
+def seal(tensors: dict[str, np.ndarray]) -> bytes:
+    """`tensors` and their checksum as the bytes of one safetensors file."""
+    # A transposed array would be written as it lies in memory, and read back scrambled.
+    tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    return safetensors.numpy.save(tensors, metadata={"sha256": checksum(tensors)})
+
+
+def unseal(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a sealed file. Raises CacheError when it is missing or any byte differs."""
+    if not Path(path).is_file():
+        raise CacheError(f"There is no {path}: run notebook 01_data_prep to make it.")
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            whole = (file.metadata() or {}).get("sha256") == checksum(tensors)
+    except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
+        raise CacheError(damaged(path, str(error))) from error
+    if not whole:
+        raise CacheError(damaged(path, "its checksum does not match"))
+    return tensors
+
+
+def damaged(path: Path, how: str) -> str:
+    return (
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to mend it."
+    )
+
+
+def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:
+    """Call `make(path)` for each of `paths` that is not there; yield each once it is.
+
+    Two processes share the work: each first makes what the other has not begun, and then what is
+    still missing, begun or not. So the claim of a killed process delays its file and blocks
+    nothing; at worst a file is made twice, alike, and the second takes the place of the first.
+    """
+    others = []
+    for path in paths:
+        if path.is_file() or _claim(path):
+            yield _made(path, make)
+        else:
+            others.append(path)
+    for path in others:
+        yield _made(path, make)
+
+
+def _claim(path: Path) -> bool:
+    try:
+        _mark(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _mark(path: Path) -> Path:
+    return path.with_suffix(".claim")
+
+
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    try:
+        if not path.is_file():  # the other process may have been here meanwhile
+            make(path)
+    finally:
+        _mark(path).unlink(missing_ok=True)
+    return path
+
+
+def touch(paths: set[Path]) -> None:
+    """Note that `paths` are in use now."""
+    for path in paths:
+        with contextlib.suppress(OSError):  # gone, or a read-only folder: nothing to keep alive
+            os.utime(path)
+
+
+def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
+    """{file: (seconds since it was used, bytes)}; a file that goes meanwhile is left out."""
+    found = {}
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process made room
+            stat = path.stat()
+            found[path] = (time.time() - stat.st_mtime, stat.st_size)
+    return found
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left behind: old claims and half-written files."""
+    for path, (age_s, _) in (ages(folder, "*.claim") | ages(folder, ".*.safetensors.*")).items():
+        if age_s > LITTER_AGE_S:
+            path.unlink(missing_ok=True)
+
+
+def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
+    """Remove the longest unused files, none of `used`, until `needed_bytes` more fit the cap.
+
+    Raises CacheError when what is in use fills the cap alone.
+    """
+    files, cap_bytes = ages(folder, "*.safetensors"), cap_gib * 2**30
+    total_bytes = needed_bytes + sum(size for _, size in files.values())
+    for path in sorted(files, key=lambda p: files[p][0], reverse=True):
+        if total_bytes <= cap_bytes:
+            return
+        if path not in used:
+            with contextlib.suppress(PermissionError):  # Windows: another run has it mapped
+                path.unlink(missing_ok=True)
+                total_bytes -= files[path][1]
+    if total_bytes > cap_bytes:
+        raise CacheError(
+            f"The code cache in {folder} needs {total_bytes / 2**30:.2f} GiB and more for this "
+            f"corpus alone, and may take {cap_gib} GiB: raise `max_cache_gib`, or lower "
+            "`reference_frames`."
+        )

@@ -1,0 +1,383 @@
+"""Streaming measured beside its peers, in one run on one machine: `make bench-data`.
+
+Contestants of a row take turns, so that a busy moment hits all; the best of the repeats counts, the
+median is printed too. Memory is measured in a process of its own for each. Prints a table and
+writes runs/bench/data.json: {"row", "value", "unit", "peer", "peer_value", "ratio"}, where a ratio
+above 1 means that the kit is better.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import orjson
+import psutil
+import soundfile
+
+from kit.audio import measure_clip
+from kit.batches import DataConfig, padding_waste
+from kit.config import write_atomic
+from kit.jsonarray import JsonArray
+from kit.lines import JsonLines, TextLines
+from kit.loader import Loader, LoaderConfig, as_it_is, pack, unpack
+from kit.place import StreamConfig
+from kit.tables import Table
+
+SHUFFLED = StreamConfig(shuffle=True)
+ETHIOPIC = [chr(code) for code in range(0x1200, 0x1357)]
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def sentences(count: int) -> Iterable[str]:
+    """Lines of about 60 Ethiopic letters, the same each time."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices(ETHIOPIC, k=rng.randint(2, 7))) for _ in range(5000)]
+    pool = [" ".join(rng.choices(words, k=11)) for _ in range(20_000)]
+    return itertools.islice(itertools.cycle(pool), count)
+
+
+def made(path: Path, write: Callable) -> Path:
+    """`path`, written by `write(file)` unless an earlier run left it."""
+    if not path.exists():
+        print(f"writing {path}", flush=True)
+        part = path.with_suffix(".part")
+        with open(part, "w", encoding="utf-8", newline="") as file:
+            write(file)
+        part.rename(path)
+    return path
+
+
+def text_file(folder: Path, lines: int) -> Path:
+    write = lambda file: file.writelines(f"{line}\n" for line in sentences(lines))  # noqa: E731
+    return made(folder / f"{lines}.txt", write)
+
+
+def records(count: int, quoted: bool) -> Iterable[dict]:
+    """Rows of a manifest; `quoted`: a tenth hold a comma, a twentieth a newline, one a quote."""
+    rng = random.Random(1)
+    odd = [", "] * 2 + ["\n", '"'] if quoted else []
+    marks = odd + [" "] * (20 - len(odd))
+    for i, line in enumerate(sentences(count)):
+        text = line.replace(" ", rng.choice(marks), 1)
+        yield {"id": f"clip_{i:07d}", "text": text, "speaker": f"voice{i % 7}"}
+
+
+def table_file(folder: Path, rows: int, quoted: bool) -> Path:
+    def write(file):
+        writer = csv.DictWriter(file, ["id", "text", "speaker"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records(rows, quoted))
+
+    return made(folder / f"{rows}{'-quoted' * quoted}.csv", write)
+
+
+def json_file(folder: Path, rows: int, suffix: str) -> Path:
+    def write(file):
+        before, between, after = ("[\n", ",\n", "\n]\n") if suffix == ".json" else ("", "\n", "\n")
+        for i, record in enumerate(records(rows, quoted=False)):
+            file.write(between if i else before)
+            file.write(json.dumps(record, ensure_ascii=False))
+        file.write(after)
+
+    return made(folder / f"{rows}{suffix}", write)
+
+
+# --- contestants: each returns how many records it went through ------------------------------
+
+
+def count(items: Iterable) -> int:
+    found = 0
+    for _ in items:
+        found += 1
+    return found
+
+
+def plain_lines(path: Path, most: int) -> int:
+    with open(path, encoding="utf-8") as file:
+        return count(file if most is None else itertools.islice(file, most))
+
+
+def csv_reader(path: Path) -> int:
+    with open(path, encoding="utf-8", newline="") as file:
+        return count(csv.reader(file)) - 1
+
+
+def orjson_lines(path: Path) -> int:
+    found = 0
+    with open(path, "rb") as file:
+        for line in file:
+            orjson.loads(line)
+            found += 1
+    return found
+
+
+def hf_stream(path: Path, shuffle: bool = True):
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(path.parent / "hf")}
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset("text", data_files=str(path), split="train", streaming=True)
+    return rows.shuffle(seed=0, buffer_size=10_000) if shuffle else rows
+
+
+def loader_lines(path: Path) -> int:
+    batches = Loader(TextLines(path, SHUFFLED), LoaderConfig(batch=4096, workers=2))
+    return sum(count(batch) for batch in batches)
+
+
+def torchdata_lines(path: Path) -> int:
+    """The same source and payloads through torchdata's loader."""
+    from torch.utils.data import IterableDataset
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class Batches(IterableDataset):
+        def __init__(self):
+            self.source = TextLines(path, SHUFFLED)
+            self.state_dict, self.load_state_dict = self.source.state_dict, None
+
+        def __iter__(self):
+            rows = iter(self.source)
+            while batch := list(itertools.islice(rows, 4096)):
+                yield pack(batch)
+
+    batches = StatefulDataLoader(Batches(), batch_size=None, num_workers=2, collate_fn=as_it_is)
+    return sum(count(unpack(batch)) for batch in batches)
+
+
+# --- measuring ------------------------------------------------------------------------------
+
+
+def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
+    """Records a second of each, best of `repeats`; they take turns."""
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            begun = time.perf_counter()
+            done = run()
+            found[name].append(done / (time.perf_counter() - begun))
+    for name, values in found.items():
+        print(f"  {name}: best {max(values):,.0f}, median {statistics.median(values):,.0f} /s")
+    return {name: max(values) for name, values in found.items()}
+
+
+def apart(function: str, *arguments) -> dict:
+    """What `function` of this file returns in a process of its own."""
+    code = f"import json, bench_data as b; print(json.dumps(b.{function}(*{arguments!r})))"
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent.parent)])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def growth_mb(kind: str, path: str, most: int) -> float:
+    """How far memory grows between the 10,000th line and the last."""
+    stream = TextLines(path, SHUFFLED) if kind == "kit" else hf_stream(Path(path))
+    process, first, peak = psutil.Process(), 0, 0
+    for seen, _ in enumerate(itertools.islice(stream, most), 1):
+        if seen == 10_000:
+            first = process.memory_info().rss
+        if seen % 50_000 == 0:
+            peak = max(peak, process.memory_info().rss)
+    return max(0, peak - first) / 1e6
+
+
+def resume_ms(kind: str, path: str, at: int) -> dict:
+    """Milliseconds from nothing but the state to the first record; bytes of the state."""
+    make = lambda: TextLines(path, SHUFFLED) if kind == "kit" else hf_stream(Path(path), False)  # noqa: E731
+    stream = make()
+    rows = iter(stream)
+    for _ in range(at):
+        next(rows)
+    state, expected = stream.state_dict(), next(rows)
+    begun = time.perf_counter()
+    stream = make()
+    stream.load_state_dict(state)
+    assert next(iter(stream)) == expected
+    return {"ms": 1000 * (time.perf_counter() - begun), "bytes": len(json.dumps(state))}
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def row(name: str, value: float, unit: str, peer: str, peer_value: float, ratio: float) -> dict:
+    print(f"{name}: {value:,.4g} {unit}; {peer}: {peer_value:,.4g}; ratio {ratio:.2f}", flush=True)
+    return {
+        "row": name,
+        "value": value,
+        "unit": unit,
+        "peer": peer,
+        "peer_value": peer_value,
+        "ratio": ratio,
+    }
+
+
+def against(name: str, kit: Callable, peer: str, other: Callable, repeats: int) -> dict:
+    found = rates({"kit": kit, peer: other}, repeats)
+    return row(name, found["kit"], "records/s", peer, found[peer], found["kit"] / found[peer])
+
+
+def line_rows(folder: Path, options) -> list[dict]:
+    path = text_file(folder, options.lines)
+    kit = lambda: count(TextLines(path, SHUFFLED))  # noqa: E731
+    floor = lambda: plain_lines(path, None)  # noqa: E731
+    few = min(options.lines, options.peer_lines)
+    some = lambda: count(itertools.islice(TextLines(path, SHUFFLED), few))  # noqa: E731
+    hf = lambda: count(itertools.islice(hf_stream(path), few))  # noqa: E731
+    lines, plain = f"{options.lines:,} lines", "for line in open(...)"
+    return [
+        against(f"{lines}, shuffled", kit, plain, floor, options.repeats),
+        against(f"{lines}, 2 workers", lambda: loader_lines(path), plain, floor, options.repeats),
+        against(
+            f"{lines}, 2 workers",
+            lambda: loader_lines(path),
+            "torchdata StatefulDataLoader",
+            lambda: torchdata_lines(path),
+            options.repeats,
+        ),
+        against(f"{few:,} lines, shuffled", some, "datasets streaming", hf, options.repeats),
+    ]
+
+
+def memory_rows(folder: Path, options) -> list[dict]:
+    path = text_file(folder, options.lines)
+    few = min(options.lines, options.peer_lines)
+    kit, hf = (
+        apart("growth_mb", *a) for a in (("kit", str(path), options.lines), ("hf", str(path), few))
+    )
+    name = f"memory growth over {options.lines:,} lines"
+    return [row(name, kit, "MB", f"datasets, {few:,} lines", hf, hf / max(kit, 0.1))]
+
+
+def resume_rows(folder: Path, options) -> list[dict]:
+    path, at = str(text_file(folder, options.lines)), options.lines * 9 // 10
+    kit, hf = apart("resume_ms", "kit", path, at), apart("resume_ms", "hf", path, at)
+    return [
+        row(
+            "first record on going on at 90 %",
+            kit["ms"],
+            "ms",
+            "datasets",
+            hf["ms"],
+            hf["ms"] / kit["ms"],
+        ),
+        row(
+            "saved position",
+            kit["bytes"],
+            "bytes",
+            "datasets",
+            hf["bytes"],
+            hf["bytes"] / kit["bytes"],
+        ),
+    ]
+
+
+def format_rows(folder: Path, options) -> list[dict]:
+    count_, again = options.rows, options.repeats
+    plain, quoted = (table_file(folder, count_, quoted) for quoted in (False, True))
+    lines, array = (json_file(folder, count_, suffix) for suffix in (".jsonl", ".json"))
+    kit: dict[str, tuple] = {
+        "CSV": (lambda: count(Table(plain)), "csv.reader", lambda: csv_reader(plain)),
+        "CSV, shuffled": (
+            lambda: count(Table(plain, SHUFFLED)),
+            "csv.reader",
+            lambda: csv_reader(plain),
+        ),
+        "CSV, a fifth quoted": (
+            lambda: count(Table(quoted)),
+            "csv.reader",
+            lambda: csv_reader(quoted),
+        ),
+        "JSONL": (
+            lambda: count(JsonLines(lines)),
+            "orjson.loads a line",
+            lambda: orjson_lines(lines),
+        ),
+        "JSONL, shuffled": (
+            lambda: count(JsonLines(lines, SHUFFLED)),
+            "orjson.loads a line",
+            lambda: orjson_lines(lines),
+        ),
+        "JSON array": (
+            lambda: count(JsonArray(array)),
+            "json.load of it all",
+            lambda: len(json.loads(array.read_text(encoding="utf-8"))),
+        ),
+    }
+    return [against(f"{count_:,} rows of {name}", *who, again) for name, who in kit.items()]
+
+
+def padding_rows(folder: Path, options) -> list[dict]:
+    """Share of padding in batches of 16 of log-normal lengths (mean 5 s, deviation 2.5 s)."""
+    sigma = np.sqrt(np.log(1 + (2.5 / 5) ** 2))
+    seconds = np.random.default_rng(0).lognormal(np.log(5) - sigma**2 / 2, sigma, 20_000)
+    lengths = np.maximum(1, seconds * 43).astype(int).tolist()  # tokens, about 43 a second
+    config = DataConfig(effective_batch=16, micro_batch=16, sort_window=4096)
+    share = padding_waste(lengths, config)
+    random_share = 100 * share.pop("any order")
+    peer = "any order"
+    return [
+        row(f"padding, {way}", 100 * part, "%", peer, random_share, random_share / (100 * part))
+        for way, part in share.items()
+    ]
+
+
+def clip_rows(folder: Path, options) -> list[dict]:
+    """Seconds of sound checked a second, on one core; reading alone is the most there could be."""
+    wave = np.random.default_rng(0).normal(0, 0.1, 3 * 22_050).astype(np.float32)
+    paths = [str(folder / f"{i:03d}.wav") for i in range(200)]
+    for path in paths:
+        soundfile.write(path, wave, 22_050)
+    kit = lambda: 3 * count(map(measure_clip, paths))  # noqa: E731
+    read = lambda: 3 * count(map(soundfile.read, paths))  # noqa: E731
+    found = rates({"kit": kit, "soundfile.read": read}, 2 * options.repeats)
+    ratio = found["kit"] / found["soundfile.read"]
+    peer = found["soundfile.read"]
+    return [row("clips of 3 s checked", found["kit"], "x real time", "soundfile.read", peer, ratio)]
+
+
+PARTS = {
+    "lines": line_rows,
+    "memory": memory_rows,
+    "resume": resume_rows,
+    "formats": format_rows,
+    "padding": padding_rows,
+    "clips": clip_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lines", type=int, default=10_000_000, help="of the text file")
+    parser.add_argument("--peer-lines", type=int, default=1_000_000, help="that slow peers read")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of tables and JSON")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
+    parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
+    options = parser.parse_args()
+    files = options.folder.resolve() / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    found = [line for part in options.only for line in PARTS[part](files, options)]
+    write_atomic(options.folder / "data.json", json.dumps(found, indent=1, ensure_ascii=False))
+    print(f"\nwritten: {options.folder / 'data.json'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Recordings as bytes, sound and broken, for the tests of what reads and judges them."""
+
+import io
+import struct
+
+import numpy as np
+import soundfile
+from helpers import RATE, speech
+
+TEXT = "ሰላም ለሁሉ ሰው"
+
+
+def encoded(wave: np.ndarray, rate: int = RATE, **how) -> bytes:
+    """`wave` as a file: 16-bit WAV unless `how` (soundfile's words) says otherwise."""
+    file = io.BytesIO()
+    soundfile.write(file, wave, rate, **{"format": "WAV"} | how)
+    return file.getvalue()
+
+
+def voice(seconds: float = 1.0, seed: int = 0, level: float = 0.3) -> np.ndarray:
+    """Syllables and pauses in a little noise, another recording for every seed."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(int(seconds * RATE)) / RATE
+    tone = np.sin(2 * np.pi * (110 + 7 * (seed % 13)) * t) * (np.sin(2 * np.pi * 2 * t) > -0.2)
+    return (level * tone + 1e-3 * rng.standard_normal(len(t))).astype(np.float32)
+
+
+def wav_with_comment(comment: bytes) -> bytes:
+    """A sound WAV whose LIST chunk stands before its data chunk, as ffmpeg and DAWs write it."""
+    whole = encoded(speech())
+    info = b"INFO" + b"ICMT" + struct.pack("<I", len(comment)) + comment
+    chunk = b"LIST" + struct.pack("<I", len(info)) + info
+    size = struct.unpack("<I", whole[4:8])[0] + len(chunk)
+    return whole[:4] + struct.pack("<I", size) + whole[8:36] + chunk + whole[36:]
+
+
+def hour() -> bytes:
+    """An hour of silence: 8-bit, 8 kHz, in FLAC a few kilobytes."""
+    return encoded(np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
+
+
+GOOD = {
+    "16 bit": lambda: encoded(speech()),
+    "8 bit": lambda: encoded(speech(), subtype="PCM_U8"),
+    "24 bit": lambda: encoded(speech(), subtype="PCM_24"),
+    "32 bit": lambda: encoded(speech(), subtype="PCM_32"),
+    "float": lambda: encoded(speech(), subtype="FLOAT"),
+    "double": lambda: encoded(speech(), subtype="DOUBLE"),
+    "mu-law": lambda: encoded(speech(), subtype="ULAW"),
+    "extensible": lambda: encoded(speech(), format="WAVEX"),
+    "stereo": lambda: encoded(np.stack([speech(), 0.3 * speech()], axis=1)),
+    "96 kHz": lambda: encoded(speech(rate=96_000), 96_000),
+    "8 kHz": lambda: encoded(speech(rate=8000), 8000),
+    "a comment": lambda: wav_with_comment(b"take 3 of data set"),
+    "FLAC called .wav": lambda: encoded(speech(), format="FLAC"),
+}
+
+# name: (bytes, the ledger's kind, words of its reason)
+BAD = {
+    "zero bytes": (lambda: b"", "unreadable", "0 bytes"),
+    "text": (lambda: b"this is no audio at all" * 99, "unreadable", "cannot be read as audio"),
+    "web page": (lambda: b"<!doctype html><title>404</title>", "unreadable", "cannot be read"),
+    "truncated": (lambda: encoded(speech())[:20_000], "unreadable", "truncated: 24,144 bytes"),
+    "header only": (lambda: encoded(speech())[:44], "unreadable", "truncated"),
+    "half a header": (lambda: encoded(speech())[:30], "unreadable", "cannot be read"),
+    "no samples": (lambda: encoded(speech()[:0]), "unreadable", "0 samples are there"),
+    "truncated FLAC": (lambda: encoded(speech(), format="FLAC")[:9000], "unreadable", ""),
+    "not a number": (
+        lambda: encoded(speech() * np.nan, subtype="FLOAT"),
+        "unreadable",
+        "not finite",
+    ),
+    "infinite": (lambda: encoded(np.full(RATE, np.inf), subtype="FLOAT"), "unreadable", "finite"),
+    "silent": (lambda: encoded(np.zeros(RATE, np.float32)), "silent", "silent (peak 0.0000"),
+    "nearly silent": (lambda: encoded(0.002 * speech()), "silent", "silent"),
+    "clipped": (lambda: encoded(np.clip(9 * speech(), -1, 1)), "clipped", "clipped ("),
+    "clipped 8 bit": (
+        lambda: encoded(np.clip(9 * speech(), -1, 1), subtype="PCM_U8"),
+        "clipped",
+        "clipped",
+    ),
+    "float, not scaled": (lambda: encoded(speech() * 3e4, subtype="FLOAT"), "clipped", "clipped"),
+    "off centre": (lambda: encoded(0.4 * speech() + 0.3), "dc offset", "its mean is +0.30"),
+    "too long": (lambda: encoded(speech(14.5)), "too long", "longer than 14.0 s"),
+    "an hour": (hour, "too long", "3600.0 s, longer than 14.0 s"),
+    "too short": (lambda: encoded(speech(0.1)), "too short", "shorter than 0.2"),
+    "far too slow": (lambda: encoded(speech(12)), "pace", "characters a second"),
+    "far too fast": (lambda: encoded(speech(0.21)), "pace", "characters a second"),
+}

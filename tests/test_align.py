@@ -1,0 +1,182 @@
+"""Clips whose text is not what is said sink to the bottom, and only those."""
+
+import dataclasses
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
+
+from kit.align import (
+    AlignConfig,
+    AlignError,
+    Alignment,
+    align_clips,
+    alignment_score,
+    frame_seconds,
+    log_mels,
+    lowest_score,
+    refuse_mismatched,
+    worst,
+)
+from kit.config import ConfigError
+from kit.ledger import Utterance
+
+HEAR = ToneRecognizer().eval()
+CONFIG = AlignConfig()
+FRAME_S = frame_seconds(CODEC)
+
+
+def score(wave: np.ndarray, text: str) -> Alignment:
+    mel = log_mels(CODEC, [torch.from_numpy(noisy(wave))])[0]
+    return alignment_score(HEAR, mel, text, FRAME_S, CONFIG)
+
+
+def sentence(rng: random.Random) -> str:
+    return " ".join("".join(rng.sample(LETTERS, 4)) for _ in range(5))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory) -> tuple[list[Utterance], dict[str, set[str]]]:
+    """A hundred clips, five of each kind of mistake among them."""
+    folder, rng = tmp_path_factory.mktemp("clips"), random.Random(0)
+    texts = [sentence(rng) for _ in range(100)]
+    rows, wrong = [], {"swapped": set(), "word left out": set(), "cut short": set()}
+    for i, text in enumerate(texts):
+        wave, kind = noisy(say(text), seed=i), None
+        if i < 5:
+            kind, text = "swapped", texts[(i + 1) % 5]
+        elif i < 10:
+            kind, text = "word left out", " ".join(text.split()[: i - 5] + text.split()[i - 4 :])
+        elif i < 15:
+            kind, wave = "cut short", wave[: 3 * len(wave) // 4]
+        path = folder / f"{i}.wav"
+        soundfile.write(path, wave, RATE)
+        rows.append(
+            Utterance(
+                id=str(i), audio=str(path), text=text, speaker="", split="train", line=i + 1,
+                seconds=len(wave) / RATE, file="metadata.csv",
+            )
+        )  # fmt: skip
+        if kind:
+            wrong[kind].add(str(i))
+    return rows, wrong
+
+
+def test_what_is_said_scores_zero_with_every_word_in_its_place():
+    found = score(
+        np.concatenate([silence(0.5), say("dab"), silence(0.4), say("lime")]), "dab, lime!"
+    )
+    assert found.score > -0.3 and found.weak_share < 0.2 and not found.reason
+    dab, lime = found.words
+    assert (dab.text, lime.text) == ("dab", "lime")
+    assert dab.start_s == pytest.approx(0.5, abs=0.06) and dab.end_s == pytest.approx(
+        0.85, abs=0.08
+    )
+    assert lime.start_s == pytest.approx(1.25, abs=0.06)
+
+
+@pytest.mark.parametrize("text", ["dabble", "dab mail lime", "lime dab", "dab", "lime"])
+def test_any_other_text_scores_far_lower(text):
+    wave = np.concatenate([say("dab"), silence(0.1), say("lime")])
+    assert score(wave, text).score < score(wave, "dab lime").score - 1
+
+
+def test_where_text_and_sound_part_is_pointed_at():
+    wave = np.concatenate([say("abcdefgh"), say("mmmm"), say("abcdefgh")])
+    assert score(wave, "abcdefgh abcdefgh").worst_at_s == pytest.approx(1.3, abs=0.3)
+
+
+def test_silence_at_the_ends_costs_nothing():
+    long = np.concatenate([silence(1.0), say("dab lime"), silence(1.0)])
+    assert score(long, "dab lime").score > -0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("abcdefghijklm" * 9, r"117 characters cannot be said in \d+ frames"),
+        ("aa" * 10, "20 characters cannot be said"),  # a letter said twice needs a frame between
+        ("ሰላም", "knows no letter"),
+        ("", "knows no letter"),
+    ],
+)
+def test_a_text_that_cannot_be_aligned_scores_minus_infinity_with_the_reason(text, reason):
+    found = score(say("abcdef"), text)
+    assert found.score == -math.inf and found.words == ()
+    assert re.search(reason, found.reason)
+
+
+def test_letters_the_recogniser_does_not_know_count_as_weak():
+    found = score(say("dab lime"), "dab ሰላም lime")
+    assert found.weak_share == pytest.approx(4 / 12, abs=0.15)
+    assert [word.text for word in found.words] == ["dab", "lime"]
+
+
+def test_precisely_the_wrong_clips_are_refused(clips):
+    rows, wrong = clips
+    told = []
+    found = align_clips(rows, HEAR, CODEC, CONFIG, lambda *now: told.append(now))
+    kept, refused = refuse_mismatched(rows, found, CONFIG)
+    assert {f.id for f in refused} == set().union(*wrong.values()) and len(kept) == 85
+    assert told[-1] == (100, 100) and told == sorted(told)
+    first = refused[0]
+    assert first.kind == "mismatch" and first.file == "metadata.csv" and first.line == 1
+    assert first.seconds == rows[0].seconds and "text and audio do not match" in first.reason
+
+
+def test_the_worst_are_listed_first(clips):
+    rows, wrong = clips
+    found = align_clips(rows, HEAR, CODEC, CONFIG)
+    listed = worst(rows, found, 15)
+    assert {row.id for row, _ in listed} == set().union(*wrong.values())
+    assert [a.score for _, a in listed] == sorted(a.score for a in found)[:15]
+
+
+def test_a_clip_alone_scores_as_in_any_batch(clips):
+    rows = clips[0][:20]
+    together = align_clips(rows, HEAR, CODEC, CONFIG)
+    alone = align_clips(rows, HEAR, CODEC, AlignConfig(batch=1))
+    assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=0.05)
+
+
+def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_path):
+    (tmp_path / "bad.wav").write_bytes(b"RIFF" + b"\0" * 60)
+    bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
+    rows = [bad, *clips[0][21:30]]
+    found = align_clips(rows, HEAR, CODEC, CONFIG)
+    kept, refused = refuse_mismatched(rows, found, CONFIG)
+    assert len(kept) == 9 and [f.id for f in refused] == ["bad"]
+    assert "bad.wav" in refused[0].reason
+    assert align_clips([bad], HEAR, CODEC, CONFIG)[0].score == -math.inf
+    assert align_clips([], HEAR, CODEC, CONFIG) == []
+
+
+def scored(*scores: float) -> list[Alignment]:
+    return [Alignment(score=s) for s in scores]
+
+
+def test_clips_that_are_all_alike_are_all_kept():
+    assert lowest_score(scored(*[-0.01] * 50), CONFIG) == pytest.approx(-0.41)
+    assert lowest_score([], CONFIG) == -0.4
+
+
+def test_a_recogniser_that_is_less_sure_is_given_more_room():
+    rng = np.random.default_rng(0)
+    unsure = scored(*rng.normal(-0.5, 0.2, 200), -9.0, -math.inf)
+    assert -1.9 < lowest_score(unsure, CONFIG) < -1.5
+
+
+def test_a_recogniser_of_another_language_tells_nothing_and_says_so():
+    with pytest.raises(AlignError, match=r"typical clip scores -7\.00.*notebook 03"):
+        lowest_score(scored(-7.0, -6.0, -8.0), CONFIG)
+
+
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"spread": 0.0}, {"least_gap": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        AlignConfig(**wrong)

@@ -1,0 +1,284 @@
+"""Honest archives come out whole; hostile and damaged ones leave nothing behind."""
+
+import gzip
+import io
+import multiprocessing
+import os
+import signal
+import stat
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kit.archive import ArchiveConfig, ArchiveError, unpack
+from kit.config import ConfigError, DiskError
+
+FILES = {
+    "cv/am/validated.tsv": b"path\tsentence\n" * 50,
+    "cv/am/clips/a.mp3": bytes(range(256)) * 400,
+    "cv/am/clips/ሰላም b.mp3": b"",
+}
+MODES = {".tar": "w:", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.bz2": "w:bz2", ".tar.xz": "w:xz"}
+CONFIG = ArchiveConfig()
+
+
+def pack(path: Path, files: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, data in files.items():
+                packed.writestr(name, data)
+        return path
+    suffix = next(s for s in MODES if path.name.endswith(s))
+    with tarfile.open(path, MODES[suffix]) as packed:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            packed.addfile(member, io.BytesIO(data))
+    return path
+
+
+def pack_member(path: Path, member: tarfile.TarInfo, data: bytes = b"") -> Path:
+    """A tar with an honest file, then `member`."""
+    member.size = len(data)
+    with tarfile.open(path, "w:gz") as packed:
+        packed.addfile(tarfile.TarInfo("honest.txt"))
+        packed.addfile(member, io.BytesIO(data))
+    return path
+
+
+def link(kind: bytes, name: str, target: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
+def refused(archive: Path, into: Path, match: str, config: ArchiveConfig = CONFIG) -> None:
+    """Unpacking raises, names the archive, and leaves `into` and its neighbours as they were."""
+    before = sorted(into.parent.rglob("*"))
+    with pytest.raises(ArchiveError, match=match) as error:
+        unpack(archive, into, config)
+    assert str(archive) in str(error.value)
+    assert [p for p in sorted(into.parent.rglob("*")) if p not in before and p != into] == []
+
+
+@pytest.mark.parametrize("suffix", [".zip", *MODES])
+def test_every_kind_comes_out_whole_and_only_once(tmp_path, suffix):
+    archive = pack(tmp_path / f"corpus.v1{suffix}", FILES)
+    told = []
+    folder = unpack(archive, tmp_path / "into", CONFIG, lambda *now: told.append(now))
+    assert folder == tmp_path / "into" / "corpus.v1" and contents(folder) == FILES
+    size = archive.stat().st_size
+    assert told == sorted(told) and told[-1] == (size, size)
+    (folder / "cv/am/clips/a.mp3").write_bytes(b"mine now")
+    assert unpack(archive, tmp_path / "into", CONFIG) == folder
+    assert contents(folder)["cv/am/clips/a.mp3"] == b"mine now"
+    assert [p.name for p in (tmp_path / "into").iterdir()] == ["corpus.v1"]
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["../out.txt", "a/../../out.txt", "/tmp/out.txt", "..\\out.txt", "C:\\out.txt", "C:out.txt"],
+)
+def test_no_path_leads_out(tmp_path, suffix, name):
+    archive = pack(tmp_path / f"evil{suffix}", {"honest.txt": b"", name: b"x"})
+    refused(archive, tmp_path / "into", "leads out of the folder")
+
+
+MEMBERS = {
+    "symlink to a file outside": link(tarfile.SYMTYPE, "link", "/etc/passwd"),
+    "symlink to a folder outside": link(tarfile.SYMTYPE, "link", ".."),
+    "symlink inside": link(tarfile.SYMTYPE, "link", "honest.txt"),
+    "hard link outside": link(tarfile.LNKTYPE, "link", "../../secret"),
+    "character device": link(tarfile.CHRTYPE, "null", ""),
+    "block device": link(tarfile.BLKTYPE, "disk", ""),
+    "named pipe": link(tarfile.FIFOTYPE, "pipe", ""),
+    "unknown kind": link(b"Q", "thing", ""),
+}
+
+
+@pytest.mark.parametrize("kind", MEMBERS)
+def test_nothing_but_files_and_folders_is_made(tmp_path, kind):
+    archive = pack_member(tmp_path / "evil.tar.gz", MEMBERS[kind])
+    refused(archive, tmp_path / "into", "link, a device or a sparse file")
+
+
+def test_a_file_through_a_link_is_never_written(tmp_path):
+    (tmp_path / "outside").mkdir()
+    with tarfile.open(tmp_path / "evil.tar", "w") as packed:
+        packed.addfile(link(tarfile.SYMTYPE, "d", str(tmp_path / "outside")))
+        packed.addfile(tarfile.TarInfo("d/planted.txt"))
+    refused(tmp_path / "evil.tar", tmp_path / "into", "'d', which is a link")
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    member = zipfile.ZipInfo("link")
+    member.create_system, member.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as packed:
+        packed.writestr(member, "/etc/passwd")
+    refused(tmp_path / "evil.zip", tmp_path / "into", "a link or a device")
+
+
+def test_no_right_but_reading_and_writing_is_taken_over(tmp_path):
+    member = tarfile.TarInfo("tool.sh")
+    member.mode = 0o6777
+    folder = unpack(pack_member(tmp_path / "a.tar.gz", member, b"x"), tmp_path / "into", CONFIG)
+    assert not (folder / "tool.sh").stat().st_mode & 0o7111
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar.xz", ".tar.bz2"])
+def test_a_bomb_is_refused_by_its_ratio(tmp_path, suffix):
+    archive = pack(tmp_path / f"bomb{suffix}", {f"{i}.txt": bytes(2**20) for i in range(4)})
+    config = ArchiveConfig(ratio_from_mib=1.0)
+    refused(archive, tmp_path / "into", "over 100 times its own size.*most_ratio", config)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_a_bomb_is_refused_by_its_size(tmp_path, suffix):
+    archive = pack(tmp_path / f"bomb{suffix}", {"a": os.urandom(3 * 2**20)})
+    refused(archive, tmp_path / "into", "more than 0.001 GiB", ArchiveConfig(most_gib=0.001))
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_a_bomb_is_refused_by_its_members(tmp_path, suffix):
+    archive = pack(tmp_path / f"bomb{suffix}", {f"{i}": b"" for i in range(30)})
+    refused(archive, tmp_path / "into", "more than 20 members", ArchiveConfig(most_members=20))
+
+
+def test_zeros_behind_the_end_are_counted_too(tmp_path):
+    whole = gzip.decompress(pack(tmp_path / "a.tar.gz", FILES).read_bytes())
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(whole + bytes(2**24)))
+    config = ArchiveConfig(ratio_from_mib=1.0)
+    refused(tmp_path / "a.tar.gz", tmp_path / "into", "times its own size", config)
+
+
+def test_a_sparse_file_of_a_petabyte_is_refused(tmp_path):
+    member = link(tarfile.GNUTYPE_SPARSE, "sparse", "")
+    archive = tmp_path / "evil.tar"
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"00777777777\0"[:12]  # its real size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    archive.write_bytes(bytes(header) + bytes(1024))
+    refused(archive, tmp_path / "into", "sparse file")
+
+
+def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
+    member = tarfile.TarInfo("././@LongLink")
+    member.type = tarfile.GNUTYPE_LONGNAME
+    archive = pack_member(tmp_path / "evil.tar.gz", member, bytes(2**23))
+    refused(archive, tmp_path / "into", "a header of 8,388,608 bytes")
+
+
+def test_a_member_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, monkeypatch):
+    archive = pack(tmp_path / "a.zip", {"a": bytes(10**6)})
+    usage = type("usage", (), {"free": 10**5})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(DiskError, match="needs about 1 MB"):
+        unpack(archive, tmp_path / "into", CONFIG)
+    assert list((tmp_path / "into").iterdir()) == []
+
+
+def test_the_disk_is_looked_at_while_a_tar_is_unpacked(tmp_path, monkeypatch):
+    archive = pack(tmp_path / "a.tar.gz", {str(i): os.urandom(2**20) for i in range(3)})
+    free = iter([2**40, 10, 10])
+    usage = lambda _: type("usage", (), {"free": next(free)})  # noqa: E731
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    monkeypatch.setattr("kit.archive.DISK_STEP_BYTES", 2**20)
+    with pytest.raises(DiskError, match="MB left"):
+        unpack(archive, tmp_path / "into", CONFIG)
+
+
+@pytest.mark.parametrize("suffix", [".zip", *MODES])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_download_that_broke_off_is_told_by_name_with_the_cure(tmp_path, suffix, share):
+    files = {f"{i}.bin": os.urandom(3000) for i in range(20)}
+    archive = pack(tmp_path / f"part{suffix}", files)
+    whole = archive.read_bytes()
+    if suffix == ".tar":  # its end is padding that may well be missing
+        whole = whole[: -19 * 512]
+    archive.write_bytes(whole[: int(share * len(whole))])
+    refused(archive, tmp_path / "into", "download it again")
+
+
+@pytest.mark.parametrize("suffix", [".zip", *MODES])
+def test_a_flipped_bit_is_noticed_or_in_a_plain_tar_harmless(tmp_path, suffix):
+    archive = pack(tmp_path / f"bad{suffix}", {"a.bin": os.urandom(20_000)})
+    data = bytearray(archive.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    archive.write_bytes(data)
+    if suffix == ".tar":  # only headers have checksums there
+        assert unpack(archive, tmp_path / "into", CONFIG)
+    else:
+        refused(archive, tmp_path / "into", "damaged")
+
+
+def test_a_broken_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(tmp_path):
+    archive = pack(tmp_path / "bad.tar", {"a": b"a" * 512, "b": b"b" * 512})
+    data = bytearray(archive.read_bytes())
+    data[1024:1030] = b"junk!!"
+    archive.write_bytes(data)
+    refused(archive, tmp_path / "into", "broken header")
+
+
+def test_a_name_that_is_both_file_and_folder_is_refused(tmp_path):
+    archive = pack(tmp_path / "evil.tar", {"a": b"", "a/b": b""})
+    refused(archive, tmp_path / "into", "'a/b', which the disk does not take")
+
+
+def test_a_name_too_long_for_the_disk_is_refused(tmp_path):
+    archive = pack(tmp_path / "evil.tar", {"a" * 400: b""})
+    refused(archive, tmp_path / "into", "the disk does not take")
+
+
+def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
+    archive = pack(tmp_path / "corpus.zip", FILES)
+    (tmp_path / "into/corpus").mkdir(parents=True)
+    (tmp_path / "into/corpus/mine.txt").write_text("mine")
+    with pytest.raises(ArchiveError, match="in the way"):
+        unpack(archive, tmp_path / "into", CONFIG)
+    assert (tmp_path / "into/corpus/mine.txt").read_text() == "mine"
+
+
+def test_what_is_no_archive_is_said_to_be_none(tmp_path):
+    (tmp_path / "a.rar").write_bytes(b"x")
+    for path in (tmp_path / "a.rar", tmp_path / "missing.zip", tmp_path):
+        with pytest.raises(ArchiveError, match=r"not an archive.*\.tar\.gz"):
+            unpack(path, tmp_path / "into", CONFIG)
+
+
+def unpack_slowly(archive: Path, into: Path) -> None:
+    unpack(archive, into, CONFIG, lambda *_: time.sleep(0.01))
+
+
+def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
+    files = {f"{i}.bin": bytes([i]) * 100 for i in range(200)}
+    archive, into = pack(tmp_path / "many.tar.gz", files), tmp_path / "into"
+    process = multiprocessing.get_context("fork").Process(
+        target=unpack_slowly, args=(archive, into)
+    )
+    process.start()
+    begun = into / ".many.unpacking"
+    while not (begun.is_dir() and len(list(begun.iterdir())) > 5):
+        assert process.is_alive()
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert begun.is_dir() and not (into / "many").exists()
+    (begun / "junk").write_text("left by another day")
+    assert contents(unpack(archive, into, CONFIG)) == files
+    assert [p.name for p in into.iterdir()] == ["many"]
+
+
+@pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_members": 0}, {"most_ratio": 0.5}])
+def test_limits_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ArchiveConfig(**wrong)

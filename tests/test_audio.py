@@ -1,0 +1,137 @@
+"""One recording: every usual coding gives the same figures, every broken file says what it is."""
+
+import dataclasses
+import tracemalloc
+import wave as wave_module
+
+import numpy as np
+import pytest
+from clips import BAD, GOOD, encoded, hour, voice, wav_with_comment
+from helpers import RATE, speech
+
+from kit.audio import ClipMeasure, DatasetError, measure_clip, read_clip
+
+
+def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
+    (tmp_path / name).write_bytes(data)
+    return str(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_every_usual_coding_is_read_and_measured(tmp_path, kind):
+    path = at(tmp_path, GOOD[kind]())
+    wave, rate = read_clip(path)
+    assert wave.dtype == np.float32 and wave.ndim == 1 and 0.3 < np.abs(wave).max() < 0.52
+    measure = measure_clip(path)
+    assert measure.seconds == pytest.approx(1, abs=1e-3) and measure.rate_hz == rate
+    assert measure.peak == pytest.approx(0.5, abs=0.02) and measure.clipped == 0
+    assert measure.dc == pytest.approx(wave.mean(), abs=0.005)  # 8 bits are off by half a step
+    energy = np.mean(wave.astype(np.float64) ** 2)
+    assert measure.rms_db == pytest.approx(10 * np.log10(energy), abs=0.05)
+
+
+@pytest.mark.parametrize("kind", [k for k, (_, found, _) in BAD.items() if found == "unreadable"])
+def test_what_libsndfile_reads_in_silence_is_refused_with_the_path(tmp_path, kind):
+    make, _, words = BAD[kind]
+    path = at(tmp_path, make())
+    for read in (read_clip, measure_clip):
+        with pytest.raises(DatasetError) as caught:
+            read(path)
+        assert str(caught.value).startswith(path) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("make", ["gone", "folder"])
+def test_what_is_no_file_says_so(tmp_path, make):
+    path = tmp_path / "a.wav"
+    if make == "folder":
+        path.mkdir()
+    with pytest.raises(DatasetError, match=r"a\.wav cannot be read as audio: (No such|Is a dir)"):
+        read_clip(str(path))
+
+
+def test_a_comment_that_says_data_is_no_truncation(tmp_path):
+    path = at(tmp_path, wav_with_comment(b"data" + (10**6).to_bytes(4, "little") * 3))
+    assert measure_clip(path).seconds == pytest.approx(1, abs=1e-3)
+
+
+def test_a_wav_from_a_pipe_that_never_learnt_its_length_is_read(tmp_path):
+    whole = encoded(speech())
+    endless = whole[:4] + b"\xff" * 4 + whole[8:40] + b"\xff" * 4 + whole[44:]
+    assert measure_clip(at(tmp_path, endless)).seconds == pytest.approx(1, abs=1e-3)
+
+
+def test_samples_equal_pythons_own_reader(tmp_path):
+    path = at(tmp_path, encoded(speech()))
+    with wave_module.open(path) as file:
+        own = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 2**15
+    assert np.array_equal(read_clip(path)[0], own.astype(np.float32))
+
+
+def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path):
+    both = np.stack([speech(), np.zeros(RATE)], axis=1)
+    path = at(tmp_path, encoded(both, subtype="FLOAT"))
+    assert np.allclose(read_clip(path)[0], speech() / 2, atol=1e-7)
+    measure = measure_clip(path)
+    assert (measure.channels, measure.peak) == (2, 0.5)
+    assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(speech() ** 2) / 4), abs=0.02)
+
+
+def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
+    path = at(tmp_path, hour(), "a.flac")
+    tracemalloc.start()
+    measure = measure_clip(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert measure.seconds == 3600 and measure.peak is None and measure.digest is None
+    assert peak_bytes < 2**20
+
+
+def test_the_share_of_clipped_samples(tmp_path):
+    wave = np.where(np.arange(RATE) % 100 < 3, -1.0, 0.2)
+    for how in ({}, {"subtype": "FLOAT"}, {"subtype": "PCM_24"}, {"subtype": "PCM_U8"}):
+        measure = measure_clip(at(tmp_path, encoded(wave, **how)))
+        assert measure.clipped == pytest.approx(0.03, abs=1e-3), how
+
+
+def test_silence_before_within_and_after(tmp_path):
+    gap = lambda seconds: np.zeros(int(seconds * RATE), np.float32)  # noqa: E731
+    wave = np.concatenate([gap(0.5), speech(1), gap(0.3), speech(1), gap(0.2)])
+    measure = measure_clip(at(tmp_path, encoded(wave)))
+    assert measure.leading_s == pytest.approx(0.5, abs=0.03)
+    assert measure.trailing_s == pytest.approx(0.2, abs=0.03)
+    assert measure.silence_s == pytest.approx(1.0, abs=0.06)
+
+
+@pytest.mark.parametrize("wanted_db", [10, 20, 40])
+def test_the_signal_to_noise_ratio_of_a_voice_with_pauses(tmp_path, wanted_db):
+    noise = 0.01 * np.random.default_rng(0).standard_normal(3 * RATE)
+    tone = np.sin(2 * np.pi * 200 * np.arange(3 * RATE) / RATE)
+    loud = tone * np.sqrt(2) * 0.01 * 10 ** (wanted_db / 20) * (np.arange(3 * RATE) % RATE > 7000)
+    wave = (noise + loud) / 2
+    assert measure_clip(at(tmp_path, encoded(wave))).snr_db == pytest.approx(wanted_db, abs=2)
+
+
+def test_digital_silence_has_figures_too(tmp_path):
+    measure = measure_clip(at(tmp_path, encoded(np.zeros(RATE, np.float32))))
+    assert (measure.peak, measure.rms_db, measure.snr_db) == (0, -120, 0)
+    assert measure.leading_s == measure.silence_s == 1
+
+
+def test_a_clip_of_one_sample_is_measured(tmp_path):
+    measure = measure_clip(at(tmp_path, encoded(np.array([0.5]))))
+    assert measure.peak == 0.5 and measure.snr_db is None and measure.silence_s == 0
+
+
+def test_the_digest_knows_the_sound_not_the_file(tmp_path):
+    digest = lambda data, name="a.wav": measure_clip(at(tmp_path, data, name)).digest  # noqa: E731
+    wave = (voice() * 2**15).astype(np.int16)
+    same = digest(encoded(wave))
+    assert same == digest(encoded(wave, format="FLAC"), "b.flac")
+    assert same != digest(encoded(wave[:-1])) and same != digest(encoded(wave, 24_000))
+
+
+def test_measures_are_plain_numbers_that_json_can_hold(tmp_path):
+    for how in ({}, {"subtype": "FLOAT"}):
+        values = dataclasses.asdict(measure_clip(at(tmp_path, encoded(voice(), **how))))
+        assert {type(v) for v in values.values()} <= {int, float, str}
+        assert ClipMeasure(**values).snr_db > 20

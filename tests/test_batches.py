@@ -1,0 +1,172 @@
+"""Which utterances go together: every one once, within the budget, with little padding."""
+
+import hashlib
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from kit.batches import (
+    DataConfig,
+    cut_by_tokens,
+    micro_batches,
+    pack_rows,
+    padding_waste,
+    passes,
+    plan,
+)
+from kit.config import ConfigError
+
+
+def config(**over) -> DataConfig:
+    return DataConfig(**{"effective_batch": 8, "micro_batch": 4, "sort_window": 32} | over)
+
+
+def toy_lengths(count=91, seed=7) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randint(5, 80) for _ in range(count)]
+
+
+def speech_lengths(count: int) -> list[int]:
+    """Tokens of utterances whose seconds are log-normal, mean 5 and spread 2.5."""
+    spread = np.log(1 + (2.5 / 5) ** 2)
+    seconds = np.random.default_rng(0).lognormal(np.log(5) - spread / 2, spread**0.5, count)
+    return [round(s * (21.5 + 7)) + 6 for s in seconds]  # codes and text ids a second
+
+
+FROZEN = {
+    "plain": ({}, "b9950099f76d7d3a"),
+    "short first": ({"short_first": True}, "d4ece32c14babb38"),
+    "another seed": ({"seed": 3}, "c8c1c73c97072d03"),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_order_of_a_run_never_changes_with_the_kit(name):
+    # A run begun with an earlier version goes on with the very batches it would have seen.
+    over, wanted = FROZEN[name]
+    plans = [plan(toy_lengths(), config(**over), epoch) for epoch in (0, 1, 5)]
+    assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == wanted
+
+
+WAYS = {
+    "counted": {},
+    "in passes": {"micro_batch": 2},
+    "tokens": {"effective_tokens": 600},
+    "tokens in passes": {"effective_tokens": 600, "micro_batch": 2},
+    "tight": {"effective_tokens": 50},  # less than the longest
+    "one window": {"sort_window": 10_000},
+    "short first": {"short_first": True, "effective_tokens": 600},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 200])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
+    lengths, c = toy_lengths(count), config(**WAYS[way])
+    batches = plan(lengths, c, epoch)
+    assert sorted(itertools.chain(*batches)) == list(range(count))
+    assert sorted(itertools.chain(*passes(lengths, c, epoch))) == list(range(count))
+    assert batches == plan(lengths, c, epoch)
+    assert all([lengths[i] for i in b] == sorted(lengths[i] for i in b) for b in batches)
+
+
+def test_epochs_and_seeds_differ():
+    lengths = toy_lengths()
+    plans = [plan(lengths, config(seed=s), epoch) for s, epoch in ((0, 0), (0, 1), (1, 0))]
+    together = [{frozenset(batch) for batch in p} for p in plans]
+    assert together[0] != together[1] != together[2] != together[0]
+
+
+def test_short_first_sorts_the_first_epoch_alone():
+    lengths = toy_lengths()
+    shortest = [lengths[b[0]] for b in plan(lengths, config(short_first=True), 0)]
+    assert shortest == sorted(shortest)
+    assert plan(lengths, config(short_first=True), 1) == plan(lengths, config(), 1)
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2, 4])
+def test_a_token_budget_holds_and_only_the_too_long_stand_alone(grad_accum):
+    lengths = [*toy_lengths(300), 700, 900]
+    c = config(effective_tokens=600, effective_batch=8, micro_batch=8).split(grad_accum)
+    for part in passes(lengths, c):
+        cells = len(part) * max(lengths[i] for i in part)
+        assert cells <= c.micro_tokens or len(part) == 1
+
+
+def test_passes_split_a_batch_and_never_change_it():
+    lengths, c = toy_lengths(300), config(effective_tokens=601, effective_batch=12, micro_batch=12)
+    for split in (c.split(2), c.split(3), c.split(12)):
+        assert plan(lengths, split, 2) == plan(lengths, c, 2)
+        for batch in plan(lengths, c, 2):
+            parts = micro_batches(batch, lengths, split)
+            assert list(itertools.chain(*parts)) == batch
+
+
+def test_a_token_budget_leaves_one_short_batch_an_epoch():
+    batches = plan([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
+    assert sorted(map(len, batches)) == [7] + [20] * 50
+
+
+def test_cutting_takes_neighbours_as_long_as_they_fit():
+    lengths = [2, 2, 3, 5, 9, 20]
+    assert cut_by_tokens(list(range(6)), lengths, 10) == [[0, 1, 2], [3], [4], [5]]
+    assert cut_by_tokens([], lengths, 10) == []
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 500])
+def test_packed_rows_hold_everything_once_and_overflow_nowhere(count):
+    lengths = toy_lengths(count)
+    rows = pack_rows(lengths, 100)
+    assert sorted(itertools.chain(*rows)) == list(range(count))
+    assert all(sum(lengths[i] for i in row) <= 100 for row in rows)
+
+
+def test_packing_fits_the_best_place():
+    assert pack_rows([6, 5, 4, 5], 10) == [[0, 2], [1, 3]]
+
+
+def test_packing_refuses_what_fits_no_row():
+    with pytest.raises(ValueError, match=r"101 tokens fits no row of 100.*row_tokens"):
+        pack_rows([7, 101], 100)
+
+
+def test_padding_of_speech_at_sixteen_a_batch():
+    c = DataConfig(effective_batch=16, micro_batch=16)
+    waste = padding_waste(speech_lengths(10_007), c)
+    assert waste["any order"] > 0.45
+    assert waste["neighbours in length"] < 0.04
+    assert waste["token budget"] < 0.02
+    assert waste["packed"] < 0.012
+    assert padding_waste(speech_lengths(10_007), c) == waste
+
+
+def test_padding_is_counted_as_the_grids_have_it():
+    waste = padding_waste([2, 4], config(), row_tokens=10)
+    assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
+    assert waste["packed"] == pytest.approx(1 - 6 / 10)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"effective_batch": 12, "micro_batch": 5}, r"micro_batch = 5: must divide .*\(12\)"),
+        ({"micro_batch": 0}, "micro_batch = 0: must be at least 1"),
+        ({"sort_window": 0}, "sort_window = 0"),
+        ({"effective_tokens": -1}, "effective_tokens = -1"),
+        ({"max_cache_gib": 0.0}, "max_cache_gib"),
+        ({"grid_lengths": (64, 32)}, "grid_lengths.*from short to long"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        config(**wrong)
+
+
+def test_passes_follow_from_the_sizes():
+    c = DataConfig(effective_batch=12, micro_batch=4, effective_tokens=3000)
+    assert c.grad_accum == 3 and c.micro_tokens == 1000
+    assert c.split(6).micro_batch == 2 and c.split(6).micro_tokens == 500

@@ -1,0 +1,116 @@
+"""Figures of a tokenizer on a text, counted by hand; counting resumed; advice by its rule."""
+
+import collections
+import random
+from pathlib import Path
+
+import pytest
+
+from kit import extract
+from kit.fitness import count_tokens, script_shares, tokenizer_report, vocabulary_advice
+from kit.text import TextError
+from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+
+LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"] * 10
+
+
+def trained(folder: Path, lines=LINES, **settings) -> Tokenizer:
+    return Tokenizer(train_tokenizer(lines, folder / "t.model", TokenizerConfig(**settings)))
+
+
+def test_the_report_counts_by_hand(tmp_path):
+    t = trained(tmp_path)
+    texts = ["ሰላም ለሁሉ", "Z"]
+    report, ids = tokenizer_report(t, texts), [t.encode(x) for x in texts]
+    total = sum(map(len, ids))
+    assert report["tokens_per_word"] == total / 3
+    assert (
+        report["characters_per_token"] == 8 / total and report["tokens_per_character"] == total / 8
+    )
+    assert report["byte_rate"] == 1 / total and report["unknown_rate"] == 0
+    assert report["round_trip"] == 1 and report["uncovered"] == ["Z"]
+    assert report["scripts"] == {"Ethiopic": 6 / 7, "Latin": 1 / 7}
+    assert report["rare"] == sorted(set("ሰላምለሁሉZ"))
+
+
+def test_without_bytes_the_unknown_is_counted(tmp_path):
+    t = trained(tmp_path, vocab_size=30, byte_fallback=False)
+    report = tokenizer_report(t, ["ሰላም Z"])
+    assert report["unknown_rate"] > 0 and report["round_trip"] == 0
+
+
+@pytest.mark.parametrize("texts", [[], ["", " "]])
+def test_no_text_has_no_figures(tmp_path, texts):
+    with pytest.raises(TextError, match="held-out sentences"):
+        tokenizer_report(trained(tmp_path), texts)
+
+
+def test_scripts_by_share_of_letters():
+    counts = collections.Counter("ሀሁ, abcд 5!\u4e2d")
+    assert script_shares(counts) == {
+        "Latin": 3 / 7, "Ethiopic": 2 / 7, "Cyrillic": 1 / 7, "Cjk": 1 / 7,
+    }  # fmt: skip
+    assert script_shares(collections.Counter("5 !")) == {}
+
+
+def test_counting_resumes_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "EVERY", 8)
+    t, mark, read = trained(tmp_path), tmp_path / "count.json", []
+
+    def lines(stop):
+        for i, line in enumerate(LINES):
+            if i == stop:
+                raise KeyboardInterrupt
+            yield line
+
+    whole = collections.Counter(i for line in LINES for i in t.encode(line))
+    with pytest.raises(KeyboardInterrupt):
+        count_tokens(t, lines(21), mark)
+    assert mark.exists()
+    encode = t.encode
+    monkeypatch.setattr(t, "encode", lambda line: (read.append(line), encode(line))[1])
+    assert count_tokens(t, LINES, mark) == whole
+    assert len(read) == 30 - 16 and not mark.exists()
+
+
+def test_other_lines_or_another_tokenizer_count_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(extract, "EVERY", 8)
+    t, mark = trained(tmp_path), tmp_path / "count.json"
+    for other, key in [(t, "b"), (trained(tmp_path, vocab_size=290), "a")]:
+        with pytest.raises(ZeroDivisionError):
+            count_tokens(t, (line if i < 20 else 1 // 0 for i, line in enumerate(LINES)), mark, "a")
+        whole = collections.Counter(i for line in LINES for i in other.encode(line))
+        assert count_tokens(other, LINES, mark, key) == whole
+
+
+def advice(t: Tokenizer, lines: list[str], folder: Path) -> tuple[int, str]:
+    return vocabulary_advice(t, count_tokens(t, lines, folder / "count.json"))
+
+
+def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
+    t = trained(tmp_path, vocab_size=300)
+    size, reason = advice(t, LINES, tmp_path)  # no piece has 100 examples in 30 lines
+    assert size < len(t.model) and reason.startswith("Too large")
+    t = trained(tmp_path, vocab_size=size)  # the advice taken: letters alone
+    assert not advice(t, LINES, tmp_path)[1].startswith("Too large")
+
+
+def random_lines() -> list[str]:
+    """1500 lines of any three letters in any order: every short row of them occurs often."""
+    rng = random.Random(0)
+    word = lambda: "".join(rng.choices("ሀለመ", k=rng.randint(1, 6)))  # noqa: E731
+    return [" ".join(word() for _ in range(6)) for _ in range(1500)]
+
+
+def test_letters_alone_make_a_vocabulary_small(tmp_path):
+    lines = random_lines()
+    t = trained(tmp_path, lines, vocab_size=265)
+    size, reason = advice(t, lines, tmp_path)
+    assert size > len(t.model) and reason.startswith("Rather small")
+
+
+def test_a_vocabulary_of_well_known_pieces_fits(tmp_path):
+    lines = random_lines()
+    t = trained(tmp_path, lines, vocab_size=300)
+    size, reason = advice(t, lines, tmp_path)
+    assert size == len(t.model) and reason.startswith("Fits")

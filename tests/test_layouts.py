@@ -1,0 +1,319 @@
+"""From real bytes to rows: every layout one way, every unusable line a finding with its cure."""
+
+import json
+import shutil
+
+import pytest
+from clips import TEXT
+from helpers import dataset, speech
+
+from kit.audio import DatasetError
+from kit.layouts import held_out, read_dataset
+from kit.ledger import Finding, ManifestConfig
+
+LOOSE = ManifestConfig(held_out_percent=0)
+HEADER = "client_id\tpath\tsentence\tup_votes\n"
+
+
+def noted(tmp_path, table: str | bytes) -> tuple[dict, list[Finding]]:
+    """Texts by id that are kept of `table`, and what is refused; there is one recording, `a`."""
+    found = read_dataset(dataset(tmp_path, table, {"a": speech()}), LOOSE)
+    return {row.id: row.text for row in found.rows}, found.refused
+
+
+def common_voice(folder, **tables: str | bytes):
+    """A Common Voice folder with the recordings a.mp3 to d.mp3; they are only looked for."""
+    (folder / "clips").mkdir(parents=True)
+    for name in "abcd":
+        (folder / "clips" / f"{name}.mp3").write_bytes(b"?")
+    for name, table in tables.items():
+        data = table.encode() if isinstance(table, str) else table
+        (folder / f"{name}.tsv").write_bytes(data)
+    return folder
+
+
+def jsonl(folder, *records: dict | bytes, name: str = "manifest.jsonl"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.wav").write_bytes(b"?")
+    lines = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in records]
+    (folder / name).write_bytes(b"\n".join(lines))
+    return folder
+
+
+# --- LJSpeech -----------------------------------------------------------------------------------
+
+ROWS = {
+    "one column": ("a\n", "2 to 4 columns expected"),
+    "five columns": ("a|ሰላም|ሰላም|v|more\n", "2 to 4 columns expected"),
+    "no recording": (f"b|{TEXT}\n", "no recording wavs/b.wav"),
+    "no id": (f"|{TEXT}\n", "inside wavs/, got ''"),
+    "no text": ("a|\n", "the text is empty"),
+    "punctuation": ("a|።...\n", "the text is empty"),
+    "absolute path": (f"/etc/passwd|{TEXT}\n", "inside wavs/"),
+    "../ path": (f"../../a|{TEXT}\n", "inside wavs/"),
+    "../ inside": (f"x/../a|{TEXT}\n", "inside wavs/"),
+    "..\\ path": (f"..\\a|{TEXT}\n", "inside wavs/"),
+    "directory": (f".|{TEXT}\n", "a folder, not a recording"),
+    "NUL": (f"a\0|{TEXT}\n", "a NUL byte"),
+    "Latin-1": (b"a|caf\xe9 caf\xe9\n", "not valid UTF-8: invalid continuation byte at byte 5"),
+    "UTF-16": (f"a|{TEXT}\n".encode("utf-16"), "not valid UTF-8"),
+    "a name too long": (f"{'x' * 300}|{TEXT}\n", "no recording"),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_every_unusable_row_names_table_line_and_cure(tmp_path, kind):
+    kept, refused = noted(tmp_path, ROWS[kind][0])
+    assert not kept and ROWS[kind][1] in refused[0].reason
+    assert (refused[0].file, refused[0].line) == ("metadata.csv", 1) and refused[0].cure
+
+
+def test_a_directory_where_a_recording_should_be(tmp_path):
+    (tmp_path / "wavs" / "b").mkdir(parents=True)
+    kept, (refusal,) = noted(tmp_path, f"b|{TEXT}\n")
+    assert not kept and refusal.kind == "missing" and "a folder" in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        f"a|{TEXT}",  # no newline at the end
+        f"\ufeffa|{TEXT}\n",  # byte order mark
+        f"a|{TEXT}\r\n",
+        f"\r\n\n  \na|{TEXT}\r\n\n",  # empty lines
+        f"a.wav|{TEXT}\n",  # the id with its suffix
+        f"a|not this|{TEXT}\n",  # the normalised column is the one spoken
+        f"a|{TEXT}| |\n",
+        f" a |{TEXT}||v\n",
+    ],
+    ids=repr,
+)
+def test_harmless_variations_are_read(tmp_path, table):
+    kept, refused = noted(tmp_path, table)
+    assert list(kept.values()) == [TEXT] and not refused
+
+
+def test_quotes_and_odd_line_separators_do_not_merge_rows(tmp_path):
+    lines = ['a|"ሰላም', "b|ሰላም\u2028ለሁሉ\u0085ሰው", "c|ሰላም\x0bለሁሉ", "d|ሰላም\rለሁሉ"]
+    found = read_dataset(dataset(tmp_path, "\n".join(lines), {n: speech() for n in "abcd"}), LOOSE)
+    assert [(r.id, r.line) for r in found.rows] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert not found.refused
+
+
+def test_ids_keep_their_zeros_and_words_like_na(tmp_path):
+    folder = dataset(tmp_path, f"001|{TEXT}\nNA|{TEXT}\n", {n: speech() for n in ("001", "NA")})
+    assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["001", "NA"]
+
+
+def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
+    kept, (refusal,) = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")
+    assert kept == {"a": TEXT} and refusal.line == 2
+    assert refusal.reason == "this id stands already in metadata.csv, line 1"
+
+
+def test_recordings_may_lie_in_folders_below_wavs(tmp_path):
+    (tmp_path / "wavs" / "s1").mkdir(parents=True)
+    folder = dataset(tmp_path, f"s1/a|{TEXT}||s1\n", {"s1/a": speech()})
+    (row,) = read_dataset(folder, LOOSE).rows
+    assert (row.id, row.speaker, row.file) == ("s1/a", "s1", "metadata.csv")
+
+
+def test_a_link_out_of_the_folder_is_the_users_own_wish(tmp_path):
+    away = dataset(tmp_path / "away", "", {"a": speech()})
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "wavs").symlink_to(away / "wavs")
+    (folder / "metadata.csv").write_text(f"a|{TEXT}\n", encoding="utf-8")
+    assert [r.id for r in read_dataset(folder, LOOSE).rows] == ["a"]
+
+
+def test_splits_come_from_the_names_of_the_tables(tmp_path):
+    folder = dataset(tmp_path, f"a|{TEXT}\n", {n: speech() for n in "abc"})
+    (folder / "metadata_test-clean.csv").write_text(f"b|{TEXT}\n", encoding="utf-8")
+    (folder / "metadata_dev.csv").write_text(f"c|{TEXT}\n", encoding="utf-8")
+    found = read_dataset(folder, ManifestConfig(held_out_percent=100))
+    splits = {"a": "train", "b": "test-clean", "c": "held_out"}
+    assert {row.id: row.split for row in found.rows} == splits
+    (alone,) = read_dataset(folder / "metadata_dev.csv", LOOSE).rows
+    assert alone.id == "c"
+
+
+# --- Common Voice -------------------------------------------------------------------------------
+
+
+def test_a_common_voice_folder(tmp_path):
+    rows = f'cafe{"0" * 124}\ta.mp3\t"ሰላም" ለሁሉ ሰው\t2\nbeef{"1" * 124}\tb.mp3\t{TEXT}\t2\n'
+    found = read_dataset(common_voice(tmp_path, validated=HEADER + rows), LOOSE)
+    assert found.layout == "Common Voice: validated.tsv" and not found.refused
+    assert [(r.id, r.text, r.line, r.split) for r in found.rows] == [
+        ("a", TEXT, 2, "train"),
+        ("b", TEXT, 3, "train"),
+    ]
+    assert [row.speaker for row in found.rows] == ["cafe00000000", "beef11111111"]
+    assert found.rows[0].audio == str(tmp_path / "clips" / "a.mp3")
+
+
+def test_common_voice_splits_are_kept_and_a_table_can_be_asked_for(tmp_path):
+    row = lambda name: f"{HEADER}x\t{name}.mp3\t{TEXT}\t1\n"  # noqa: E731
+    tables = {"train": "a", "dev": "b", "test": "c", "validated": "d"}
+    folder = common_voice(tmp_path, **{name: row(clip) for name, clip in tables.items()})
+    found = read_dataset(folder, ManifestConfig(held_out_percent=100))
+    assert {r.id: r.split for r in found.rows} == {"a": "train", "b": "held_out", "c": "test"}
+    assert found.layout == "Common Voice: train.tsv, dev.tsv, test.tsv"
+    assert [r.id for r in read_dataset(folder / "validated.tsv", LOOSE).rows] == ["d"]
+
+
+CV_ROWS = {
+    "missing column": (f"x\ta.mp3\t{TEXT}\n", "4 columns expected"),
+    "extra column": (f"x\ta.mp3\t{TEXT}\t1\t2\n", "4 columns expected"),
+    "gone": (f"x\te.mp3\t{TEXT}\t1\n", "no recording clips/e.mp3"),
+    "absolute": (f"x\t/clips/a.mp3\t{TEXT}\t1\n", "inside clips/"),
+    "../": (f"x\t../a.mp3\t{TEXT}\t1\n", "inside clips/"),
+    "no path": (f"x\t\t{TEXT}\t1\n", "inside clips/"),
+    "NUL": (f"x\ta.mp3\t{TEXT}\0\t1\n", "NUL"),
+    "Latin-1": (b"x\ta.mp3\tcaf\xe9\t1\n", "UTF-8"),
+    "no words": ("x\ta.mp3\t...\t1\n", "the text is empty"),
+}
+
+
+@pytest.mark.parametrize("kind", CV_ROWS)
+def test_every_unusable_common_voice_row(tmp_path, kind):
+    bad, words = CV_ROWS[kind]
+    bad = bad.encode() if isinstance(bad, str) else bad
+    table = b"\xef\xbb\xbf" + HEADER.encode() + bad + f"x\tb.mp3\t{TEXT}\t1\r\n".encode()
+    found = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
+    assert [row.id for row in found.rows] == ["b"]
+    (refusal,) = found.refused
+    assert words in refusal.reason and (refusal.file, refusal.line) == ("validated.tsv", 2)
+    assert refusal.cure
+
+
+def test_a_table_without_its_columns_is_no_dataset(tmp_path):
+    folder = common_voice(tmp_path, validated=f"id\tsentence\nx\t{TEXT}\n")
+    with pytest.raises(DatasetError, match=r"validated\.tsv has no columns `path` and `sentence`"):
+        read_dataset(folder, LOOSE)
+
+
+def test_a_table_in_utf_16_says_how_to_save_it(tmp_path):
+    folder = common_voice(tmp_path, validated=f"{HEADER}x\ta.mp3\t{TEXT}\t1\n".encode("utf-16"))
+    with pytest.raises(DatasetError, match="UTF-8"):
+        read_dataset(folder, LOOSE)
+
+
+# --- JSONL --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["audio", "audio_filepath", "path"])
+def test_a_jsonl_manifest(tmp_path, key):
+    record = {key: "a.wav", "text": TEXT, "speaker": "v", "id": 7, "split": "validation"}
+    found = read_dataset(jsonl(tmp_path, record), LOOSE)
+    (row,) = found.rows
+    assert (row.id, row.speaker, row.split, row.line) == ("7", "v", "held_out", 1)
+    assert found.layout == "JSONL: manifest.jsonl" and row.audio == str(tmp_path / "a.wav")
+    assert read_dataset(tmp_path / "manifest.jsonl", LOOSE) == found
+
+
+def test_a_jsonl_needs_no_more_than_audio_and_text(tmp_path):
+    (row,) = read_dataset(jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}), LOOSE).rows
+    assert (row.id, row.speaker, row.split) == ("a", "speaker", "train")
+
+
+JSON_ROWS = {
+    "cut in the middle": (b'{"audio": "a.wav", "text": "\xe1\x88\xb0', ""),
+    "an array": (b'["a.wav", "x"]', "object"),
+    "no text": ({"audio": "a.wav"}, "`audio` and `text`, both strings, expected; got audio: str"),
+    "text is a number": ({"audio": "a.wav", "text": 5}, "text: int"),
+    "text is null": ({"audio": "a.wav", "text": None}, "text: NoneType"),
+    "no audio": ({"text": TEXT}, "expected; got text: str"),
+    "a part": ({"audio": "a.wav", "text": TEXT, "offset": 3.5}, "a part of a recording"),
+    "absolute": ({"audio": "/etc/passwd", "text": TEXT}, "the path must lead to a file inside"),
+    "../": ({"audio": "../a.wav", "text": TEXT, "id": "x"}, "the path must lead to"),
+    "../ id": ({"audio": "a.wav", "text": TEXT, "id": "../x"}, "the id must"),
+    "gone": ({"audio": "b.wav", "text": TEXT}, "no recording"),
+    "half a pair": (b'{"audio": "a.wav", "text": "\\ud800"}', ""),
+}
+
+
+@pytest.mark.parametrize("kind", JSON_ROWS)
+def test_every_unusable_json_line(tmp_path, kind):
+    bad, words = JSON_ROWS[kind]
+    found = read_dataset(jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, b"", bad), LOOSE)
+    assert [row.id for row in found.rows] == ["a"]
+    (refusal,) = found.refused
+    assert words in refusal.reason and (refusal.file, refusal.line) == ("manifest.jsonl", 3)
+    assert refusal.cure
+
+
+def test_absolute_paths_below_the_root_are_the_same_as_relative_ones(tmp_path):
+    folder = jsonl(tmp_path / "data", {"audio": str(tmp_path / "data" / "a.wav"), "text": TEXT})
+    (row,) = read_dataset(folder, LOOSE).rows
+    assert (row.id, row.audio) == ("a", str(folder / "a.wav"))
+    (tmp_path / "away").mkdir()
+    away = shutil.move(folder / "manifest.jsonl", tmp_path / "away")
+    assert "audio_root" in read_dataset(away, LOOSE).refused[0].cure
+    config = ManifestConfig(held_out_percent=0, audio_root=str(folder))
+    assert read_dataset(away, config).rows == [row]
+
+
+def test_several_jsonl_tables_are_splits_by_their_names(tmp_path):
+    jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, name="train.jsonl")
+    folder = jsonl(tmp_path, {"audio": "a.wav", "text": TEXT, "id": "b"}, name="dev.jsonl")
+    assert {r.id: r.split for r in read_dataset(folder, LOOSE).rows} == {
+        "a": "train",
+        "b": "held_out",
+    }
+
+
+def test_a_root_that_is_gone_says_so_instead_of_refusing_every_row(tmp_path):
+    folder = jsonl(tmp_path, {"audio": "a.wav", "text": TEXT})
+    with pytest.raises(DatasetError, match=r"gone is gone: .*`audio_root`"):
+        read_dataset(folder, ManifestConfig(audio_root=str(tmp_path / "gone")))
+
+
+def test_a_json_array_is_read_like_lines(tmp_path):
+    folder = jsonl(tmp_path, b'[{"audio": "a.wav", "text": "x y"}]', name="mine.json")
+    assert [r.text for r in read_dataset(folder / "mine.json", LOOSE).rows] == ["x y"]
+
+
+# --- any layout ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "file", "no wavs", "no table", "no clips"])
+def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, kind):
+    folder = tmp_path / "mine"
+    found = {
+        "missing": "no such file or folder",
+        "empty": "an empty folder",
+        "file": "a file mine",
+        "no wavs": "metadata.csv",
+        "no table": "wavs/",
+        "no clips": "validated.tsv",
+    }[kind]
+    if kind == "file":
+        folder.write_text("?")
+    elif kind != "missing":
+        folder.mkdir()
+    if kind in ("no wavs", "no clips"):
+        (folder / found).write_text("a|b\n")
+    if kind == "no table":
+        (folder / "wavs").mkdir()
+    with pytest.raises(DatasetError, match=rf"mine is not a dataset .* expected .* found {found}"):
+        read_dataset(folder, LOOSE)
+
+
+def test_adding_rows_moves_no_row_to_another_split():
+    few, more = ([f"id{i}" for i in range(n)] for n in (1000, 3000))
+    before = {n for n in few if held_out(n, 2)}
+    assert before == {n for n in more if held_out(n, 2)} & set(few)
+    assert 0.01 < sum(held_out(n, 2) for n in more) / len(more) < 0.03
+    assert not any(held_out(n, 0) for n in few) and all(held_out(n, 100) for n in few)
+
+
+def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
+    table = "".join(f"c{i}|{TEXT}\n" for i in range(40))
+    folder = dataset(tmp_path, table, {f"c{i}": speech(0.01) for i in range(40)})
+    shutil.move(folder / "metadata.csv", folder / "metadata_train.csv")
+    found = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
+    assert {r.id for r in found if r.split == "held_out"} == {
+        f"c{i}" for i in range(40) if held_out(f"c{i}", 20)
+    }

@@ -1,0 +1,95 @@
+"""The book-keeping: hours lost, the threshold, the table a person reads."""
+
+import pytest
+from clips import TEXT
+
+from kit import ledger as ledger_room
+from kit.audio import DatasetError
+from kit.config import ConfigError
+from kit.ledger import CURES, Finding, Ledger, ManifestConfig, Utterance, by_kind, ledger_table
+
+
+def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:
+    same = {"text": TEXT, "speaker": "v", "split": split, "seconds": seconds}
+    return [Utterance(id=f"k{i}", audio="", line=i, **same) for i in range(count)]
+
+
+def finding(line: int, kind: str, seconds: float = 0.0, reason: str = "why") -> Finding:
+    where = {"file": "metadata.csv", "line": line, "id": f"r{line}"}
+    return Finding(**where, kind=kind, reason=reason, seconds=seconds)
+
+
+def book(rows, refused) -> Ledger:
+    return Ledger(layout="LJSpeech", kept=rows, refused=refused, warned=[])
+
+
+def test_every_kind_has_a_cure_and_a_row_may_bring_its_own():
+    assert all(finding(1, kind).cure == cure for kind, cure in CURES.items())
+    own = Finding(file="t", line=1, id="", kind="row", reason="why", cure="save it as UTF-8")
+    assert own.cure == "save it as UTF-8"
+
+
+def test_clips_of_unknown_length_count_as_average_ones():
+    found = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
+    assert (found.kept_s, found.lost_s) == (36, 8)
+    assert found.lost_percent == pytest.approx(100 * 8 / 44)
+
+
+def test_too_much_refused_stops_with_reasons_and_cure(tmp_path):
+    found = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
+    told = r"10\.0 % .*limit 5\.0 %.*2 x missing \(why\).* mend the clips"
+    with pytest.raises(DatasetError, match=told):
+        found.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
+    found.require_usable(ManifestConfig(refuse_percent=10.1), tmp_path)
+
+
+def test_nothing_to_train_on_is_told(tmp_path):
+    for rows, refused in (([], []), (kept(3, split="held_out"), []), ([], [finding(1, "silent")])):
+        with pytest.raises(DatasetError, match=r"No utterance can be trained on\. Refused: "):
+            book(rows, refused).require_usable(ManifestConfig(refuse_percent=100), tmp_path)
+
+
+def test_the_summary_puts_the_costliest_kind_first():
+    found = [finding(1, "silent", 1), finding(2, "clipped", 5), finding(3, "silent", 2)]
+    assert list(by_kind(found).items()) == [("clipped", (1, 5)), ("silent", (2, 3))]
+    assert by_kind([]) == {}
+
+
+@pytest.fixture
+def shown(monkeypatch) -> list[dict]:
+    """What is displayed from now on, by format."""
+    seen = []
+    monkeypatch.setattr(ledger_room, "display", lambda data, raw: seen.append(data))
+    return seen
+
+
+def test_the_table_shows_the_worst_first_and_counts_the_rest(shown):
+    ledger_table([finding(i, "silent", seconds=i) for i in range(1, 31)], most=5)
+    (page,) = shown
+    assert page["text/plain"].splitlines()[0].startswith("metadata.csv:30  r30  30.0")
+    assert page["text/plain"].splitlines()[-1] == "and 25 more"
+    assert page["text/html"].count("<tr>") == 6 and "and 25 more" in page["text/html"]
+
+
+def test_the_table_takes_names_for_text_and_can_be_empty(shown):
+    ledger_table([finding(1, "row", reason="<script>alert(1)</script>")])
+    ledger_table([])
+    assert "<script>" not in shown[0]["text/html"] and "&lt;script&gt;" in shown[0]["text/html"]
+    assert "nothing" in shown[1]["text/plain"] and "nothing" in shown[1]["text/html"]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("shortest_s", 30),
+        ("characters_per_s", (40, 2)),
+        ("refuse_percent", 101),
+        ("held_out_percent", -1),
+        ("odd_share", 0.7),
+        ("pace_deviations", 0),
+        ("most_repeats", 0),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused_by_name(field, value):
+    with pytest.raises(ConfigError, match=rf"ManifestConfig\.{field} = "):
+        ManifestConfig(**{field: value})

@@ -1,0 +1,79 @@
+"""The length report: what limits keep, and that what they refuse is listed, row by row."""
+
+import numpy as np
+import pytest
+
+from kit.cache import CodeCache
+from kit.lengths import grid_lengths, length_report, percentile
+
+
+def cache(codes: list[int], texts: list[int]) -> CodeCache:
+    """A cache of nothing but lengths."""
+    made = object.__new__(CodeCache)
+    made.rows = [{"id": f"u{i}", "speaker": "a", "split": "train"} for i in range(len(codes))]
+    made.codes, made.texts = ([np.zeros(n, np.int32) for n in column] for column in (codes, texts))
+    return made
+
+
+def report(codes, texts, **over):
+    return length_report(cache(codes, texts), frames_per_code=3, codes_per_s=28.7, **over)
+
+
+def test_limits_keep_what_they_promise_and_list_the_rest():
+    found = report([50] * 997 + [170, 171, 900], [15] * 1000)
+    assert found.limit_frames == 256 and found.limit_codes == 85
+    assert found.limit_tokens == 128  # 85 codes, 15 text ids and 6 more, in steps of 64
+    assert [row["id"] for row in found.beyond] == ["u999", "u998", "u997"]
+    assert found.beyond[0] == {
+        "id": "u999",
+        "codes": 900,
+        "tokens": 921,
+        "seconds": pytest.approx(900 / 28.7),
+    }
+    assert found.beyond_share == 0.003
+
+
+@pytest.mark.parametrize("keep_percent", [50, 95, 99.5, 100])
+def test_at_least_the_promised_percentage_is_kept(keep_percent):
+    rng = np.random.default_rng(0)
+    columns = [np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int).tolist() for _ in range(2)]
+    found = report(*columns, keep_percent=keep_percent)
+    assert found.limit_frames % 256 == 0 and found.limit_tokens % 64 == 0
+    kept = [codes <= found.limit_codes for codes in columns[0]]
+    assert 100 * sum(kept) / len(kept) >= keep_percent
+    beyond = {row["id"] for row in found.beyond}
+    for i, (codes, texts) in enumerate(zip(*columns)):
+        over = codes > found.limit_codes or codes + texts + 6 > found.limit_tokens
+        assert (f"u{i}" in beyond) == over
+
+
+def test_a_long_text_with_little_sound_is_beyond_too():
+    assert [row["id"] for row in report([50] * 300, [15] * 299 + [400]).beyond] == ["u299"]
+
+
+def test_the_table_has_a_line_for_every_quantity():
+    table = report([10, 20, 30], [1, 2, 3]).table()
+    assert list(table) == ["text ids", "codes", "tokens", "seconds"]
+    assert table["codes"].startswith("50 %: 20,") and table["codes"].endswith("100 %: 30")
+
+
+def test_a_percentile_is_a_length_that_occurs():
+    assert percentile(np.array([1, 2, 3, 400]), 75) == 400
+
+
+def test_a_split_nobody_has_is_told():
+    with pytest.raises(ValueError, match="split `test`"):
+        report([1], [1], split="test")
+
+
+def test_grid_lengths_are_the_best_there_are():
+    lengths = [10] * 90 + [100] * 9 + [250]
+    assert grid_lengths(lengths, shapes=1, multiple=64) == (256,)
+    assert grid_lengths(lengths, shapes=2, multiple=64) == (64, 256)
+    assert grid_lengths(lengths, shapes=3, multiple=64) == (64, 128, 256)
+    assert grid_lengths(lengths, shapes=9, multiple=64) == (64, 128, 256)
+
+
+def test_a_wide_spread_still_ends_at_its_longest():
+    grid = grid_lengths(list(range(1, 5000)), shapes=3, multiple=8)
+    assert grid[-1] == 5000 and len(grid) == 3 and list(grid) == sorted(grid)

@@ -1,0 +1,196 @@
+"""Every clip measured once, whatever happens in between: threads, processes, kills, lost mounts."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from clips import encoded, voice
+
+from kit import measures
+from kit.audio import ClipMeasure, DatasetError, measure_clip
+from kit.measures import measure_clips
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def clips(tmp_path) -> list[str]:
+    """150 recordings: some are copies, the last two cannot be read."""
+    folder = tmp_path / "wavs"
+    folder.mkdir()
+    data = [encoded(voice(0.3, seed)) for seed in range(5)] + [b"no audio", encoded(voice(9))]
+    paths = [folder / f"{i:03d}.wav" for i in range(150)]
+    for i, path in enumerate(paths):
+        path.write_bytes(data[i % 5] if i < 148 else data[i - 143])
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """The paths that are measured in this process from now on."""
+    seen = []
+
+    def noted(path, decode_s):
+        seen.append(path)
+        return measure_clip(path, decode_s)
+
+    monkeypatch.setattr(measures, "measure_clip", noted)
+    return seen
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_threads_and_processes_find_what_one_call_finds(clips, tmp_path, processes):
+    told = []
+    found = measure_clips(
+        clips,
+        tmp_path / "c.jsonl",
+        decode_s=5,
+        workers=2,
+        processes=processes,
+        progress=lambda *counts: told.append(counts),
+    )
+    assert list(found) == clips and found[clips[7]] == measure_clip(clips[7])
+    assert found[clips[148]].startswith("cannot be read as audio")
+    assert found[clips[149]].seconds == 9 and found[clips[149]].peak is None
+    assert told == [(64, 150), (128, 150), (150, 150)]
+
+
+def test_a_second_check_reads_no_audio(clips, tmp_path, read):
+    first = measure_clips(clips, tmp_path / "c.jsonl")
+    assert sorted(read) == clips
+    read.clear()
+    assert measure_clips(clips, tmp_path / "c.jsonl") == first and read == []
+
+
+def test_what_changed_is_measured_again(clips, tmp_path, read):
+    measure_clips(clips, tmp_path / "c.jsonl")
+    read.clear()
+    Path(clips[3]).write_bytes(encoded(voice(0.7, 99)))
+    os.utime(clips[5], ns=(1, 1))
+    again = measure_clips(clips, tmp_path / "c.jsonl")
+    assert sorted(read) == [clips[3], clips[5]]
+    assert again[clips[3]].seconds == pytest.approx(0.7, abs=1e-3)
+
+
+def test_a_higher_limit_measures_what_was_too_long_before(clips, tmp_path, read):
+    measure_clips(clips, tmp_path / "c.jsonl", decode_s=5)
+    read.clear()
+    again = measure_clips(clips, tmp_path / "c.jsonl", decode_s=10)
+    assert read == [clips[149]] and again[clips[149]].peak > 0
+
+
+def test_the_working_folder_is_no_part_of_the_key(clips, tmp_path, read, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measure_clips(["wavs/000.wav"], tmp_path / "c.jsonl")
+    read.clear()
+    monkeypatch.chdir(tmp_path / "wavs")
+    assert measure_clips(["000.wav"], tmp_path / "c.jsonl")["000.wav"].seconds > 0 and not read
+
+
+@pytest.mark.parametrize("tail", [b'{"format": 1, "pa', b"\xff\xfe\0", b"[1]\n{}\n", b"null\n"])
+def test_a_torn_last_line_costs_one_clip_at_most(clips, tmp_path, read, tail):
+    cache = tmp_path / "c.jsonl"
+    first = measure_clips(clips[:100], cache)
+    cache.write_bytes(cache.read_bytes() + tail)
+    read.clear()
+    assert {**first, **measure_clips(clips, cache)} == measure_clips(clips, tmp_path / "d.jsonl")
+    assert sorted(set(read[:50])) == clips[100:]
+    read.clear()
+    measure_clips(clips, cache)  # and what was appended behind it can be read
+    assert not read
+
+
+def test_a_file_that_is_gone_for_now_is_looked_for_again(clips, tmp_path, read):
+    hidden = Path(clips[0]).rename(tmp_path / "away.wav")
+    found = measure_clips(clips[:3], tmp_path / "c.jsonl")
+    assert "No such file" in found[clips[0]]
+    hidden.rename(clips[0])
+    assert isinstance(measure_clips(clips[:3], tmp_path / "c.jsonl")[clips[0]], ClipMeasure)
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
+    clips, tmp_path, monkeypatch, how, read
+):
+    folder, away = Path(clips[0]).parent, tmp_path / "away"
+
+    def until_the_70th(path, decode_s):
+        if path == clips[70] and folder.exists():
+            shutil.move(folder, away)
+            if how == "emptied":
+                folder.mkdir()  # a mount point whose mount has ended
+        return measure_clip(path, decode_s)
+
+    monkeypatch.setattr(measures, "measure_clip", until_the_70th)
+    with pytest.raises(DatasetError, match=r"wavs is gone, .* of 150 clips .* are kept") as caught:
+        measure_clips(clips, tmp_path / "c.jsonl", workers=1)
+    assert "goes on from there" in str(caught.value)
+    if how == "emptied":
+        folder.rmdir()
+    shutil.move(away, folder)
+    again = []
+    monkeypatch.setattr(
+        measures, "measure_clip", lambda *args: again.append(args[0]) or measure_clip(*args)
+    )
+    found = measure_clips(clips, tmp_path / "c.jsonl", workers=1)
+    assert again == clips[70:] and isinstance(found[clips[147]], ClipMeasure)
+
+
+CHECK = """
+import sys, time
+from pathlib import Path
+from kit import measures
+slow = measures.measure_clip
+measures.measure_clip = lambda *args: time.sleep(0.003) or slow(*args)
+paths = sorted(map(str, Path(sys.argv[1]).glob("*.wav")))
+measures.measure_clips(paths, Path(sys.argv[2]), workers=1, processes=sys.argv[3] == "True")
+"""
+
+
+def test_a_killed_check_goes_on_where_it_was(clips, tmp_path, read):
+    cache = tmp_path / "c.jsonl"
+    command = [sys.executable, "-c", CHECK, str(Path(clips[0]).parent), str(cache), "False"]
+    check = subprocess.Popen(command, cwd=ROOT)
+    while not (cache.exists() and cache.stat().st_size):
+        assert check.poll() is None
+        time.sleep(0.005)
+    check.send_signal(signal.SIGKILL)
+    check.wait()
+    before = {json.loads(line)["path"] for line in cache.read_bytes().split(b"\n")[:-1]}
+    assert 0 < len(before) < len(clips)
+    found = measure_clips(clips, cache)
+    assert sorted(read) == sorted(set(clips) - before)
+    assert found == measure_clips(clips, tmp_path / "fresh.jsonl")
+
+
+def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path, monkeypatch):
+    """Processes whose decoder dies on one file, as on a damaged one that libsndfile trips over."""
+    crash = (
+        "import os, sys, kit.measures as m; slow = m.measure_clip; "
+        f"m.measure_clip = lambda p, s: os._exit(139) if p == {clips[80]!r} else slow(p, s); "
+        "m._serve()"
+    )
+    plain = subprocess.Popen
+
+    def started(command, **how):
+        return plain([sys.executable, "-c", crash], **how)
+
+    monkeypatch.setattr(measures.subprocess, "Popen", started)
+    some = clips[70:90]
+    found = measure_clips(some, tmp_path / "c.jsonl", workers=1, processes=True)
+    assert found[clips[80]] == "crashes the audio decoder"
+    assert sum(isinstance(value, ClipMeasure) for value in found.values()) == 19
+
+
+def test_a_script_without_a_main_guard_can_use_processes(clips, tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{CHECK}print('once')\n")
+    command = [sys.executable, script, Path(clips[0]).parent, tmp_path / "c.jsonl", "True"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr

@@ -1,0 +1,169 @@
+"""What is refused and what is only told: each rule on measures of its own."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from clips import TEXT
+
+from kit.audio import ClipMeasure
+from kit.ledger import CURES, ManifestConfig, Utterance
+from kit.rules import judge, script, usual_paces
+
+RULES = ManifestConfig()
+SOUND = ClipMeasure(
+    rate_hz=22050,
+    channels=1,
+    subtype="PCM_16",
+    seconds=1.0,
+    peak=0.5,
+    rms_db=-20.0,
+    dc=0.0,
+    clipped=0.0,
+    leading_s=0.1,
+    trailing_s=0.1,
+    silence_s=0.2,
+    snr_db=40.0,
+    digest=None,
+)
+
+
+def row(number: int, text: str = TEXT, **over) -> Utterance:
+    plain = {"id": f"c{number}", "audio": f"/w/{number}.wav", "speaker": "v", "split": "train"}
+    return Utterance(**plain | {"text": text, "line": number, "file": "metadata.csv"} | over)
+
+
+def judged(rows, measures=(), config=RULES):
+    """`judge`, with a sound measure of its own for every row that `measures` (by place) lacks."""
+    own = {i: dataclasses.replace(SOUND, digest=f"{i:016x}") for i in range(len(rows))}
+    given = own | dict(measures)
+    return judge(rows, {r.audio: given[i] for i, r in enumerate(rows)}, config)
+
+
+def many(count: int, **over) -> list[Utterance]:
+    return [row(i, **over) for i in range(count)]
+
+
+def changed(**over) -> ClipMeasure:
+    return dataclasses.replace(SOUND, digest="own", **over)
+
+
+ALONE = {
+    "too short": changed(seconds=0.1),
+    "too long": ClipMeasure(rate_hz=8000, channels=1, subtype="PCM_16", seconds=3600),
+    "silent": changed(peak=0.001),
+    "clipped": changed(clipped=0.02),
+    "dc offset": changed(dc=-0.2),
+    "pace": changed(seconds=9.0),
+    "unreadable": "is truncated: 5 samples are there",
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_row_is_refused_for_itself(kind):
+    kept, (refusal,), _ = judged(many(1), {0: ALONE[kind]})
+    assert not kept and refusal.kind == kind and refusal.cure == CURES[kind]
+    assert (refusal.file, refusal.line, refusal.audio) == ("metadata.csv", 0, "/w/0.wav")
+    assert refusal.seconds == getattr(ALONE[kind], "seconds", 0)
+
+
+def test_a_row_with_several_faults_tells_all_of_them():
+    _, (refusal,), _ = judged(many(1), {0: changed(peak=1.0, clipped=0.3, dc=0.5)})
+    assert refusal.kind == "clipped" and "30.0%" in refusal.reason and "+0.50" in refusal.reason
+
+
+def test_noise_is_judged_only_when_asked():
+    noisy = {0: changed(snr_db=8.0)}
+    assert len(judged(many(1), noisy)[0]) == 1
+    strict = ManifestConfig(least_snr_db=15)
+    _, (refusal,), _ = judged(many(1), noisy, strict)
+    assert refusal.kind == "noisy" and "8 dB" in refusal.reason
+    assert len(judged(many(1), {0: changed(snr_db=None)}, strict)[0]) == 1
+
+
+def test_long_text_is_refused_not_cut():
+    text = "ሰላም " * 60
+    _, (refusal,), _ = judged([row(0, text)], {0: changed(seconds=12.0)})
+    assert refusal.kind == "long text"
+
+
+def test_a_pace_far_from_everyone_elses_is_refused():
+    rng = np.random.default_rng(0)
+    texts = ["ሰላም " * int(n) for n in rng.integers(3, 30, 200)]
+    rows = [row(i, text.strip()) for i, text in enumerate(texts)]
+    usual = [changed(seconds=len(r.text) / 12 * rng.uniform(0.8, 1.25)) for r in rows]
+    measures = {i: dataclasses.replace(m, digest=str(i)) for i, m in enumerate(usual)}
+    assert not judged(rows, measures)[1]
+    measures[7] = dataclasses.replace(measures[7], seconds=3.5 * measures[7].seconds)
+    _, (refusal,), _ = judged(rows, measures)
+    assert (refusal.id, refusal.kind) == ("c7", "pace") and "far from the usual" in refusal.reason
+    assert not judged(rows, measures, ManifestConfig(pace_deviations=math.inf))[1]
+
+
+def test_a_very_even_dataset_does_not_refuse_small_differences():
+    low, high = usual_paces([10.0] * 1000, 6)
+    assert low < 5 and high > 20 and usual_paces([1, 50] * 5, 6) == (0, math.inf)
+
+
+def test_the_same_recording_twice():
+    same = {0: changed(), 1: changed()}
+    kept, (refusal,), _ = judged(many(3), same)
+    assert [r.id for r in kept] == ["c0", "c2"] and refusal.id == "c1"
+    assert refusal.reason == "the very recording of c0 (metadata.csv, line 0)"
+
+
+def test_one_recording_under_two_texts_is_refused_both_times():
+    rows = [row(0), row(1, "ሌላ ነገር ነው"), row(2)]
+    kept, refused, _ = judged(rows, {0: changed(), 1: changed()})
+    assert [r.id for r in kept] == ["c2"] and {f.id for f in refused} == {"c0", "c1"}
+    assert "c0 (metadata.csv, line 0), under another text" in refused[1].reason
+
+
+def test_a_sample_rate_that_few_have_is_odd_and_one_that_many_have_is_not():
+    rates = {5: changed(rate_hz=44100)}
+    _, (refusal,), _ = judged(many(200), rates)
+    assert (refusal.id, refusal.kind) == ("c5", "sample rate") and "22050" in refusal.reason
+    assert not judged(many(200), rates, ManifestConfig(odd_share=0))[1]
+    assert not judged(many(20), rates)[1]
+
+
+def test_letters_of_another_script_are_named():
+    rows = [*many(100), row(100, "ሰላም ok ለሁሉ привет")]
+    kept, (refusal,), _ = judged(rows)
+    assert len(kept) == 100 and refusal.kind == "alphabet"
+    assert refusal.reason == "letters of another script (Cyrillic, Latin): k o в е и п р т"
+
+
+def test_scripts_that_belong_together_are_not_odd():
+    japanese = [row(i, "東京へ行きましたスーパー") for i in range(50)]
+    assert not judged(japanese)[1]
+    assert script("ሰ") == "ETHIOPIC" and script("ʼ") == script("5") == script("፣") == ""
+
+
+def test_repeated_texts_are_told_once_and_refused_only_beyond_a_limit():
+    rows = [*many(5), row(5, speaker="other"), row(6, "ሌላ ነገር ነው")]
+    kept, refused, (warning,) = judged(rows)
+    assert len(kept) == 7 and not refused
+    assert (warning.id, warning.kind) == ("c0", "repeated text") and "5 times" in warning.reason
+    _, refused, _ = judged(rows, config=ManifestConfig(most_repeats=3))
+    assert [(f.id, f.kind) for f in refused] == [("c3", "repeated text"), ("c4", "repeated text")]
+
+
+def test_warnings_keep_the_row():
+    rows = [row(0, "ሀ ሁ"), row(1, "ለ ሉ"), row(2), row(3, split="held_out", speaker="w")]
+    measures = {0: changed(trailing_s=1.5), 1: dataclasses.replace(SOUND, clipped=0.005)}
+    kept, refused, warned = judged(rows, measures)
+    assert len(kept) == 4 and not refused
+    assert [(w.id, w.kind) for w in warned] == [
+        ("c0", "edge silence"),
+        ("c1", "clipped"),
+        ("c3", "also in training"),
+    ]
+    assert "1.5 s after" in warned[0].reason
+
+
+def test_letters_that_hardly_any_text_has_are_told():
+    rows = [*many(999), row(999, "ሰላም ጷ")]
+    found = [w for w in judged(rows)[2] if w.kind == "rare letter"]
+    assert [w.id for w in found] == ["c999"] and found[0].reason.endswith("ጷ")

@@ -1,0 +1,114 @@
+"""Files that check themselves, a folder that keeps below its cap, makers that share their work."""
+
+import os
+
+import numpy as np
+import pytest
+
+from kit.shards import CacheError, claimed, make_room, seal, touch, unseal
+
+TENSORS = {
+    "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,
+    "half": np.arange(10, dtype=np.int32)[::2],
+    "none": np.zeros(0, dtype=np.int64),
+}
+
+
+def test_what_is_sealed_comes_back_whatever_its_layout(tmp_path):
+    (tmp_path / "a").write_bytes(seal(TENSORS))
+    found = unseal(tmp_path / "a")
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
+
+
+def test_sealing_twice_gives_the_same_bytes():
+    assert seal(TENSORS) == seal(dict(reversed(TENSORS.items())))
+
+
+def test_no_single_byte_can_change_unseen(tmp_path):
+    path, whole = tmp_path / "a", seal(TENSORS)
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            found = unseal(path)
+        except CacheError as error:
+            assert str(path) in str(error)
+        else:  # a byte that says nothing, as spaces after the header do
+            assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_no_file_can_be_cut_short_unseen(tmp_path):
+    path, whole = tmp_path / "a", seal(TENSORS)
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CacheError, match="damaged"):
+            unseal(path)
+
+
+def files(folder, ages) -> list:
+    """A file of a thousand bytes for each of `ages` (seconds)."""
+    paths = [folder / f"{i}.safetensors" for i in range(len(ages))]
+    for path, age in zip(paths, ages):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (2e9 - age, 2e9 - age))
+    return paths
+
+
+@pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
+def test_the_longest_unused_go_first_and_no_more_than_needed(tmp_path, needed, left):
+    paths = files(tmp_path, [1, 9, 5, 7])
+    make_room(tmp_path, 4000 / 2**30, needed, set())
+    kept = [paths[i] for i in (0, 2, 3, 1)][:left]  # from young to old
+    assert {p for p in paths if p.exists()} == set(kept)
+
+
+def test_what_is_in_use_stays_however_old(tmp_path):
+    paths = files(tmp_path, [1, 9, 5])
+    make_room(tmp_path, 3000 / 2**30, 1000, {paths[1]})
+    assert [p.exists() for p in paths] == [True, True, False]
+    with pytest.raises(CacheError, match="max_cache_gib"):
+        make_room(tmp_path, 3000 / 2**30, 2500, {paths[1]})
+    assert paths[1].exists()
+
+
+def test_touching_makes_young_and_forgives_what_is_gone(tmp_path):
+    paths = files(tmp_path, [1e9, 2e8])
+    touch({*paths, tmp_path / "gone"})
+    assert abs(paths[0].stat().st_mtime - paths[1].stat().st_mtime) < 60
+
+
+def test_two_makers_share_the_work_and_neither_waits(tmp_path):
+    paths, made = [tmp_path / f"{i}.safetensors" for i in range(6)], {"a": [], "b": []}
+
+    def maker(name):
+        def make(path):
+            made[name].append(path)
+            path.write_bytes(b"x")
+
+        return claimed(paths, make)
+
+    a, b = maker("a"), maker("b")
+    done = {"a": [], "b": []}
+    for _ in range(6):
+        for name, it in (("a", a), ("b", b)):
+            done[name].append(next(it))
+    assert sorted(done["a"]) == sorted(done["b"]) == paths
+    assert sorted(made["a"] + made["b"]) == paths
+    assert list(a) == list(b) == [] and not list(tmp_path.glob("*.claim"))
+
+
+def test_a_claim_whose_maker_died_delays_its_file_and_blocks_nothing(tmp_path):
+    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    (tmp_path / "0.claim").touch()
+    assert list(claimed(paths, lambda path: path.touch())) == [paths[1], paths[2], paths[0]]
+    assert not list(tmp_path.glob("*.claim"))
+
+
+def test_a_maker_that_fails_leaves_no_claim(tmp_path):
+    def fail(path):
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        list(claimed([tmp_path / "0.safetensors"], fail))
+    assert not list(tmp_path.iterdir())
