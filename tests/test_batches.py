@@ -83,7 +83,7 @@ def test_epochs_and_seeds_differ():
 
 def test_short_first_sorts_the_first_epoch_alone():
     lengths = toy_lengths()
-    shortest = [lengths[b[0]] for b in plan(lengths, config(short_first=True), 0)]
+    shortest = [lengths[b[0]] for b in plan(lengths, config(short_first=1.0), 0)]
     assert shortest == sorted(shortest)
     assert plan(lengths, config(short_first=True), 1) == plan(lengths, config(), 1)
 
@@ -170,3 +170,12 @@ def test_passes_follow_from_the_sizes():
     c = DataConfig(effective_batch=12, micro_batch=4, effective_tokens=3000)
     assert c.grad_accum == 3 and c.micro_tokens == 1000
     assert c.split(6).micro_batch == 2 and c.split(6).micro_tokens == 500
+
+
+def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order():
+    lengths, part = toy_lengths(400), config(short_first=0.3)
+    shortest = [lengths[b[0]] for b in plan(lengths, part, 0)]
+    first = round(0.3 * len(shortest))
+    assert shortest[:first] == sorted(shortest)[:first]
+    assert shortest[first:] != sorted(shortest[first:])
+    assert sorted(i for batch in plan(lengths, part, 0) for i in batch) == list(range(400))

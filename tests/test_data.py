@@ -302,3 +302,9 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
     found = loader_settings(hw, batch_ms / 1000, step_ms / 1000)
     assert (found.workers, found.prefetch) == wanted
     assert f"{batch_ms:.1f} ms" in found.reason
+
+
+def test_grids_may_be_padded_to_a_multiple():
+    widths = [b.micro[0].tokens.shape[1] for b in islice(stream(length_multiple=8), 12)]
+    plain = [b.micro[0].tokens.shape[1] for b in islice(stream(), 12)]
+    assert widths == [-(-width // 8) * 8 for width in plain]
