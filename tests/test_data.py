@@ -13,7 +13,7 @@ import torch
 from helpers import CPU, DATA, code_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
-from kit.batches import DataConfig
+from kit.batches import EXTRA_TOKENS, DataConfig
 from kit.cache import CacheError, CodeCache
 from kit.data import CodeStream, loader_settings, padding_share, validation_batches
 from kit.model import collate, weighted_loss
@@ -305,6 +305,9 @@ def test_workers_follow_ram_cores_and_what_a_batch_costs(given, wanted):
 
 
 def test_grids_may_be_padded_to_a_multiple():
-    widths = [b.micro[0].tokens.shape[1] for b in islice(stream(length_multiple=8), 12)]
-    plain = [b.micro[0].tokens.shape[1] for b in islice(stream(), 12)]
-    assert widths == [-(-width // 8) * 8 for width in plain]
+    pairs = zip(stream(length_multiple=8), itertools.islice(stream(), 12))
+    for (padded, _), (plain, _) in pairs:
+        assert [part[:2] for part in padded] == [part[:2] for part in plain]
+        for texts, codes, _, width in padded:
+            longest = max(len(t) + len(c) for t, c in zip(texts, codes)) + EXTRA_TOKENS
+            assert width % 8 == 0 and 0 <= width - longest < 8
