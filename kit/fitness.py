@@ -6,13 +6,12 @@ is too large or too small, and why. Changes nothing.
 """
 
 import collections
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
 from kit.config import digest
 from kit.extract import Progress
-from kit.text import TextError
+from kit.text import TextError, unicode_script
 from kit.tokenizer import Tokenizer
 
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
@@ -49,14 +48,11 @@ def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
 
 
 def script_shares(characters: collections.Counter) -> dict[str, float]:
-    """Share of letters by script, largest first. The script is the first word of a letter's name.
-
-    Unicode names start so (ETHIOPIC SYLLABLE HA); the standard library has no script property.
-    """
+    """Share of letters by script, largest first."""
     scripts = collections.Counter()
     for char, count in characters.items():
         if char.isalpha():
-            scripts[unicodedata.name(char, "UNNAMED").split()[0].capitalize()] += count
+            scripts[(unicode_script(char) or "unnamed").capitalize()] += count
     return {script: count / scripts.total() for script, count in scripts.most_common()}
 
 

@@ -9,6 +9,7 @@ among all languages.
 
 import re
 
+from kit.numbers import plain_figures
 from kit.numbers_am import definite, digits_to_words, ethiopic_numeral, ordinal
 
 # Each row of eight vowel orders starts at these letters: variant -> the one kept.
@@ -87,8 +88,7 @@ def _figures(text: str) -> str:
     """Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place."""
     text = re.sub(r"(?<=\d)(?=[፩-፼])|(?<=[፩-፼])(?=\d)", " ", text)
     text = re.sub("[፩-፼]+", _from_ethiopic, text)
-    text = re.sub(r"[^\D0-9]", lambda m: str(int(m[0])), text)
-    text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)", lambda m: m[0].replace(",", ""), text)
+    text = plain_figures(text)
     text = re.sub(r"(?<=\d) ?%", " በመቶ ", text)
     text = re.sub(rf"([$€£]) ?({_N})", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
     text = re.sub(r"(?<=\d) ?([$€£])", lambda m: f" {_MONEY[m[1]]} ", text)

@@ -6,6 +6,8 @@ nothing of punctuation, which `kit.text` shares among all languages.
 
 import re
 
+from kit.numbers import amount, plain_figures, read_digits
+
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"
@@ -21,24 +23,20 @@ _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion in words: 1234 -> one thousand two hundred thirty four."""
+    return amount(value, _below_hundred, _SCALES)
+
+
+def _below_hundred(value: int) -> str:
     if value < 20:
         return _ONES[value]
-    if value < 100:
-        tens, ones = divmod(value, 10)
-        return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
-    for size, name in _SCALES:
-        if value >= size:
-            count, rest = divmod(value, size)
-            words = f"{number_to_words(count)} {name}"
-            return f"{words} {number_to_words(rest)}" if rest else words
-    raise AssertionError(value)
+    tens, ones = divmod(value, 10)
+    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
 
 
 def normalize(text: str) -> str:
     """`text` with its figures, signs and short forms as words."""
     text = _SHORT_FORM.sub(lambda m: f"{_SHORT[m[1]]} ", text.replace("&", " and "))
-    text = re.sub(r"[^\D0-9]", lambda m: str(int(m[0])), text)  # the digits of other scripts
-    text = re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)", lambda m: m[0].replace(",", ""), text)
+    text = plain_figures(text)
     text = re.sub(r"([$€£]) ?(\d+(?:\.\d+)?)", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
     text = re.sub(r"(?<=\d) ?%", " percent ", text)
     text = re.sub(r"(?<!\d)(\d+)(?:st|nd|rd|th)\b", lambda m: f" {_ordinal(_say(m[1]))} ", text)
@@ -48,10 +46,7 @@ def normalize(text: str) -> str:
 
 
 def _say(digits: str) -> str:
-    """An amount, or one digit after the other: after a leading zero, and when it is too long."""
-    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(_ONES[int(d)] for d in digits)
-    return number_to_words(int(digits))
+    return read_digits(digits, number_to_words, _ONES)
 
 
 def _decimal(match: re.Match) -> str:

@@ -8,13 +8,13 @@ Originals are only read. Knows nothing of what a recording sounds like.
 
 import dataclasses
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from kit.audio import DatasetError
 from kit.bytefile import Fault, StreamError
 from kit.ledger import Finding, ManifestConfig, Utterance
+from kit.place import held_out
 from kit.sources import rows
 from kit.text import letters, normalize
 
@@ -270,11 +270,6 @@ def _still_there(records: list[Record]) -> None:
                 f"{base} is gone: a drive unplugged, a mount that ended, a wrong `audio_root`? "
                 "Nothing was written; connect it again and run again."
             )
-
-
-def held_out(name: str, percent: float) -> bool:
-    """A split by a stable hash of the id: adding rows never moves the ones already there."""
-    return zlib.crc32(name.encode()) % 10_000 < percent * 100
 
 
 def _with_splits(found: list[Utterance], config: ManifestConfig) -> list[Utterance]:

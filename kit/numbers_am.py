@@ -7,6 +7,8 @@ nothing of the sentence around a number.
 
 import re
 
+from kit.numbers import amount, read_digits
+
 ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
 # 80 is also written ሰማኒያ, and 50 also said አምሳ.
 _TENS = "_ አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()
@@ -21,29 +23,20 @@ _NUMERAL = re.compile(f"{_BLOCK}(?:፼{_BLOCK})*")
 
 def number_to_words(value: int) -> str:
     """A whole number below a trillion in words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
+    return amount(value, _below_hundred, _SCALES)
+
+
+def _below_hundred(value: int) -> str:
     if value < 10:
         return ONES[value]
-    if value < 100:
-        tens, ones = divmod(value, 10)
-        name = "አስራ" if tens == 1 and ones else _TENS[tens]
-        return f"{name} {ONES[ones]}" if ones else name
-    for size, name in _SCALES:
-        if value >= size:
-            count, rest = divmod(value, size)
-            words = f"{number_to_words(count)} {name}"
-            return f"{words} {number_to_words(rest)}" if rest else words
-    raise AssertionError(value)
+    tens, ones = divmod(value, 10)
+    name = "አስራ" if tens == 1 and ones else _TENS[tens]
+    return f"{name} {ONES[ones]}" if ones else name
 
 
 def digits_to_words(digits: str) -> str:
-    """A row of digits as it is read out: an amount, or digit by digit.
-
-    One digit after the other is how a row with a leading zero is read (a phone number), and one
-    too long for words.
-    """
-    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(ONES[int(d)] for d in digits)
-    return number_to_words(int(digits))
+    """A row of digits as it is read out: an amount, or digit by digit."""
+    return read_digits(digits, number_to_words, ONES)
 
 
 def ordinal(words: str) -> str:

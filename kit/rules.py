@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from kit.audio import ClipMeasure
 from kit.ledger import Finding, ManifestConfig, Utterance, refuse
-from kit.text import letters
+from kit.text import letters, unicode_script
 
 
 def judge(
@@ -146,7 +146,7 @@ def script(letter: str) -> str:
     """The script of a letter as Unicode names it, such as ETHIOPIC; "" for all other characters."""
     if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ goes with any script
         return ""
-    return unicodedata.name(letter, "").split(" ")[0]
+    return unicode_script(letter)
 
 
 def _rare_letters(texts: list[str]) -> set[str]:

@@ -101,3 +101,11 @@ def letters(text: str) -> str:
     """`text` without punctuation, single spaces: what a character error rate compares."""
     kept = "".join(c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in text)
     return " ".join(kept.split())
+
+
+def unicode_script(char: str) -> str:
+    """The script of a letter, such as ETHIOPIC: the first word of its Unicode name; "" without one.
+
+    (ETHIOPIC SYLLABLE HA: the standard library has the names, not the script property.)
+    """
+    return unicodedata.name(char, "").split(" ")[0]

@@ -18,9 +18,10 @@ ALLOWED = {
     # ground floor
     "config": set(),
     "hardware": {"config"},
-    "numbers_am": set(),
-    "lang_am": {"numbers_am"},
-    "lang_en": set(),
+    "numbers": set(),
+    "numbers_am": {"numbers"},
+    "lang_am": {"numbers", "numbers_am"},
+    "lang_en": {"numbers"},
     "text": {"config"},  # finds lang_CODE by name, and knows none of them
     "store": {"config"},
     # sound and sentences
@@ -42,7 +43,7 @@ ALLOWED = {
     "measures": {"config", "audio"},
     "ledger": {"config", "audio"},
     "rules": {"text", "audio", "ledger"},
-    "layouts": {"text", "audio", "ledger", "bytefile", "sources"},
+    "layouts": {"text", "audio", "ledger", "bytefile", "place", "sources"},
     "manifest": {"config", "audio", "measures", "ledger", "rules", "layouts"},
     "codec": {"config", "hardware", "text", "store"},
     "recognizer": {"config", "hardware", "text", "store", "codec"},

@@ -1,0 +1,38 @@
+"""What reading figures aloud has in common in any language: amounts by scale, digits one by one.
+
+A language's own file brings its words. Knows no language.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+
+def amount(value: int, below_hundred: Callable[[int], str], scales: Sequence[tuple]) -> str:
+    """A whole number in words; `scales` are (size, name), largest first, the last (100, name).
+
+    Raises AssertionError for a negative one.
+    """
+    assert value >= 0, value
+    for size, name in scales:
+        if value >= size:
+            count, rest = divmod(value, size)
+            words = f"{amount(count, below_hundred, scales)} {name}"
+            return f"{words} {amount(rest, below_hundred, scales)}" if rest else words
+    return below_hundred(value)
+
+
+def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:
+    """A row of digits as it is read out: an amount, or digit by digit.
+
+    One digit after the other is how a row with a leading zero is read (a phone number), and one
+    too long for words.
+    """
+    if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
+        return " ".join(ones[int(d)] for d in digits)
+    return words(int(digits))
+
+
+def plain_figures(text: str) -> str:
+    """The digits of every script as 0-9, and no commas between thousands."""
+    text = re.sub(r"[^\D0-9]", lambda m: str(int(m[0])), text)
+    return re.sub(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)", lambda m: m[0].replace(",", ""), text)
