@@ -26,10 +26,9 @@ from kit.audio import DatasetError, read_clip
 from kit.codec import MelCodec
 from kit.config import require
 from kit.ledger import Finding, Utterance
-from kit.recognizer import Recognizer, pad_mels
+from kit.recognizer import MEL_FRAMES, Recognizer
 from kit.text import letters
 
-MEL_FRAMES = 2  # mel frames in one output frame of the recogniser
 IMPOSSIBLE = -math.inf  # the score of a text that cannot be laid over its recording at all
 
 
@@ -80,11 +79,6 @@ def frame_seconds(codec: MelCodec) -> float:
     return MEL_FRAMES * codec.config.hop_length / codec.sample_rate
 
 
-def output_frames(mel: Tensor) -> int:
-    """Output frames S of the recogniser for a log-mel (M, T)."""
-    return -(-mel.shape[-1] // MEL_FRAMES)
-
-
 def frames_needed(ids: Tensor) -> int:
     """Frames without which `ids` (N,) cannot be aligned: a letter said twice needs a blank."""
     return len(ids) + int((ids[1:] == ids[:-1]).sum())
@@ -111,13 +105,6 @@ def quiet_frames(loud: Tensor) -> Tensor:
     return loud < low + 0.25 * (high - low)
 
 
-@torch.inference_mode()
-def log_probabilities(recognizer: Recognizer, mels: list[Tensor]) -> list[Tensor]:
-    """Log-probabilities (S, A) of each log-mel (M, T), on the CPU, where the alignment runs."""
-    rows = recognizer(pad_mels(mels).to(recognizer.head.weight.device)).cpu()
-    return [row[: output_frames(mel)] for row, mel in zip(rows, mels)]
-
-
 def alignment_score(
     recognizer: Recognizer, mel: Tensor, text: str, frame_s: float, config: AlignConfig
 ) -> Alignment:
@@ -125,7 +112,7 @@ def alignment_score(
 
     Never raises for a text that does not fit: the score is then -inf, with the reason.
     """
-    log_probs = log_probabilities(recognizer, [mel])[0]
+    log_probs = recognizer.log_probs([mel])[0]
     return _aligned(recognizer, mel, log_probs, text, frame_s, config)
 
 
@@ -210,8 +197,8 @@ def align_clips(
 def _align_batch(rows: list, recognizer: Recognizer, codec: MelCodec, config: AlignConfig) -> list:
     waves = [_wave_or_reason(row, codec.sample_rate) for row in rows]
     heard = [wave for wave in waves if isinstance(wave, Tensor)]
-    mels = log_mels(codec, heard) if heard else []
-    pairs = zip(mels, log_probabilities(recognizer, mels) if heard else [])
+    mels = codec.log_mels(heard) if heard else []
+    pairs = zip(mels, recognizer.log_probs(mels) if heard else [])
     frame_s = frame_seconds(codec)
     return [
         _aligned(recognizer, *next(pairs), row.text, frame_s, config)
@@ -227,14 +214,6 @@ def _wave_or_reason(row: Utterance, sample_rate: int) -> Tensor | str:
     except DatasetError as error:
         return str(error)
     return resample(torch.from_numpy(wave), rate, sample_rate)
-
-
-@torch.inference_mode()
-def log_mels(codec: MelCodec, waves: list[Tensor]) -> list[Tensor]:
-    """Log-mels (M, T) of clips (L,) of several lengths, made in one go."""
-    longest = max(len(w) for w in waves)
-    mels = codec.mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))[0]
-    return [m[:, : len(w) // codec.config.hop_length + 1] for m, w in zip(mels, waves)]
 
 
 def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:

@@ -170,12 +170,22 @@ class MelCodec(nn.Module):
     @torch.inference_mode()
     def encode_clips(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Clips (L,) of several lengths -> their log-mels (M, T) and codes (N,)."""
-        longest = max(len(w) for w in waves)
-        mel = self.mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))[0]
+        mel, frames = self._padded_mel(waves)
         codes = self.encode_mel(self._whole(mel))[1]
-        frames = [len(w) // self.config.hop_length + 1 for w in waves]
         counts = [-(-t // self.config.frames_per_code) for t in frames]
         return [m[:, :t] for m, t in zip(mel, frames)], [c[:n] for c, n in zip(codes, counts)]
+
+    @torch.inference_mode()
+    def log_mels(self, waves: list[Tensor]) -> list[Tensor]:
+        """Log-mels (M, T) of clips (L,) of several lengths, made in one go."""
+        mel, frames = self._padded_mel(waves)
+        return [m[:, :t] for m, t in zip(mel, frames)]
+
+    def _padded_mel(self, waves: list[Tensor]) -> tuple[Tensor, list[int]]:
+        """Log-mels of clips (L,), padded with silence to (B, M, T), and the frames of each."""
+        longest = max(len(w) for w in waves)
+        mel = self.mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))[0]
+        return mel, [len(w) // self.config.hop_length + 1 for w in waves]
 
     def _whole(self, mel: Tensor) -> Tensor:
         return F.pad(mel, (0, -mel.shape[-1] % self.config.frames_per_code), mode="replicate")

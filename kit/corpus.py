@@ -190,18 +190,24 @@ def speak_rows(job: dict) -> None:
         soundfile.write(f"{job['folder']}/{name}.wav", espeak.say(text), SAMPLE_RATE)
 
 
+def run_apart(module: str, job: dict) -> subprocess.CompletedProcess:
+    """`module` in a fresh process with `job` as JSON on its standard input."""
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        cwd=CONFIGS.parent,
+    )
+
+
 def _speak_apart(job: dict) -> int:
     mark = Path(job["folder"]).parent / "spoken" / digest(job)
     if mark.exists():
         return len(job["rows"])
     # A fresh process per job of fixed content: espeak-ng carries state from one call to the next.
-    run = subprocess.run(
-        [sys.executable, "-m", "kit.corpus"],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        cwd=CONFIGS.parent,
-    )
+    run = run_apart("kit.corpus", job)
     if run.returncode:
         raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
     write_atomic(mark, "")

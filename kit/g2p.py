@@ -10,11 +10,9 @@ tokens.
 import ctypes
 import json
 import re
-import subprocess
 import sys
 
-from kit.config import CONFIGS
-from kit.corpus import Espeak
+from kit.corpus import Espeak, run_apart
 
 _UTF8, _IPA = 1, 2  # espeak-ng's numbers for what goes in and what comes out
 _OTHER_LANGUAGE = re.compile(r"\([\w-]+\)")  # (en)...(am): where it borrowed another's rules
@@ -26,15 +24,7 @@ def phonemize(lines: list[str], language: str) -> list[str]:
 
     Raises RuntimeError with espeak-ng's reason when it cannot (no such voice, not installed).
     """
-    job = json.dumps({"lines": list(lines), "language": language})
-    run = subprocess.run(
-        [sys.executable, "-m", "kit.g2p"],
-        input=job,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        cwd=CONFIGS.parent,
-    )
+    run = run_apart("kit.g2p", {"lines": list(lines), "language": language})
     if run.returncode:
         why = run.stderr.strip().splitlines()[-1:]
         raise RuntimeError(f"espeak-ng gave no phonemes for `{language}`: {''.join(why)}")

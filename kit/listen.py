@@ -15,7 +15,7 @@ import torch
 import torchaudio.functional
 from torch import Tensor
 
-from kit.align import frame_seconds, log_mels, log_probabilities, loudness, quiet_frames
+from kit.align import frame_seconds, loudness, quiet_frames
 from kit.codec import MelCodec
 from kit.recognizer import Recognizer
 
@@ -76,21 +76,26 @@ class Listener:
         self.rate, self.samples = info.samplerate, info.frames
         self.total_s = self.samples / self.rate
 
-    def wave(self, start_s: float, end_s: float) -> Tensor:
-        """Mono samples (L,) at the codec's rate."""
+    def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
+        """Mono samples (L,) at the recording's own rate, as they stand there."""
         first, stop = round(start_s * self.rate), min(round(end_s * self.rate), self.samples)
         wave, _ = soundfile.read(self.path, stop - first, first, dtype="float32", always_2d=True)
-        wave = torch.from_numpy(np.nan_to_num(wave.mean(axis=1)))  # what is no number is silence
+        return wave.mean(axis=1)
+
+    def wave(self, start_s: float, end_s: float) -> Tensor:
+        """Mono samples (L,) at the codec's rate."""
+        wave = np.nan_to_num(self.samples_of(start_s, end_s))  # what is no number is silence
+        wave = torch.from_numpy(wave)
         return torchaudio.functional.resample(wave, self.rate, self.codec.sample_rate)
 
     def window(self, start_s: float, length_s: float) -> Window:
         """What is heard from `start_s` on for `length_s`, or to the end."""
         from_s = max(0.0, start_s - LEAD_S)
         end_s = min(start_s + length_s, self.total_s)
-        mel = log_mels(self.codec, [self.wave(from_s, end_s)])[0]
+        mel = self.codec.log_mels([self.wave(from_s, end_s)])[0]
         frame_s = frame_seconds(self.codec)
         lead = round((start_s - from_s) / frame_s)
-        log_probs = log_probabilities(self.recognizer, [mel])[0][lead:]
+        log_probs = self.recognizer.log_probs([mel])[0][lead:]
         wildcard = log_probs.amax(-1, keepdim=True) - WILDCARD_COST
         return Window(
             start_s=from_s + lead * frame_s,

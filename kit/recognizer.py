@@ -22,6 +22,8 @@ from kit.hardware import autocast
 from kit.store import load_module, save_module
 from kit.text import letters
 
+MEL_FRAMES = 2  # mel frames in one output frame
+
 
 class RecognizerError(ValueError):
     """A recogniser file that is missing or damaged."""
@@ -44,7 +46,7 @@ class Recognizer(nn.Module):
     def __init__(self, config: RecognizerConfig, alphabet: str):
         super().__init__()
         self.config, self.alphabet = config, alphabet
-        self.stem = nn.Conv1d(config.n_mels, config.width, 7, stride=2, padding=3)
+        self.stem = nn.Conv1d(config.n_mels, config.width, 7, stride=MEL_FRAMES, padding=3)
         self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
@@ -59,21 +61,29 @@ class Recognizer(nn.Module):
         return torch.tensor([i for i in ids if i])
 
     @torch.inference_mode()
+    def log_probs(self, mels: list[Tensor]) -> list[Tensor]:
+        """Log-probabilities (S, A) of each log-mel (M, T), on the CPU."""
+        rows = self(pad_mels(mels).to(self.head.weight.device)).cpu()
+        return [row[: output_frames(mel)] for row, mel in zip(rows, mels)]
+
+    @torch.inference_mode()
     def transcribe(self, mels: list[Tensor]) -> list[str]:
         """Greedy transcript of each log-mel (M, T)."""
-        log_probs, frames = self(pad_mels(mels)), [(m.shape[-1] + 1) // 2 for m in mels]
-        best = [
-            row[:n].unique_consecutive().tolist() for row, n in zip(log_probs.argmax(-1), frames)
-        ]
+        best = [row.argmax(-1).unique_consecutive().tolist() for row in self.log_probs(mels)]
         return ["".join(self.alphabet[i - 1] for i in row if i) for row in best]
 
     def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
         targets = [self.encode(t) for t in texts]
-        frames = torch.tensor([(m.shape[-1] + 1) // 2 for m in mels])
+        frames = torch.tensor([output_frames(m) for m in mels])
         counts = torch.tensor([len(t) for t in targets])
         mel = spec_augment(pad_mels(mels)).to(self.head.weight.device)
         log_probs = self(mel).transpose(0, 1).cpu()  # CTC wants (S, B, A)
         return F.ctc_loss(log_probs, torch.cat(targets), frames, counts, zero_infinity=True)
+
+
+def output_frames(mel: Tensor) -> int:
+    """Output frames S of the recogniser for a log-mel (M, T)."""
+    return -(-mel.shape[-1] // MEL_FRAMES)
 
 
 def alphabet_of(texts: list[str]) -> str:

@@ -113,10 +113,8 @@ def _seconds(audio: Path) -> float:
 
 def _samples(listener: Listener, clip: Span) -> bytes:
     """The clip as a mono 16-bit WAV at the recording's own rate."""
-    first, stop = round(clip.start_s * listener.rate), round(clip.end_s * listener.rate)
-    wave, rate = soundfile.read(listener.path, stop - first, first, dtype="float32", always_2d=True)
-    file = io.BytesIO()
-    soundfile.write(file, np.clip(wave.mean(axis=1), -1, 1), rate, "PCM_16", format="WAV")
+    wave, file = listener.samples_of(clip.start_s, clip.end_s), io.BytesIO()
+    soundfile.write(file, np.clip(wave, -1, 1), listener.rate, "PCM_16", format="WAV")
     return file.getvalue()
 
 
@@ -139,20 +137,20 @@ def cut_long(
     recordings = find_recordings(folder)
     (into / "wavs").mkdir(parents=True, exist_ok=True)
     require_disk(into, sum(audio.stat().st_size for audio in recordings))
-    total_s = sum(map(_seconds, recordings))
-    weights = fingerprint(recognizer)
+    lengths_s = [_seconds(audio) for audio in recordings]
+    total_s, weights = sum(lengths_s), fingerprint(recognizer)
     rows, losses, before_s = [], [], 0.0
-    for audio, name in zip(recordings, names_of(folder, recordings)):
+    for audio, name, length_s in zip(recordings, names_of(folder, recordings), lengths_s):
         key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), weights, config, walk)
         mark = into / "cut" / f"{name}.json"
-        if not (mark.is_file() and json.loads(mark.read_text(encoding="utf-8"))["key"] == key):
+        done = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
+        if done.get("key") != key:
             tell = lambda s, _, before_s=before_s: progress(before_s + s, total_s)  # noqa: E731
             made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
-            record = {"key": key, "rows": made[0], "losses": made[1]}
-            write_atomic(mark, json.dumps(record, default=dataclasses.asdict, ensure_ascii=False))
-        done = json.loads(mark.read_text(encoding="utf-8"))
+            done = {"key": key, "rows": made[0], "losses": [*map(dataclasses.asdict, made[1])]}
+            write_atomic(mark, json.dumps(done, ensure_ascii=False))
         rows, losses = rows + done["rows"], losses + [Loss(**loss) for loss in done["losses"]]
-        before_s += _seconds(audio)
+        before_s += length_s
         progress(before_s, total_s)
     _write_tables(into, rows, losses)
     return losses

@@ -18,7 +18,6 @@ from kit.align import (
     align_clips,
     alignment_score,
     frame_seconds,
-    log_mels,
     lowest_score,
     refuse_mismatched,
     worst,
@@ -32,7 +31,7 @@ FRAME_S = frame_seconds(CODEC)
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
-    mel = log_mels(CODEC, [torch.from_numpy(noisy(wave))])[0]
+    mel = CODEC.log_mels([torch.from_numpy(noisy(wave))])[0]
     return alignment_score(HEAR, mel, text, FRAME_S, CONFIG)
 
 

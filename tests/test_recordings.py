@@ -16,7 +16,6 @@ import soundfile
 import torch
 from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.align import log_mels
 from kit.corpus import Espeak, load_words
 from kit.cut import CutConfig
 from kit.layouts import read_dataset
@@ -97,7 +96,7 @@ def spoken() -> tuple[Recognizer, list[str], list[np.ndarray]]:
     words = [word for word in load_words("am")["object"] if " " not in word][:8]
     texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
     speech = [espeak.say(text).astype(np.float32) / 32768 for text in texts]
-    mels = [log_mels(CODEC, [torch.from_numpy(wave)])[0] for wave in speech]
+    mels = [CODEC.log_mels([torch.from_numpy(wave)])[0] for wave in speech]
     torch.manual_seed(0)
     shape = RecognizerConfig(width=48, blocks=2, steps=150, batch=6, lr=1e-2)
     recognizer = Recognizer(shape, alphabet_of(texts))
@@ -122,7 +121,7 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     assert clip_seconds(tmp_path / "out") + lost_s == pytest.approx(len(wave) / RATE, abs=0.01)
     clips = [tmp_path / f"out/wavs/{name}.wav" for name, _ in rows]
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
-    heard = recognizer.transcribe(log_mels(CODEC, waves))
+    heard = recognizer.transcribe(CODEC.log_mels(waves))
     assert cer(heard, [text for _, text in rows]) < 0.25
 
 
