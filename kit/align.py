@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchaudio.functional import forced_align, merge_tokens, resample
+from torchaudio.functional import forced_align, merge_tokens
 
-from kit.audio import DatasetError, read_clip
-from kit.codec import MelCodec
+from kit.audio import DatasetError
+from kit.codec import MelCodec, load_wave
 from kit.config import require
 from kit.ledger import Finding, Utterance
 from kit.recognizer import MEL_FRAMES, Recognizer
@@ -210,10 +210,9 @@ def _align_batch(rows: list, recognizer: Recognizer, codec: MelCodec, config: Al
 
 def _wave_or_reason(row: Utterance, sample_rate: int) -> Tensor | str:
     try:
-        wave, rate = read_clip(row.audio)
+        return load_wave(row.audio, sample_rate)
     except DatasetError as error:
         return str(error)
-    return resample(torch.from_numpy(wave), rate, sample_rate)
 
 
 def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:

@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 import safetensors
 import torch
-import torchaudio.functional
 from torch import Tensor
 
-from kit.audio import DatasetError, read_clip
+from kit.audio import DatasetError
 from kit.batches import DataConfig, chunks
-from kit.codec import MelCodec
+from kit.codec import MelCodec, load_wave
 from kit.config import digest, require_disk, write_atomic
 from kit.ledger import Utterance
 from kit.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
@@ -33,13 +32,6 @@ from kit.tokenizer import Tokenizer
 
 CLIPS_AT_ONCE = 32  # encoded together
 Place = tuple[Path, int]  # the shard a clip lies in, and its row there
-
-
-def load_wave(path: str, sample_rate: int) -> Tensor:
-    """Mono waveform (L,) at `sample_rate`."""
-    wave, rate = read_clip(path)
-    wave = torch.from_numpy(wave)
-    return wave if rate == sample_rate else torchaudio.functional.resample(wave, rate, sample_rate)
 
 
 def reference_mel(mel: Tensor, frames: int) -> Tensor:

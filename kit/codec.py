@@ -19,6 +19,7 @@ import torch.nn.functional as F
 import torchaudio
 from torch import Tensor, nn
 
+from kit.audio import read_clip
 from kit.config import build, require
 from kit.hardware import autocast
 from kit.store import load_module, save_module
@@ -252,6 +253,13 @@ def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tenso
     wave = F.pad(wave, (0, max(0, length - len(wave))))
     start = int(torch.randint(len(wave) - length + 1, (), generator=generator))
     return wave[start : start + length]
+
+
+def load_wave(path: str, sample_rate: int) -> Tensor:
+    """Mono waveform (L,) at `sample_rate`."""
+    wave, rate = read_clip(path)
+    wave = torch.from_numpy(wave)
+    return wave if rate == sample_rate else torchaudio.functional.resample(wave, rate, sample_rate)
 
 
 def save_codec(codec: MelCodec, path: Path) -> None:

@@ -141,8 +141,7 @@ class CodeStream(IterableDataset):
     def grid(self, longest: int) -> list[int]:
         """The tokens to pad a grid to, in a list; empty: to its longest row.
 
-        Few different lengths are worth some padding: a library that prepares its kernels for each
-        shape, as oneDNN does, trained 1.10 times as many tokens a second at multiples of 8.
+        Few different lengths may be worth some padding: oneDNN prepares its kernels for each shape.
         """
         multiple = self.config.length_multiple
         if self.config.grid_lengths:

@@ -15,8 +15,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.cache import load_wave
-from kit.codec import MelCodec
+from kit.codec import MelCodec, load_wave
 from kit.generate import GenerateConfig
 from kit.ledger import Utterance
 from kit.recognizer import Recognizer, cer

@@ -16,8 +16,8 @@ import soundfile
 import torch
 
 from kit.batches import DataConfig
-from kit.cache import CodeCache, build_cache, load_wave
-from kit.codec import CodecConfig, MelCodec, save_codec, train_codec
+from kit.cache import CodeCache, build_cache
+from kit.codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
 from kit.corpus import CorpusConfig, make_corpus
 from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance

@@ -45,7 +45,7 @@ ALLOWED = {
     "rules": {"text", "audio", "ledger"},
     "layouts": {"text", "audio", "ledger", "bytefile", "place", "sources"},
     "manifest": {"config", "audio", "measures", "ledger", "rules", "layouts"},
-    "codec": {"config", "hardware", "text", "store"},
+    "codec": {"config", "hardware", "text", "store", "audio"},
     "recognizer": {"config", "hardware", "text", "store", "codec"},
     "archive": {"config"},
     "hub": {"config", "audio"},
@@ -74,7 +74,7 @@ ALLOWED = {
     "generate": {"config", "model"},
     "quantize": {"config", "model"},
     "voice": {"config", "text", "tokenizer", "store", "codec", "model", "generate"},
-    "evaluate": {"text", "codec", "recognizer", "ledger", "cache", "generate", "voice"},
+    "evaluate": {"text", "codec", "recognizer", "ledger", "generate", "voice"},
     "bench": {"config", "generate", "voice"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
     # what people look at: plots draws, frontend asks who is watching, ui puts it together
