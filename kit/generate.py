@@ -28,6 +28,7 @@ class GenerateConfig:
     top_k: int = 20  # 0 keeps all
     top_p: float = 0.95
     repetition_penalty: float = 1.0
+    candidates: int = 1  # readings drawn of each text; the one the model finds likeliest is kept
     max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
     seed: int = 0
     exact_codes: int = 0  # speak just this many codes and never STOP before (for timing)
@@ -38,12 +39,14 @@ class GenerateConfig:
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         require(self.repetition_penalty > 0, self, "repetition_penalty", "1 is none.")
+        require(self.candidates > 0, self, "candidates", "must be 1 or more.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spoken:
     codes: Tensor  # (N,) without STOP
     stopped: bool  # False: cut at the length limit, the model did not find its end
+    log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
 
 
 class LayerCache:
@@ -152,14 +155,29 @@ def sample(logits: Tensor, config: GenerateConfig, generator: torch.Generator) -
     return torch.multinomial(weights, 1, generator=generator)[:, 0]
 
 
-@torch.inference_mode()
 def generate(
     model: SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
 ) -> list[Spoken]:
     """Codes for every row of `texts` (piece ids) in the voice of `cond` (B, M, T).
 
+    With several `candidates` each text is read that often, and the reading with the highest mean
+    log-probability is kept: a slip (a word left out, said twice) is less likely than what was
+    meant, also to the model that made it. One that ended by itself goes before one that was cut.
     Raises GenerationError for texts that do not fit, or logits that are not finite.
     """
+    many = config.candidates if config.temperature > 0 else 1  # greedy readings are all alike
+    readings = decode(
+        model, [t for t in texts for _ in range(many)], cond.repeat_interleave(many, 0), config
+    )
+    groups = (readings[i : i + many] for i in range(0, len(readings), many))
+    return [max(group, key=lambda r: (r.stopped, r.log_prob)) for group in groups]
+
+
+@torch.inference_mode()
+def decode(
+    model: SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+) -> list[Spoken]:
+    """One reading of every row, as `generate` has them."""
     model.eval()
     c, device = model.config, cond.device
     generator = torch.Generator(device=device).manual_seed(config.seed)
@@ -168,6 +186,7 @@ def generate(
     cache = KVCache(c, padding, x.shape[1] + max(limits), x)
     rows = torch.arange(len(texts), device=device)  # which request each live row serves
     said = torch.full((len(texts), max(limits) + 1), c.stop_code, device=device)
+    log_probs = torch.zeros(said.shape, device=device)
     limits = torch.tensor(limits, device=device)
     logits, seen = (
         forward(model, x, cache),
@@ -177,10 +196,12 @@ def generate(
         if not torch.isfinite(logits).all():
             raise GenerationError("The model's logits are not finite: its weights are damaged.")
         logits[:, c.start_code] = float("-inf")
+        expected = logits.log_softmax(-1)
         if n < config.exact_codes:
             logits[:, c.stop_code] = float("-inf")
         codes = sample(penalize(logits, seen, config.repetition_penalty), config, generator)
         said[rows, n] = codes
+        log_probs[rows, n] = expected.gather(1, codes[:, None])[:, 0]
         live = (codes != c.stop_code) & (n < limits[rows])
         if not live.any():
             break
@@ -193,7 +214,8 @@ def generate(
             x = torch.cat((x, step), dim=1)
             step, cache = x, KVCache(c, cache.padding, x.shape[1], x)
         logits = forward(model, step, cache)
-    return [_spoken(row, c.stop_code, int(limit)) for row, limit in zip(said.cpu(), limits)]
+    ends = zip(said.cpu(), log_probs.cpu(), limits.tolist())
+    return [_spoken(codes, scores, c.stop_code, limit) for codes, scores, limit in ends]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
@@ -206,7 +228,8 @@ def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int
     return min(model.max_code - 1, wanted)
 
 
-def _spoken(row: Tensor, stop: int, limit: int) -> Spoken:
+def _spoken(row: Tensor, scores: Tensor, stop: int, limit: int) -> Spoken:
     ends = (row[: limit + 1] == stop).nonzero()
     end = int(ends[0]) if len(ends) else limit
-    return Spoken(codes=row[:end], stopped=bool(len(ends)))
+    mean = float(scores[: end + 1].mean())
+    return Spoken(codes=row[:end], stopped=bool(len(ends)), log_prob=mean)

@@ -57,7 +57,7 @@ class Voice:
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
     ) -> list[Speech]:
-        """Every text in its speaker's voice; texts of like length share a batch.
+        """Every text in its speaker's voice, about `batch` readings of like length at a time.
 
         Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker.
         """
@@ -69,7 +69,8 @@ class Voice:
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
         device = self.model.final_norm.weight.device
         spoken: dict[int, Speech] = {}
-        for at in (order[i : i + batch] for i in range(0, len(order), batch)):
+        many = max(1, batch // config.candidates)
+        for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = torch.stack([self.references[speakers[i]] for i in at]).float().to(device)
             found = generate(self.model, [ids[i] for i in at], cond, config)
             for i, row in zip(at, found):

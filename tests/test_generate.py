@@ -10,6 +10,7 @@ from kit.config import ConfigError
 from kit.generate import (
     GenerateConfig,
     GenerationError,
+    decode,
     filter_logits,
     generate,
     length_limit,
@@ -80,6 +81,38 @@ def test_a_seed_decides_every_code(model):
     torch.manual_seed(99)
     assert one == again == plain(generate(model, *requests(), SAMPLED))
     assert one != plain(generate(model, *requests(), dataclasses.replace(SAMPLED, seed=4)))
+
+
+def test_a_readings_log_probability_is_the_training_paths_own(model):
+    texts, cond = requests(8)
+    rows = generate(model, texts, cond, dataclasses.replace(SAMPLED, top_k=5))
+    assert any(row.stopped for row in rows)
+    for text, reference, row in zip(texts, cond, rows):
+        batch = pack(GPT, [text], [row.codes.tolist()], reference[None])
+        hidden = model.hidden(batch).flatten(0, 1)[batch.code_at]
+        logits = model.code_head(hidden).float()
+        logits[:, GPT.start_code] = float("-inf")
+        expected = logits.log_softmax(-1).gather(1, batch.code_targets[:, None])[:, 0]
+        mean = expected[: len(row.codes) + row.stopped].mean().item()
+        assert row.log_prob == pytest.approx(mean, rel=1e-3)
+
+
+def test_of_several_candidates_the_likeliest_is_kept(model):
+    texts, cond = requests(4)
+    four = dataclasses.replace(SAMPLED, candidates=4)
+    all_of_them = decode(
+        model, [t for t in texts for _ in range(4)], cond.repeat_interleave(4, 0), four
+    )
+    for number, kept in enumerate(generate(model, texts, cond, four)):
+        own = all_of_them[4 * number : 4 * number + 4]
+        ended = [r for r in own if r.stopped] or own
+        assert kept.stopped == any(r.stopped for r in own)
+        assert kept.log_prob == max(r.log_prob for r in ended)
+        assert any(torch.equal(kept.codes, r.codes) for r in ended)
+    greedy = dataclasses.replace(GREEDY, candidates=4)
+    assert plain(generate(model, texts, cond, greedy)) == plain(
+        generate(model, texts, cond, GREEDY)
+    )
 
 
 def test_generation_leaves_the_global_generator_alone(model):
