@@ -6,8 +6,10 @@ renamed, so a kill leaves the one before. A checksum finds damage; `load_newest`
 and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of models or training.
 """
 
+import errno
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import safetensors
@@ -15,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kit.config import write_atomic
+from kit.config import DiskError, require_disk, write_atomic
 
 
 class CheckpointError(ValueError):
@@ -50,25 +52,81 @@ def unflatten(flat: dict) -> dict:
     return tree
 
 
-def save(tree: dict, folder: Path, step: int, keep: int = 2) -> Path:
-    """Write `tree` as `step-0000300.safetensors` under `folder` and drop all but the newest `keep`.
+def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> Path:
+    """Write `tree` as `step-0000300.safetensors` under `folder`.
 
-    Raises DiskError, with the cure, when the disk is full; older checkpoints stay.
+    The newest `keep` stay, and that of step `best`; the others go once the new one is safe. Tensors
+    go to the disk one by one, without a second copy in memory. Raises DiskError, with the cure,
+    when the disk is full; older checkpoints stay.
     """
-    for left_by_a_kill in Path(folder).glob(".step-*"):
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for left_by_a_kill in folder.glob(".step-*"):
         left_by_a_kill.unlink()
     tensors, plain = flatten(tree)
-    # Tensors that share memory (tied or swapped weights) must be told apart on disk.
-    tensors = {k: v.clone() for k, v in tensors.items()}
-    data = safetensors.torch.save(tensors, metadata={"plain": json.dumps(plain)})
-    path = Path(folder) / f"step-{step:07d}.safetensors"
-    write_atomic(path, data)
-    write_atomic(path.with_suffix(".sha256"), hashlib.sha256(data).hexdigest())
-    others = [p for p in checkpoints(folder) if p != path]
+    path = of_step(folder, step)
+    part = folder / f".{path.name}"
+    try:
+        require_disk(folder, sum(t.nbytes for t in tensors.values()))
+        header = {"plain": json.dumps(plain)}
+        safetensors.torch.save_file(own_memory(tensors), part, metadata=header)
+        digest = file_digest(part)  # of what can be read back
+        sync(part)
+        os.replace(part, path)
+    except (OSError, safetensors.SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise no_room(path, error) from error
+    write_atomic(path.with_suffix(".sha256"), digest)
+    prune(folder, path, keep, best)
+    return path
+
+
+def no_room(path: Path, error: Exception) -> DiskError:
+    """What a checkpoint that could not be written says to the user."""
+    if isinstance(error, DiskError):
+        return error
+    return DiskError(
+        getattr(error, "errno", None) or errno.EIO,
+        f"could not write {path}: {getattr(error, 'strerror', None) or error}. Free some disk "
+        "space and run again; older checkpoints are kept",
+    )
+
+
+def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` with copies of those that share memory (views, tied weights): each stands alone."""
+    seen, alone = set(), {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
+        seen.add(storage.data_ptr())
+        alone[name] = tensor.clone() if shared else tensor
+    return alone
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has what was written to `path`."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def prune(folder: Path, newest: Path, keep: int, best: int) -> None:
+    """Drop all checkpoints but the newest `keep` and that of step `best`."""
+    others = [p for p in checkpoints(folder) if p not in (newest, of_step(folder, best))]
     for old in others[: len(others) - keep + 1] if len(others) >= keep else ():
         old.unlink()
         old.with_suffix(".sha256").unlink(missing_ok=True)
-    return path
+
+
+def of_step(folder: Path, step: int) -> Path:
+    return Path(folder) / f"step-{step:07d}.safetensors"
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -78,18 +136,18 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def load(path: Path) -> dict:
     """The tree saved at `path`. Raises CheckpointError when it is missing or damaged."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     mark = Path(path).with_suffix(".sha256")
-    if mark.exists() and mark.read_text() != hashlib.sha256(data).hexdigest():
-        raise CheckpointError(f"{path} is damaged: its checksum does not match.")
     try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        plain = json.loads(header["__metadata__"]["plain"])
-        return unflatten(safetensors.torch.load(data) | plain)
+        if mark.exists() and mark.read_text() != file_digest(path):
+            raise CheckpointError(f"{path} is damaged: its checksum does not match.")
+        with safetensors.safe_open(path, "pt") as file:
+            plain = json.loads((file.metadata() or {})["plain"])
+            return unflatten({name: file.get_tensor(name) for name in file.keys()} | plain)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 

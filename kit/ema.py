@@ -39,8 +39,15 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model holds the average inside the block; after it its own weights, bit for bit."""
-        own = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        """The model holds the average inside the block; after it its own weights, bit for bit.
+
+        They wait on the average's device. Between two steps the gradients are gone, so the copy
+        takes no more memory than a step did.
+        """
+        own = {
+            name: p.detach().to(self.shadow[name].device, copy=True)
+            for name, p in self.model.named_parameters()
+        }
         self._copy_in(self.shadow)
         try:
             yield

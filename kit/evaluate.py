@@ -18,6 +18,7 @@ from torch import Tensor
 from kit.codec import MelCodec, load_wave
 from kit.generate import GenerateConfig
 from kit.ledger import Utterance
+from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, cer
 from kit.voice import Speech, Voice
 
@@ -28,6 +29,7 @@ class Scores:
     eos_rate: float  # share of sentences that ended by STOP
     duration_ratio: float  # seconds spoken / seconds recorded, all sentences together
     sentences: int
+    runaway_rate: float = 0.0  # share of sentences that took over twice as long as recorded
     heard: tuple[str, ...] = ()
 
     def figures(self) -> dict:
@@ -53,15 +55,25 @@ def score(
     """Speak every row's text in its own speaker's voice and measure; also returns the speech."""
     speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config)
     heard = transcribe(recognizer, voice.codec, [s.wave for s in speech])
-    seconds = sum(len(s.wave) for s in speech) / voice.codec.sample_rate
+    seconds = [len(s.wave) / voice.codec.sample_rate for s in speech]
     scores = Scores(
         cer=cer(heard, [r.text for r in rows]),
         eos_rate=sum(s.stopped for s in speech) / len(speech),
-        duration_ratio=seconds / sum(r.seconds for r in rows),
+        duration_ratio=sum(seconds) / sum(r.seconds for r in rows),
+        runaway_rate=sum(s > 2 * r.seconds for s, r in zip(seconds, rows)) / len(rows),
         sentences=len(rows),
         heard=tuple(heard),
     )
     return scores, speech
+
+
+def hearing(
+    voice: Voice, rows: list[Utterance], recognizer: Recognizer, config: GenerateConfig
+) -> Callable[[SpeechGPT], dict]:
+    """A gate for training: what a model, in place of the voice's own, makes of `rows`."""
+    return lambda model: score(dataclasses.replace(voice, model=model), rows, recognizer, config)[
+        0
+    ].figures()
 
 
 def floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> tuple[float, float]:
@@ -98,6 +110,9 @@ def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[s
         ),
         f"{1 - scores.eos_rate:.1%} of the sentences never ended: train longer": (
             lambda: scores.eos_rate < 1
+        ),
+        f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded": (
+            lambda: scores.runaway_rate > 0.02
         ),
         f"speech lasts {scores.duration_ratio:.2f} times the recordings": (
             lambda: not 0.8 < scores.duration_ratio < 1.25

@@ -18,17 +18,11 @@ from kit import checkpoint
 from kit.config import build, write_atomic
 from kit.hardware import Hardware
 from kit.model import GPTConfig, SpeechGPT
+from kit.recovery import is_oom
 from kit.speedups import Applied, SpeedConfig
-from kit.train import (
-    StepEvent,
-    TrainConfig,
-    TrainState,
-    checkpointer,
-    jsonl_log,
-    listen,
-    train,
-    validation_loss,
-)
+from kit.state import TrainState
+from kit.steps import Diverged, StepEvent, TrainConfig, TrainError
+from kit.train import checkpointer, jsonl_log, listen, train, validation_loss
 from kit.voice import save_model
 
 
@@ -41,6 +35,8 @@ class TrainSession:
     make_batches: Callable  # (position or None, grad_accum) -> iterable of EffectiveBatch
     validation: list  # EffectiveBatches
     threads: int  # for PyTorch
+    gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
+    listeners: tuple = ()  # further callables that hear every StepEvent
     state: TrainState | None = None  # of the latest run
 
     @property
@@ -73,22 +69,50 @@ class TrainSession:
         torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
         self.state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
-        notes = [*self.state.applied.notes, *self._resume()]
-        batches = self.make_batches(self.state.position, grad_accum)
-        validate = partial(
-            validation_loss, self.state.model, self.validation, self.hw.device, self._precision
-        )
-        events = train(self.state, batches, validate, stop)
-        listeners = (jsonl_log(self.log_path), checkpointer(self.state, self.checkpoints, stop))
-        yield from listen(with_notes(events, notes), *listeners)
+        self.state.notes += [*self.state.applied.notes, *self._resume()]
+        for left in range(self.config.rollbacks, -1, -1):
+            try:
+                yield from self._events(grad_accum, stop)
+                break
+            except Diverged as error:
+                self._go_back(error, left)
+            except (RuntimeError, MemoryError) as error:
+                if not is_oom(error):
+                    raise
+                raise advice(error) from error
         if self.state.step and f"{self.state.step:07d}" not in self._newest():
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
-        if self.state.step >= self.config.steps:
+        if self.state.step >= self.config.steps or self.state.settled:
             self._finish()
 
-    @property
-    def _precision(self) -> str:
-        return self.state.applied.precision
+    def _events(self, grad_accum: int, stop: Event) -> Iterator[StepEvent]:
+        """The run from where its state stands, heard by the log and the checkpoints."""
+        state, model = self.state, self.state.model
+        batches = self.make_batches(state.position, grad_accum)
+        validate = lambda: validation_loss(  # noqa: E731
+            model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
+        )
+        gate = partial(self.gate, model) if self.gate else None
+        listeners = (jsonl_log(self.log_path), checkpointer(state, self.checkpoints, stop))
+        yield from listen(train(state, batches, validate, stop, gate), *listeners, *self.listeners)
+
+    def _go_back(self, error: Diverged, left: int) -> None:
+        """To the last good checkpoint, with half the learning rate; TrainError when none helps."""
+        tree, notes = checkpoint.load_newest(self.checkpoints)
+        if tree is None or not left:
+            tried = self.config.rollbacks - left if tree else 0
+            raise TrainError(
+                f"{error} Going back to a checkpoint with half the learning rate was tried "
+                f"{tried} times."
+            ) from error
+        self.state.restore(tree)
+        self.state.adaptation.rate /= 2
+        self.state.save(self.checkpoints)  # a kill just now must not bring the old rate back
+        self.state.notes = [
+            *notes,
+            f"not finite for {self.config.patience + 1} steps: back to step {self.state.step}, "
+            f"learning rates x{self.state.adaptation.rate:g}",
+        ]
 
     def _newest(self) -> str:
         """The name of the newest checkpoint, "" when there is none."""
@@ -103,20 +127,25 @@ class TrainSession:
         return [*notes, f"resumed from step {self.state.step}"]
 
     def _finish(self) -> None:
-        save_model(self.state.model, self.folder / "model-raw.safetensors")
-        if self.state.ema:
-            with self.state.ema.swapped_in():
-                save_model(self.state.model, self.folder / "model-ema.safetensors")
-        write_atomic(self.folder / "train-finished", str(self.state.step))
+        """Leave the last weights, and the average: of the best step where a gate has judged."""
+        state = self.state
+        save_model(state.model, self.folder / "model-raw.safetensors")
+        if self.config.gate_every and 0 < state.best.step < state.step:
+            state.restore(checkpoint.load(checkpoint.of_step(self.checkpoints, state.best.step)))
+        if state.ema:
+            with state.ema.swapped_in():
+                save_model(state.model, self.folder / "model-ema.safetensors")
+        write_atomic(self.folder / "train-finished", str(self.config.steps))
 
 
-def with_notes(events: Iterator[StepEvent], notes: list[str]) -> Iterator[StepEvent]:
-    """Put `notes` on the first event."""
-    for event in events:
-        if notes:
-            said = "; ".join([*notes, *([event.note] if event.note else [])])
-            event, notes = dataclasses.replace(event, note=said), []
-        yield event
+def advice(error: BaseException) -> TrainError:
+    """What to do when memory runs out where no smaller batch would help."""
+    return TrainError(
+        f"Out of memory beside the batch itself ({error}): weights, gradients, optimizer and "
+        "average together are too large. Put the average on the CPU (`ema_offload`), choose a "
+        "smaller model, or close what else uses this device. Run again: it goes on from the last "
+        "checkpoint."
+    )
 
 
 def summary(rows: list[dict], applied: Applied | None = None) -> dict:

@@ -8,24 +8,26 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import soundfile
 import torch
+from torch.utils.data import DataLoader
 
 from kit.batches import DataConfig
 from kit.cache import CodeCache, build_cache
 from kit.codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
 from kit.corpus import CorpusConfig, make_corpus
+from kit.data import CodeStream, validation_batches
 from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance
 from kit.manifest import load_manifest
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, collate, pack
 from kit.session import TrainSession
+from kit.steps import TrainConfig
 from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
-from kit.train import TrainConfig
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 
@@ -90,9 +92,14 @@ def trained_codec() -> tuple[MelCodec, list[float]]:
 
 
 @cache
-def code_cache() -> CodeCache:
+def code_index() -> Path:
     codec = trained_codec()[0]
-    return CodeCache(build_cache(manifest(), codec, tokenizer(), world() / "codes", "key", DATA))
+    return build_cache(manifest(), codec, tokenizer(), world() / "codes", "key", DATA)
+
+
+@cache
+def code_cache() -> CodeCache:
+    return CodeCache(code_index())
 
 
 def real_config(**over) -> GPTConfig:
@@ -172,6 +179,23 @@ def tiny_session(folder: Path, train: TrainConfig = TRAIN, **shape) -> TrainSess
         make_batches=lambda position, parts: random_batches(config, position, parts),
         validation=[effective_batch(config, random_rows(config, 4, seed=999))],
     )
+
+
+def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers: int) -> list:
+    """`train_in` on real data: a shuffled CodeStream, its batches made by worker processes."""
+    config, cache = dataclasses.replace(GPT, dropout=0.1, **shape), CodeCache(Path(index))
+    collate_rows = partial(collate, config)
+
+    def make_batches(position, parts):
+        stream = CodeStream(cache, "train", DATA.split(parts), collate_rows, position)
+        way = "fork" if workers else None  # quick, also in a child of a fork server
+        return DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=way)
+
+    session = tiny_session(folder, train)
+    session.model, session.make_batches = config, make_batches
+    held_out = CodeStream(cache, "held_out", DATA, collate_rows)
+    session.validation = validation_batches(held_out)
+    return list(session.run({"ema": True}, threading.Event()))
 
 
 def train_in(folder: str, train: TrainConfig = TRAIN, values: dict | None = None) -> list:

@@ -27,8 +27,8 @@ from kit.ledger import ManifestConfig
 from kit.model import GPTConfig
 from kit.recognizer import RecognizerConfig
 from kit.speedups import SpeedConfig
+from kit.steps import TrainConfig
 from kit.tokenizer import TokenizerConfig
-from kit.train import TrainConfig
 
 SECTIONS = {
     "corpus": CorpusConfig,

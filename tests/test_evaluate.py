@@ -9,7 +9,15 @@ import torch
 from helpers import RATE, code_cache, manifest, real_config, tokenizer, trained_codec, waves
 
 from kit.cache import speaker_references
-from kit.evaluate import Scores, floor, save_samples, score, transcribe, voice_is_sound
+from kit.evaluate import (
+    Scores,
+    floor,
+    hearing,
+    save_samples,
+    score,
+    transcribe,
+    voice_is_sound,
+)
 from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
@@ -42,7 +50,19 @@ def test_scores_are_counted_by_hand(voice, recognizer):
     seconds = sum(len(s.wave) for s in speech) / RATE
     assert scores.duration_ratio == pytest.approx(seconds / sum(r.seconds for r in rows))
     assert len(scores.heard) == 5 and scores.cer == cer(list(scores.heard), [r.text for r in rows])
-    assert set(scores.figures()) == {"cer", "eos_rate", "duration_ratio", "sentences"}
+    long = [len(s.wave) / RATE > 2 * r.seconds for s, r in zip(speech, rows)]
+    assert scores.runaway_rate == sum(long) / 5
+    assert set(scores.figures()) == {f.name for f in dataclasses.fields(Scores)} - {"heard"}
+
+
+def test_a_broken_model_fails_the_gate(voice, recognizer):
+    rows = [r for r in manifest() if r.split == "train"][:4]
+    broken = SpeechGPT(real_config())
+    broken.code_head.bias.data[broken.config.stop_code] = -100.0  # never finds its end
+    figures = hearing(voice, rows, recognizer, GenerateConfig(max_codes_per_text_id=30))(broken)
+    assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
+    reasons = "; ".join(voice_is_sound(Scores(**figures), 0.01, 0.12))
+    assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
 
 
 def test_a_recogniser_that_hears_right_has_no_error(voice, recognizer, monkeypatch):
@@ -79,6 +99,7 @@ def test_a_sound_voice_passes():
 
 
 BAD = [({"cer": 0.2}, "CER 20.0% is above 12.0%"), ({"eos_rate": 0.98}, "2.0% of the sentences")]
+BAD += [({"runaway_rate": 0.1}, "10.0% of the sentences took over twice as long")]
 BAD += [({"duration_ratio": r}, "times the recordings") for r in (0.5, 1.3, math.nan)]
 
 

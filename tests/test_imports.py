@@ -66,15 +66,22 @@ ALLOWED = {
     "speedups": {"config", "hardware", "model"},
     "ema": {"config"},
     "checkpoint": {"config"},
-    "train": {"config", "hardware", "model", "speedups", "ema", "checkpoint"},
+    "steps": {"config"},
+    "optim": {"model", "steps"},
+    "recovery": {"model"},
+    "state": {"hardware", "model", "speedups", "ema", "checkpoint", "steps", "optim"},
+    "train": {"hardware", "model", "checkpoint", "steps", "recovery", "state"},
     # a run: the loop with its files; what comes of it
     "report": {"config", "hardware"},
-    "session": {"config", "hardware", "model", "speedups", "checkpoint", "train", "voice"},
+    "session": {
+        *("config", "hardware", "model", "speedups", "checkpoint", "steps", "recovery", "state"),
+        *("train", "voice"),
+    },
     # leaves: notebooks use them, train does not
     "generate": {"config", "model"},
     "quantize": {"config", "model"},
     "voice": {"config", "text", "tokenizer", "store", "codec", "model", "generate"},
-    "evaluate": {"text", "codec", "recognizer", "ledger", "generate", "voice"},
+    "evaluate": {"text", "codec", "recognizer", "ledger", "model", "generate", "voice"},
     "bench": {"config", "generate", "voice"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
     # what people look at: plots draws, frontend asks who is watching, ui puts it together

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import itertools
-import json
-import math
 import threading
 
 import pytest
@@ -14,20 +12,11 @@ from torch import nn
 
 from kit.config import ConfigError
 from kit.hardware import Choice
+from kit.optim import lr_factor
 from kit.speedups import SpeedConfig
-from kit.train import (
-    TrainConfig,
-    TrainError,
-    TrainState,
-    accumulate,
-    checkpointer,
-    jsonl_log,
-    listen,
-    lr_factor,
-    make_optimizers,
-    train,
-    validation_loss,
-)
+from kit.state import TrainState
+from kit.steps import TrainConfig, TrainError
+from kit.train import accumulate, checkpointer, listen, train, validation_loss
 
 
 def state(config: TrainConfig = TRAIN, shape: dict | None = None, **switches) -> TrainState:
@@ -139,56 +128,11 @@ def kinds(model):
         yield "decayed" if parameter.ndim >= 2 and not table else "plain", parameter
 
 
-def test_every_parameter_is_in_exactly_one_optimizer_group():
-    for optimizer in ("adamw", "muon"):
-        config = dataclasses.replace(TRAIN, optimizer=optimizer)
-        model = tiny_model()
-        made = make_optimizers(model, config, fused=False)
-        held = [p for o in made for g in o.param_groups for p in g["params"]]
-        assert len(held) == len(set(held)) == len(list(model.parameters()))
-
-
 def test_an_ema_follows_only_real_steps():
     s = state(dataclasses.replace(TRAIN, steps=4), ema=True)
     batches = [next(random_batches(GPT)), poisoned(), *itertools.islice(random_batches(GPT), 2)]
     run(s, iter(batches))
     assert s.step == 4 and s.ema.updates == 3
-
-
-def linear_schedule_with_warmup(step: int, warmup: int, total: int) -> float:
-    """transformers.get_linear_schedule_with_warmup, written from its formula."""
-    if step < warmup:
-        return step / max(1, warmup)
-    return max(0.0, (total - step) / max(1, total - warmup))
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 10])
-def test_the_linear_schedule_is_that_of_transformers(warmup):
-    config = TrainConfig(steps=100, warmup_steps=warmup, schedule="linear", final_lr=0.0)
-    for step in range(100):
-        # The kit's first step has a rate above zero: its warm-up is one step ahead.
-        theirs = step + 1 if step < warmup else step
-        assert lr_factor(config, step) == pytest.approx(
-            linear_schedule_with_warmup(theirs, warmup, 100)
-        )
-
-
-def test_the_cosine_schedule_is_torchs():
-    config = TrainConfig(steps=50, warmup_steps=0, schedule="cosine", final_lr=0.1)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50, eta_min=0.1)
-    for step in range(50):
-        assert lr_factor(config, step) == pytest.approx(theirs.get_last_lr()[0])
-        optimizer.step()
-        theirs.step()
-
-
-@pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
-def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
-    config = TrainConfig(steps=1000, warmup_steps=10, schedule=schedule)
-    assert [lr_factor(config, s) for s in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1.0])
-    assert lr_factor(config, 1000) == pytest.approx(end)
-    assert lr_factor(config, 5000) == pytest.approx(end)
 
 
 def test_events_tell_what_happened():
@@ -255,10 +199,151 @@ def test_it_gives_up_after_patience_and_says_what_to_change():
     assert len(seen) == 3
 
 
+class TightMemory:
+    """A forward pass that, like a small device, runs out of memory above so many rows.
+
+    The first pass of a batch goes well: the error comes with gradients already half made.
+    """
+
+    def __init__(self, s: TrainState, most: int):
+        self.forward, self.most, self.model, self.calls = s.model.forward, most, s.model, 0
+        s.model.forward = self
+
+    def __call__(self, batch):
+        self.calls += 1
+        sums = self.forward(batch)
+        if len(batch.tokens) > self.most and self.calls > 1:
+            sums[1].backward()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return sums
+
+
+@pytest.mark.parametrize(("most", "parts"), [(4, 2), (2, 4), (1, 8)])
+def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
+    config, shape = dataclasses.replace(TRAIN, steps=6), {"dropout": 0.2}
+    planned = state(config, shape)
+    first = list(itertools.islice(train(planned, random_batches(GPT)), 1))
+    rest = run(planned, random_batches(GPT, {"batch": 1}, parts=parts))
+    short = state(config, shape)
+    TightMemory(short, most)
+    events = run(short)
+    assert losses(events) == losses([*first, *rest])
+    assert "out of memory" in events[1].note and f"are cut to {most}" in events[1].note
+    assert [e.tokens for e in events] == [e.tokens for e in [*first, *rest]]
+    assert not any(e.note for e in events[2:]) and short.micro_rows == most
+    for a, b in zip(short.model.parameters(), planned.model.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_a_cut_survives_a_checkpoint():
+    short = state()
+    TightMemory(short, 2)
+    list(itertools.islice(train(short, random_batches(GPT)), 3))
+    again = state()
+    again.restore(copy.deepcopy(short.tree()))
+    assert again.micro_rows == 2
+
+
+def test_one_row_too_large_is_a_verdict_with_a_cure():
+    short = state()
+    TightMemory(short, 0)
+    with pytest.raises(TrainError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
+        run(short)
+    assert short.step == 1
+
+
+def test_an_error_that_is_no_shortage_is_not_hidden():
+    s = state()
+    s.model.forward = lambda batch: torch.zeros(2) @ torch.zeros(3)
+    with pytest.raises(RuntimeError, match="size"):
+        run(s)
+
+
+def test_a_plateau_and_a_spike_reach_the_event_and_the_weights():
+    config = dataclasses.replace(TRAIN, steps=6, val_every=1, plateau=2, schedule="constant")
+    s = state(config)
+    events = run(s, validate=lambda: 1.0)
+    assert [e.lr for e in events[-3:]] == [TRAIN.lr, TRAIN.lr / 2, TRAIN.lr / 2] or s.adaptation
+    assert sum("plateau" in e.note for e in events) == 2
+
+
+def test_a_spike_is_said_and_clipped_harder():
+    config = dataclasses.replace(TRAIN, steps=4, spike=3.0, clip_norm=1e9)
+    s = state(config)
+
+    def shaken():
+        for number, batch in enumerate(random_batches(GPT)):
+            for p in s.model.code_head.parameters():
+                p.data *= 100.0 if number == 3 else 1.0
+            yield batch
+
+    events = run(s, shaken())
+    assert [("spike" in e.note) for e in events] == [False, False, False, True]
+    assert s.adaptation.tight == 0.5
+
+
+def gate_of(scores):
+    """A gate that answers with each of `scores` in turn, as (CER, EOS rate)."""
+    answers = iter(scores)
+
+    def gate():
+        cer, eos_rate = next(answers)
+        return {"cer": cer, "eos_rate": eos_rate}
+
+    return gate
+
+
+def test_the_gate_chooses_the_best_step_and_ends_the_run():
+    config = dataclasses.replace(TRAIN, steps=30, gate_every=2, gate_patience=2)
+    s = state(config, ema=True)
+    gate = gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)])
+    events = run(s, gate=gate)
+    assert [e.step for e in events if e.gate] == [2, 4, 6, 8] and events[-1].step == 8
+    assert s.best.step == 4 and s.settled  # a lower CER with endless sentences is no better
+    assert "training ends here, the best is that of step 4" in events[-1].note
+
+
+def test_a_better_hearing_keeps_the_run_going():
+    config = dataclasses.replace(TRAIN, steps=8, gate_every=1, gate_patience=2)
+    s = state(config)
+    assert len(run(s, gate=gate_of([(1 / n, 1.0) for n in range(1, 9)]))) == 8
+    assert s.best.step == 8
+
+
+def test_without_a_gate_the_validation_loss_marks_the_best():
+    s, found = (
+        state(dataclasses.replace(TRAIN, steps=5, val_every=1)),
+        iter([3.0, 1.0, 2.0, 2.0, 2.0]),
+    )
+    run(s, validate=lambda: next(found))
+    assert (s.best.step, s.best.score) == (2, 1.0)
+
+
+def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
+    found = iter([3.0, 1.0, *[2.0] * 20])
+    config = dataclasses.replace(TRAIN, val_every=1, keep=2, checkpoint_every=1)
+    s = state(config)
+    list(listen(train(s, random_batches(GPT), lambda: next(found)), checkpointer(s, tmp_path)))
+    assert [int(p.stem[5:]) for p in sorted(tmp_path.glob("*.safetensors"))] == [2, 11, 12]
+
+
+def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
+    s = state(dataclasses.replace(TRAIN, steps=5, checkpoint_every=2, keep=9, val_every=99))
+    batches = list(itertools.islice(random_batches(GPT), 5))
+    batches[1] = poisoned()
+    list(listen(train(s, iter(batches)), checkpointer(s, tmp_path)))
+    assert [int(p.stem[5:]) for p in sorted(tmp_path.glob("*.safetensors"))] == [3, 4, 5]
+
+
 def test_good_steps_between_bad_ones_keep_it_going():
     s = state(dataclasses.replace(TRAIN, steps=9, patience=2))
     good = next(random_batches(GPT))
     assert len(run(s, itertools.cycle([poisoned(), poisoned(), good]))) == 9
+
+
+def test_data_that_end_too_soon_are_told():
+    with pytest.raises(TrainError, match="ended at step 3 of 12"):
+        run(state(), itertools.islice(random_batches(GPT), 3))
 
 
 def test_stop_ends_after_the_step_in_hand():
@@ -325,13 +410,6 @@ def test_listeners_hear_every_event_before_the_caller():
     for event in listen(iter("abc"), heard.append, lambda e: heard.append(e.upper())):
         assert heard[-2:] == [event, event.upper()]
     assert heard == list("aAbBcC")
-
-
-def test_the_log_is_one_json_object_a_line(tmp_path):
-    s, path = state(dataclasses.replace(TRAIN, steps=3)), tmp_path / "deep" / "log.jsonl"
-    events = list(listen(train(s, random_batches(GPT)), jsonl_log(path)))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [r["loss"] for r in rows] == losses(events) and math.isfinite(rows[0]["lr"])
 
 
 def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):

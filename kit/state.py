@@ -1,0 +1,161 @@
+"""All that a run changes, in one object that a checkpoint can hold: weights, averages, optimizers,
+the place in the data, and what the run has learnt about itself.
+
+`tree` and `restore` are each other's inverse: a run that goes on from a checkpoint computes what
+the uninterrupted one would have, bit for bit on a CPU. Knows one model and its settings; nothing
+of the loop, of datasets or of metrics.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kit import checkpoint
+from kit.ema import EMA
+from kit.hardware import Hardware
+from kit.model import SpeechGPT
+from kit.optim import Adaptation, lr_factor, make_optimizers
+from kit.speedups import Applied, SpeedConfig, apply
+from kit.steps import TrainConfig, TrainError
+
+
+@dataclasses.dataclass(kw_only=True)
+class Best:
+    """The best checkpoint so far, by the gate where there is one, else by validation loss."""
+
+    step: int = 0  # 0: none yet
+    score: float = math.inf  # lower is better
+    waited: int = 0  # hearings since then
+
+    def see(self, step: int, score: float) -> None:
+        better = score < self.score
+        self.waited = 0 if better else self.waited + 1
+        if better:
+            self.step, self.score = step, score
+
+
+class TrainState:
+    """One run: the model, what trains it, and where it stands."""
+
+    def __init__(self, model: SpeechGPT, config: TrainConfig, speed: SpeedConfig, hw: Hardware):
+        self.model, self.config, self.speed, self.hw = model.to(hw.device), config, speed, hw
+        self.applied: Applied = apply(model, speed, hw)
+        self.optimizers = make_optimizers(model, config, fused=speed.fused_adamw)
+        self.scaler = torch.amp.GradScaler(hw.device, enabled=self.applied.precision == "fp16")
+        self.ema = self._average()
+        self.adaptation, self.best = Adaptation(), Best()
+        self.step, self.position = 0, None
+        self.micro_rows = 0  # most rows of a forward pass since memory ran out; 0: as they come
+        self.notes: list[str] = []  # what happened besides, for the next event
+
+    def _average(self) -> EMA | None:
+        return EMA(self.model, self.config.ema_decay) if self.speed.ema else None
+
+    def set_rates(self) -> float:
+        """Give every parameter group its learning rate for the coming step; returns AdamW's."""
+        factor = lr_factor(self.config, self.step) * self.adaptation.rate
+        for group in (g for o in self.optimizers for g in o.param_groups):
+            group["lr"] = group["peak_lr"] * factor
+        return self.config.lr * factor
+
+    def averaged(self):
+        """The context in which the model holds its averaged weights, if there are any."""
+        return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
+
+    def take_notes(self) -> str:
+        said, self.notes = "; ".join(self.notes), []
+        return said
+
+    def see_validation(self, loss: float) -> None:
+        """Adapt the rates to a validation loss; without a gate it decides what is best."""
+        note = self.adaptation.see_validation(self.config, loss)
+        self.notes += [note] if note else []
+        if not self.config.gate_every:
+            self.best.see(self.step, loss)
+
+    def see_gate(self, figures: dict) -> None:
+        """A voice is better that is understood better; a sentence without an end counts whole."""
+        self.best.see(self.step, figures["cer"] + 1 - figures["eos_rate"])
+        if self.settled:
+            self.notes.append(
+                f"no better voice in {self.best.waited} hearings: training ends here, "
+                f"the best is that of step {self.best.step}"
+            )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the gate has asked for the end of the run."""
+        return 0 < self.config.gate_patience <= self.best.waited
+
+    def tree(self) -> dict:
+        """Everything a checkpoint must hold."""
+        return {
+            "model": dict(self.model.named_parameters()),
+            "ema": self.ema.state_dict() if self.ema else {},
+            "optimizer": {str(i): o.state_dict()["state"] for i, o in enumerate(self.optimizers)},
+            "scaler": self.scaler.state_dict(),
+            "random": checkpoint.random_state(),
+            "run": {
+                "step": self.step,
+                "steps": self.config.steps,
+                "position": json.dumps(self.position),
+                "adaptation": json.dumps(dataclasses.asdict(self.adaptation)),
+                "best": json.dumps(dataclasses.asdict(self.best)),
+                "micro_rows": self.micro_rows,
+            },
+            "shape": json.dumps(dataclasses.asdict(self.model.config)),
+            "optimizer_name": self.config.optimizer,
+        }
+
+    def restore(self, tree: dict) -> None:
+        """Go on from a checkpoint's tree. Raises TrainError when it is of another model."""
+        shape = json.dumps(dataclasses.asdict(self.model.config))
+        if tree["shape"] != shape:
+            raise TrainError(
+                f"The checkpoint is of another model: {differences(tree['shape'], shape)}. Choose "
+                "another KIT_RUN for a new run, or the preset this one was started with."
+            )
+        if tree["optimizer_name"] != self.config.optimizer:
+            raise TrainError(
+                f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
+                f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
+            )
+        restore_weights(self.model, tree["model"])
+        if self.ema and tree["ema"]:
+            self.ema.load_state_dict(tree["ema"])
+        else:  # switched on just now: the average begins here, not at the random start
+            self.ema = self._average()
+        for number, optimizer in enumerate(self.optimizers):
+            moments = {int(k): v for k, v in tree["optimizer"].get(str(number), {}).items()}
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        if tree["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(tree["scaler"])
+        checkpoint.restore_random_state(tree["random"])
+        run = tree["run"]
+        self.step, self.position = run["step"], json.loads(run["position"])
+        self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
+        self.best = Best(**json.loads(run.get("best", "{}")))
+        if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
+            self.best.waited = 0
+        self.micro_rows = run.get("micro_rows", 0)
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(self.tree(), folder, self.step, self.config.keep, self.best.step)
+
+
+@torch.no_grad()
+def restore_weights(model: nn.Module, weights: dict) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def differences(saved: str, wanted: str) -> str:
+    """'layers 6 -> 12, ...' between two JSON objects."""
+    old, new = json.loads(saved), json.loads(wanted)
+    return ", ".join(f"{k} {old.get(k)} -> {new[k]}" for k in new if old.get(k) != new[k])
