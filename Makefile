@@ -24,7 +24,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-browser bench-data lint clean
+.PHONY: help demo lab test test-browser bench-data bench-train lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -109,6 +109,14 @@ test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 
 bench-data: $(VENV)/.extra-bench  ## streaming beside its peers: runs/bench/data.json
 	@$(BIN)/python tests/bench/bench_data.py $(ARGS)
+
+# The peers may bring what they like, as long as no pinned version moves.
+$(VENV)/.extra-bench-train: tests/bench/train-requirements.txt $(STAMP)
+	@$(PIP) install -r $< -c requirements.txt
+	@touch $@
+
+bench-train: $(VENV)/.extra-bench-train  ## a training step beside its peers: runs/bench/train.json
+	@$(BIN)/python tests/bench/bench_train.py $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing

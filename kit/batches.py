@@ -145,6 +145,12 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
     return rows
 
 
+def padded(length: int, config: DataConfig) -> int:
+    """The tokens that a grid with a longest row of `length` is padded to."""
+    multiple = -(-length // config.length_multiple) * config.length_multiple
+    return next((n for n in config.grid_lengths if n >= length), multiple)
+
+
 def wasted(parts: list[list[int]], lengths: Sequence[int], multiple: int = 1) -> float:
     """The share of padding when each of `parts` is a grid as wide as its longest, rounded up."""
     cells = sum(len(part) * -(-max(lengths[i] for i in part) // multiple) for part in parts)

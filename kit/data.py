@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.batches import EXTRA_TOKENS, DataConfig, chunks, micro_batches, plan
+from kit.batches import EXTRA_TOKENS, DataConfig, chunks, micro_batches, padded, plan
 from kit.cache import CacheError, CodeCache
 from kit.config import digest
 from kit.hardware import Hardware
@@ -136,17 +136,7 @@ class CodeStream(IterableDataset):
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
         texts = [self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
-        return (texts, codes, cond, *self.grid(longest))
-
-    def grid(self, longest: int) -> list[int]:
-        """The tokens to pad a grid to, in a list; empty: to its longest row.
-
-        Few different lengths may be worth some padding: oneDNN prepares its kernels for each shape.
-        """
-        multiple = self.config.length_multiple
-        if self.config.grid_lengths:
-            return [length for length in self.config.grid_lengths if length >= longest][:1]
-        return [-(-longest // multiple) * multiple] if multiple > 1 else []
+        return (texts, codes, cond, padded(longest, self.config))
 
 
 def identity(cache: CodeCache, members: list[int], config: DataConfig) -> dict[str, str]:

@@ -37,9 +37,10 @@ class LossFigure:
 
     def _lines(self) -> dict:
         dots = {"marker": "o", "markersize": 4.5, "linewidth": 1.4}
+        tick = {"color": PURPLE, "linestyle": "", "marker": "|", "markersize": 9}
+        tick |= {"markeredgewidth": 1.6}
         styles = {
-            "loss_mark": (self.loss, {"color": PURPLE, "linewidth": 1, "linestyle": ":"}),
-            "memory_mark": (self.memory, {"color": PURPLE, "linewidth": 1, "linestyle": ":"}),
+            "event": (self.loss, tick | {"transform": self.loss.get_xaxis_transform()}),
             "raw": (self.loss, {"color": SKY, "linewidth": 0.8, "alpha": 0.75}),
             "smooth": (self.loss, {"color": BLUE, "linewidth": 1.8, "label": "training loss"}),
             "val": (self.loss, dots | {"color": ORANGE, "label": "validation"}),
@@ -68,7 +69,7 @@ class LossFigure:
         self.rate.yaxis.set_major_formatter(_power)
         for axes in (self.loss, self.memory, self.rate):
             axes.set_ylim(0, 1)
-        keys = [self.lines[k] for k in ("smooth", "val", "ema")] + [self.lines["loss_mark"]]
+        keys = [self.lines[k] for k in ("smooth", "val", "ema", "event")]
         names = ["training loss", "validation", "validation, EMA weights", "event"]
         self.loss.legend(keys, names, loc="upper right", frameon=False, fontsize=9, ncols=4)
 
@@ -95,11 +96,7 @@ class LossFigure:
         self.lines["memory"].set_data(steps, column(rows, "memory_bytes") / plots.GIB)
         self.lines["lr"].set_data(steps, column(rows, "lr"))
         marks = [row["step"] for row in rows if row.get("note")]
-        for name, axes in (("loss_mark", self.loss), ("memory_mark", self.memory)):
-            low, high = axes.get_ylim()
-            self.lines[name].set_data(
-                np.repeat(np.array(marks, float), 3), [low, high, np.nan] * len(marks)
-            )
+        self.lines["event"].set_data(marks, [0.025] * len(marks))  # at the foot, in axes' height
 
     def _fit(self, rows: list[dict]) -> bool:
         """Move the limits where the data ask for it; true when they moved."""

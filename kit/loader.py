@@ -12,6 +12,7 @@ Knows nothing of what records hold.
 
 import dataclasses
 import itertools
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -97,6 +98,11 @@ def as_it_is(part: Part) -> Part:
     return part
 
 
+def leave_interrupts(_worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the run ends its workers itself, after a save."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class Loader:
     """Lists of `config.batch` records of `source`, in an order that `config.workers` is part of.
 
@@ -149,6 +155,7 @@ class Loader:
             collate_fn=as_it_is,
             prefetch_factor=self.config.prefetch,
             generator=torch.Generator(),  # else it would draw from the training's random numbers
+            worker_init_fn=leave_interrupts,
         )
         return iter(loader)
 

@@ -154,7 +154,11 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers."""
+    """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers.
+
+    In training every layer goes through `run_layer`, which may be a compiled one: the layers share
+    its one graph. Validation and generation do without, so they never cost a recompilation.
+    """
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -162,15 +166,21 @@ class Trunk(nn.Module):
         self.h = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width)
         self.recompute: frozenset[int] = frozenset()
+        self.run_layer = run_layer
 
     def forward(self, x: Tensor, caches=None) -> Tensor:  # (B, S, D)
         x = self.drop(x)
         for i, layer in enumerate(self.h):
-            if self.training and i in self.recompute:
-                x = checkpoint(layer, x, use_reentrant=False)
+            if self.training and caches is None:
+                x = self.run_layer(layer, x, i in self.recompute)
             else:
                 x = layer(x, caches[i] if caches else None)
         return self.ln_f(x)
+
+
+def run_layer(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
+    """One layer of a training pass; `recompute` keeps its input alone for the backward pass."""
+    return checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
 
 
 class CondBlock(nn.Module):
@@ -187,10 +197,12 @@ class CondBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, D, T)
         x = self.norm(x)
-        # Head-major: each head's q, k, v lie together.
-        q, k, v = self.qkv(x).unflatten(1, (self.heads, 3, -1)).permute(2, 0, 1, 4, 3)
-        h = F.scaled_dot_product_attention(q, k, v)  # (B, H, T, D / H)
-        return x + self.proj_out(h.mT.flatten(1, 2))
+        # Head-major: each head's q, k, v lie together. A linear layer over (B, T, D) leaves a
+        # head's numbers side by side, as fused attention asks for; a 1 x 1 convolution does not.
+        qkv = F.linear(x.mT, self.qkv.weight[..., 0], self.qkv.bias)
+        q, k, v = qkv.unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, D)
+        return x + F.linear(h, self.proj_out.weight[..., 0], self.proj_out.bias).mT
 
 
 class PerceiverLayer(nn.Module):

@@ -1,23 +1,20 @@
-"""The log of a run as rows, and the small charts of the notebooks.
+"""The small charts of the notebooks, and what every picture of a run has in common.
 
 Everything is matplotlib's object-oriented interface on the Agg canvas: pyplot keeps one global
 figure that a second thread corrupts. Every figure has units on its axes and Okabe and Ito's
 colour-blind-safe palette; none holds the text of a sentence, for the default font has no Ethiopic.
-Knows the JSONL log (one event a line); nothing of training, widgets or audio. The live curve is
-in live.py.
+Knows the rows of a run's log; nothing of training, widgets or audio. The live curve is in live.py.
 """
 
 import io
-import json
 import math
-import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
     "#0072B2",
@@ -29,43 +26,6 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
 )
 INK, PALE, GRID = "#333333", "#9a9a9a", "#e6e6e6"
 GIB = 2**30
-
-
-def read_log(path: Path) -> list[dict]:
-    """The events of a run, one dict a step, in order; [] when there is no file yet.
-
-    Where a run was resumed and its steps go back, the later lines win and the stale ones after
-    them are dropped. A line cut short by a kill is passed over, and what a resumed run wrote
-    behind it on the same line is still read.
-    """
-    path, rows, lost = Path(path), [], 0
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    for line in filter(None, lines):
-        row = _parse(line)
-        if row is None:
-            lost += line is not lines[-1]
-        else:
-            add_row(rows, row)
-    if lost:
-        warnings.warn(f"{path}: {lost} unreadable lines are left out of the plot.", stacklevel=2)
-    return rows
-
-
-def _parse(line: bytes) -> dict | None:
-    for text in (line, line[max(line.rfind(b'{"'), 0) :]):
-        try:
-            row = json.loads(text)
-        except ValueError:  # UnicodeDecodeError is one
-            continue
-        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-    return None
-
-
-def add_row(rows: list[dict], row: dict) -> None:
-    """Append `row`; where its step goes back, drop the rows it replaces."""
-    while rows and rows[-1]["step"] >= row["step"]:
-        rows.pop()
-    rows.append(row)
 
 
 def thin(rows: list[dict], most: int = 400) -> list[dict]:
@@ -209,3 +169,63 @@ def curves(lines: dict[str, tuple], xlabel: str, ylabel: str, title: str = "") -
         axes.legend(frameon=False, fontsize=9)
     tidy(axes, xlabel, ylabel, title)
     return figure
+
+
+def run_curves(rows: list[dict]) -> Figure:
+    """A whole run over its steps: loss, learning rate, gradient norm, and what averaging is worth.
+
+    The last, the averaged weights' validation loss over the last weights', is below 1 where the
+    average is better; without an average it is left out.
+    """
+    rows = thin(rows, 2000)
+    steps, marks = column(rows, "step"), [row["step"] for row in rows if row.get("note")]
+    ratio = column(rows, "ema_val_loss") / column(rows, "val_loss")
+    panels = 4 if np.isfinite(ratio).any() else 3
+    figure = Figure((8, 1.2 + 1.5 * panels), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": (2, *[1] * (panels - 1))}
+    loss, rate, norm, *more = figure.subplots(panels, sharex=True, gridspec_kw=heights)
+    _losses(loss, rows, steps)
+    rate.plot(steps, column(rows, "lr"), color=INK, linewidth=1.4)
+    norm.plot(steps, column(rows, "grad_norm"), color=SKY, linewidth=0.8)
+    norm.set_yscale("log")
+    tidy(rate, "", "learning rate")
+    tidy(norm, "", "gradient norm")
+    for axes in more:
+        _dots(axes, steps, ratio, GREEN)
+        axes.axhline(1.0, color=PALE, linewidth=1, linestyle="--")
+        tidy(axes, "", "EMA / last")
+    for axes in (loss, rate, norm, *more):
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.plot(marks, [0.02] * len(marks), "|", **_tick(axes))
+    loss.legend(frameon=False, fontsize=9)
+    figure.axes[-1].set_xlabel("step", fontsize=10, color=INK)
+    figure.align_ylabels()
+    return figure
+
+
+def _tick(axes) -> dict:
+    """A small tick at the foot of `axes` for a step with a note, wherever its limits are."""
+    place = {"transform": axes.get_xaxis_transform(), "markersize": 7}
+    return place | {"color": PURPLE, "label": "event"}
+
+
+def _losses(axes, rows: list[dict], steps: np.ndarray) -> None:
+    losses = column(rows, "loss")
+    axes.plot(steps, losses, color=SKY, linewidth=0.6, alpha=0.7)
+    smoothed = smooth(losses, len(rows) // 30)
+    axes.plot(steps, smoothed, color=BLUE, linewidth=1.8, label="training")
+    _dots(axes, steps, column(rows, "val_loss"), ORANGE, label="held out, last weights")
+    _dots(axes, steps, column(rows, "ema_val_loss"), GREEN, label="held out, EMA")
+    finite = losses[np.isfinite(losses)]
+    if len(finite):  # a single spike must not flatten the curve
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, min(high, 1.1 * float(np.quantile(finite, 0.995))))
+    tidy(axes, "", "loss (nats per target)")
+
+
+def _dots(axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str = "") -> None:
+    there = np.isfinite(values)
+    if there.any():
+        style = {"color": colour, "linewidth": 1.4, "marker": "o", "markersize": 4}
+        axes.plot(steps[there], values[there], label=label, **style)

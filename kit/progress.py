@@ -3,11 +3,14 @@
 No widget, no figure. Knows step events by their field names; nothing of what trains.
 """
 
+import contextlib
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+
+import psutil
 
 from kit.frontend import in_words
 
@@ -15,9 +18,14 @@ GIB = 2**30
 
 
 class Worker:
-    """The trainer's thread. Its events wait in a bounded queue; its exception is kept."""
+    """The trainer's thread. Its events wait in a bounded queue; its exception is kept.
 
-    def __init__(self, make_run: Callable, values: dict):
+    In that thread the run goes on inside `around` (context managers: a monitor, a profiler), and
+    each of `listeners` hears every event.
+    """
+
+    def __init__(self, make_run: Callable, values: dict, around: tuple = (), listeners: tuple = ()):
+        self.around, self.listeners = around, listeners
         self.values, self.stop, self.error = values, threading.Event(), None
         self.began_s = time.monotonic()
         self.events = deque(maxlen=20_000)  # (arrival in monotonic seconds, StepEvent)
@@ -27,8 +35,13 @@ class Worker:
 
     def _work(self, make_run: Callable, values: dict) -> None:
         try:
-            for event in make_run(values, self.stop):
-                self.events.append((time.monotonic(), event))
+            with contextlib.ExitStack() as stack:
+                for part in self.around:
+                    stack.enter_context(part)
+                for event in make_run(values, self.stop):
+                    for hear in self.listeners:
+                        hear(event)
+                    self.events.append((time.monotonic(), event))
         except BaseException as error:
             self.error = error
 
@@ -66,12 +79,28 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def session_age_s() -> float:
+    """Seconds since this process, in a notebook the kernel, was started."""
+    return time.time() - psutil.Process().create_time()
+
+
+def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, bool]:
+    """(time to go against what is left of a session of so many hours, whether it is enough)."""
+    if left_s is None or session_hours is None:
+        return "", True
+    rest_s = max(0.0, session_hours * 3600 - session_age_s())
+    said = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
+    if left_s <= rest_s:
+        return said, True
+    return f"{said} When it is cut, run the notebook again: it goes on by itself.", False
+
+
 def figures(row: dict, pace: Pace) -> dict[str, str]:
     """The latest numbers as text by name; what has not been measured is left out."""
     speed, left_s = pace.speed(), pace.left_s(row)
     texts = {
         "step": f"{row['step']:,} / {row['steps']:,}",
-        "loss": f"{row['loss']:.3f}",
+        "loss": _number(row.get("loss")),
         "validation": _number(row.get("val_loss")),
         "EMA": _number(row.get("ema_val_loss")),
         "steps/s": f"{speed[0]:.3g}" if speed else None,
@@ -116,7 +145,8 @@ def verdict(worker: Worker, row: dict | None) -> tuple[str, str, str]:
         return f"Stopped at {where} by an error. {said}", "bad", again
     if row and row["step"] >= row["steps"]:
         took = clock(time.monotonic() - worker.began_s)
-        return f"Finished: {where} in {took}, loss {row['loss']:.3f}.", "good", "Start again"
+        loss = _number(row.get("loss")) or "not finite"
+        return f"Finished: {where} in {took}, loss {loss}.", "good", "Start again"
     if worker.stop.is_set():
         return f"Stopped at {where}, with a checkpoint to go on from.", "warn", "Continue"
     note = f" ({row['note']})" if row and row.get("note") else ""

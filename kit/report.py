@@ -19,6 +19,7 @@ from IPython.display import display
 
 from kit.config import CONFIGS, ConfigError, load_preset, merge, write_atomic
 from kit.hardware import choose_preset, detect, versions
+from kit.recommend import overlay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,11 +87,12 @@ def finite(figures):
     return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
-def open_run(preset: str = "") -> Run:
+def open_run(preset: str = "", use: str = "") -> Run:
     """The run named by KIT_RUN (default "demo") with `preset`, or KIT_PRESET.
 
     Without either, a run goes on with the preset it was begun with, and a new one takes what
     fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
+    `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep.
     """
     name = os.environ.get("KIT_RUN", "demo")
     runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
@@ -100,7 +102,12 @@ def open_run(preset: str = "") -> Run:
     preset = asked or begun or choose_preset(detect()).value
     run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
     run.settle("preset", preset)
-    return run
+    mark = run.folder / "use"
+    if use:
+        write_atomic(mark, use)
+    kept = mark.read_text(encoding="utf-8") if mark.is_file() else ""
+    laid = merge(run.preset, overlay(kept).sections) if kept else run.preset
+    return dataclasses.replace(run, preset=laid)
 
 
 def git_state() -> str:

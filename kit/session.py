@@ -6,8 +6,10 @@ The data come in as a callable from a position to batches. Knows the loop and it
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -17,12 +19,13 @@ import torch
 from kit import checkpoint
 from kit.config import build, write_atomic
 from kit.hardware import Hardware
+from kit.logs import jsonl_log
 from kit.model import GPTConfig, SpeechGPT
 from kit.recovery import is_oom
-from kit.speedups import Applied, SpeedConfig
+from kit.speedups import Applied, SpeedConfig, pin
 from kit.state import TrainState
 from kit.steps import Diverged, StepEvent, TrainConfig, TrainError
-from kit.train import checkpointer, jsonl_log, listen, train, validation_loss
+from kit.train import checkpointer, listen, train, validation_loss
 from kit.voice import save_model
 
 
@@ -88,13 +91,32 @@ class TrainSession:
     def _events(self, grad_accum: int, stop: Event) -> Iterator[StepEvent]:
         """The run from where its state stands, heard by the log and the checkpoints."""
         state, model = self.state, self.state.model
-        batches = self.make_batches(state.position, grad_accum)
+        batches = self._batches(grad_accum)
         validate = lambda: validation_loss(  # noqa: E731
             model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
         )
         gate = partial(self.gate, model) if self.gate else None
         listeners = (jsonl_log(self.log_path), checkpointer(state, self.checkpoints, stop))
         yield from listen(train(state, batches, validate, stop, gate), *listeners, *self.listeners)
+
+    def _batches(self, grad_accum: int):
+        batches = self.make_batches(self.state.position, grad_accum)
+        return map(pin, batches) if self.state.applied.on("pinned_memory") else batches
+
+    def trial(self, values: dict, steps: int = 6) -> list[dict]:
+        """Rows of a few real steps of a throwaway model, as the log would have them.
+
+        What a plan can be made from before the run begins; nothing is logged, saved or kept.
+        """
+        with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
+            return pool.submit(self._trial, dict(values), steps).result()
+
+    def _trial(self, values: dict, steps: int) -> list[dict]:
+        torch.set_num_threads(self.threads)
+        batches = self.make_batches(None, values.pop("grad_accum", 1))
+        speed = build(SpeedConfig, values, compile=False)
+        state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
+        return [dataclasses.asdict(e) for e in itertools.islice(train(state, batches), steps)]
 
     def _go_back(self, error: Diverged, left: int) -> None:
         """To the last good checkpoint, with half the learning rate; TrainError when none helps."""
@@ -161,4 +183,4 @@ def summary(rows: list[dict], applied: Applied | None = None) -> dict:
         "val_loss": last.get("val_loss", math.nan),
         "ema_val_loss": last.get("ema_val_loss"),
     }
-    return figures | ({"ran": dataclasses.asdict(applied)} if applied else {})
+    return figures | ({"ran": applied.table()} if applied else {})

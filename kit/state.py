@@ -54,7 +54,10 @@ class TrainState:
         self.notes: list[str] = []  # what happened besides, for the next event
 
     def _average(self) -> EMA | None:
-        return EMA(self.model, self.config.ema_decay) if self.speed.ema else None
+        if not self.speed.ema:
+            return None
+        away = "cpu" if self.applied.on("ema_offload") else None
+        return EMA(self.model, self.config.ema_decay, away)
 
     def set_rates(self) -> float:
         """Give every parameter group its learning rate for the coming step; returns AdamW's."""

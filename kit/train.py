@@ -21,7 +21,7 @@ from kit.hardware import autocast, peak_memory_bytes
 from kit.model import EffectiveBatch, SpeechGPT, weighted_loss
 from kit.recovery import cut, is_oom
 from kit.state import TrainState
-from kit.steps import Diverged, StepEvent, TrainConfig, TrainError  # noqa: F401
+from kit.steps import Diverged, StepEvent, TrainError
 
 
 def train(
@@ -165,14 +165,15 @@ def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
     """Validation losses and the gate's figures where the step calls for them; marks the best."""
     config, found = state.config, {}
     due = lambda every: every and (state.step % every == 0 or state.step == config.steps)  # noqa: E731
-    state.model.eval()
     if due(config.val_every):
+        state.model.eval()
         found["val_loss"] = validate()
         if state.ema:
             with state.ema.swapped_in():
                 found["ema_val_loss"] = validate()
         state.see_validation(found.get("ema_val_loss", found["val_loss"]))
     if gate and due(config.gate_every):
+        state.model.eval()
         with state.averaged():
             found["gate"] = gate()
         state.see_gate(found["gate"])
@@ -221,15 +222,3 @@ def checkpointer(
             saved = event.step
 
     return save
-
-
-def jsonl_log(path):
-    import dataclasses, json  # noqa: E401
-
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-    def write(event):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(event)) + "\n")
-
-    return write

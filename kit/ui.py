@@ -18,11 +18,12 @@ from IPython.display import Image, display
 from kit import plots
 from kit.frontend import Clicks, front_end, in_words
 from kit.live import LossFigure
-from kit.progress import Lines, Pace, Worker, figures, newest, verdict
+from kit.logs import add_row, read_log
+from kit.progress import Lines, Pace, Worker, figures, newest, outlook, verdict
 from kit.view import View
 
 FRAME_S = 0.5  # a frame every half second,
-COST = 0.02  # or less often, so that drawing takes at most this share of the time
+COST = 0.01  # or less often, so that drawing takes at most this share of the time
 MOST_ROWS = 2000  # of the log, held for the plot
 # Panels with a run, by log: when a cell is run again its new panel takes the running trainer over.
 # A second trainer would write the same checkpoints.
@@ -34,7 +35,9 @@ class TrainPanel:
 
     `make_run(values, stop)` gets the switches (and `numbers`) as a dict of its own and a stop
     event; it yields StepEvents and, once `stop` is set, writes a checkpoint and returns. With
-    `resumable` (an unfinished checkpoint exists) the run goes on without waiting for Start.
+    `resumable` (an unfinished checkpoint exists) the run goes on without waiting for Start. A
+    `monitor` samples while it runs; a `profiler` gets a button; `session_hours` is the limit that
+    the time to go is held against.
     """
 
     def __init__(
@@ -44,10 +47,14 @@ class TrainPanel:
         log_path: Path,
         resumable: bool = False,
         numbers: dict[str, int] | None = None,
+        monitor=None,  # kit.monitor.Monitor
+        profiler=None,  # kit.profiling.StepProfiler
+        session_hours: float | None = None,
     ):
         self.make_run, self.log_path = make_run, Path(log_path).resolve()
         self.resumable, self.mode = resumable, "live"
-        self.rows = plots.thin(plots.read_log(self.log_path), MOST_ROWS)
+        self.monitor, self.profiler, self.session_hours = monitor, profiler, session_hours
+        self.rows = plots.thin(read_log(self.log_path), MOST_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # last row of the current run
         self.news = []  # notes not yet printed
@@ -55,9 +62,10 @@ class TrainPanel:
         self.asked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.error = None  # what broke the presenter; the trainer's own is worker.error
         self.presenter = None  # the thread of "live"
-        self.view = View(switches, numbers or {})
+        self.view = View(switches, numbers or {}, profile=profiler is not None)
         self.view.start.on_click(lambda _: self.asked.set())
         self.view.stop.on_click(lambda _: self._ask_stop())
+        self.view.profile.on_click(lambda _: self.profiler.request())
         self._greet()
 
     def run(self, mode: str | None = None) -> None:
@@ -107,14 +115,18 @@ class TrainPanel:
         show = lambda: lines.show(self.latest, self._figures(), self.news)  # noqa: E731
         self._graceful(lambda: self._follow(show, self.worker.thread.join))
         print(verdict(self.worker, self.reached)[0], flush=True)
+        if self._said():
+            print(self._said(), flush=True)
         if get_ipython() is not None:
             display(Image(data=self.picture.png(self.rows), format="png"))
         self._raise()
 
     def _run_cell(self) -> None:
-        with Clicks() as clicks:
-            self._graceful(lambda: self._cell(clicks))
-        self.view.close()
+        try:
+            with Clicks() as clicks:
+                self._graceful(lambda: self._cell(clicks))
+        finally:  # also after an interrupt: a cell that has ended hears no click
+            self.view.close()
         self._raise()
 
     def _cell(self, clicks: Clicks) -> None:
@@ -165,9 +177,11 @@ class TrainPanel:
         self.asked.clear()
         self.ended.clear()
         self.pace, self.reached = Pace(), None
-        self.view.running(values)
+        self.view.running(values, profile=self.profiler is not None)
         self.view.say("Starting...")
-        self.worker = Worker(self.make_run, values)
+        around = tuple(part for part in (self.monitor, self.profiler) if part is not None)
+        listeners = (self.profiler,) if self.profiler is not None else ()
+        self.worker = Worker(self.make_run, values, around, listeners)
 
     def _take_over(self) -> None:
         older = _PANELS.get(self.log_path)
@@ -175,7 +189,8 @@ class TrainPanel:
             older.retired.set()
             if older.worker is not None and older.worker.alive:
                 self.worker = older.worker
-                self.view.running(self.worker.values)
+                self.monitor, self.profiler = older.monitor, older.profiler
+                self.view.running(self.worker.values, profile=self.profiler is not None)
         _PANELS[self.log_path] = self
 
     def _follow(self, show: Callable[[], None], pause: Callable[[float], None]) -> None:
@@ -198,7 +213,7 @@ class TrainPanel:
         while events:
             arrival_s, event = events.popleft()
             self.reached, count = dataclasses.asdict(event), count + 1
-            plots.add_row(self.rows, self.reached)
+            add_row(self.rows, self.reached)
             self.latest |= newest([self.reached])
             self.news += [f"step {event.step}: {event.note}"] if event.note else []
             self.pace.see(arrival_s, event.tokens)
@@ -239,14 +254,18 @@ class TrainPanel:
     def _figures(self) -> dict[str, str]:
         return figures(self.latest, self.pace) if self.latest else {}
 
+    def _said(self) -> str:
+        return self.profiler.said if self.profiler is not None else ""
+
     def _draw(self) -> None:
         if not self.rows:
             return
-        self.view.show(self.rows, self._figures(), self.picture.png(self.rows))
-        stopping = self.worker.stop.is_set()
-        self.view.stop.disabled = stopping
-        self.view.say(
-            "Stopping after this step..."
-            if stopping
-            else "Training. Stop saves a checkpoint to go on from."
-        )
+        self.view.show(self.rows, self._figures(), self.picture.png(self.rows), self._said())
+        self.view.stop.disabled = self.worker.stop.is_set()
+        if self.worker.stop.is_set():
+            return self.view.say("Stopping after this step...")
+        left_s = self.pace.left_s(self.reached) if self.reached else None
+        clear, enough = outlook(left_s, self.session_hours)
+        sampled = f"{self.monitor.in_words()}." if self.monitor and self.monitor.in_words() else ""
+        parts = ("Training. Stop saves a checkpoint to go on from.", sampled, clear)
+        self.view.say(" ".join(filter(None, parts)), "info" if enough else "warn")

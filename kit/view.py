@@ -16,12 +16,13 @@ COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 class View:
     """The widgets of a training panel and the few ways they change. Called by one presenter."""
 
-    def __init__(self, switches: list, numbers: dict[str, int]):
+    def __init__(self, switches: list, numbers: dict[str, int], profile: bool = False):
         self.boxes = {s.name: _checkbox(s) for s in switches}
         self.fixed = {s.name for s in switches if not s.available}
         self.numbers = {name: _number_box(name, value) for name, value in numbers.items()}
         self.start = button("Start", "play", "success", "Start training with these switches")
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
+        self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
         self.tiles, self.status, self.notes = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.image = widgets.Image(format="png", layout={"width": "100%", "max_width": "1000px"})
@@ -29,7 +30,8 @@ class View:
         whole = {"overflow": "hidden"}  # no scroll bars for a pixel too many
         cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=whole) for s in switches]
         options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
-        buttons = widgets.HBox([self.start, self.stop, self.bar], layout={"align_items": "center"})
+        pressed = [self.start, self.stop, *([self.profile] if profile else [])]
+        buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
         rows = [options, buttons, self.status, self.tiles, self.image, self.notes]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
         self.idle("Start")
@@ -38,10 +40,11 @@ class View:
         on = {n: bool(b.value) and n not in self.fixed for n, b in self.boxes.items()}
         return on | {name: box.value for name, box in self.numbers.items()}
 
-    def running(self, values: dict) -> None:
+    def running(self, values: dict, profile: bool = False) -> None:
         for name, box in (self.boxes | self.numbers).items():
             box.disabled, box.value = True, values.get(name, box.value)
         self.start.disabled, self.stop.disabled = True, False
+        self.profile.disabled = not profile
         self.bar.bar_style = "info"
 
     def idle(self, start_label: str) -> None:
@@ -49,23 +52,27 @@ class View:
             box.disabled = name in self.fixed
         self.start.description = start_label
         self.start.disabled, self.stop.disabled = False, True
+        self.profile.disabled = True
 
     def close(self) -> None:
         """Leave everything to be read and nothing to be pressed."""
-        for box in (*self.boxes.values(), *self.numbers.values(), self.start, self.stop):
+        boxes = (*self.boxes.values(), *self.numbers.values())
+        for box in (*boxes, self.start, self.stop, self.profile):
             box.disabled = True
 
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
-    def show(self, rows: list[dict], texts: dict[str, str], png: bytes) -> None:
+    def show(self, rows: list[dict], texts: dict[str, str], png: bytes, more: str = "") -> None:
+        """The curve, the latest numbers, and the newest notes with `more` below them."""
         self.image.value, self.image.layout.display = png, None if rows else "none"
         if not rows:
             return
         self.bar.value = rows[-1]["step"] / max(rows[-1]["steps"], 1)
         self.tiles.value = _tiles(texts)
         noted = [row for row in rows if row.get("note")][-3:]
-        lines = (f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted)
+        lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
+        lines += [html.escape(more)] if more else []
         self.notes.value = f'<div style="font-size:12px;opacity:.8">{"<br>".join(lines)}</div>'
 
 

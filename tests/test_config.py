@@ -29,6 +29,7 @@ from kit.recognizer import RecognizerConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 from kit.tokenizer import TokenizerConfig
+from kit.trials import TrialConfig
 
 SECTIONS = {
     "corpus": CorpusConfig,
@@ -38,12 +39,13 @@ SECTIONS = {
     "model": GPTConfig,
     "train": TrainConfig,
     "speed": SpeedConfig,
+    "trials": TrialConfig,
     "recognizer": RecognizerConfig,
     "align": AlignConfig,
     "text": TokenizerConfig,
     "generate": GenerateConfig,
 }
-PLAIN = {"evaluate", "infer"}  # read key by key in the notebooks
+PLAIN = {"evaluate", "infer", "memory"}  # read key by key in the notebooks
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 

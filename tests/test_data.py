@@ -219,7 +219,7 @@ def test_a_reference_comes_from_the_same_speaker():
     speaker_of = {r.tobytes(): row["speaker"] for r, row in zip(cache.references, cache.rows)}
     codes_of = {tuple(c.tolist()): row["speaker"] for c, row in zip(cache.codes, cache.rows)}
     for parts, _ in itertools.islice(stream(), 8):
-        for _, codes, cond in parts:
+        for _, codes, cond, _ in parts:
             spoken = [codes_of[tuple(c)] for c in codes]
             assert [speaker_of[m.half().numpy().tobytes()] for m in cond] == spoken
 

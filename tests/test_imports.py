@@ -71,11 +71,26 @@ ALLOWED = {
     "recovery": {"model"},
     "state": {"hardware", "model", "speedups", "ema", "checkpoint", "steps", "optim"},
     "train": {"hardware", "model", "checkpoint", "steps", "recovery", "state"},
+    # what a run costs and what pays: beside the loop, never in it
+    "logs": {"config"},
+    "recommend": {"config", "hardware"},
+    "fit": {
+        *("config", "hardware", "batches", "model", "memory", "recovery", "speedups", "state"),
+        *("steps", "train"),
+    },
+    "choice": {"config"},
+    "trials": {
+        *("config", "hardware", "batches", "model", "speedups", "state", "steps", "train"),
+        "choice",
+    },
+    "planner": {"config", "progress", "steps"},
+    "monitor": {"hardware"},
+    "profiling": {"config", "hardware", "frontend"},
     # a run: the loop with its files; what comes of it
-    "report": {"config", "hardware"},
+    "report": {"config", "hardware", "recommend"},
     "session": {
         *("config", "hardware", "model", "speedups", "checkpoint", "steps", "recovery", "state"),
-        *("train", "voice"),
+        *("train", "voice", "logs"),
     },
     # leaves: notebooks use them, train does not
     "generate": {"config", "model"},
@@ -85,13 +100,13 @@ ALLOWED = {
     "bench": {"config", "generate", "voice"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
     # what people look at: plots draws, frontend asks who is watching, ui puts it together
-    "plots": {"config", "train"},
+    "plots": {"config"},
     "live": {"plots"},
     "frontend": set(),
     "progress": {"frontend"},
     "ticker": {"frontend", "progress"},
     "view": {"plots"},
-    "ui": {"plots", "live", "view", "frontend", "progress"},
+    "ui": {"plots", "live", "view", "logs", "frontend", "progress"},
     "speak": {"view", "frontend"},
 }
 

@@ -3,7 +3,10 @@
 import copy
 import itertools
 import json
+import multiprocessing
+import os
 import random
+import signal
 
 import pytest
 import torch
@@ -184,6 +187,17 @@ def test_training_draws_the_same_random_numbers_with_workers(tmp_path):
     before = torch.get_rng_state()
     list(loader(path, 2))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_interrupt_of_the_whole_terminal_leaves_the_workers_at_work(tmp_path):
+    path, lines = lines_file(tmp_path, 3000)
+    parts = iter(loader(path, 2))
+    seen = list(next(parts))
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGINT)
+    for part in parts:
+        seen += part
+    assert sorted(seen) == sorted(lines)
 
 
 def test_settings_are_checked():

@@ -63,7 +63,7 @@ def test_conda_and_pip_pin_the_same():
 
 
 def test_make_installs_all_that_is_declared_and_no_more():
-    for_make = CORE | EXTRAS["demo"] | EXTRAS["lab"] | EXTRAS["test"]
+    for_make = CORE | EXTRAS["demo"] | EXTRAS["lab"] | EXTRAS["watch"] | EXTRAS["test"]
     assert set(requirements_txt()) == set(for_make)
 
 

@@ -1,7 +1,6 @@
-"""The log as it is after kills and resumes; pictures that are pictures."""
+"""Pictures that are pictures, whatever the rows; ticks where something happened."""
 
 import io
-import json
 import time
 
 import numpy as np
@@ -17,45 +16,10 @@ def row(step: int, **more) -> dict:
     return fixed | {"val_loss": None, "ema_val_loss": None, "note": ""} | more
 
 
-def write(path, rows, tail=""):
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail, encoding="utf-8")
-    return path
-
-
 def size(data: bytes) -> tuple[int, int]:
     with Image.open(io.BytesIO(data)) as image:
         image.load()
         return image.size
-
-
-def test_a_log_that_does_not_exist_has_no_rows(tmp_path):
-    assert plots.read_log(tmp_path / "none.jsonl") == []
-
-
-def test_a_truncated_last_line_is_passed_over(tmp_path):
-    path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
-    assert [r["step"] for r in plots.read_log(path)] == [1, 2]
-
-
-def test_what_a_resumed_run_wrote_behind_a_truncated_line_is_read(tmp_path):
-    tail = '{"step": 3, "lo' + json.dumps(row(3, loss=0.5)) + "\n"
-    rows = plots.read_log(write(tmp_path / "log.jsonl", [row(1), row(2)], tail))
-    assert [r["step"] for r in rows] == [1, 2, 3]
-    assert rows[-1]["loss"] == 0.5
-
-
-def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
-    first = [row(s, loss=1.0) for s in range(1, 11)]
-    again = [row(s, loss=2.0) for s in (6, 7)]
-    rows = plots.read_log(write(tmp_path / "log.jsonl", first + again))
-    assert [(r["step"], r["loss"]) for r in rows[4:]] == [(5, 1.0), (6, 2.0), (7, 2.0)]
-
-
-def test_lines_that_hold_no_event_are_reported(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text('{"step": 1, "loss": NaN}\nnonsense\n[3]\n{"step": 2}\n', encoding="utf-8")
-    with pytest.warns(UserWarning, match="2 unreadable"):
-        assert len(plots.read_log(path)) == 2
 
 
 def test_thinning_keeps_ends_validations_and_notes():
@@ -72,17 +36,20 @@ def test_smoothing_is_the_mean_of_finite_neighbours():
     np.testing.assert_array_equal(plots.smooth(values, 0), values)
 
 
-@pytest.mark.parametrize(
+any_rows = pytest.mark.parametrize(
     "rows",
     [
         [],
         [row(1)],
-        [row(1, loss=float("nan"), memory_bytes=0, lr=0.0)],
+        [row(1, loss=None, memory_bytes=0, lr=0.0, note="skipped")],
         [{"step": 3}],
         [row(s, val_loss=1.0 if s % 50 == 0 else None) for s in range(1, 900)],
     ],
     ids=["empty", "one", "not finite", "bare", "many"],
 )
+
+
+@any_rows
 def test_the_live_figure_is_a_png_whatever_the_rows(rows):
     assert size(LossFigure(600, 300).png(rows)) == (600, 300)
 
@@ -97,6 +64,14 @@ def test_a_frame_shows_the_new_rows_over_a_background_drawn_once():
     fresh = LossFigure()
     fresh.png(rows)
     assert fresh.png(rows[:800]) == two  # nothing is left behind from frames before
+
+
+def test_a_step_with_a_note_has_a_tick():
+    rows = [row(s, note="out of memory" if s in (30, 70) else "") for s in range(1, 100)]
+    figure, plain = LossFigure(), LossFigure()
+    marked = figure.png(rows)
+    assert list(figure.lines["event"].get_xdata()) == [30, 70]
+    assert marked != plain.png([r | {"note": ""} for r in rows])
 
 
 def test_a_frame_costs_milliseconds():
@@ -128,6 +103,20 @@ def test_small_charts_are_pictures():
     for chart in charts:
         width, height = size(plots.png(chart))
         assert width > 600 and height > 200
+
+
+@any_rows
+def test_the_curves_of_a_run_are_a_picture_whatever_the_rows(rows):
+    assert size(plots.png(plots.run_curves(rows)))[0] == 1600
+
+
+def test_the_curves_of_a_run_show_what_averaging_is_worth():
+    rows = [row(s, val_loss=2.0, ema_val_loss=1.5 + s, grad_norm=1.0) for s in (1, 2)]
+    loss, _, _, ratio = plots.run_curves(rows).axes
+    assert list(ratio.lines[0].get_ydata()) == [1.25, 1.75]
+    names = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert names == ["training", "held out, last weights", "held out, EMA", "event"]
+    assert len(plots.run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 3
 
 
 def test_bars_say_what_was_not_measured():

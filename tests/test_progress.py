@@ -1,8 +1,11 @@
 """A run in numbers and words: pace, times, plain lines."""
 
+import contextlib
+import threading
+
 import pytest
 
-from kit.progress import Lines, Pace, clock
+from kit.progress import Lines, Pace, Worker, clock, figures, outlook, session_age_s, verdict
 
 
 def test_times_are_written_as_a_clock():
@@ -23,3 +26,44 @@ def test_plain_lines_are_few(capsys):
     for step in range(1, 1001):
         lines.show(row | {"step": step}, {"step": str(step)}, [])
     assert capsys.readouterr().out.count("\n") == 1  # all within 2 s
+
+
+def test_a_row_without_a_finite_loss_has_its_other_figures():
+    row = {"step": 1, "steps": 9, "loss": None, "memory_bytes": 2**30}
+    assert figures(row, Pace()) == {"step": "1 / 9", "memory": "1.00 GiB"}
+
+
+def test_the_time_to_go_is_held_against_the_session():
+    assert outlook(None, 12) == ("", True) and outlook(60.0, None) == ("", True)
+    said, enough = outlook(60.0, 12)
+    assert (
+        enough and said.startswith("1:00 to go, 11:") and said.endswith("left of a 12 h session.")
+    )
+    said, enough = outlook(11.99 * 3600 + session_age_s(), 12)
+    assert not enough and "run the notebook again" in said
+
+
+def test_a_worker_works_inside_what_it_is_given_and_leaves_it_after_an_error():
+    seen = []
+
+    @contextlib.contextmanager
+    def around():
+        seen.append(threading.current_thread().name)
+        yield
+        seen.append("never reached after an error")
+
+    def make_run(values, stop):
+        yield "first"
+        raise ValueError("broken")
+
+    @contextlib.contextmanager
+    def closing():
+        try:
+            yield
+        finally:
+            seen.append("closed")
+
+    worker = Worker(make_run, {}, (around(), closing()), (seen.append,))
+    worker.thread.join()
+    assert seen == ["trainer", "first", "closed"] and str(worker.error) == "broken"
+    assert verdict(worker, None)[0] == "Stopped at the first step by an error. broken"

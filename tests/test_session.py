@@ -16,7 +16,7 @@ import torch
 from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
 from kit import checkpoint
-from kit.plots import read_log
+from kit.logs import read_log
 from kit.session import summary
 from kit.steps import TrainError
 from kit.voice import load_model
@@ -381,6 +381,14 @@ def test_accumulation_changes_nothing_but_the_split(tmp_path):
     four = train_in(tmp_path / "b", values={"grad_accum": 4})
     assert [e.tokens for e in one] == [e.tokens for e in four]
     assert [e.loss for e in one][:2] == pytest.approx([e.loss for e in four][:2], rel=0.05)
+
+
+def test_trial_steps_leave_no_trace(whole, tmp_path):
+    session = tiny_session(tmp_path)
+    rows = session.trial(ON | {"grad_accum": 2}, 3)
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["unix_s"] for row in rows)
+    assert not list(tmp_path.iterdir())
+    assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
 
 
 def test_the_summary_counts_by_hand(whole):

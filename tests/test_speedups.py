@@ -1,18 +1,33 @@
-"""The switches: what is on offer here and why, and what really ran."""
+"""The switches: what is on offer here and why, what really ran, and that the loss stays."""
 
 import dataclasses
+import functools
 import os
 
 import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from kit.config import build
+from kit.config import ConfigError, build
 from kit.hardware import Choice
-from kit.model import pack
-from kit.speedups import LABELS, SpeedConfig, apply, switches
+from kit.model import EffectiveBatch, pack
+from kit.speedups import LABELS, SpeedConfig, apply, compilations, pin, switches
 
-NAMES = [field.name for field in dataclasses.fields(SpeedConfig)]
+NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
+GPU = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
+ON_GPU = ("tf32", "cudnn_benchmark", "pinned_memory", "ema_offload")
+
+
+@pytest.fixture(autouse=True)
+def process_settings():
+    """A test leaves PyTorch's own switches as it found them."""
+    cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    before = cudnn.benchmark, cudnn.allow_tf32
+    yield
+    cudnn.benchmark, cudnn.allow_tf32 = before
+    torch.set_float32_matmul_precision(precision)
 
 
 @pytest.fixture
@@ -27,6 +42,17 @@ def bare(monkeypatch):
     choice = Choice(value="fp32", reason="bf16 is slower here")
     monkeypatch.setattr("kit.speedups.choose_precision", lambda hw: choice)
     monkeypatch.setattr("shutil.which", lambda name: None)
+
+
+def batch(count: int = 4, to_length: int = 0, seed: int = 0):
+    return pack(GPT, *random_rows(GPT, count, seed), to_length)
+
+
+def loss_and_gradients(model, rows=None):
+    model.zero_grad()
+    loss = sum(model(rows or batch()))
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 def test_all_switches_are_off_in_the_baseline_and_have_label_and_reason(bf16):
@@ -51,11 +77,82 @@ def test_chosen_switches_are_set_and_named(bf16):
     assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
 
 
+def test_the_record_tells_what_was_asked_what_ran_and_why(bf16):
+    asked = {"sdpa": True, "mixed_precision": True, "tf32": True, "gradient_checkpointing": True}
+    applied = apply(tiny_model(), SpeedConfig(**asked), CPU)
+    assert [r.name for r in applied.switches] == NAMES
+    assert {r.name for r in applied.switches if r.asked} == set(asked)
+    ran = {r.name: r.ran for r in applied.switches}
+    assert (ran["sdpa"], ran["mixed_precision"], ran["tf32"]) == ("flash", "bf16", "off")
+    assert ran["gradient_checkpointing"] == "all 2 layers" and ran["fused_adamw"] == "off"
+    assert applied.on("sdpa") and not applied.on("tf32") and not applied.on("fused_adamw")
+    assert applied.table()["Mixed precision"] == "bf16 (asked for; bf16: measured)"
+
+
+def test_every_nth_layer_is_recomputed_and_reported():
+    model = tiny_model(layers=5)
+    on = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
+    (record,) = (s for s in apply(model, on, CPU).switches if s.name == "gradient_checkpointing")
+    assert model.gpt.recompute == {0, 2, 4} and record.ran == "layers 0, 2, 4 of 5"
+    with pytest.raises(ConfigError, match="recompute_every = 0"):
+        SpeedConfig(recompute_every=0)
+
+
+def kept_bytes(model) -> int:
+    """Bytes a forward pass saves for the backward pass."""
+    kept, rows = {}, batch(8)
+    note = lambda t: kept.setdefault(t.data_ptr(), t.nbytes) and t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        sum(model(rows))
+    return sum(kept.values())
+
+
+def test_the_more_layers_are_recomputed_the_less_is_kept():
+    found = []
+    for switched in ({}, {"recompute_every": 2}, {"recompute_every": 1}):
+        model = tiny_model(layers=4).train()
+        apply(model, SpeedConfig(sdpa=True, gradient_checkpointing=bool(switched), **switched), CPU)
+        found.append((kept_bytes(model), *loss_and_gradients(model)))
+    (none, loss, grads), half, every = found
+    assert none > 1.3 * half[0] > 1.3 * 1.3 * every[0]
+    for _, other_loss, other_grads in (half, every):
+        assert other_loss == loss and torch.equal(other_grads, grads)
+
+
 def test_applying_again_takes_switches_back(bf16):
-    model = tiny_model()
-    apply(model, SpeedConfig(sdpa=True, gradient_checkpointing=True), CPU)
+    model, plain = tiny_model(), tiny_model().gpt.run_layer
+    every = SpeedConfig(**dict.fromkeys(NAMES, True))
+    apply(model, every, CPU)
+    assert model.gpt.run_layer is not plain
     apply(model, SpeedConfig(), CPU)
     assert not model.gpt.recompute and not model.gpt.h[0].attn.fused
+    assert model.gpt.run_layer is plain
+
+
+def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch, bf16):
+    ampere = dataclasses.replace(GPU, capability=(8, 0))
+    picked = Choice(value="flash", reason="said")
+    monkeypatch.setattr("kit.speedups.attention_backend", lambda *_: picked)  # asks the GPU
+    cudnn = torch.backends.cudnn
+    for on in (True, False):
+        applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (on, on)
+        assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+        assert applied.on("tf32") is applied.on("cudnn_benchmark") is on
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_what_only_a_gpu_can_use_says_so(name):
+    offered = {s.name: s for s in switches(SpeedConfig(**{name: True}), CPU)}
+    assert not offered[name].on and not offered[name].available and "GPU" in offered[name].reason
+
+
+def test_tf32_wants_compute_capability_8(monkeypatch):
+    picked = Choice(value="math", reason="said")
+    monkeypatch.setattr("kit.speedups.attention_backend", lambda *_: picked)
+    offered = {s.name: s for s in switches(SpeedConfig(), GPU)}
+    assert not offered["tf32"].available and "7.5 is below 8.0" in offered["tf32"].reason
+    assert all(offered[name].available for name in ON_GPU if name != "tf32")
 
 
 def test_what_this_device_lacks_is_off_and_says_why(bare):
@@ -77,17 +174,104 @@ def test_panel_values_build_a_configuration():
     assert build(SpeedConfig, dict.fromkeys(NAMES, True)).compile
 
 
+class Recurrent(nn.Module):
+    """A trunk that is no stack of layers."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.cells = nn.GRU(width, width, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x)[0]
+
+
+def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
+    model = tiny_model()
+    model.gpt = Recurrent(GPT.width)
+    on = SpeedConfig(sdpa=True, gradient_checkpointing=True, fused_adamw=True)
+    applied = apply(model, on, CPU)
+    assert len(applied.notes) == 2 and all("no list of layers `h`" in n for n in applied.notes)
+    assert applied.on("fused_adamw") and applied.attention == "explicit softmax"
+    assert loss_and_gradients(model)[1].isfinite().all()
+
+
+def ran_kernels(model) -> set[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        sum(model.train()(batch()))
+    return {e.key for e in seen.key_averages() if "_scaled_dot_product" in e.key}
+
+
+@pytest.mark.parametrize(("dropout", "attention"), [(0.0, "flash"), (0.2, "math")])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_reported_kernel_is_the_one_that_runs(bf16, dropout, attention, mixed):
+    model = tiny_model(dropout=dropout, cond_blocks=0, perceiver_layers=0)  # the trunk's alone
+    applied = apply(model, SpeedConfig(sdpa=True, mixed_precision=mixed), CPU)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        (ran,) = ran_kernels(model)
+    assert applied.attention == attention and f"_{attention}" in ran
+    (record,) = (s for s in applied.switches if s.name == "sdpa")
+    assert record.ran == attention and ("bf16" if mixed else "fp32") in record.reason
+
+
+GRID = (40, 56, 64)  # tokens
+
+
+SHAPES = {"any length": ((0,) * 6, False), "recomputed": ((0,) * 6, True)}
+SHAPES |= {"fixed lengths": (GRID * 2, False)}
+
+
+@pytest.mark.parametrize(("lengths", "recompute"), SHAPES.values(), ids=SHAPES)
+def test_nothing_is_compiled_after_the_first_step(monkeypatch, lengths, recompute):
+    """torch.compile's own tracing and guards; the slow code generation behind it left out."""
+    tracing = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(torch, "compile", tracing)
+    model, plain = tiny_model(), tiny_model()
+    apply(model, SpeedConfig(compile=True, sdpa=True, gradient_checkpointing=recompute), CPU)
+    before, made = compilations(), []
+    for seed, length in enumerate(lengths):  # also a batch of fewer rows, as an epoch's last one
+        rows = batch(8 - seed, length, seed)
+        found, wanted = loss_and_gradients(model.train(), rows), loss_and_gradients(plain, rows)
+        assert found[0] == pytest.approx(wanted[0], rel=1e-5)
+        assert (found[1] - wanted[1]).norm() < 1e-4 * wanted[1].norm()
+        with torch.inference_mode():  # validation, as between two steps
+            model.eval()(rows)
+        made.append(compilations() - before)
+    assert made[0] == 1 and made[-1] == 1, made
+
+
 @pytest.mark.skipif(
     "KIT_SLOW" not in os.environ, reason="torch.compile takes a minute here; KIT_SLOW=1 runs it"
 )
-def test_a_compiled_trunk_gives_the_same_loss_and_gradients():
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_compiled_trunk_gives_the_same_loss_and_gradients(recompute):
     found = []
     for compiled in (False, True):
         model = tiny_model()
-        apply(model, SpeedConfig(sdpa=True, compile=compiled), CPU)
-        loss = sum(model(pack(GPT, *random_rows(GPT, 4))))
-        loss.backward()
-        found.append((loss, torch.cat([p.grad.flatten() for p in model.parameters()])))
+        on = {"sdpa": True, "gradient_checkpointing": recompute}
+        apply(model, SpeedConfig(compile=compiled, **on), CPU)
+        found.append(loss_and_gradients(model))
     (loss, grads), (wanted_loss, wanted_grads) = found
-    assert loss.item() == pytest.approx(wanted_loss.item(), rel=1e-5)
+    assert loss == pytest.approx(wanted_loss, rel=1e-5)
     assert (grads - wanted_grads).norm() < 1e-4 * wanted_grads.norm()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
+def test_pinned_batches_hold_the_same_numbers():
+    rows = batch()
+    (pinned,) = pin(EffectiveBatch(micro=[rows], position={})).micro
+    for field in dataclasses.fields(rows):
+        mine, theirs = getattr(pinned, field.name), getattr(rows, field.name)
+        assert mine.is_pinned() and torch.equal(mine, theirs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["tf32", "cudnn_benchmark"])
+def test_low_level_switches_leave_the_loss_on_a_gpu(name):
+    from kit.hardware import detect
+
+    found = []
+    for on in (False, True):
+        model = tiny_model().cuda()
+        apply(model, SpeedConfig(**{name: on}), detect())
+        found.append(loss_and_gradients(model, batch().to("cuda"))[0])
+    assert found[1] == pytest.approx(found[0], rel=2e-3)

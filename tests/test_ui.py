@@ -6,9 +6,12 @@ import threading
 import time
 
 import pytest
+from helpers import CPU
 
+from kit.monitor import Monitor
+from kit.profiling import StepProfiler
 from kit.speedups import Switch
-from kit.train import StepEvent
+from kit.steps import StepEvent
 from kit.ui import TrainPanel
 
 SWITCHES = [
@@ -19,6 +22,7 @@ SWITCHES = [
 
 def event(step: int, steps: int, **more) -> StepEvent:
     fixed = {"loss": 5 / step, "lr": 1e-3, "grad_norm": 1.0, "tokens": 100, "step_s": 0.01}
+    fixed |= {"unix_s": 1e9 + step}
     return StepEvent(step=step, steps=steps, memory_bytes=2**30, **(fixed | more))
 
 
@@ -210,6 +214,140 @@ def test_unavailable_switches_are_off_disabled_and_say_why(log):
     assert tip == "no compiler"
     said = [w.value for cell in view.box.children[0].children for w in cell.children[1:]]
     assert any("not available: no compiler" in t and "title=" in t for t in said)
+
+
+def test_the_profile_button_profiles_the_steps_of_a_run_and_says_so(log, tmp_path):
+    trainer, profiler = Trainer(log, steps=100, pause_s=0.02), StepProfiler(tmp_path / "profile")
+    panel = TrainPanel(SWITCHES, trainer, log, profiler=profiler)
+    button = panel.view.profile
+    assert button in panel.view.box.children[1].children and button.disabled
+    panel.run("live")
+    click(panel.view.start)
+    until(lambda: trainer.done >= 2)
+    assert not button.disabled
+    click(button)
+    until(lambda: profiler.said)
+    panel.wait(20)
+    assert button.disabled and trainer.done == 100
+    assert "opens in ui.perfetto.dev" in panel.view.notes.value
+    assert profiler.result["complete"] and list((tmp_path / "profile").glob("*.gz"))
+    panel.retired.set()
+
+
+def test_a_stop_in_the_middle_of_a_profile_closes_it(log, tmp_path):
+    trainer, profiler = Trainer(log, steps=9000, pause_s=0.02), StepProfiler(tmp_path / "profile")
+    panel = TrainPanel(SWITCHES, trainer, log, profiler=profiler)
+    panel.run("live")
+    click(panel.view.start)
+    until(lambda: trainer.done >= 2)
+    click(panel.view.profile)
+    until(lambda: profiler.profile is not None)
+    click(panel.view.stop)
+    panel.wait(20)
+    assert profiler.profile is None and "incomplete" in panel.view.notes.value
+    assert "Stopped at step" in panel.view.status.value
+    panel.retired.set()
+
+
+def test_without_a_profiler_there_is_no_button(log):
+    panel = TrainPanel(SWITCHES, None, log)
+    assert panel.view.profile not in panel.view.box.children[1].children
+
+
+def test_the_status_line_has_the_monitors_sample_and_the_session(log):
+    trainer, monitor = Trainer(log, steps=9000, pause_s=0.02), Monitor(CPU, every_s=0.05)
+    panel = TrainPanel(SWITCHES, trainer, log, monitor=monitor, session_hours=1e-6)
+    panel.run("live")
+    click(panel.view.start)
+    until(lambda: "CPU: " in panel.view.status.value)
+    until(lambda: "0:00 left of a 1e-06 h session" in panel.view.status.value)
+    newer = TrainPanel(SWITCHES, trainer, log, monitor=Monitor(CPU))
+    newer.run("live")
+    assert newer.monitor is monitor, "the one that samples the run taken over"
+    click(newer.view.stop)
+    newer.wait(10)
+    samples = monitor.samples
+    assert samples >= 2 and monitor.thread is not None and not monitor.thread.is_alive()
+    newer.retired.set()
+
+
+# What goes wrong.
+
+
+def interrupted_once(monkeypatch, times=1):
+    """The kernel is interrupted in the cell's first `times` pauses, as `time.sleep` would be."""
+    left, join = [times], threading.Thread.join
+
+    def broken_join(thread, timeout=None):
+        if thread.name == "trainer" and left[0] and threading.current_thread().name == "MainThread":
+            left[0] -= 1
+            raise KeyboardInterrupt
+        return join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", broken_join)
+
+
+@pytest.mark.parametrize("mode", ["plain", "cell"])
+def test_an_interrupted_cell_ends_with_a_checkpoint_and_without_an_error(log, monkeypatch, mode):
+    trainer = Trainer(log, steps=9000, pause_s=0.01)
+    panel = TrainPanel(SWITCHES, trainer, log, resumable=True)
+    interrupted_once(monkeypatch)
+    panel.run(mode)
+    assert panel.worker.stop.is_set() and not panel.worker.alive and panel.worker.error is None
+    assert trainer.done < 9000
+    if mode == "cell":
+        assert "Stopped at step" in panel.view.status.value and panel.view.start.disabled
+
+
+def test_the_second_interrupt_leaves_the_cell_and_its_buttons_dead(log, monkeypatch):
+    panel = TrainPanel(SWITCHES, Trainer(log, steps=9000, pause_s=0.01), log, resumable=True)
+    interrupted_once(monkeypatch, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        panel.run("cell")
+    assert panel.worker.stop.is_set() and panel.view.stop.disabled and panel.view.start.disabled
+    panel.worker.thread.join()
+    assert panel.worker.error is None
+
+
+def test_an_interrupt_before_start_leaves_a_dead_panel_and_no_run(log, monkeypatch):
+    panel = TrainPanel(SWITCHES, None, log)
+    monkeypatch.setattr("kit.ui.time.sleep", lambda s: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        panel.run("cell")
+    assert panel.worker is None and panel.view.start.disabled
+
+
+def test_an_interrupted_wait_stops_with_a_checkpoint(log, monkeypatch):
+    trainer = Trainer(log, steps=9000, pause_s=0.01)
+    panel = TrainPanel(SWITCHES, trainer, log, resumable=True)
+    panel.run("live")
+    until(lambda: trainer.done >= 2)
+    poll, calls = panel.ended.wait, []
+
+    def wait(timeout_s=None):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return poll(timeout_s)
+
+    monkeypatch.setattr(panel.ended, "wait", wait)
+    panel.wait(10)
+    assert panel.worker.stop.is_set() and "Stopped at step" in panel.view.status.value
+    panel.retired.set()
+
+
+def test_an_error_before_the_first_step_is_told_and_start_works_again(log):
+    trainer = Trainer(log, breaks_at=1)
+    panel = TrainPanel(SWITCHES, trainer, log)
+    panel.run("live")
+    click(panel.view.start)
+    assert panel.ended.wait(5)
+    assert "Stopped at the first step by an error." in panel.view.status.value
+    trainer.breaks_at = None
+    click(panel.view.start)
+    until(lambda: trainer.done == 20)
+    panel.wait(5)
+    panel.retired.set()
 
 
 def test_a_broken_presenter_does_not_end_training_or_stay_silent(log):

@@ -8,8 +8,9 @@ import wave
 from array import array
 from pathlib import Path
 
+from kit.logs import jsonl_log
 from kit.speedups import LABELS, Switch
-from kit.train import StepEvent, jsonl_log
+from kit.steps import StepEvent
 
 REASONS = {
     "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),
@@ -54,6 +55,7 @@ class SlowTrainer:
             grad_norm=1.0,
             tokens=4096,
             step_s=self.pause_s,
+            unix_s=time.time(),
             memory_bytes=int(2**30 * (1.9 - 0.6 * math.exp(-20 * share))),
             val_loss=loss + 0.15 if validates else None,
             ema_val_loss=loss + 0.02 if validates else None,

@@ -1,0 +1,340 @@
+"""A training step measured beside its peers, on the CPU of one machine: `make bench-train`.
+
+A step is forward, backward, clipping and AdamW on 2 rows of 60 text ids and 200 codes, 6 layers.
+Contestants of a row take turns round by round, in one process; values are medians, a ratio is the
+median of the rounds' ratios. Before anything is timed, the kit's model with a peer's weights must
+find the peer's loss. Memory is measured in a process of its own for each. Prints a table and writes
+runs/bench/train.json: {"row", "value", "unit", "peer", "peer_value", "ratio", "where"}, where a
+ratio above 1 means that the kit is better; a peer that failed has no figures, but a "note".
+"""
+
+import argparse
+import collections
+import contextlib
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from train_steps import (
+    CODES,
+    FRAMES,
+    Coqui,
+    Step,
+    gpt2,
+    gpt2_step,
+    kit_state,
+    kit_step,
+    packed,
+    parts,
+    xtts,
+)
+
+from kit.config import write_atomic
+from kit.hardware import cpu_name
+from kit.logs import jsonl_log
+from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, collate
+from kit.speedups import SpeedConfig, switches
+from kit.train import listen, train
+from kit.ui import TrainPanel
+
+COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
+
+
+# --- measuring ------------------------------------------------------------------------------
+
+
+def seconds(contestants: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every round but a first one, by contestant; they take turns."""
+    found = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, step in contestants.items():
+            begun = time.perf_counter()
+            loss = step()
+            assert math.isfinite(loss), f"{name}: loss {loss}"
+            if number:
+                found[name].append(time.perf_counter() - begun)
+    for name, values in found.items():
+        middle, best = 1000 * statistics.median(values), 1000 * min(values)
+        print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)
+    return found
+
+
+def against(row: str, kit: list[float], peer: str, other: list[float]) -> dict:
+    ratio = statistics.median(b / a for a, b in zip(kit, other))
+    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
+    return result(row, ms, "ms", peer, peer_ms, ratio)
+
+
+def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
+    keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
+    return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
+
+
+def apart(kind: str, rounds: int) -> float:
+    """Peak resident memory in MB of a process that makes a few steps of one contestant."""
+    code = f"import bench_train as b; print(b.peak_mb({kind!r}, {rounds}))"
+    here = Path(__file__).resolve().parent
+    paths = os.pathsep.join([str(here), str(here.parent.parent)])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(run.stdout.splitlines()[-1])
+
+
+def peak_mb(kind: str, rounds: int) -> float:
+    config = xtts(512)
+    texts, *_ = parts(config)
+    step = {
+        "kit": lambda: kit_step(config),
+        "kit, 6 s": lambda: kit_step(xtts(512, dropout=0.1), FRAMES["6 s"]),
+        "coqui": lambda: Coqui(config).step(texts, CODES),
+    }[kind]()
+    for _ in range(rounds):
+        step()
+    # Not getrusage: its peak is that of the process which started this one, if that was larger.
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def same_loss(config: GPTConfig, coqui: Coqui) -> None:
+    """Assert that one set of weights gives one loss, and that both count the same targets."""
+    everything = parts(config, FRAMES["6 s"])
+    model, batch = SpeechGPT(config).eval(), packed(config, FRAMES["6 s"])
+    coqui.give_weights(model)
+    with torch.no_grad():
+        text, code = model(batch)
+    found = (text.item() / len(batch.text_targets), code.item() / len(batch.code_targets))
+    wanted = coqui.losses(*everything)
+    near = [math.log(size) for size in (config.text_vocab, config.code_vocab)]
+    print(f"  losses with the same weights: {found}, {COQUI} {wanted}; ln(V): {near}")
+    for a, b, start in zip(found, wanted, near):
+        assert abs(a - b) < 1e-3 * b and abs(b - start) < 1, "the two models compute two losses"
+
+
+def coqui_rows(width: int, rounds: int, bf16: bool = False) -> list[dict]:
+    own, same = xtts(width), xtts(width, dropout=0.1)
+    coqui, size = Coqui(own), f"{'bf16' if bf16 else 'fp32'}, {width}"
+    same_loss(own, coqui)
+    texts, codes, cond = parts(own, FRAMES["6 s"])
+    contestants = {
+        "kit": kit_step(own, bf16=bf16),
+        "kit, 6 s reference, dropout": kit_step(same, FRAMES["6 s"], bf16),
+        "coqui-tts": coqui.step(texts, CODES, bf16),
+        "coqui-tts, GPT alone": coqui.gpt_step(texts, codes, cond, bf16),
+    }
+    if bf16:
+        contestants["coqui-tts, fp32"] = coqui.step(texts, CODES)
+    kit, kit_same, whole, gpt, *fp32 = seconds(contestants, rounds).values()
+    presets = f"step, {width}: the kit's preset (bf16) beside the peer's recipe (fp32)"
+    return [
+        against(f"step, {size}: each as its users run it", kit, COQUI, whole),
+        against(f"step, {size}: reference of 6 s and dropout 0.1 in both", kit_same, COQUI, whole),
+        against(f"GPT alone, {size}: the same work", kit_same, f"{COQUI}, codes ready", gpt),
+        *(against(presets, kit, COQUI, whole) for whole in fp32),
+    ]
+
+
+def gpt2_rows(width: int, rounds: int) -> list[dict]:
+    """Equal tokens, layers, width and joint vocabulary; the kit has its reference to read, too."""
+    own, dropping = (GPTConfig(width=width, heads=width // 64, dropout=p) for p in (0.0, 0.1))
+    batch = packed(own)
+    with torch.no_grad():
+        start = gpt2(own, batch.tokens.shape[1])(input_ids=batch.tokens, labels=batch.tokens).loss
+    near = math.log(own.text_vocab + own.code_vocab)
+    assert abs(start - near) < 0.5, f"{GPT2} starts at {start:.2f}, ln(V) is {near:.2f}"
+    contestants = {
+        "kit": kit_step(own),
+        "kit, dropout": kit_step(dropping),
+        "GPT-2": gpt2_step(own, batch, dropout=0.1),
+        "GPT-2, no dropout": gpt2_step(own, batch, dropout=0.0),
+    }
+    kit, dropped, whole, bare = seconds(contestants, rounds).values()
+    size = f"fp32, {width}, {batch.tokens.numel()} tokens"
+    return [
+        against(f"step, {size}: each as its users run it", kit, GPT2, whole),
+        against(f"step, {size}: dropout 0.1 in both", dropped, f"{GPT2}, dropout 0.1", whole),
+        against(f"step, {size}: no dropout in either", kit, f"{GPT2}, no dropout", bare),
+    ]
+
+
+def memory_rows() -> list[dict]:
+    kit, same, coqui = (apart(kind, 3) for kind in ("kit", "kit, 6 s", "coqui"))
+    rows = {"each as its users run it": kit, "reference of 6 s and dropout 0.1 in both": same}
+    return [
+        result(f"peak resident memory, fp32, 512: {how}", mb, "MB", COQUI, coqui, coqui / mb)
+        for how, mb in rows.items()
+    ]
+
+
+def loop_rows(rounds: int) -> list[dict]:
+    """What the loop adds to its calls: packing rows, modes, events, a JSON line a step; no EMA."""
+    rows = []
+    for name, config in (("512", xtts(512)), ("256", GPTConfig(layers=4))):
+        share = statistics.median(loop_shares(config, 4 * rounds))
+        row = f"loop overhead, fp32, {name}"
+        rows.append(result(row, 100 * share, "% of a step", "at most", 3, 0.03 / share))
+    return rows
+
+
+def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
+    """Share of each step's wall time outside forward, backward, clipping and optimizer.
+
+    Freeing the gradients counts as the optimizer's.
+    """
+    state, inside = kit_state(config), [0.0]
+    texts, codes, cond = parts(config)
+    rows = lambda: (texts.tolist(), codes.tolist(), cond)  # noqa: E731
+    batches = (collate(config, [rows()], {"batch": i}) for i in itertools.count())
+    calls = [(state.model, "forward"), (torch.autograd, "backward"), (state.model, "zero_grad")]
+    calls += [(optimizer, "step") for optimizer in state.optimizers]
+    calls += [(torch.nn.utils, name) for name in ("get_total_norm", "clip_grads_with_norm_")]
+    calls += [(torch.nn.utils, "clip_grad_norm_")]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as undo:
+        for owner, name in calls:
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, timed(getattr(owner, name), inside))
+        events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
+        next(events)
+        for _ in range(steps):
+            begun, inside[0] = time.perf_counter(), 0.0
+            next(events)
+            yield 1 - inside[0] / (time.perf_counter() - begun)
+
+
+def timed(call: Callable, total_s: list[float]) -> Callable:
+    def run(*args, **kwargs):
+        begun = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            total_s[0] += time.perf_counter() - begun
+
+    return run
+
+
+def panel_rows(rounds: int) -> list[dict]:
+    """Seconds of 25 steps in a thread: alone, and logged under a live panel without a front end."""
+    threads, config, spent = torch.get_num_threads(), GPTConfig(layers=4), []
+    batch = EffectiveBatch(micro=[packed(config)], position={})
+    state = kit_state(config)
+    events = train(state, itertools.repeat(batch))
+
+    def run(_values: dict, _stop: threading.Event, *listeners) -> Iterator:
+        torch.set_num_threads(threads)
+        begun = time.perf_counter()
+        yield from listen(itertools.islice(events, 25), *listeners)
+        spent.append(time.perf_counter() - begun)
+
+    def alone() -> None:
+        emptying = lambda: collections.deque(run({}, None), 0)  # noqa: E731
+        thread = threading.Thread(target=emptying)
+        thread.start()
+        thread.join()
+
+    def shown(log: Path) -> None:
+        make_run = lambda values, stop: run(values, stop, jsonl_log(log))  # noqa: E731
+        panel = TrainPanel(switches(SpeedConfig(), state.hw), make_run, log, resumable=True)
+        with contextlib.redirect_stdout(None):  # there, display() prints what it would show
+            panel.run("live")
+        panel.wait()
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(2 * rounds + 1):
+            alone()
+            shown(Path(folder) / f"{number}.jsonl")
+    torch.set_num_threads(threads)
+    bare, under = spent[2::2], spent[3::2]
+    cost = statistics.median(b / a for a, b in zip(bare, under)) - 1
+    row = "panel and log, fp32, 256"
+    return [result(row, 100 * cost, "% of throughput", "at most", 2, 0.02 / max(cost, 0.001))]
+
+
+PARTS = {
+    "memory": lambda rounds: memory_rows(),
+    "coqui": lambda rounds: coqui_rows(512, rounds),
+    "coqui-1024": lambda rounds: coqui_rows(1024, max(3, rounds // 2)),
+    "bf16": lambda rounds: coqui_rows(512, rounds, bf16=True),
+    "transformers": lambda rounds: gpt2_rows(512, rounds) + gpt2_rows(1024, max(3, rounds // 2)),
+    "loop": loop_rows,
+    "panel": panel_rows,
+}
+
+
+def where() -> str:
+    """The machine and the versions a figure belongs to."""
+    versions = []
+    for name in ("torch", "coqui-tts", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    load = f"{torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f} at the start"
+    return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def attempt(part: str, rounds: int) -> list[dict]:
+    """The rows of `part`; where it fails, one row that says why."""
+    print(f"{part}:", flush=True)
+    try:
+        return PARTS[part](rounds)
+    except Exception as error:  # a missing peer must not cost the other rows
+        lines = str(error).splitlines() or [""]
+        cure = " (tests/bench/train-requirements.txt)" if isinstance(error, ImportError) else ""
+        note = f"{type(error).__name__}: {lines[0]}{cure}"
+        return [result(part, None, "", "", None, None, note=note)]
+
+
+def table(rows: list[dict]) -> None:
+    number = lambda x: "-" if x is None else f"{x:,.4g}"  # noqa: E731
+    print(f"\n{'row':<76} {'kit':>8} {'peer':>8} {'ratio':>6}  unit, peer")
+    for r in rows:
+        figures = f"{number(r['value']):>8} {number(r['peer_value']):>8} {number(r['ratio']):>6.5}"
+        print(f"{r['row']:<76} {figures}  {r.get('note') or r['unit'] + ', ' + r['peer']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6, help="that count; one more goes before")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
+    parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
+    options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the figures are the CPU's, whatever else is there
+    torch.set_num_threads(options.threads)
+    place, done = where(), []
+    for part in options.only:
+        rows = [row | {"where": place} for row in attempt(part, options.rounds)]
+        record(rows, part, options.folder / "train.json")
+        done += rows
+    table(done)
+    print(f"\n{place}\nwritten: {options.folder / 'train.json'}")
+
+
+def record(rows: list[dict], part: str, path: Path) -> None:
+    """Put `rows` into the file, in the place of earlier ones of the same name, or a failed part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = {(r["row"], r["peer"]) for r in rows}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    kept = [r for r in known if (r["row"], r["peer"]) not in names and r["row"] != part]
+    write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

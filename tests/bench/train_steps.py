@@ -1,0 +1,236 @@
+"""The training steps that `bench_train.py` measures: the kit's, coqui-tts's, transformers' GPT-2's.
+
+Each is set up as its users run it, through its public classes, with random weights in one size. A
+step is a callable that goes once through forward, backward, clipping and AdamW and returns the
+loss. Knows nothing of measuring.
+"""
+
+import itertools
+import logging
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kit.hardware import detect
+from kit.model import Batch, EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.speedups import SpeedConfig
+from kit.state import TrainState
+from kit.steps import TrainConfig
+from kit.train import train
+
+Step = Callable[[], float]
+ROWS, TEXT, CODES = 2, 60, 200
+FRAMES = {"1 s": 86, "6 s": 517}  # of the reference: what the kit caches, what coqui-tts computes
+RATE_HZ, HOP, REFERENCE_SAMPLES = 22_050, 1024, 132_300  # of XTTS; its reference is padded to 6 s
+
+
+def xtts(width: int, **over) -> GPTConfig:
+    """XTTS-v2's layout at 6 layers."""
+    sizes = {"text_vocab": 6681, "code_vocab": 1026, "max_text": 404, "max_code": 608}
+    reference = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2, "perceiver_heads": 8}
+    return GPTConfig(width=width, heads=width // 64, **sizes, **reference, **over)
+
+
+def parts(config: GPTConfig, frames: int = FRAMES["1 s"]) -> tuple:
+    """Text ids (2, 60), codes (2, 200) and reference mels (2, 80, frames), the same each time."""
+    random = torch.Generator().manual_seed(0)
+    texts = torch.randint(3, config.text_vocab - 2, (ROWS, TEXT), generator=random)
+    codes = torch.randint(0, config.start_code, (ROWS, CODES), generator=random)
+    return texts, codes, torch.randn(ROWS, config.n_mels, frames, generator=random)
+
+
+def packed(config: GPTConfig, frames: int = FRAMES["1 s"]) -> Batch:
+    texts, codes, cond = parts(config, frames)
+    return pack(config, texts.tolist(), codes.tolist(), cond)
+
+
+def kit_state(config: GPTConfig, bf16: bool = False) -> TrainState:
+    torch.manual_seed(0)
+    endless = TrainConfig(steps=10**9, val_every=10**9, lr=1e-5)
+    speed = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16)
+    state = TrainState(SpeechGPT(config), endless, speed, detect())
+    wanted = "bf16" if bf16 else "fp32"
+    assert state.applied.precision == wanted, f"no {wanted} here: {state.applied.notes}"
+    return state
+
+
+def kit_step(config: GPTConfig, frames: int = FRAMES["1 s"], bf16: bool = False) -> Step:
+    """The kit's own loop, on codes and mels that stand ready."""
+    batch = EffectiveBatch(micro=[packed(config, frames)], position={})
+    events = train(kit_state(config, bf16), itertools.repeat(batch))
+    return lambda: next(events).loss
+
+
+def text_tokenizer(folder: Path, size: int) -> str:
+    """A file with a vocabulary of `size` entries, START and STOP where the kit has them."""
+    from tokenizers import Tokenizer, models
+
+    names = {1: "[UNK]", size - 2: "[START]", size - 1: "[STOP]"}
+    vocab = {names.get(i, f"<{i}>"): i for i in range(size)}
+    path = folder / "vocab.json"
+    Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]")).save(str(path))
+    return str(path)
+
+
+class Coqui:
+    """coqui-tts's Trainer around its GPTTrainer, with the settings of its XTTS-v2 recipe.
+
+    The one change: gradients are clipped to 1, as the kit's are. Leaves torch's threads alone,
+    which coqui-tts sets to one when it is imported.
+    """
+
+    def __init__(self, config: GPTConfig):
+        threads = torch.get_num_threads()
+        logging.disable(logging.WARNING)
+        from trainer import Trainer, TrainerArgs
+        from TTS.tts.configs.xtts_config import XttsAudioConfig
+        from TTS.tts.layers.xtts.trainer.gpt_trainer import GPTArgs, GPTTrainer, GPTTrainerConfig
+
+        self.config, self.steps = config, itertools.count(1)
+        self.home = tempfile.TemporaryDirectory()
+        folder = Path(self.home.name)
+        torch.save(torch.ones(80), folder / "mel_norms.pth")
+        torch.save({}, folder / "dvae.pth")
+        arguments = GPTArgs(
+            max_conditioning_length=REFERENCE_SAMPLES,
+            mel_norm_file=str(folder / "mel_norms.pth"),
+            dvae_checkpoint=str(folder / "dvae.pth"),
+            tokenizer_file=text_tokenizer(folder, config.text_vocab),
+            gpt_num_audio_tokens=config.code_vocab,
+            gpt_start_audio_token=config.start_code,
+            gpt_stop_audio_token=config.stop_code,
+            gpt_use_masking_gt_prompt_approach=True,
+            gpt_use_perceiver_resampler=True,
+            gpt_layers=config.layers,
+            gpt_n_model_channels=config.width,
+            gpt_n_heads=config.heads,
+        )
+        settings = GPTTrainerConfig(
+            model_args=arguments,
+            audio=XttsAudioConfig(sample_rate=RATE_HZ, dvae_sample_rate=RATE_HZ),
+            optimizer="AdamW",
+            optimizer_params={"betas": [0.9, 0.96], "eps": 1e-8, "weight_decay": 1e-2},
+            optimizer_wd_only_on_weights=True,
+            grad_clip=1.0,
+            precision="bf16",  # where a step asks for mixed precision; the recipe does not
+            print_step=10**9,
+            plot_step=10**9,
+            save_step=10**9,
+            run_eval=False,
+        )
+        model, quiet = GPTTrainer(settings), {"train_samples": [{}], "eval_samples": []}
+        self.trainer = Trainer(
+            TrainerArgs(), settings, folder, model=model, parse_command_line_args=False, **quiet
+        )
+        self.trainer.total_steps_done = 1  # at 0 it prints
+        model.on_train_epoch_start(self.trainer)
+        self.gpt = model.xtts.gpt
+        torch.set_num_threads(threads)
+
+    def step(self, texts: Tensor, codes: int, bf16: bool = False) -> Step:
+        """All of it: mels of the reference, codes of the recording, then the GPT."""
+        wave = 0.1 * torch.randn(len(texts), 1, codes * HOP)
+        reference = 0.1 * torch.randn(len(texts), 1, 1, REFERENCE_SAMPLES)
+        lengths = {"wav_lengths": torch.full((len(texts),), codes * HOP), "cond_lens": None}
+
+        def run() -> float:
+            self.trainer.config.mixed_precision = bf16
+            lengths["text_lengths"] = torch.full((len(texts),), texts.shape[1])
+            batch = {"padded_text": texts, "wav": wave, "conditioning": reference, **lengths}
+            batch["cond_idxs"] = torch.tensor([[0, REFERENCE_SAMPLES // 2]] * len(texts))
+            _, losses = self.trainer.train_step(batch, 10**9, next(self.steps), time.time())
+            return float(losses["loss"])
+
+        return run
+
+    def ready(self, texts: Tensor, codes: Tensor, cond: Tensor) -> dict:
+        """A batch as the GPT gets it after `format_batch`: codes and mels stand ready."""
+        return {
+            "text_inputs": texts,
+            "text_lengths": torch.full((len(texts),), texts.shape[1]),
+            "audio_codes": codes,
+            "wav_lengths": torch.full((len(texts),), codes.shape[1] * HOP),
+            "cond_mels": cond[:, None],
+            "cond_lens": None,
+            "cond_idxs": torch.tensor([[0, REFERENCE_SAMPLES // 2]] * len(texts)),
+        }
+
+    def gpt_step(self, texts: Tensor, codes: Tensor, cond: Tensor, bf16: bool = False) -> Step:
+        """The GPT alone: forward, backward, clipping, AdamW."""
+        trainer = self.trainer
+
+        def run() -> float:
+            trainer.config.mixed_precision = bf16
+            batch = self.ready(texts, codes, cond)
+            losses = trainer.optimize(batch, trainer.optimizer[0], None, None, None)[1]
+            return float(losses["loss"])
+
+        return run
+
+    @torch.no_grad()
+    def losses(self, texts: Tensor, codes: Tensor, cond: Tensor) -> tuple[float, float]:
+        """Mean text and code loss without dropout, no segment left out."""
+        batch = self.ready(texts, codes, cond) | {"cond_idxs": None}
+        self.gpt.eval()
+        text, code, _ = self.gpt(**batch)
+        self.gpt.train()
+        return float(text), float(code)
+
+    def give_weights(self, model: SpeechGPT) -> None:
+        """Copy the GPT's weights into the kit's model. Raises RuntimeError where a name is over."""
+        renamed = (
+            ("conditioning_encoder.init", "conditioner.init"),
+            ("conditioning_encoder.attn", "conditioner.blocks"),
+            ("conditioning_perceiver.norm.gamma", "conditioner.gamma"),
+            ("conditioning_perceiver", "conditioner"),
+            ("mel_embedding", "code_embedding"),
+            ("mel_head", "code_head"),
+            ("mel_pos_embedding.emb", "code_position"),
+            ("text_pos_embedding.emb", "text_position"),
+            (".0.to_", ".to_"),
+            (".1.0.", ".ff_in."),
+            (".1.2.", ".ff_out."),
+        )
+        weights = {}
+        for name, value in self.gpt.state_dict().items():
+            for old, new in renamed:
+                name = name.replace(old, new)
+            turned = name.startswith("gpt.h.") and value.ndim == 2  # GPT-2's layers hold (in, out)
+            weights[name] = value.T if turned else value
+        model.load_state_dict(weights)
+
+
+def gpt2_step(config: GPTConfig, batch: Batch, **more) -> Step:
+    """transformers' GPT-2 with SDPA over the kit's own joint ids, and its Trainer's AdamW."""
+    model = gpt2(config, batch.tokens.shape[1], **more)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+
+    def run() -> float:
+        loss = model(input_ids=batch.tokens, labels=batch.tokens).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return run
+
+
+def gpt2(config: GPTConfig, length: int, dropout: float = 0.1) -> nn.Module:
+    """GPT2LMHeadModel as wide and deep as `config`, one vocabulary of texts and codes."""
+    logging.disable(logging.WARNING)
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    sizes = GPT2Config(
+        vocab_size=config.text_vocab + config.code_vocab,
+        n_positions=length,
+        n_embd=config.width,
+        n_layer=config.layers,
+        n_head=config.heads,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
+    )
+    return AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa").train()

@@ -1,0 +1,265 @@
+"""Preflight and search: they refuse what cannot fit, say the cure, and change nothing."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CPU, GPT
+
+from kit.batches import DataConfig
+from kit.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.fit import (
+    Workload,
+    change,
+    differences,
+    divisors,
+    largest_micro_batch,
+    limit_memory,
+    measured_peak_bytes,
+    preflight,
+    trial_bytes,
+)
+from kit.hardware import Hardware
+from kit.model import GPTConfig
+from kit.recommend import OVERLAYS, overlay
+from kit.speedups import SpeedConfig
+from kit.steps import TrainConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
+# GiB of the smallest card that `choose_preset` gives each preset to.
+TIERS = {"tiny": 8, "cpu": 8, "8gb": 7.5, "12gb": 10, "t4": 14, "24gb": 20, "80gb": 72}
+TIERS["xtts_v2"] = 72
+
+
+def workload(memory_bytes: int = 2**33, rows: int = 8, **over) -> Workload:
+    hw = dataclasses.replace(CPU, memory_bytes=memory_bytes)
+    settings = {
+        "model": MODEL,
+        "train": TrainConfig(),
+        "speed": SpeedConfig(),
+        "data": DataConfig(effective_batch=8, micro_batch=rows, reference_frames=40),
+        "hw": hw,
+    }
+    return Workload(**settings | over)
+
+
+def test_what_fits_is_tried_and_says_so():
+    verdict = preflight(workload())
+    assert verdict.fits and verdict.tried and not verdict.change
+    assert verdict.measured_bytes == pytest.approx(verdict.planned_bytes, rel=0.05)
+    assert str(verdict).startswith("It fits. micro_batch 8: planned 0.") and "GiB" in str(verdict)
+
+
+def test_what_the_plan_refuses_is_not_tried_on_a_cpu():
+    work = workload()
+    small = workload(memory_bytes=int(0.6 * work.planned_bytes / 0.9))
+    verdict = preflight(small)
+    assert not verdict.fits and not verdict.tried and verdict.measured_bytes is None
+    assert verdict.change == "Change: sdpa on." and str(verdict).endswith(verdict.change)
+
+
+def test_the_change_it_names_really_fits():
+    work = workload()
+    for share in (0.8, 0.5, 0.1):
+        room = int(share * work.planned_bytes)
+        said = change(work, room)
+        speed, rows = {}, work.data.micro_batch
+        for part in said.removeprefix("Change: ").removesuffix(".").split(", "):
+            name, *rest = part.split()
+            if name == "micro_batch":
+                rows = int(rest[-1])
+            else:
+                speed[name] = rest == ["on"]
+        changed = dataclasses.replace(work.with_rows(rows), speed=SpeedConfig(**speed))
+        assert trial_bytes(changed) <= 1.03 * room, said
+
+
+def test_free_savings_come_before_those_that_cost_time():
+    work = workload()
+    assert change(work, work.planned_bytes // 2) == "Change: sdpa on."
+    assert change(work, work.planned_bytes // 5) == "Change: micro_batch 8 -> 4, sdpa on."
+    assert change(work, work.planned_bytes // 15).endswith("gradient_checkpointing on.")
+
+
+def test_what_never_fits_says_what_to_choose_instead():
+    assert "smaller tier" in preflight(workload(memory_bytes=2**20)).change
+
+
+def test_preflight_leaves_random_numbers_and_settings_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    work = workload()
+    preflight(work)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_search_fills_accumulation_and_needs_few_trials():
+    work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
+    limit = work.with_rows(8).planned_bytes * 1.05
+    search = largest_micro_batch(
+        dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=int(limit / 0.9)))
+    )
+    assert (search.data.micro_batch, search.data.grad_accum) == (8, 8)
+    assert search.data.effective_batch == 64
+    assert len(search.verdicts) <= 3 and search.trials <= 2  # of seven divisors
+
+
+def test_the_search_says_when_not_even_one_row_fits():
+    search = largest_micro_batch(workload(memory_bytes=2**20))
+    assert search.data is None and search.trials == 0
+    assert "smaller tier" in search.verdicts[-1].change
+
+
+def test_divisors_are_the_micro_batches_there_are():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    for rows in divisors(12):
+        DataConfig(effective_batch=12, micro_batch=rows)
+
+
+CHILD = """
+import json, resource, sys
+import torch
+torch.set_num_threads(1)
+from test_fit import workload
+from kit import fit
+torch.nn.Linear(4, 4)(torch.zeros(1, 4)).sum().backward()
+data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
+limit = 1024 * int(data.split()[1]) + int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+work = workload(model=fit.GPTConfig(layers=2, width=64, max_code=700, code_vocab=4002))
+if sys.argv[2] == "preflight":
+    print(json.dumps(vars(fit.preflight(work))))
+else:
+    found = fit.largest_micro_batch(work)
+    print(json.dumps([found.data.micro_batch, found.trials, [v.fits for v in found.verdicts]]))
+"""
+
+
+def starved(allowance_bytes: int, what: str):
+    """`what` in a process that gets no more than `allowance_bytes` besides what it has.
+
+    The C library is told to give freed blocks back at once: the gaps it keeps would count.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(allowance_bytes), what],
+        cwd=ROOT / "tests",
+        env={"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": str(2**20), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_that_runs_out_is_a_verdict_with_a_cure():
+    verdict = starved(150 * 2**20, "preflight")
+    assert verdict["tried"] and not verdict["fits"] and verdict["measured_bytes"] is None
+    assert verdict["planned_bytes"] > 150 * 2**20 and "Change: " in verdict["change"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_the_search_survives_memory_that_runs_out():
+    rows, trials, fits = starved(200 * 2**20, "search")
+    assert 1 <= rows < 8 and trials == len(fits) <= 3 and not all(fits)
+
+
+def tier(name: str, speed: dict | None = None) -> Workload:
+    preset = merge(load_preset(name), speed or {})
+    device = "cpu" if name in ("tiny", "cpu") else "cuda"
+    hw = Hardware(
+        device=device,
+        name=name,
+        cores=2,
+        ram_bytes=2**34,
+        memory_bytes=int(TIERS[name] * 2**30),
+        capability=(8, 0) if device == "cuda" else None,
+    )
+    sections = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+    built = {name: build(cls, preset[name]) for name, cls in sections.items()}
+    return Workload(hw=hw, precision="bf16", **built)
+
+
+def test_every_preset_has_a_tier():
+    assert set(TIERS) == {path.stem for path in CONFIGS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_every_preset_fits_its_tier(name):
+    work = tier(name)
+    assert work.planned_bytes <= work.max_memory_fraction * work.hw.memory_bytes, change(
+        work, int(work.max_memory_fraction * work.hw.memory_bytes)
+    )
+
+
+@pytest.mark.parametrize("use", OVERLAYS)
+@pytest.mark.parametrize("name", TIERS)
+def test_every_overlay_fits_every_tier(name, use):
+    work = tier(name, overlay(use).sections)
+    assert work.planned_bytes <= work.max_memory_fraction * work.hw.memory_bytes
+
+
+def test_low_memory_needs_the_least():
+    sizes = {use: tier("24gb", overlay(use).sections).planned_bytes for use in OVERLAYS}
+    assert min(sizes, key=sizes.get) == "low_memory"
+
+
+def test_rows_are_padded_as_the_stream_pads_them():
+    data = {"effective_batch": 8, "micro_batch": 8}
+    length = lambda **over: workload(data=DataConfig(**data | over)).step.length  # noqa: E731
+    own = MODEL.max_text + MODEL.max_code
+    assert length() == own == 500
+    assert length(length_multiple=64) == 512
+    assert length(grid_lengths=(256, 600)) == 600
+
+
+def test_a_token_budget_decides_the_rows():
+    data = DataConfig(effective_batch=8, micro_batch=4, effective_tokens=4000)
+    assert workload(data=data).step.rows == 4  # 2000 tokens a pass, 500 a row
+
+
+def test_differences_name_what_to_set():
+    work = workload()
+    speed = SpeedConfig(sdpa=True, gradient_checkpointing=True)
+    other = dataclasses.replace(work.with_rows(2), speed=speed)
+    found = differences(work, other)
+    assert found == ["micro_batch 8 -> 2", "sdpa on", "gradient_checkpointing on"]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_share_of_the_memory_that_cannot_be_is_refused(share):
+    with pytest.raises(ConfigError, match="max_memory_fraction"):
+        workload(max_memory_fraction=share)
+
+
+def test_the_limit_is_a_share_of_the_device_and_no_more_than_is_free():
+    assert limit_memory(dataclasses.replace(CPU, memory_bytes=2**30), 0.5) == 2**29
+    assert limit_memory(dataclasses.replace(CPU, memory_bytes=2**60), 1.0) < 2**50
+
+
+def test_a_peak_is_measured_though_it_is_gone_at_the_end():
+    def step():
+        first = torch.zeros(1000, 1000)
+        del first
+        torch.zeros(10)
+
+    assert measured_peak_bytes(step, "cpu") == pytest.approx(4e6, rel=0.01)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_plan_is_near_the_measured_peak():
+    from kit.hardware import choose_precision, detect
+
+    hw = detect()
+    work = dataclasses.replace(tier("8gb"), hw=hw, precision=choose_precision(hw).value)
+    for rows, switches in ((8, {"sdpa": True}), (4, {}), (8, {"gradient_checkpointing": True})):
+        speed = SpeedConfig(mixed_precision=True, fused_adamw=True, ema=True, **switches)
+        tried = dataclasses.replace(work.with_rows(rows), speed=speed)
+        assert tried.planned_bytes == pytest.approx(trial_bytes(tried), rel=0.15)

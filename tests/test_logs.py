@@ -1,0 +1,220 @@
+"""The one log: written through kills and full disks, read back, and shown to TensorBoard."""
+
+import errno
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.config import DiskError
+from kit.logs import jsonl_log, read_log, tensorboard_log, wandb_log
+from kit.steps import StepEvent
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_tensorboard = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
+needs_wandb = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
+)
+
+
+def event(step: int, **more) -> StepEvent:
+    fixed = {"steps": 10, "loss": 5 / step, "lr": 1e-3, "grad_norm": 1.0, "tokens": 100}
+    fixed |= {"step_s": 0.01, "unix_s": 1e9 + step / 4, "memory_bytes": 2**30}
+    return StepEvent(step=step, **(fixed | more))
+
+
+def row(step: int, **more) -> dict:
+    return {"step": step, "steps": 1000, "loss": 8 / step, "lr": 1e-3, "note": ""} | more
+
+
+def write(path, rows, tail=""):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail, encoding="utf-8")
+    return path
+
+
+# Writing.
+
+
+def test_events_come_back_as_rows_with_the_wall_time_between_them(tmp_path):
+    path = tmp_path / "deep" / "log.jsonl"
+    log = jsonl_log(path)
+    for step in (1, 2, 3):
+        log(event(step, note="café" if step == 2 else ""))
+        assert len(read_log(path)) == step, "each line is there at once"
+    rows = read_log(path)
+    assert [r["loss"] for r in rows] == [5.0, 2.5, 5 / 3]
+    assert rows[1]["note"] == "café"
+    assert [r["wall_s"] for r in rows] == [None, 0.25, 0.25]
+    jsonl_log(path)(event(4))  # a new start, perhaps hours later
+    assert read_log(path)[3]["wall_s"] is None
+
+
+def test_what_is_not_finite_is_null_in_strict_json(tmp_path):
+    log = jsonl_log(tmp_path / "log.jsonl")
+    log(event(1, loss=math.nan, grad_norm=math.inf, gate={"cer": math.nan, "eos_rate": 1.0}))
+    (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
+    refuse = {"parse_constant": lambda name: pytest.fail(f"{name} is no JSON")}
+    assert json.loads(line, **refuse)["loss"] is None
+    assert json.loads(line)["grad_norm"] is None
+    assert json.loads(line)["gate"] == {"cer": None, "eos_rate": 1.0}
+
+
+def test_a_new_start_removes_the_piece_of_a_line_that_a_kill_left(tmp_path):
+    path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
+    jsonl_log(path)(event(3))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["step"] for r in rows] == [1, 2, 3]
+
+
+def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
+    body = (
+        "import os, signal, sys; from test_logs import *\n"
+        "log = jsonl_log(sys.argv[1])\n"
+        "for step in range(1, 8): log(event(step))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "log.jsonl"
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    subprocess.run([sys.executable, "-c", body, str(path)], env=paths, timeout=60)
+    assert [r["step"] for r in read_log(path)] == list(range(1, 8))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_told_with_its_cure():
+    log = jsonl_log(Path("/dev/full"))
+    with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
+        log(event(1))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_half_a_line_on_a_full_disk_is_an_error_not_a_line(tmp_path):
+    resource = pytest.importorskip("resource")
+    path, before = tmp_path / "log.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = jsonl_log(path)
+    log(event(1))
+    signal = pytest.importorskip("signal")
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(DiskError, match="could not write"):
+            log(event(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [r["step"] for r in read_log(path)] == [1]
+    log(event(2))
+    assert [r["step"] for r in read_log(path)] == [1, 2]
+
+
+# Reading.
+
+
+def test_a_log_that_does_not_exist_has_no_rows(tmp_path):
+    assert read_log(tmp_path / "none.jsonl") == []
+
+
+def test_a_truncated_last_line_is_passed_over(tmp_path):
+    path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
+    assert [r["step"] for r in read_log(path)] == [1, 2]
+
+
+def test_what_a_resumed_run_wrote_behind_a_truncated_line_is_read(tmp_path):
+    tail = '{"step": 3, "lo' + json.dumps(row(3, loss=0.5)) + "\n"
+    rows = read_log(write(tmp_path / "log.jsonl", [row(1), row(2)], tail))
+    assert [r["step"] for r in rows] == [1, 2, 3]
+    assert rows[-1]["loss"] == 0.5
+
+
+def test_when_steps_go_back_later_lines_win_and_stale_ones_go(tmp_path):
+    first = [row(s, loss=1.0) for s in range(1, 11)]
+    again = [row(s, loss=2.0) for s in (6, 7)]
+    rows = read_log(write(tmp_path / "log.jsonl", first + again))
+    assert [(r["step"], r["loss"]) for r in rows[4:]] == [(5, 1.0), (6, 2.0), (7, 2.0)]
+
+
+def test_lines_that_hold_no_event_are_reported(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1}\nnonsense\n[3]\n{"step": 2}\n', encoding="utf-8")
+    with pytest.warns(UserWarning, match="2 unreadable"):
+        assert len(read_log(path)) == 2
+
+
+def test_nan_tokens_of_older_logs_and_nulls_read_alike(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": null}\n', encoding="utf-8")
+    assert [r["loss"] for r in read_log(path)] == [None, None]
+
+
+# TensorBoard and W&B.
+
+
+def accumulated(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder)).Reload()
+
+
+def points(folder, name: str) -> list[tuple[int, float]]:
+    return [(p.step, pytest.approx(p.value)) for p in accumulated(folder).Scalars(name)]
+
+
+@needs_tensorboard
+def test_tensorboard_shows_what_the_log_holds(tmp_path):
+    board, reason = tensorboard_log(tmp_path)
+    assert str(tmp_path) in reason
+    for step in range(1, 11):
+        late = {"val_loss": 2.0, "loss": math.nan, "note": "skipped", "gate": {"cer": 0.1}}
+        board(event(step, **(late if step == 10 else {})))
+    assert points(tmp_path, "loss") == [(s, 5 / s) for s in range(1, 10)]
+    assert points(tmp_path, "val_loss") == [(10, 2.0)]
+    assert points(tmp_path, "gate/cer") == [(10, 0.1)]
+    assert points(tmp_path, "memory_bytes")[0] == (1, 2**30)
+    assert "note/text_summary" in accumulated(tmp_path).Tags()["tensors"]
+
+
+@needs_tensorboard
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_process):
+    board, _ = tensorboard_log(tmp_path)
+    for step in range(1, 8):  # killed at 7; the last checkpoint was 4
+        board(event(step, loss=1.0))
+    board.flush()
+    again = board if same_process else tensorboard_log(tmp_path)[0]
+    for step in (5, 6):
+        again(event(step, loss=2.0))
+    again.flush()
+    expected = [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 2.0), (6, 2.0)]
+    assert points(tmp_path, "loss") == expected
+
+
+@needs_tensorboard
+def test_a_finished_log_is_converted_once(tmp_path):
+    rows = [row(s) for s in range(1, 6)]
+    for _ in range(2):
+        tensorboard_log(tmp_path, rows)
+    assert points(tmp_path, "loss") == [(s, 8 / s) for s in range(1, 6)]
+
+
+def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert tensorboard_log(tmp_path) == (
+        None,
+        "TensorBoard is not installed (pip install tensorboard)",
+    )
+    assert wandb_log("kit", "demo", tmp_path)[1] == "W&B is not installed (pip install wandb)"
+
+
+@needs_wandb
+def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log, reason = wandb_log("kit", "demo", tmp_path, mode="online")
+    assert "offline" in reason
+    for step in (1, 2, 2, 10):  # back once: two runs
+        log(event(step))
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2

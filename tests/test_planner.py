@@ -1,0 +1,176 @@
+"""The planner's figures by hand, and that its advice, once followed, is gone."""
+
+import dataclasses
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from kit import planner
+from kit.config import ConfigError
+from kit.planner import Limits, checkpoint_bytes, measure, plan
+from kit.steps import StepEvent, TrainConfig
+
+GB = 10**9
+CONFIG = TrainConfig(steps=10_000, val_every=50, checkpoint_every=100, keep=2)
+
+
+def log(steps: int, step_s=1.0, validation_s=0.0, save_s=0.0, config=CONFIG, first=1) -> list[dict]:
+    """Rows as jsonl_log writes them: saving falls into the step after."""
+    rows = []
+    for step in range(first, first + steps):
+        judged = step % config.val_every == 0
+        wall_s = (
+            step_s + judged * validation_s + save_s * ((step - 1) % config.checkpoint_every == 0)
+        )
+        wall_s = None if step == first else wall_s
+        rows.append({"step": step, "val_loss": 2.0 if judged else None, "wall_s": wall_s})
+    return rows
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What the disk has left, in one place to change."""
+    left = SimpleNamespace(free=100 * GB)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: left)
+    return left
+
+
+def make(folder, rows=None, config=CONFIG, limits=None, **more):
+    return plan(rows or log(400), config, GB // 10, folder, limits, **more)
+
+
+# Time.
+
+
+def test_time_to_the_target_is_counted_with_validation_and_checkpoints(tmp_path, disk):
+    found = make(tmp_path, log(400, step_s=1.0, validation_s=10.0, save_s=5.0))
+    assert found.per_step_s == pytest.approx(1 + 10 / 50 + 5 / 100)
+    assert found.left_steps == 9600 and found.left_s == pytest.approx(9600 * 1.25)
+    assert found.sessions == 1 and found.fits and not found.advice
+    assert found.table()["time to the target"] == "3:20:00"
+
+
+def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
+    rows = log(150) + log(150, first=151)
+    rows[60]["wall_s"] = 8 * 3600.0
+    assert make(tmp_path, rows).per_step_s == pytest.approx(1.0)
+
+
+def test_it_follows_the_newest_rows(tmp_path, disk):
+    rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
+    assert measure(rows, CONFIG).step_s == pytest.approx(3.0)
+
+
+def test_trial_steps_are_enough(tmp_path, disk):
+    fixed = {"steps": 5, "loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9, "step_s": 0.5}
+    times = [10.0, 10.5, 11.0, 11.5, 14.0]  # the last one validates
+    events = [
+        StepEvent(step=i, unix_s=s, memory_bytes=1, val_loss=2.0 if i == 5 else None, **fixed)
+        for i, s in enumerate(times, 1)
+    ]
+    found = make(tmp_path, [dataclasses.asdict(e) for e in events], done=0)
+    assert found.left_steps == 10_000
+    assert found.per_step_s == pytest.approx(0.5 + 2.0 / 50)
+
+
+def test_saving_the_best_and_hearing_the_gate_are_counted():
+    config = dataclasses.replace(CONFIG, gate_every=200)
+    rows = log(400, validation_s=10.0)
+    for row in rows:
+        if row["step"] % 200 == 0:
+            row["gate"] = {"cer": 0.1}
+            row["wall_s"] += 60.0
+        elif row["step"] % 100 == 51:  # every other validation was the best so far
+            row["wall_s"] += 4.0
+    costs = measure(rows, config)
+    assert costs.gate_s == pytest.approx(60.0)
+    assert costs.validation_s == pytest.approx(14.0)  # 100 % of those not after a checkpoint
+
+
+def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
+    with pytest.raises(ConfigError, match="run a few steps first"):
+        make(tmp_path, log(1))
+
+
+# Sessions.
+
+
+def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path, disk):
+    config = dataclasses.replace(CONFIG, steps=36_400)  # 10 hours of one-second steps are left
+    found = make(tmp_path, config=config, limits=Limits(session_hours=4))
+    # 4 h less 100 s, twice; the last has 2 h and 200 s to go
+    assert found.sessions == 3 and found.fits
+    (advice,) = found.advice
+    assert "about step 14,800" in advice and "goes on by itself" in advice
+    fewer = dataclasses.replace(config, steps=14_800)
+    assert make(tmp_path, config=fewer, limits=Limits(session_hours=4)).advice == ()
+
+
+def test_the_age_of_this_session_counts(tmp_path, disk):
+    assert make(tmp_path).sessions == 1  # 2:40 of 12 hours
+    assert make(tmp_path, age_s=10 * 3600).sessions == 2
+
+
+def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
+    config = dataclasses.replace(CONFIG, checkpoint_every=5000)
+    limits = Limits(session_hours=1)
+    found = make(tmp_path, config=config, limits=limits)
+    assert found.sessions is None and not found.fits
+    assert found.table()["sessions of 1 h"] == "never done"
+    assert "set `checkpoint_every` to 1,800 or less" in found.advice[0]
+    config = dataclasses.replace(CONFIG, checkpoint_every=1800)
+    assert make(tmp_path, config=config, limits=limits).sessions
+
+
+def test_saving_too_often_and_too_seldom_is_told(tmp_path, disk):
+    often = dataclasses.replace(CONFIG, checkpoint_every=10)
+    (advice,) = make(tmp_path, log(400, save_s=10.0, config=often), often).advice
+    assert advice == "Saving takes 50% of the time: set `checkpoint_every` to 100."
+    seldom = dataclasses.replace(CONFIG, checkpoint_every=5000)
+    (advice,) = make(tmp_path, config=seldom).advice
+    assert "may cost 1:23:20 of work: set `checkpoint_every` to 2,160" in advice
+
+
+# Disk.
+
+
+def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk):
+    (tmp_path / "step-0000100.safetensors").write_bytes(bytes(1000))
+    found = make(tmp_path)
+    assert found.disk_most_bytes == 4 * GB // 10 + GB // 20
+    assert found.disk_now_bytes == 1000 and found.room_bytes == 100 * GB
+
+
+def test_a_checkpoint_is_as_large_as_the_last_one_or_as_what_it_will_hold(tmp_path):
+    assert checkpoint_bytes(tmp_path / "none", 1000, ema=True) == 16_000
+    assert checkpoint_bytes(tmp_path, 1000, ema=False) == 12_000
+    (tmp_path / "step-0000100.safetensors").write_bytes(bytes(16_900))
+    assert checkpoint_bytes(tmp_path, 1000, ema=True) == 16_900
+
+
+def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
+    disk.free = GB
+    many = dataclasses.replace(CONFIG, keep=20)
+    found = make(tmp_path, config=many)
+    assert not found.fits and found.table()["fits"] == "no"
+    assert found.advice == ("Keep fewer checkpoints: set `keep` to 7 (now 20).",)
+    assert make(tmp_path, config=dataclasses.replace(CONFIG, keep=7)).fits
+    assert not make(tmp_path, config=dataclasses.replace(CONFIG, keep=8)).fits
+
+
+def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
+    limits = Limits(quota_bytes=3 * GB // 10)
+    found = make(tmp_path, config=dataclasses.replace(CONFIG, keep=1), limits=limits)
+    assert not found.fits and "Even `keep: 1` needs 50.0 MB more" in found.advice[0]
+
+
+def test_a_folder_that_is_not_there_yet_has_its_parents_disk(tmp_path):
+    found = make(tmp_path / "run" / "checkpoints")
+    assert found.room_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+
+
+@pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])
+def test_limits_that_allow_nothing_are_refused(field, value):
+    with pytest.raises(ConfigError, match=f"Limits.{field}"):
+        Limits(**{field: value})

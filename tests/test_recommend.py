@@ -1,0 +1,113 @@
+"""Recommendations: each with a reason, each about a setting there is."""
+
+import dataclasses
+
+import pytest
+from helpers import CPU
+
+from kit.batches import DataConfig
+from kit.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.hardware import Hardware
+from kit.model import GPTConfig
+from kit.recommend import BY_USE, OVERLAYS, Advice, overlay, recommend, table
+from kit.speedups import SpeedConfig
+from kit.steps import TrainConfig
+
+SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+CARDS = {  # GiB as the driver reports them, compute capability
+    "GTX 1060": (5.9, (6, 1)),
+    "GTX 1080": (7.9, (6, 1)),
+    "V100": (15.8, (7, 0)),
+    "T4": (14.7, (7, 5)),
+    "RTX 3060": (11.6, (8, 6)),
+    "RTX 4090": (23.6, (8, 9)),
+    "H100": (79.1, (9, 0)),
+    "a card of next year": (300.0, (13, 0)),
+}
+
+
+def card(name: str) -> Hardware:
+    gib, capability = CARDS[name]
+    size = int(gib * 2**30)
+    return dataclasses.replace(
+        CPU, device="cuda", name=name, memory_bytes=size, capability=capability
+    )
+
+
+def values(advice: list[Advice]) -> dict:
+    return {a.setting: a.value for a in advice}
+
+
+@pytest.mark.parametrize("hw", [CPU, *map(card, CARDS)], ids=lambda hw: hw.name)
+@pytest.mark.parametrize("use", ["", *BY_USE])
+def test_every_line_is_a_setting_there_is_with_a_reason(hw, use):
+    found = recommend(hw, use)
+    assert found and len(values(found)) == len(found)  # a setting is named once
+    for advice in found:
+        assert len(advice.reason) > 10
+        if advice.setting == "preset":
+            assert advice.value in PRESETS
+            continue
+        section, key = advice.setting.split(".")
+        base = {"data": {"effective_batch": 64, "micro_batch": 64}}.get(section, {})
+        built = build(SECTIONS[section], base | {key: advice.value})
+        assert getattr(built, key) == advice.value
+
+
+def test_small_cards_save_memory_and_large_ones_time():
+    small, middle, large = (values(recommend(card(c))) for c in ("GTX 1060", "T4", "H100"))
+    assert small["speed.gradient_checkpointing"] and small["speed.ema_offload"]
+    assert not middle["speed.gradient_checkpointing"] and not large["speed.gradient_checkpointing"]
+    # A card reports less than its name says; it counts as what it is sold as.
+    assert "speed.ema_offload" not in values(recommend(card("GTX 1080")))
+
+
+def test_each_architecture_gets_what_it_has():
+    found = {name: values(recommend(card(name))) for name in CARDS}
+    assert not found["GTX 1060"]["speed.mixed_precision"]
+    assert found["V100"]["speed.mixed_precision"] and found["T4"]["speed.mixed_precision"]
+    assert not found["T4"]["speed.tf32"] and found["RTX 4090"]["speed.tf32"]
+    assert found["H100"]["speed.compile"] and found["a card of next year"]["speed.compile"]
+
+
+def test_a_use_outweighs_the_device():
+    assert not values(recommend(card("H100"), "debug"))["speed.mixed_precision"]
+    assert values(recommend(card("H100"), "low memory"))["speed.gradient_checkpointing"]
+
+
+def test_an_unknown_use_or_overlay_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean `quality`"):
+        recommend(CPU, "qualty")
+    with pytest.raises(ConfigError, match="Did you mean `speed`"):
+        overlay("sped")
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
+    found = overlay(name)
+    settings = {f"{s}.{k}" for s, section in found.sections.items() for k in section}
+    assert settings == {a.setting for a in found.advice} and settings
+    assert settings == set(load_preset(name, CONFIGS / "use")["why"])
+    assert all(a.reason for a in found.advice)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_overlay_can_be_laid_over_every_preset(preset, name):
+    laid = merge(load_preset(preset), overlay(name).sections)
+    for section, cls in SECTIONS.items():
+        build(cls, laid[section])
+
+
+def test_every_overlay_is_offered_and_every_file_is_one():
+    assert {path.stem for path in (CONFIGS / "use").glob("*.yaml")} == set(OVERLAYS)
+    assert set(OVERLAYS) == {rows for rows in BY_USE.values() if isinstance(rows, str)}
+
+
+def test_the_table_says_on_and_off_and_leaves_numbers():
+    rows = [
+        Advice(setting="speed.ema", value=True, reason="why"),
+        Advice(setting="speed.recompute_every", value=1, reason="all"),
+    ]
+    assert table(rows) == {"speed.ema": "on: why", "speed.recompute_every": "1: all"}
