@@ -15,7 +15,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
     "#0072B2",
     "#E69F00",
