@@ -75,6 +75,20 @@ def test_fp16_with_a_scaler_stays_within_two_percent(monkeypatch, baseline):
         assert losses(events) == pytest.approx(baseline, rel=0.02)
 
 
+def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch):
+    force_precision(monkeypatch, "fp16")
+    s = state(dataclasses.replace(TRAIN, steps=3), mixed_precision=True)
+    s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    good, *_ = batches = list(itertools.islice(random_batches(GPT), 3))
+    batches[1] = poisoned()
+    seen = []
+    for event in train(s, iter(batches)):
+        seen.append((s.scaler.get_scale(), s.model.code_head.weight.detach().clone(), event.note))
+    (before, own, _), (after, kept, note), (last, moved, _) = seen
+    assert (before, after, last) == (256.0, 128.0, 128.0) and "skipped" in note
+    assert torch.equal(own, kept) and not torch.equal(kept, moved) and good.tokens
+
+
 def test_recomputed_layers_give_exact_gradients():
     found, batch = [], next(random_batches(GPT))
     for switch in (False, True):
