@@ -196,7 +196,8 @@ def run_curves(rows: list[dict]) -> Figure:
         tidy(axes, "", "EMA / last")
     for axes in (loss, rate, norm, *more):
         axes.grid(color=GRID, linewidth=0.8)
-        axes.plot(marks, [0.02] * len(marks), "|", **_tick(axes))
+        if marks:
+            axes.plot(marks, [0.02] * len(marks), "|", **_tick(axes))
     loss.legend(frameon=False, fontsize=9)
     figure.axes[-1].set_xlabel("step", fontsize=10, color=INK)
     figure.align_ylabels()
