@@ -115,7 +115,9 @@ def test_the_curves_of_a_run_show_what_averaging_is_worth():
     loss, _, _, ratio = plots.run_curves(rows).axes
     assert list(ratio.lines[0].get_ydata()) == [1.25, 1.75]
     names = [text.get_text() for text in loss.get_legend().get_texts()]
-    assert names == ["training", "held out, last weights", "held out, EMA", "event"]
+    assert names == ["training", "held out, last weights", "held out, EMA"]
+    noted = plots.run_curves([rows[0] | {"note": "skipped"}, *rows[1:]])
+    assert [text.get_text() for text in noted.axes[0].get_legend().texts][-1] == "event"
     assert len(plots.run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 3
 
 
