@@ -198,14 +198,9 @@ HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "memory", "warm-up")
 HEAD += ("loss", "change", "", "ran, or why not")
 
 
-def table(rows: Sequence[Trial]) -> str:
-    """The rows as lines of text in columns."""
-    cells = [HEAD, *(_cells(row, rows[0]) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD) - 1)]
-    return "\n".join(
-        "  ".join([*(c.ljust(w) for c, w in zip(line, widths)), line[-1]]).rstrip()
-        for line in cells
-    )
+def cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The rows as a table's cells, the headings first."""
+    return [HEAD, *(_cells(row, rows[0]) for row in rows)]
 
 
 def _cells(row: Trial, baseline: Trial) -> tuple[str, ...]:

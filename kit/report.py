@@ -152,6 +152,17 @@ def html_table(figures: dict):
     return display({"text/html": table(figures), "text/plain": lines}, raw=True)
 
 
+def html_grid(cells: list[tuple[str, ...]]):
+    """Rows of cells, the headings first, as a table a notebook shows; else as lines in columns."""
+    head, *rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in cells]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    head = head.replace("td>", "th>")
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
+    drawn = f"<table><thead><tr>{head}</tr></thead>{body}</table>"
+    return display({"text/html": drawn, "text/plain": "\n".join(lines)}, raw=True)
+
+
 def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
     rows = []
     for key, value in figures.items():

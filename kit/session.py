@@ -103,17 +103,18 @@ class TrainSession:
         batches = self.make_batches(self.state.position, grad_accum)
         return map(pin, batches) if self.state.applied.on("pinned_memory") else batches
 
-    def trial(self, values: dict, steps: int = 6) -> list[dict]:
+    def trial(self, values: dict, batches, steps: int = 12) -> list[dict]:
         """Rows of a few real steps of a throwaway model, as the log would have them.
 
         What a plan can be made from before the run begins; nothing is logged, saved or kept.
+        `batches` should be usual ones: the run itself may begin with short sentences.
         """
         with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
-            return pool.submit(self._trial, dict(values), steps).result()
+            return pool.submit(self._trial, dict(values), batches, steps).result()
 
-    def _trial(self, values: dict, steps: int) -> list[dict]:
+    def _trial(self, values: dict, batches, steps: int) -> list[dict]:
         torch.set_num_threads(self.threads)
-        batches = self.make_batches(None, values.pop("grad_accum", 1))
+        values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
         state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
         return [dataclasses.asdict(e) for e in itertools.islice(train(state, batches), steps)]

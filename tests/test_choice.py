@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
-from kit.choice import Variant, choose, chosen, compare, load_choice, table, write_choice
+from kit.choice import Variant, cells, choose, chosen, compare, load_choice, write_choice
 from kit.config import ConfigError, build
 from kit.speedups import SpeedConfig
 
@@ -149,10 +149,12 @@ def test_no_file_is_no_choice_and_a_broken_one_is_told(tmp_path):
 def test_the_table_has_a_line_for_every_row():
     slow = dataclasses.replace(ALONE[1], reason="only a GPU has it")
     found = compare([BASELINE, ALONE[0], slow], FASTER[:2], 0.0)
-    head, baseline, fused, tf32 = table(found).splitlines()
-    assert " 1.00x " in baseline and " 1.25x " in fused
-    assert tf32.startswith("TF32") and tf32.endswith("only a GPU has it")
-    under = {name: fused[head.index(name) :].split()[0] for name in head.split()[1:8]}
-    wanted = {"steps/s": "2.5", "spread": "0%", "tokens/s": "500", "memory": "0.10"}
-    assert under == wanted | {"warm-up": "1.0", "loss": "5.0000", "change": "+0.000%"}
-    assert "same" in fused and fused.endswith("fp32, explicit softmax")
+    head, baseline, fused, tf32 = cells(found)
+    assert len({len(row) for row in (head, baseline, fused, tf32)}) == 1
+    assert baseline[2] == "1.00x" and fused[2] == "1.25x"
+    assert tf32[0] == "TF32" and tf32[-1] == "only a GPU has it"
+    under = dict(zip(head, fused))
+    wanted = {"steps/s": "2.5", "spread": "0%", "tokens/s": "500", "memory": "0.10 GiB"}
+    wanted |= {"warm-up": "1.0 s", "loss": "5.0000", "change": "+0.000%"}
+    assert {name: under[name] for name in wanted} == wanted
+    assert fused[-2:] == ("same", "fp32, explicit softmax")

@@ -12,7 +12,7 @@ import soundfile
 from helpers import RATE, speech
 
 from kit.config import ConfigError
-from kit.report import Run, flat, git_state, html_table, open_run, page, show
+from kit.report import Run, flat, git_state, html_grid, html_table, open_run, page, show
 
 
 @pytest.fixture
@@ -152,6 +152,13 @@ def test_figures_are_written_as_a_person_would():
 def test_a_table_without_a_browser_is_plain_text(capsys):
     html_table({"loss": 1.5, "speed": {"steps": 3}})
     assert "loss" in capsys.readouterr().out
+
+
+def test_a_grid_is_a_table_and_lines_in_columns(capsys):
+    html_grid([("variant", "steps/s"), ("a < b", "3"), ("all on", "12")])
+    said = capsys.readouterr().out  # without a notebook both forms, as they are
+    assert "<th>steps/s</th>" in said and "<td>a &lt; b</td><td>3</td>" in said
+    assert repr("variant  steps/s\na < b    3\nall on   12") in said
 
 
 def test_a_run_is_frozen(run):

@@ -385,7 +385,8 @@ def test_accumulation_changes_nothing_but_the_split(tmp_path):
 
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
-    rows = session.trial(ON | {"grad_accum": 2}, 3)
+    usual = session.make_batches(None, 2)
+    rows = session.trial(ON | {"grad_accum": 2}, usual, 3)
     assert [row["step"] for row in rows] == [1, 2, 3] and all(row["unix_s"] for row in rows)
     assert not list(tmp_path.iterdir())
     assert [figures(e) for e in session.run(ON, Event())] == [figures(e) for e in whole[1]]
