@@ -1,5 +1,6 @@
 """Shared by the tests of kit/. Threads, preset and runs folder are set in ../conftest.py."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -12,3 +13,14 @@ ROOT = Path(__file__).resolve().parent.parent
 def runs_folder() -> Path:
     """The temporary KIT_RUNS of this session, shared with the notebooks; removed at the end."""
     return Path(os.environ["KIT_RUNS"])
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Starts child processes that have torch and the kit imported already, to be killed."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["helpers"])
+    yield context
+    os.environ["PYTHONPATH"] = before

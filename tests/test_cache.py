@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import multiprocessing
 import os
 import pickle
 import random
@@ -301,17 +300,6 @@ def test_litter_of_killed_builds_goes_with_time(tmp_path):
         os.utime(path, (1, 1))
     build(tmp_path)
     assert not old.exists() and not half.exists() and young.exists()
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Starts child processes that have torch and the kit imported already, to be killed."""
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["helpers"])
-    yield context
-    os.environ["PYTHONPATH"] = before
 
 
 def build_apart(folder: str) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import itertools
-import multiprocessing
 import os
 import random
 import time
@@ -49,17 +48,6 @@ def whole(tmp_path_factory):
 def busy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("busy")
     return folder, train_in(folder, BUSY)
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Starts child processes that have torch and the kit imported already, to be killed."""
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["helpers"])
-    yield context
-    os.environ["PYTHONPATH"] = before
 
 
 def start(processes, folder: Path, config):
