@@ -9,7 +9,6 @@ and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of model
 import errno
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import safetensors
@@ -17,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kit.config import DiskError, require_disk, write_atomic
+from kit.config import replacing, require_disk, write_atomic
 
 
 class CheckpointError(ValueError):
@@ -65,31 +64,17 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
         left_by_a_kill.unlink()
     tensors, plain = flatten(tree)
     path = of_step(folder, step)
-    part = folder / f".{path.name}"
-    try:
-        require_disk(folder, sum(t.nbytes for t in tensors.values()))
-        header = {"plain": json.dumps(plain)}
-        safetensors.torch.save_file(own_memory(tensors), part, metadata=header)
+    require_disk(folder, sum(t.nbytes for t in tensors.values()))
+    header = {"plain": json.dumps(plain)}
+    with replacing(path) as part:
+        try:
+            safetensors.torch.save_file(own_memory(tensors), part, metadata=header)
+        except safetensors.SafetensorError as error:  # it tells a full disk in words of its own
+            raise OSError(errno.EIO, str(error)) from error
         digest = file_digest(part)  # of what can be read back
-        sync(part)
-        os.replace(part, path)
-    except (OSError, safetensors.SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise no_room(path, error) from error
     write_atomic(path.with_suffix(".sha256"), digest)
     prune(folder, path, keep, best)
     return path
-
-
-def no_room(path: Path, error: Exception) -> DiskError:
-    """What a checkpoint that could not be written says to the user."""
-    if isinstance(error, DiskError):
-        return error
-    return DiskError(
-        getattr(error, "errno", None) or errno.EIO,
-        f"could not write {path}: {getattr(error, 'strerror', None) or error}. Free some disk "
-        "space and run again; older checkpoints are kept",
-    )
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -101,12 +86,6 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         seen.add(storage.data_ptr())
         alone[name] = tensor.clone() if shared else tensor
     return alone
-
-
-def sync(path: Path) -> None:
-    """Wait until the disk has what was written to `path`."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def file_digest(path: Path) -> str:

@@ -5,6 +5,7 @@ A preset is a YAML file of plain values, one section per concern (`corpus`, `cod
 and turns a misspelt key or a wrong type into a sentence. It knows no concern by name.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -15,6 +16,7 @@ import shutil
 import tempfile
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -135,26 +137,35 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` so that `path` holds all of the old or all of the new, whatever happens.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
 
-    Temporary file beside it, fsync, rename. Raises DiskError with the cure when the disk is full.
+    Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
+    Raises DiskError with the cure when the disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = data.encode() if isinstance(data, str) else data
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
         os.replace(temporary, path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
         raise DiskError(
             error.errno,
-            f"could not write {path} ({len(data) / 1e6:.1f} MB): {error.strerror}. "
+            f"could not write {path}: {error.strerror}. "
             "Free some disk space and run again; finished work is kept.",
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` to `path` as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

@@ -83,7 +83,8 @@ class TrainSession:
                 if not is_oom(error):
                     raise
                 raise advice(error) from error
-        if self.state.step and f"{self.state.step:07d}" not in self._newest():
+        saved = checkpoint.of_step(self.checkpoints, self.state.step)
+        if self.state.step and not saved.exists():
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
         if self.state.step >= self.config.steps or self.state.settled:
             self._finish()
@@ -136,10 +137,6 @@ class TrainSession:
             f"not finite for {self.config.patience + 1} steps: back to step {self.state.step}, "
             f"learning rates x{self.state.adaptation.rate:g}",
         ]
-
-    def _newest(self) -> str:
-        """The name of the newest checkpoint, "" when there is none."""
-        return max((p.name for p in checkpoint.checkpoints(self.checkpoints)), default="")
 
     def _resume(self) -> list[str]:
         tree, notes = checkpoint.load_newest(self.checkpoints)
