@@ -2,9 +2,9 @@
 
 A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
 to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
-The decoder predicts log magnitudes, and fast Griffin-Lim (Perraudin et al. 2013) finds a phase.
-The contract every codec keeps: `encode(wave) -> codes`, `decode(codes) -> wave`, `sample_rate`,
-`frame_rate`, `vocab_size`. Knows nothing of text, files or the GPT.
+The decoder predicts log magnitudes, and Griffin-Lim finds a phase. The contract every codec keeps:
+`encode(wave) -> codes`, `decode(codes) -> wave`, `sample_rate`, `frame_rate`, `vocab_size`, and
+`context`: how far around a code its sound is decided. Knows nothing of text or the GPT.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels.
 """
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from kit.audio import read_clip
 from kit.config import build, require
+from kit.griffin_lim import GriffinLim
 from kit.hardware import autocast
 from kit.store import load_module, save_module
 
@@ -54,6 +55,7 @@ class CodecConfig:
     def __post_init__(self):
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
+        require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
         require(all(k >= 2 for k in self.levels), self, "levels", "each needs at least 2.")
 
 
@@ -83,9 +85,11 @@ class Mel(nn.Module):
 class Block(nn.Module):
     """Residual block after ConvNeXt: depthwise convolution over time, then a two-layer MLP."""
 
+    reach = 3  # steps of time to either side
+
     def __init__(self, width: int):
         super().__init__()
-        self.mix = nn.Conv1d(width, width, 7, padding=3, groups=width)
+        self.mix = nn.Conv1d(width, width, 2 * self.reach + 1, padding=self.reach, groups=width)
         self.norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
@@ -139,6 +143,7 @@ class MelCodec(nn.Module):
         )
         self.mel_head = nn.Linear(c.width, c.n_mels)
         self.magnitude_head = nn.Linear(c.width, c.n_fft // 2 + 1)
+        self.griffin_lim = GriffinLim(c.n_fft, c.hop_length, c.griffin_lim_iters)
 
     @property
     def sample_rate(self) -> int:
@@ -152,6 +157,13 @@ class MelCodec(nn.Module):
     @property
     def vocab_size(self) -> int:
         return math.prod(self.config.levels)
+
+    @property
+    def context(self) -> int:
+        """Codes to either side that the samples of a code can depend on, and none further."""
+        c = self.config
+        frames = Block.reach * c.blocks + self.griffin_lim.context
+        return Block.reach * (c.blocks - 1) + math.ceil(frames / c.frames_per_code)
 
     def encode_mel(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""
@@ -192,29 +204,19 @@ class MelCodec(nn.Module):
         return F.pad(mel, (0, -mel.shape[-1] % self.config.frames_per_code), mode="replicate")
 
     @torch.inference_mode()
-    def decode(self, codes: Tensor) -> Tensor:
-        """Codes (B, N) -> waveform (B, L). Raises CodecError for a code outside the vocabulary."""
-        if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
+    def decode(self, codes: Tensor, first: int = 0) -> Tensor:
+        """Codes (B, N) -> waveform (B, L), where the codec is; it lasts N / frame_rate seconds.
+
+        `first` is the number of codes[:, 0] in its utterance, for a part cut out of one.
+        Raises CodecError for a code outside the vocabulary.
+        """
+        codes = codes.to(self.fsq.levels.device)
+        if not codes.numel():
+            return codes.new_zeros(len(codes), 0, dtype=torch.float32)
+        if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise CodecError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
         magnitude = self.decode_values(self.fsq.dequantize(codes).float())[1].exp()
-        return self.griffin_lim(magnitude)
-
-    def griffin_lim(self, magnitude: Tensor) -> Tensor:
-        """Magnitude (B, F, T) -> waveform (B, L) by fast Griffin-Lim with momentum 0.99."""
-        c, frames = self.config, magnitude.shape[-1]
-        magnitude = F.pad(magnitude, (0, max(0, 8 - frames)))  # an STFT needs a window's length
-        window = self.mel.spectrogram.window
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.rand(magnitude.shape, generator=generator) * 2 * math.pi
-        spectrum = torch.polar(magnitude, noise)
-        previous = torch.zeros_like(spectrum)
-        for _ in range(c.griffin_lim_iters):
-            wave = torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
-            rebuilt = torch.stft(wave, c.n_fft, c.hop_length, window=window, return_complex=True)
-            angles = rebuilt + 0.99 * (rebuilt - previous)
-            spectrum, previous = magnitude * torch.sgn(angles), rebuilt
-        wave = torch.istft(spectrum, c.n_fft, c.hop_length, window=window)
-        return wave[:, : frames * c.hop_length]
+        return self.griffin_lim(magnitude, first * self.config.frames_per_code)
 
     def loss(self, wave: Tensor) -> Tensor:
         """Mean absolute error of log-mel and log-magnitude after the round trip of (B, L)."""

@@ -1,8 +1,11 @@
 """The codec keeps its contract: lengths, ranges, files, and codes that do not depend on a batch."""
 
+import math
+
 import pytest
 import torch
 from helpers import CODEC, RATE, manifest, speech, trained_codec, waves, world
+from torch import Tensor
 
 from kit.codec import (
     FSQ,
@@ -48,10 +51,56 @@ def test_very_short_clips_pass(codec, samples):
     assert mel.shape[1] == samples // CODEC.hop_length + 1 and len(codes) >= 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 10, 60])
-def test_griffin_lim_length_follows_the_codes(codec, count):
-    wave = codec.decode(torch.zeros(1, count, dtype=torch.long))
-    assert 0 <= count * PER_CODE - wave.shape[1] <= CODEC.hop_length
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 10, 60])
+def test_the_length_of_the_sound_follows_the_codes(codec, count):
+    wave = codec.decode(torch.zeros(2, count, dtype=torch.long))
+    assert wave.shape == (2, count * PER_CODE) and torch.isfinite(wave).all()
+
+
+def test_a_batch_is_decoded_as_each_row_alone(codec):
+    codes = torch.randint(0, codec.vocab_size, (3, 30))
+    together = codec.decode(codes)
+    alone = torch.cat([codec.decode(row[None]) for row in codes])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def heard(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
+    """The codes whose samples depend on code `at`: a NaN there reaches all of them."""
+    values = codec.fsq.dequantize(codes).float()
+    values[:, at] = math.nan
+    wave = codec.griffin_lim(codec.decode_values(values)[1].exp())
+    per_code = codec.config.hop_length * codec.config.frames_per_code
+    return wave.isnan().view(-1, per_code).any(1).nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("over", [{}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}])
+@pytest.mark.parametrize("iters", [0, 1, 4])
+@torch.inference_mode()
+def test_the_context_is_how_far_a_code_is_heard(over, iters):
+    codec = MelCodec(CodecConfig(**{**vars(CODEC), "griffin_lim_iters": iters} | over))
+    at, context = 60, codec.context
+    before, *_, after = heard(codec, torch.zeros(1, 2 * at, dtype=torch.long), at)
+    # Sound waits for exactly `context` codes; what came before may matter for one code less.
+    assert before == at - context and at + context - 1 <= after <= at + context
+
+
+def test_beyond_the_context_a_code_changes_no_sample(codec):
+    codes = torch.randint(0, codec.vocab_size, (1, 60))
+    wave, at, other = codec.decode(codes), 30, codes.clone()
+    other[0, at] = (other[0, at] + 7) % codec.vocab_size
+    changed = (codec.decode(other) != wave).view(-1, PER_CODE).any(1).nonzero()[:, 0]
+    assert {at - 1, at, at + 1} <= set(changed.tolist())
+    assert (changed - at).abs().max() <= codec.context
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (40, 70), (69, 70)])
+def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end):
+    codes = torch.randint(0, codec.vocab_size, (1, 70))
+    first = max(0, start - codec.context)
+    part = codec.decode(codes[:, first : end + codec.context], first)
+    part = part[:, (start - first) * PER_CODE :][:, : (end - start) * PER_CODE]
+    whole = codec.decode(codes)[:, start * PER_CODE : end * PER_CODE]
+    assert torch.allclose(part, whole, atol=1e-5)
 
 
 def test_griffin_lim_finds_a_phase_for_real_speech(codec):
@@ -180,7 +229,7 @@ def test_log_mel_is_that_of_slaneys_filters():
     assert torch.allclose(Mel(CodecConfig())(wave)[0], wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("over", [{"crop_frames": 47}, {"levels": (8, 1)}])
+@pytest.mark.parametrize("over", [{"crop_frames": 47}, {"levels": (8, 1)}, {"hop_length": 300}])
 def test_settings_that_cannot_work_are_refused(over):
     with pytest.raises(ConfigError, match=f"CodecConfig.{next(iter(over))}"):
         CodecConfig(**over)

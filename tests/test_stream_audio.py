@@ -1,0 +1,123 @@
+"""However codes come in, the pieces of sound are one utterance, from a state that stays small."""
+
+import random
+
+import pytest
+import torch
+from helpers import CODEC, trained_codec
+from torch import Tensor
+
+from kit.codec import CodecError, MelCodec
+from kit.stream_audio import AudioStream
+
+PER_CODE = CODEC.hop_length * CODEC.frames_per_code
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.fixture(scope="module")
+def codec() -> MelCodec:
+    return trained_codec()[0]
+
+
+def some_codes(codec: MelCodec, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, codec.vocab_size, (count,), generator=generator)
+
+
+def cut(codes: Tensor, seed: int) -> list[Tensor]:
+    """`codes` in pieces of random length, some of them empty."""
+    at = [random.Random(seed).randint(0, len(codes)) for _ in range(seed % 7 * 5)]
+    ends = [0, *sorted(at), len(codes)]
+    return [codes[a:b] for a, b in zip(ends, ends[1:])]
+
+
+def streamed(stream: AudioStream, pieces: list[Tensor]) -> Tensor:
+    return torch.cat([*map(stream.push, pieces), stream.finish()])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 14, 15, 22, 60, 200])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_pieces_join_to_the_whole(codec, count, seed):
+    codes = some_codes(codec, count)
+    first, longest = [(8, 64), (1, 1), (3, 20), (1, 200), (50, 50)][seed]
+    stream = AudioStream(codec, first=first, longest=longest)
+    wave = streamed(stream, cut(codes, seed + 7 * count))
+    assert wave.shape == (count * PER_CODE,)
+    assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
+
+
+def test_one_code_at_a_time(codec):
+    codes = some_codes(codec, 90)
+    wave = streamed(AudioStream(codec), list(codes.split(1)))
+    assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
+
+
+def test_a_codec_of_the_usual_size_joins_too():
+    torch.manual_seed(0)
+    codec = MelCodec(type(CODEC)())  # 24 iterations, 48 codes of context
+    codec.magnitude_head.weight.data *= 3  # an untrained codec hums on one note
+    codes = some_codes(codec, 150)
+    wave = streamed(AudioStream(codec, first=4, longest=30), list(codes.split(3)))
+    whole = codec.decode(codes[None])[0]
+    assert (wave - whole).abs().max() <= 1e-5 * whole.abs().max()
+
+
+def test_the_first_sound_comes_as_soon_as_it_is_settled(codec):
+    stream, codes = AudioStream(codec, first=5), some_codes(codec, 100)
+    counts = [len(stream.push(code)) for code in codes.split(1)]
+    assert not any(counts[: codec.context + 4])
+    assert counts[codec.context + 4] == 5 * PER_CODE
+
+
+def test_pieces_grow_to_the_longest(codec):
+    stream = AudioStream(codec, first=2, longest=16)
+    lengths = [len(stream.push(code)) // PER_CODE for code in some_codes(codec, 120).split(1)]
+    assert [n for n in lengths if n][:6] == [2, 4, 8, 16, 16, 16]
+
+
+def test_the_state_does_not_grow(codec):
+    stream = AudioStream(codec, first=2, longest=16)
+    for codes in some_codes(codec, 3000).split(5):
+        stream.push(codes)
+        assert len(stream.codes) <= 2 * codec.context + 16 + 5
+
+
+def test_the_work_grows_with_the_length_alone(codec, monkeypatch):
+    decoded, real = [], codec.decode
+
+    def decode(codes, first):
+        decoded.append(codes.shape[1])
+        return real(codes, first)
+
+    monkeypatch.setattr(codec, "decode", decode)
+    stream = AudioStream(codec, first=16, longest=16)
+    for codes in some_codes(codec, 1000).split(1):
+        stream.push(codes)
+    stream.finish()
+    assert sum(decoded) <= (1000 / 16 + 1) * (16 + 2 * codec.context)
+
+
+def test_after_the_end_another_utterance_begins(codec):
+    stream = AudioStream(codec)
+    for count in (70, 0, 5, 70):
+        codes = some_codes(codec, count)
+        wave = streamed(stream, [codes])
+        assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
+
+
+def test_a_code_outside_the_vocabulary_is_told(codec):
+    stream = AudioStream(codec)
+    stream.push(torch.tensor([3, codec.vocab_size]))
+    with pytest.raises(CodecError, match=r"must lie in 0\.\.59"):
+        stream.finish()
+
+
+@CUDA
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_codes_may_come_from_the_gpu(where):
+    torch.manual_seed(0)
+    codec = MelCodec(CODEC).to(where)
+    codes = some_codes(codec, 80).cuda()
+    wave = streamed(AudioStream(codec), list(codes.split(7)))
+    assert wave.device.type == "cpu"
+    assert torch.allclose(wave, codec.decode(codes[None])[0].cpu(), atol=1e-3)
