@@ -1,0 +1,262 @@
+"""Long text cut into parts a voice can say, none of it lost; waves joined without clicks."""
+
+import random
+
+import pytest
+import torch
+
+from kit.sentences import CLAUSE_S, PARAGRAPH_S, SENTENCE_S, join, split
+from kit.text import TextError, letters, normalize
+
+RATE = 22050
+
+
+def at_most(characters: int, language: str):
+    return lambda text: len(normalize(text, language)) <= characters
+
+
+def cut(text: str, language: str = "en", characters: int = 60) -> list[str]:
+    return [part.text for part in split(text, language, at_most(characters, language))]
+
+
+def said(text: str, language: str) -> str:
+    """The letters of `text`, line by line: figures in two lines are no one telephone number."""
+    return " ".join(letters(normalize(line, language)) for line in text.splitlines())
+
+
+def same_letters(text: str, parts: list[str], language: str) -> bool:
+    return said(text, language).split() == " ".join(said(p, language) for p in parts).split()
+
+
+ENGLISH = [
+    ["It rained all night.", "Was the road still open?", "Nobody knew!", "We waited…"],
+    ["Dr. Adams met Mr. J. R. Bell at 5 p.m. on St. Paul Street.", "They spoke of the U.S. coast."],
+    ["He paid 3.5 dollars, i.e. 1,234 cents.", "It was 1999.", "She was 12.", "He was 9."],
+    ['"Really?" she asked.', "“Yes.”", "(It was late.)", 'He said "go."', "So we went."],
+    ["See https://example.com/a?b=c.d!", "Or write to a.b@example.com.", "Is it v2.0.1?", "Yes."],
+    ["1. Open the door.", "2. Close it again.", "Well... perhaps not?!", "Fine."],
+    ["No!", "🙂 Never mind that.", "The bus, e.g. the blue one, is late."],
+]
+AMHARIC = [
+    ["ትናንት ዝናብ ዘነበ።", "መንገዱ ተዘጋ፧", "አዎ።", "ማን ያውቃል?", "ቆየን፨"],
+    ["በ2015 ዓ.ም. ዶ/ር አልማዝ ከጅማ መጣች።", "እ.ኤ.አ. በ1999 ተወለደች።", "ወ/ሮ ሳራም አብራት ነበረች።"],
+    ["ስብሰባው በ3፡30 ይጀምራል።", "ዋጋው 3.5 ብር ነው።", "1,234 ሰዎች መጡ።", "ዕድሜው 12 ነው."],
+    ["«ደህና ነህ፧» አለች።", "“አዎ።” አላት።", "(ቀኑ መሽቶ ነበር።)", "ሄዱ።"],
+    ["ሰላም፡ለሁሉም።", "I saw him at home.", "እሱ hello አለ!", "OK?", "እሺ።"],
+]
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [("en", row) for row in ENGLISH] + [("am", row) for row in AMHARIC],
+)
+def test_every_sentence_is_a_part_of_its_own(language, sentences):
+    for space in " ", "\t", "\r\n", "\n\n \n":
+        assert cut(space.join(sentences), language, 100) == sentences
+
+
+def test_an_ethiopic_stop_needs_no_space():
+    text = "ዝናብ ዘነበ።መንገዱ ተዘጋ፡፡እኛም ቆየን::ሄድን፡ ፡ ደረስን"
+    assert cut(text, "am") == ["ዝናብ ዘነበ።", "መንገዱ ተዘጋ፡፡", "እኛም ቆየን::", "ሄድን፡ ፡", "ደረስን"]
+
+
+def test_stops_of_other_scripts_are_stops_too():
+    assert cut("यह घर है। वह पेड़ है।", "en") == ["यह घर है।", "वह पेड़ है।"]
+
+
+def test_pauses_tell_sentences_lines_and_clauses_apart():
+    text = "One two. Three.\n\nThe first half of it is long, the other half of it is longer.\nEnd."
+    parts = split(text, "en", at_most(45, "en"))
+    pauses = [SENTENCE_S, PARAGRAPH_S, CLAUSE_S, PARAGRAPH_S, 0.0]
+    assert [part.pause_s for part in parts] == pauses
+    assert 0 < CLAUSE_S < SENTENCE_S < PARAGRAPH_S
+    words = split("one two three four", "en", at_most(10, "en"))
+    assert [part.pause_s for part in words] == [0.0, 0.0]
+
+
+def test_a_long_sentence_is_cut_at_its_clauses_first():
+    text = "When the rain had stopped, we took the old road — the bridge was gone; so we walked."
+    parts = ["When the rain had stopped,", "we took the old road —"]
+    assert cut(text, characters=40) == [*parts, "the bridge was gone; so we walked."]
+    text = "ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤ ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"
+    parts = ["ዝናቡ ሲያቆም፣ በድሮው መንገድ ሄድን፤", "ድልድዩ ግን ፈርሶ ነበር፥ ስለዚህ በእግራችን ተጓዝን።"]
+    assert cut(text, "am", 40) == parts
+
+
+def test_text_without_capitals_is_still_cut_at_its_full_stops():
+    text = "we came late. the door was shut. nobody heard us. we went home."
+    parts = split(text, "en", at_most(40, "en"))
+    assert [p.text for p in parts] == [text[:32], text[33:]]
+    assert parts[0].pause_s == SENTENCE_S
+
+
+@pytest.mark.parametrize("count", [12, 13, 25, 47])
+def test_words_make_parts_of_like_length(count):
+    text = " ".join(["abcd"] * count)
+    for characters in 19, 24, 31:
+        parts = cut(text, characters=characters)
+        assert " ".join(parts) == text
+        assert len(parts) <= -(-len(text) // (characters - 5)) + 1  # no more than it takes
+        assert max(map(len, parts)) - min(map(len, parts)) <= 5  # one word
+
+
+def test_a_first_word_with_a_comma_does_not_stand_alone_before_words():
+    text = "Yes, the quick brown fox jumps over the lazy dog again and again"
+    parts = cut(text, characters=40)
+    assert len(parts) == 2 and min(map(len, parts)) > 25
+
+
+@pytest.mark.parametrize(
+    ("language", "together"),
+    [
+        ("en", "Dr. Smith"),
+        ("en", "J. R. Bell"),
+        ("en", "$ 5"),
+        ("en", "5 %"),
+        ("en", "3.5 miles"),
+        ("en", "1,234 birds"),
+        ("am", "0911 23 45 67"),
+        ("am", "3፡30 ሰዓት"),
+        ("am", "1879 ዓ.ም."),
+        ("am", "2 ብር"),
+    ],
+)
+def test_what_is_read_as_one_is_not_cut(language, together):
+    word = {"en": "word", "am": "ቃል"}[language]
+    for before in range(12):
+        text = f"{f'{word} ' * before}{together}{f' {word}' * (12 - before)}"
+        parts = cut(text, language, 45)
+        assert any(together in part for part in parts), parts
+        assert same_letters(text, parts, language)
+
+
+def test_no_part_begins_with_the_mark_of_the_one_before():
+    text = "ዝናቡ ሲያቆም ፣ በድሮው መንገድ ሄድን ፤ ድልድዩ ግን ፈርሶ ነበር ! ተጓዝን ።"
+    for characters in range(12, 50):
+        parts = cut(text, "am", characters)
+        assert all(part[0].isalpha() for part in parts), parts
+
+
+def test_what_has_nothing_to_say_is_left_out():
+    assert cut("🙂 ... Hello! 🙂🙂\n---\n* * *\n\n👍\nBye.\n!!!") == ["Hello!", "Bye."]
+    last = split("One. Two. 🙂\n\nThree. ?!", "en", at_most(60, "en"))
+    assert [p.pause_s for p in last] == [SENTENCE_S, PARAGRAPH_S, 0.0]
+
+
+@pytest.mark.parametrize("text", ["", " \n\t ", "...", "🙂" * 200, "።፡፡", "\r\n—\r\n"])
+def test_nothing_to_say_at_all_is_told(text):
+    with pytest.raises(TextError, match=r"nothing to say in '.{0,80}': type at least one word"):
+        cut(text)
+
+
+@pytest.mark.parametrize("before", ["", "Fine. ", "this, that and "])
+def test_a_word_that_does_not_fit_is_named(before):
+    with pytest.raises(TextError, match=r"'a{40}' \(300 characters\).*put spaces into it"):
+        cut(f"{before}{'a' * 300} and more")
+
+
+def test_what_fits_raises_is_passed_on():
+    def fits(text: str) -> bool:
+        if "q" in text:
+            raise TextError("The voice never heard q.")
+        return True
+
+    assert len(split("One. Two.", "en", fits)) == 2
+    with pytest.raises(TextError, match="never heard q"):
+        split("One. Two q.", "en", fits)
+
+
+WORDS = {
+    "en": "the rain Road Was old I a bridge U.S. Dr. e.g. St. don't well-known x.y/z?q=1 A.",
+    "am": "ዝናብ ነው መንገዱ ዓ.ም. ዶ/ር ወ/ሮ ት/ቤት እ.ኤ.አ. ሰላም፡ለሁሉ ሰዓት ብር ኪ.ሜ. ወዘተ hello ገ/ማርያም",
+}
+FIGURES = "5|12|3.5|1,234|3፡30|3:30|፲፪|2ኛ|1st|5%|50 %|$ 5|$5|1999|5-10|10 - 12|7 & 8"
+MARKS = [*".!?።፧፨,;:፣፤፥፦", "፡፡", "::", "...", "?!", ' "', '." ', "’", " (", ").", " — ", "–", "🙂"]
+SPACES = [" "] * 12 + ["  ", "\t", "\u00a0", "\n", "\r\n", "\n\n", "\u2028", ""]
+
+
+def scramble(rng: random.Random, language: str, count: int) -> str:
+    """Words, figures and marks of a language in an order nobody would write."""
+    text = ""
+    for _ in range(count):
+        figure = rng.random() < 0.2
+        text += rng.choice(FIGURES.split("|") if figure else WORDS[language].split())
+        text += rng.choice(MARKS) * (rng.random() < 0.3) + rng.choice(SPACES)
+    return text
+
+
+@pytest.mark.parametrize("language", ["en", "am"])
+def test_no_letter_is_lost_and_every_part_fits(language):
+    rng = random.Random(language)
+    for _ in range(400):
+        text = f"{scramble(rng, language, rng.randint(1, 60))} rain"
+        fits = at_most(rng.choice([110, 150, 200, 1000]), language)
+        parts = [part.text for part in split(text, language, fits)]
+        assert all(fits(part) and part == part.strip() for part in parts), text
+        assert same_letters(text, parts, language), text
+
+
+@pytest.mark.parametrize(
+    "sentence", ["the road was old and long ", "ዝናብ በ2015 ነው ፣ ", "a, b. ", "5 "]
+)
+def test_a_long_text_is_read_a_few_times_only(sentence):
+    text = sentence * (10_000 // len(sentence))
+    read = 0
+
+    def fits(part: str) -> bool:
+        nonlocal read
+        read += len(part)
+        return len(part) <= 80
+
+    parts = [part.text for part in split(text, "am", fits)]
+    assert read < 25 * len(text)  # not once for every part
+    assert "".join("".join(parts).split()) == "".join(text.split())
+
+
+def tone(samples: int, hz: float = 200.0) -> torch.Tensor:
+    """Loud to its very edges, where it begins and ends at its peak."""
+    return 0.8 * torch.cos(2 * torch.pi * hz * torch.arange(samples) / RATE)
+
+
+def test_joined_waves_do_not_click():
+    waves = [tone(4000), tone(5001, 310.0), -tone(3000, 150.0)]
+    biggest = max(float(wave.diff().abs().max()) for wave in waves)
+    for pauses_s in [0.0, 0.0, 0.0], [0.3, 0.15, 0.01]:
+        whole = join(waves, pauses_s, RATE)
+        edged = torch.cat([torch.zeros(1), whole, torch.zeros(1)])  # a player starts from silence
+        assert edged.diff().abs().max() <= 1.01 * biggest
+
+
+def test_a_joined_wave_is_as_long_as_its_parts_and_pauses():
+    waves = [torch.randn(n) for n in (4000, 1, 0, 17, 3000)]
+    pauses_s = [0.3, 0.15, 0.6, 0.0, 0.25]
+    whole = join(waves, pauses_s, RATE)
+    assert whole.shape == (7018 + sum(round(p * RATE) for p in pauses_s),)
+    assert not whole[4000 : 4000 + round(0.3 * RATE)].any()
+
+
+def test_the_middle_of_a_wave_is_untouched():
+    wave = tone(4000)
+    before = wave.clone()
+    whole = join([wave], [0.0], RATE)
+    edge = round(0.0051 * RATE)
+    assert len(whole) == 4000 and torch.equal(whole[edge:-edge], wave[edge:-edge])
+    assert whole[0] == whole[-1] == 0
+    assert torch.equal(wave, before)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 50, 200])
+def test_a_wave_shorter_than_its_fades_starts_and_ends_at_nothing(samples):
+    whole = join([torch.ones(samples)], [0.0], RATE)
+    assert len(whole) == samples and whole[0] == whole[-1] == 0
+    assert torch.isfinite(whole).all() and whole.max() <= 1
+
+
+def test_nothing_joined_is_nothing():
+    assert join([], [], RATE).shape == (0,)
+    assert join([torch.zeros(0)], [0.0], RATE).shape == (0,)
+
+
+def test_every_wave_needs_its_pause():
+    with pytest.raises(ValueError):
+        join([torch.ones(9)], [], RATE)
