@@ -1,4 +1,4 @@
-"""How long speaking takes here: seconds for a given number of codes, and the real-time factor.
+"""How long speaking takes here: for so many codes, to the first sound, per second of speech.
 
 Medians of a few runs after a warm-up, side by side in one process. Knows a `Voice`; no file.
 """
@@ -7,26 +7,49 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 
-from kit.generate import GenerateConfig, generate
+from kit.generate import generate
+from kit.sampling import GenerateConfig
 from kit.voice import Voice
 
 
 def speak_seconds(
-    voice: Voice, codes: int, config: GenerateConfig, batch: int = 1, repeats: int = 3
+    voice: Voice,
+    codes: int,
+    config: GenerateConfig,
+    batch: int = 1,
+    repeats: int = 3,
+    warm: bool = True,
 ) -> float:
-    """Median seconds to generate `codes` codes for `batch` rows, one reading each, no codec."""
-    reference = voice.references[voice.speakers[0]].float()
-    cond = reference.expand(batch, *reference.shape)
+    """Median seconds to generate `codes` codes for `batch` rows, one reading each, no codec.
+
+    `warm` does it once before, untimed: the first time pays for what only happens once.
+    """
+    reference, decoder = voice.reference(voice.speakers[0]), voice.ready()
+    cond = reference.expand(batch, *reference.shape).to(decoder.device)
     exact = dataclasses.replace(config, exact_codes=codes, candidates=1)
-    texts, times = [list(range(3, 23))] * batch, []
-    for _ in range(repeats + 1):
+    texts = [list(range(3, 23))] * batch
+    return median_seconds(lambda: generate(decoder, texts, cond, exact), repeats, warm)
+
+
+def first_sound_seconds(voice: Voice, text: str, config: GenerateConfig, repeats: int = 3) -> float:
+    """Median seconds from `text` to the first piece of sound of `Voice.stream`, all included."""
+    return median_seconds(lambda: next(voice.stream(text, voice.speakers[0], config)), repeats)
+
+
+def median_seconds(work: Callable[[], object], repeats: int, warm: bool = True) -> float:
+    """Median time of `work()`, once more before that, untimed, when `warm`."""
+    times = []
+    if warm:
+        work()
+    for _ in range(repeats):
         started = time.perf_counter()
-        generate(voice.model, texts, cond, exact)
+        work()
         times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+    return statistics.median(times)
 
 
 def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> float:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from kit.codec import MelCodec, load_wave
-from kit.generate import GenerateConfig
 from kit.ledger import Utterance
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, cer
+from kit.sampling import GenerateConfig
 from kit.voice import Speech, Voice
 
 
@@ -50,10 +50,14 @@ def transcribe(
 
 
 def score(
-    voice: Voice, rows: list[Utterance], recognizer: Recognizer, config: GenerateConfig
+    voice: Voice,
+    rows: list[Utterance],
+    recognizer: Recognizer,
+    config: GenerateConfig,
+    batch: int = 64,
 ) -> tuple[Scores, list[Speech]]:
-    """Speak every row's text in its own speaker's voice and measure; also returns the speech."""
-    speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config)
+    """Speak every row's text in its own speaker's voice, `batch` at a time, and measure."""
+    speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config, batch)
     heard = transcribe(recognizer, voice.codec, [s.wave for s in speech])
     seconds = [len(s.wave) / voice.codec.sample_rate for s in speech]
     scores = Scores(
@@ -71,9 +75,12 @@ def hearing(
     voice: Voice, rows: list[Utterance], recognizer: Recognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
     """A gate for training: what a model, in place of the voice's own, makes of `rows`."""
-    return lambda model: score(dataclasses.replace(voice, model=model), rows, recognizer, config)[
-        0
-    ].figures()
+
+    def listen(model: SpeechGPT) -> dict:
+        heard = dataclasses.replace(voice, model=model, decoder=None)
+        return score(heard, rows, recognizer, config)[0].figures()
+
+    return listen
 
 
 def floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> tuple[float, float]:

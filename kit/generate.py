@@ -1,45 +1,29 @@
-"""Text ids and a reference in, audio codes out: prefill, then one code at a time.
+"""Text ids and a reference in, audio codes out: prompts of unequal length, each with its own end.
 
-A page of plain PyTorch: a preallocated key-value cache, prompts of unequal length padded on the
-left, finished rows leaving the batch, and the filters everybody uses (temperature, top-k, top-p:
-Holtzman et al. 2020; repetition penalty: Keskar et al. 2019). Whether a row ended by STOP or by the
-length limit is always told. Knows the model; nothing of text, codecs or files.
+Finished rows leave the batch. Whether a row ended by STOP or by the length limit is always told;
+one that was cut is read again, cooler, before that is accepted. Knows the decoder and the sampler;
+nothing of text, codecs or files.
 
-Shapes: B batch, P prompt, D width, H heads, V code vocabulary, K latents.
+Shapes: B rows still speaking, R rows asked for, V code vocabulary, M mels, T mel frames.
 """
 
 import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kit.config import require
+from kit.decoder import DecodeError, Decoder
 from kit.model import GPTConfig, SpeechGPT
+from kit.sampling import GenerateConfig, Noise, penalize, sample, seed_of
+
+CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
 
 
-class GenerationError(ValueError):
-    """A request the model cannot serve; the message says which limit and what to change."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    temperature: float = 0.3  # 0 is greedy
-    top_k: int = 20  # 0 keeps all
-    top_p: float = 0.95
-    repetition_penalty: float = 1.0
-    candidates: int = 1  # readings drawn of each text; the one the model finds likeliest is kept
-    max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
-    seed: int = 0
-    exact_codes: int = 0  # speak just this many codes and never STOP before (for timing)
-    kv_cache: bool = True  # off recomputes the whole row for every code: same codes, for the lesson
-
-    def __post_init__(self):
-        require(self.temperature >= 0, self, "temperature", "must be 0 (greedy) or more.")
-        require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
-        require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
-        require(self.repetition_penalty > 0, self, "repetition_penalty", "1 is none.")
-        require(self.candidates > 0, self, "candidates", "must be 1 or more.")
+class GenerationError(DecodeError):
+    """Settings or weights that cannot be used to speak; the message says what to change."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,175 +31,150 @@ class Spoken:
     codes: Tensor  # (N,) without STOP
     stopped: bool  # False: cut at the length limit, the model did not find its end
     log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
+    temperature: float  # it was read at: lower than asked for where a reading was cut before
 
 
-class LayerCache:
-    """Keys and values (B, H, longest, D / H) of one layer, written in place."""
+@dataclasses.dataclass(kw_only=True)
+class Said:
+    """What a batch has said so far."""
 
-    def __init__(self, whole: "KVCache", shape: tuple, like: Tensor):
-        self.whole = whole
-        self.k, self.v = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in "kv")
+    codes: Tensor  # (R, longest), STOP where nothing was said yet
+    log_probs: Tensor  # (R, longest)
+    limits: list[int]  # codes each row may have
+    stop: int  # the code that ends a row
+    steps: int = 0  # columns that are decided
 
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        start, end = self.whole.length, self.whole.length + k.shape[2]
-        self.k[:, :, start:end] = k
-        self.v[:, :, start:end] = v
-        return self.k[:, :, :end], self.v[:, :, :end], self.whole.mask
-
-    def keep(self, rows: Tensor) -> None:
-        self.k, self.v = self.k[rows], self.v[rows]
-
-
-class KVCache:
-    """One `LayerCache` a layer, and what they share: positions written, keys that are padding."""
-
-    def __init__(self, config: GPTConfig, padding: Tensor, longest: int, like: Tensor):
-        shape = (len(padding), config.heads, longest, config.width // config.heads)
-        self.layers = [LayerCache(self, shape, like) for _ in range(config.layers)]
-        self.length, self.padding = 0, padding  # padding (B,): cells on the left of each row
-        self.mask: Tensor | None = None
-
-    def mask_for(self, count: int) -> Tensor:
-        """Which keys the next `count` queries may see: (B, 1, count, keys), True is visible."""
-        end = self.length + count
-        keys = torch.arange(end, device=self.padding.device)
-        queries = keys[self.length :, None]
-        real = keys >= self.padding[:, None, None]
-        # A padding query sees itself, or its softmax would be NaN and spread.
-        return ((real & (keys <= queries)) | (keys == queries))[:, None]
-
-    def keep(self, rows: Tensor) -> None:
-        self.padding = self.padding[rows]
-        for layer in self.layers:
-            layer.keep(rows)
-
-
-def prompt(model: SpeechGPT, texts: list[list[int]], cond: Tensor) -> tuple[Tensor, Tensor]:
-    """`latents | START text STOP | START` of every row, padded on the left.
-
-    Returns embeddings (B, P, D) and the padding of each row (B,). Raises GenerationError for an
-    empty text or one longer than the model's positions.
-    """
-    c, device = model.config, cond.device
-    latents, rows = model.conditioner(cond), []
-    for text, latent in zip(texts, latents, strict=True):
-        if not 0 < len(text) <= c.max_text - 2:
+    def spoken(self, temperature: float) -> list[Spoken]:
+        """Every row up to its end. Raises GenerationError when a logit was not finite."""
+        codes, scores = self.codes.cpu(), self.log_probs.cpu()
+        if not torch.isfinite(scores).all():
             raise GenerationError(
-                f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
-                "Split it into sentences."
+                "The model's logits are not finite: its numbers outgrow this format. Take bf16 or "
+                "fp32 weights, or an earlier checkpoint."
             )
-        ids = [c.text_vocab - 2, *text, c.text_vocab - 1, c.text_vocab + c.start_code]
-        places = [*range(len(text) + 2), c.max_text]
-        grid = torch.tensor([ids, places], device=device)
-        rows.append(torch.cat((latent, model.embed(grid[0], grid[1]))))
-    longest = max(map(len, rows))
-    padding = torch.tensor([longest - len(row) for row in rows], device=device)
-    return torch.stack([F.pad(row, (0, 0, longest - len(row), 0)) for row in rows]), padding
-
-
-def forward(model: SpeechGPT, x: Tensor, cache: KVCache) -> Tensor:
-    """Run new embeddings (B, n, D) after what `cache` holds; fp32 logits of the last (B, V)."""
-    cache.mask = cache.mask_for(x.shape[1])
-    h = model.gpt(x, cache.layers)[:, -1]
-    cache.length += x.shape[1]
-    return model.code_head(model.final_norm(h)).float()
-
-
-def embed_code(model: SpeechGPT, codes: Tensor, position: int) -> Tensor:
-    """Codes (B,) at code position `position` -> (B, 1, D)."""
-    return (model.code_embedding(codes) + model.code_position.weight[position])[:, None]
-
-
-def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divide positive and multiply negative logits (B, V) of codes already `seen` (B, V)."""
-    if penalty == 1:
-        return logits
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
-def filter_logits(logits: Tensor, config: GenerateConfig) -> Tensor:
-    """Temperature, then top-k, then top-p over (B, V); what is cut becomes -inf."""
-    logits = logits / config.temperature
-    if config.top_k:
-        least = logits.topk(min(config.top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    if config.top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        cut = (before > config.top_p).scatter(-1, order, before > config.top_p)
-        logits = logits.masked_fill(cut, float("-inf"))
-    return logits
-
-
-def sample(logits: Tensor, config: GenerateConfig, generator: torch.Generator) -> Tensor:
-    """One code per row of (B, V): the best at temperature 0, else drawn."""
-    if config.temperature == 0:
-        return logits.argmax(-1)
-    weights = filter_logits(logits, config).softmax(-1)
-    return torch.multinomial(weights, 1, generator=generator)[:, 0]
+        found = []
+        for row, score, limit in zip(codes, scores, self.limits):
+            ends = (row[: limit + 1] == self.stop).nonzero()
+            end, stopped = (int(ends[0]), True) if len(ends) else (limit, False)
+            mean = float(score[: end + stopped].mean())
+            row = {"codes": row[:end], "stopped": stopped, "log_prob": mean}
+            found.append(Spoken(**row, temperature=temperature))
+        return found
 
 
 def generate(
-    model: SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+    model: Decoder | SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
 ) -> list[Spoken]:
-    """Codes for every row of `texts` (piece ids) in the voice of `cond` (B, M, T).
+    """Codes for every row of `texts` (piece ids) in the voice of `cond` (R, M, T).
 
     With several `candidates` each text is read that often, and the reading with the highest mean
     log-probability is kept: a slip (a word left out, said twice) is less likely than what was
-    meant, also to the model that made it. One that ended by itself goes before one that was cut.
-    Raises GenerationError for texts that do not fit, or logits that are not finite.
+    meant, also to the model that made it. One that ended by itself goes before one that was cut;
+    where all were cut, the text is read again at half the temperature, `retries` times at most.
+    Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
     """
-    many = config.candidates if config.temperature > 0 else 1  # greedy readings are all alike
-    readings = decode(
-        model, [t for t in texts for _ in range(many)], cond.repeat_interleave(many, 0), config
-    )
-    groups = (readings[i : i + many] for i in range(0, len(readings), many))
+    if len(cond) != len(texts):
+        raise GenerationError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
+    decoder = model if isinstance(model, Decoder) else Decoder(model)
+    found = best_of(decoder, texts, cond, config)
+    for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
+        cut = [i for i, row in enumerate(found) if not row.stopped]
+        if not cut:
+            break
+        config = replace(config, temperature=config.temperature / 2)
+        again = best_of(decoder, [texts[i] for i in cut], cond[cut], config)
+        again = dict(zip(cut, again))
+        found = [again.get(i, row) for i, row in enumerate(found)]
+    return found
+
+
+def best_of(
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+) -> list[Spoken]:
+    """The likeliest of each text's candidates."""
+    many = config.candidates if config.temperature else 1  # greedy readings are all alike
+    each = [text for text in texts for _ in range(many)]
+    seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
+    rows = decode(decoder, each, cond.repeat_interleave(many, 0), config, seeds)
+    groups = (rows[i : i + many] for i in range(0, len(rows), many))
     return [max(group, key=lambda r: (r.stopped, r.log_prob)) for group in groups]
 
 
-@torch.inference_mode()
 def decode(
-    model: SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
 ) -> list[Spoken]:
-    """One reading of every row, as `generate` has them."""
-    model.eval()
-    c, device = model.config, cond.device
-    generator = torch.Generator(device=device).manual_seed(config.seed)
-    x, padding = prompt(model, texts, cond)
+    """One reading of every row, each drawn from its own seed."""
+    count = len(texts)
+    if not count:
+        return []
+    if not decoder.shrinks:  # few batch sizes, few graphs: fill up with the first row
+        more = 2 ** (count - 1).bit_length() - count
+        texts, seeds = [*texts, *texts[:1] * more], [*seeds, *seeds[:1] * more]
+        cond = torch.cat((cond, cond[:1].expand(more, -1, -1)))
+    said = deque(decoding(decoder, texts, cond, config, seeds), maxlen=1).pop()
+    return said.spoken(config.temperature)[:count]
+
+
+@torch.inference_mode()
+def decoding(
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
+) -> Iterator[Said]:
+    """A code a step for every row; yields what was said at each look at who has finished."""
+    c, device = decoder.config, decoder.device
     limits = [length_limit(c, config, len(text)) for text in texts]
-    cache = KVCache(c, padding, x.shape[1] + max(limits), x)
-    rows = torch.arange(len(texts), device=device)  # which request each live row serves
-    said = torch.full((len(texts), max(limits) + 1), c.stop_code, device=device)
-    log_probs = torch.zeros(said.shape, device=device)
-    limits = torch.tensor(limits, device=device)
-    logits, seen = (
-        forward(model, x, cache),
-        torch.zeros(len(texts), c.code_vocab, dtype=bool, device=device),
+    x, padding = decoder.prompt(texts, cond)
+    shape = (len(texts), max(limits) + 1)
+    said = Said(
+        codes=torch.full(shape, c.stop_code, device=device),
+        log_probs=torch.zeros(shape, device=device),
+        limits=limits,
+        stop=c.stop_code,
     )
-    for n in range(int(limits.max()) + 1):
-        if not torch.isfinite(logits).all():
-            raise GenerationError("The model's logits are not finite: its weights are damaged.")
-        logits[:, c.start_code] = float("-inf")
-        expected = logits.log_softmax(-1)
-        if n < config.exact_codes:
-            logits[:, c.stop_code] = float("-inf")
-        codes = sample(penalize(logits, seen, config.repetition_penalty), config, generator)
-        said[rows, n] = codes
-        log_probs[rows, n] = expected.gather(1, codes[:, None])[:, 0]
-        live = (codes != c.stop_code) & (n < limits[rows])
-        if not live.any():
-            break
-        if live.sum() <= len(live) // 2:  # finished rows leave once they are half of the batch
-            x, codes, rows, seen = x[live], codes[live], rows[live], seen[live]
-            cache.keep(live)
-        seen[torch.arange(len(codes), device=device), codes.clamp(max=c.code_vocab - 1)] = True
-        step = embed_code(model, codes, n + 1)
-        if not config.kv_cache:
-            x = torch.cat((x, step), dim=1)
-            step, cache = x, KVCache(c, cache.padding, x.shape[1], x)
-        logits = forward(model, step, cache)
-    ends = zip(said.cpu(), log_probs.cpu(), limits.tolist())
-    return [_spoken(codes, scores, c.stop_code, limit) for codes, scores, limit in ends]
+    noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
+    rows, most = (torch.tensor(n, device=device) for n in ([*range(len(texts))], limits))
+    seen = torch.zeros(len(texts), c.code_vocab, dtype=torch.bool, device=device)
+    done = torch.zeros_like(rows, dtype=torch.bool)
+    logits, cache = decoder.prefill(x, padding, shape[1])
+    for n in range(shape[1]):
+        codes, score = next_codes(logits, seen, noise, config, c, n)
+        said.codes[rows, n], said.log_probs[rows, n] = codes, score
+        done = done | (codes == c.stop_code) | (n >= most)
+        if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
+            said.steps = n + 1
+            yield said
+            if done.all():
+                decoder.release(cache)
+                return
+            if decoder.shrinks and done.sum() >= len(done) / 2:
+                live = ~done
+                kept = (t[live] for t in (codes, rows, seen, most, done, x))
+                codes, rows, seen, most, done, x = kept
+                padding = [p for p, on in zip(padding, live.tolist()) if on]
+                cache.keep(live)
+                if noise:
+                    noise.keep(live)
+        if config.repetition_penalty != 1:
+            seen.scatter_(1, codes[:, None], True)
+        if config.kv_cache:
+            logits = decoder.decode_one(codes, n + 1, cache)
+        else:
+            x = torch.cat((x, decoder.embed(codes, n + 1)[:, None]), dim=1)
+            decoder.release(cache)
+            logits, cache = decoder.prefill(x, padding, 0)
+
+
+def next_codes(
+    logits: Tensor, seen: Tensor, noise: Noise | None, config: GenerateConfig, c: GPTConfig, n: int
+) -> tuple[Tensor, Tensor]:
+    """The n-th code of every row (B,), and its log-probability before anything is filtered."""
+    logits[:, c.start_code] = float("-inf")
+    expected = logits.log_softmax(-1)
+    if n < config.exact_codes:
+        logits[:, c.stop_code] = float("-inf")
+    if config.repetition_penalty != 1:
+        logits = penalize(logits, seen, config.repetition_penalty)
+    codes = sample(logits, config, noise.next() if noise else None)
+    return codes, expected.gather(1, codes[:, None])[:, 0]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
@@ -226,10 +185,3 @@ def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int
         )
     wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
     return min(model.max_code - 1, wanted)
-
-
-def _spoken(row: Tensor, scores: Tensor, stop: int, limit: int) -> Spoken:
-    ends = (row[: limit + 1] == stop).nonzero()
-    end = int(ends[0]) if len(ends) else limit
-    mean = float(scores[: end + 1].mean())
-    return Spoken(codes=row[:end], stopped=bool(len(ends)), log_prob=mean)

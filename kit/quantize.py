@@ -1,53 +1,139 @@
-"""INT8 for inference: int8 weights with one scale per output channel, and what that costs.
+"""Linear layers for inference in every number format: fp32, bf16, fp16, int8, int4.
 
-Weights are stored as int8 (a quarter of the bytes); biases, norms and embeddings stay as they are.
-On a CPU the product itself runs in int8 with activations scaled as they come (dynamic
-quantisation, torch's packed kernels); elsewhere weights are expanded on the fly (weight-only).
-`compare` says what it costs in agreement. Knows the model; nothing of audio.
+One new code a step is a row times every weight: the time goes into reading the weights, so fewer
+bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022), int4 one per
+group of 32 inputs (Dettmers & Zettlemoyer 2023); biases are kept as they are. On a CPU weights are
+packed once, the way oneDNN's and torch's own kernels read them. `choose` picks what can run here
+and says so. Knows `nn.Linear` alone.
 
-Dettmers et al. 2022 for per-channel scales. Shapes: O output, I input features, N positions.
+Shapes: R rows, I input features, O output features.
 """
-
-import copy
-import dataclasses
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.model import EffectiveBatch, SpeechGPT
+FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4")
+FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
+GROUP = 32  # inputs that share an int4 scale
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights (O, I), fp32 scales (O,) and its bias untouched."""
+class Plain(nn.Module):
+    """The layer itself, in `dtype`; fp32 shares the model's own weights."""
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", bias)
-        self.packed = None
-
-    @classmethod
-    def from_linear(cls, linear: nn.Linear) -> "Int8Linear":
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
-        rounded = (weight / scale[:, None]).round().to(torch.int8)
-        bias = None if linear.bias is None else linear.bias.detach().clone()
-        return cls(rounded, scale, bias)
-
-    def dequantized(self) -> Tensor:
-        """The weights the int8 ones stand for, fp32 (O, I)."""
-        return self.weight.float() * self.scale[:, None]
+        self.weight, self.bias = (nn.Buffer(t.detach().to(dtype)) for t in parts(linear))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or not has_int8_kernel():
-            return F.linear(x, self.dequantized().to(x.dtype), self.bias)
-        if self.packed is None:
-            zeros = torch.zeros(len(self.scale), dtype=torch.long)
-            weight = torch._make_per_channel_quantized_tensor(self.weight, self.scale, zeros, 0)
-            self.packed = torch.ops.quantized.linear_prepack(weight, self.bias)
-        return torch.ops.quantized.linear_dynamic(x.contiguous(), self.packed, reduce_range=False)
+        return F.linear(x, self.weight, self.bias)
+
+
+class Packed(nn.Module):
+    """Weights laid out as oneDNN reads them, fp32 or bf16; CPU only."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        weight, bias = (t.detach().to(dtype) for t in parts(linear))
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self.packed_bytes = weight.numel() * weight.element_size()
+        self.bias = nn.Buffer(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+
+
+class DynamicInt8(nn.Module):
+    """int8 times int8: activations are scaled as they come, one scale for all rows; CPU only."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        weight, bias = parts(linear)
+        rounded, scale = int8(weight)
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        whole = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
+        self.packed = torch.ops.quantized.linear_prepack(whole, bias.detach().float())
+        self.packed_bytes = rounded.numel() + 4 * (len(scale) + len(bias))
+        # Processors without VNNI add pairs of products in 16 bits: 7 bits of x keep that in range.
+        self.seven_bits = not torch.cpu._is_vnni_supported()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic.default(x, self.packed, self.seven_bits)
+
+
+class WeightOnlyInt8(nn.Module):
+    """int8 weights, expanded inside the product; activations stay in `dtype`."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
+        super().__init__()
+        weight, bias = parts(linear)
+        rounded, scale = int8(weight)
+        self.weight, self.scale = nn.Buffer(rounded), nn.Buffer(scale.to(dtype))
+        self.bias = nn.Buffer(bias.detach().to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and len(x) <= FEW_ROWS:
+            return torch._weight_int8pack_mm(x, self.weight, self.scale) + self.bias
+        # Whole numbers are up to 127 times too large: fp16 would overflow.
+        return F.linear(x / 128, self.weight.to(x.dtype)) * (self.scale * 128) + self.bias
+
+
+class Int4(nn.Module):
+    """int4 weights in groups of 32 inputs, each with a scale and an offset; CPU only, bf16."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
+        super().__init__()
+        weight, bias = parts(linear)
+        if weight.shape[1] % GROUP:
+            raise ValueError(
+                f"int4 takes inputs in groups of {GROUP}; this layer has {weight.shape[1]}. "
+                "Take int8, or a width that divides."
+            )
+        self.outputs = len(weight)
+        groups = F.pad(weight.detach().float(), (0, 0, 0, -len(weight) % 16)).unflatten(
+            1, (-1, GROUP)
+        )
+        low, high = groups.amin(-1), groups.amax(-1)
+        scale = (high - low).clamp(min=1e-8) / 15
+        rounded = ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
+        rounded = rounded.flatten(1).to(torch.int32)
+        self.weight = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(rounded, 2))
+        # The kernel reads (q - 8) * scale + offset.
+        both = torch.stack((scale, low + 8 * scale), dim=-1).transpose(0, 1)
+        self.scales = nn.Buffer(both.to(dtype).contiguous())
+        self.bias = nn.Buffer(bias.detach().to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, GROUP, self.scales)
+        return y[:, : self.outputs] + self.bias
+
+
+def choose(
+    weights: str, device: torch.device, compiled: bool
+) -> tuple[type[nn.Module], torch.dtype, str]:
+    """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words.
+
+    Raises ValueError for int4 where torch has no kernel for it.
+    """
+    half = "bf16" if device.type == "cpu" or torch.cuda.is_bf16_supported(False) else "fp16"
+    if weights == "bf16" and half == "fp16":
+        return Plain, torch.float16, "fp16: this GPU has no bf16"
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(weights, torch.float32)
+    low = torch.bfloat16 if half == "bf16" else torch.float16
+    if weights == "int4":
+        if device.type != "cpu":
+            raise ValueError("int4 runs on CPUs alone: take int8.")
+        return Int4, torch.bfloat16, "int4 weights, bf16 activations"
+    if weights.startswith("int8"):
+        dynamic = device.type == "cpu" and not compiled and has_int8_kernel()
+        if dynamic and weights == "int8":
+            return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
+        why = ": int8 products run uncompiled alone, on CPUs torch has them for"
+        return WeightOnlyInt8, low, f"int8 weights, {half} activations{why * (weights == 'int8')}"
+    packs = device.type == "cpu" and not compiled and torch.backends.mkldnn.is_available()
+    if packs and weights != "fp16":
+        return Packed, dtype, f"{weights}, packed for this CPU"
+    return Plain, dtype, weights
 
 
 def has_int8_kernel() -> bool:
@@ -55,58 +141,26 @@ def has_int8_kernel() -> bool:
     return torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
 
-def quantize(model: SpeechGPT) -> SpeechGPT:
-    """A copy of `model` whose trunk and code head are INT8; the original is left alone."""
-    small = copy.deepcopy(model).eval()
-    for module in [small, *small.gpt.modules()]:
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and name != "text_head":
-                setattr(module, name, Int8Linear.from_linear(child))
-    return small
-
-
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of everything the model stores."""
+    """Bytes of everything `model` stores, packed weights included."""
     tensors = [*model.parameters(), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    packed = sum(getattr(m, "packed_bytes", 0) for m in model.modules())
+    return packed + sum(t.numel() * t.element_size() for t in tensors)
 
 
-def linear_bytes(model: SpeechGPT) -> int:
-    """Bytes of what INT8 changes: the linear layers of the trunk and the code head."""
-    parts = [
-        m for m in [*model.gpt.modules(), model.code_head] if isinstance(m, (nn.Linear, Int8Linear))
-    ]
-    return sum(weight_bytes(m) for m in parts)
+def parts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight (O, I) and bias (O,), zeros where the layer has none."""
+    bias = linear.bias if linear.bias is not None else linear.weight.new_zeros(len(linear.weight))
+    return linear.weight, bias
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cost:
-    """INT8 against fp32 along real rows, the true codes given (teacher forcing)."""
+def int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers (O, I) in -127..127 and the scale (O,) of each row.
 
-    top1_agreement: float  # share of positions where both rank the same code first
-    mean_logit_error: float
-    max_logit_error: float
-    size_ratio: float  # bytes of the whole model, INT8 / fp32
-    linear_size_ratio: float  # bytes of the quantised layers alone
-
-
-@torch.inference_mode()
-def compare(model: SpeechGPT, small: SpeechGPT, batches: list[EffectiveBatch]) -> Cost:
-    """What quantising `model` into `small` costs over `batches`."""
-    agree = count = 0
-    total = largest = 0.0
-    for micro in (m for batch in batches for m in batch.micro):
-        full, int8 = (
-            m.code_head(m.hidden(micro).flatten(0, 1)[micro.code_at]) for m in (model, small)
-        )
-        error = (full - int8).abs()
-        agree += int((full.argmax(-1) == int8.argmax(-1)).sum())
-        count += len(full)
-        total, largest = total + float(error.mean(-1).sum()), max(largest, float(error.max()))
-    return Cost(
-        top1_agreement=agree / count,
-        mean_logit_error=total / count,
-        max_logit_error=largest,
-        size_ratio=weight_bytes(small) / weight_bytes(model),
-        linear_size_ratio=linear_bytes(small) / linear_bytes(model),
-    )
+    Raises ValueError for weights that are not finite: there is no whole number for them.
+    """
+    weight = weight.detach().float()
+    if not torch.isfinite(weight).all():
+        raise ValueError("These weights are damaged: not finite. Load an earlier checkpoint.")
+    scale = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale

@@ -1,14 +1,16 @@
 """A trained voice in one object: text in, waveform out.
 
-Holds the GPT, the codec, the tokenizer and a reference per speaker; splits nothing and hides
-nothing: each utterance comes back with whether it found its own end. `load_voice` reads what the
-training notebooks left in a run's folder. Knows no metric and no widget.
+Holds the GPT, the codec, the tokenizer and a reference per speaker. A long text is cut into parts
+of the length the voice was trained on, and joined again; each utterance comes back with whether it
+found its own end. `stream` hands out sound while codes are still being made. `load_voice` reads
+what the training notebooks left in a run's folder. Knows no metric and no widget.
 
-Shapes: M mels, T reference frames, L samples.
+Shapes: M mels, T reference frames, L samples, N codes.
 """
 
 import dataclasses
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
@@ -19,11 +21,17 @@ from torch import Tensor
 
 from kit.codec import MelCodec, load_codec
 from kit.config import build, write_atomic
-from kit.generate import GenerateConfig, generate
+from kit.decoder import Decoder, DecoderConfig
+from kit.generate import Spoken, decoding, generate
 from kit.model import GPTConfig, SpeechGPT
+from kit.sampling import GenerateConfig, seed_of
+from kit.sentences import Part, fade, join, split
 from kit.store import load_module, save_module
+from kit.stream_audio import AudioStream
 from kit.text import normalize
 from kit.tokenizer import Tokenizer
+
+STREAM_CODES = 4  # handed to the vocoder together
 
 
 class VoiceError(ValueError):
@@ -34,8 +42,10 @@ class VoiceError(ValueError):
 class Speech:
     text: str
     wave: Tensor  # (L,)
-    codes: Tensor  # (N,)
-    stopped: bool  # False: cut at the length limit
+    codes: Tensor  # (N,) of all parts
+    stopped: bool  # False: a part was cut at its length limit, also when read again
+    parts: tuple[str, ...] = ()  # what was said in one go
+    temperature: float = 0.0  # the lowest a part was read at
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -45,14 +55,42 @@ class Voice:
     tokenizer: Tokenizer
     references: dict[str, Tensor]  # speaker -> log-mel (M, T)
     language: str = "am"
+    longest_text: int = 0  # ids of a part: as long as it was trained on; 0: what positions allow
+    decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
 
     @property
     def speakers(self) -> list[str]:
         return sorted(self.references)
 
-    def silence(self) -> Tensor:
-        """What a text answered with STOP alone sounds like: 50 ms, so that players work."""
-        return torch.zeros(self.codec.sample_rate // 20)
+    def using(self, weights: str = "fp32", compile: bool = False) -> "Voice":
+        """This voice, its GPT ready to speak in another number format, or compiled."""
+        decoder = Decoder(self.model, DecoderConfig(weights=weights, compile=compile))
+        return dataclasses.replace(self, decoder=decoder)
+
+    def ready(self) -> Decoder:
+        return self.decoder or Decoder(self.model)
+
+    def ids(self, text: str) -> list[int]:
+        """Piece ids of `text`. Raises TextError for what the voice cannot say."""
+        return self.tokenizer.encode_checked(normalize(text, self.language))
+
+    def parts(self, text: str) -> list[Part]:
+        """`text` in parts this voice can say in one go. Raises TextError for a word too long."""
+        most = self.model.config.max_text - 2
+        most = min(self.longest_text or most, most)
+        return split(text, self.language, lambda part: len(self.ids(part)) <= most)
+
+    def reference(self, speaker: str) -> Tensor:
+        """The log-mel (M, T) of `speaker`. Raises VoiceError for an unknown one."""
+        if speaker not in self.references:
+            raise VoiceError(f"No voice {speaker!r}; this model has {self.speakers}.")
+        return self.references[speaker].float()
+
+    def sound(self, codes: Tensor) -> Tensor:
+        """Codes (N,) -> waveform (L,); none at all are 50 ms of silence, so that players work."""
+        if not len(codes):
+            return torch.zeros(self.codec.sample_rate // 20)
+        return self.codec.decode(codes[None])[0]
 
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
@@ -62,21 +100,75 @@ class Voice:
         Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker.
         """
         speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
-        unknown = set(speakers) - set(self.references)
-        if unknown:
-            raise VoiceError(f"No voice {sorted(unknown)}; this model has {self.speakers}.")
-        ids = [self.tokenizer.encode_checked(normalize(t, self.language)) for t in texts]
-        order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
-        device = self.model.final_norm.weight.device
-        spoken: dict[int, Speech] = {}
+        references = [self.reference(speaker) for speaker in speakers]
+        parts = [self.parts(text) for text in texts]
+        each = [(part, mel) for mine, mel in zip(parts, references) for part in mine]
+        spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
+        rows = [[next(spoken) for _ in mine] for mine in parts]
+        return [self._speech(*row) for row in zip(texts, parts, rows)]
+
+    def _spoken(
+        self, parts: list[Part], references: list[Tensor], config: GenerateConfig, batch: int
+    ) -> list[Spoken]:
+        """Codes of every part, those of like length made together."""
+        ids = [self.ids(part.text) for part in parts]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        decoder, found = self.ready(), {}
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
-            cond = torch.stack([self.references[speakers[i]] for i in at]).float().to(device)
-            found = generate(self.model, [ids[i] for i in at], cond, config)
-            for i, row in zip(at, found):
-                wave = self.codec.decode(row.codes[None])[0] if len(row.codes) else self.silence()
-                spoken[i] = Speech(text=texts[i], wave=wave, codes=row.codes, stopped=row.stopped)
-        return [spoken[i] for i in range(len(texts))]
+            cond = torch.stack([references[i] for i in at]).to(decoder.device)
+            found |= zip(at, generate(decoder, [ids[i] for i in at], cond, config))
+        return [found[i] for i in range(len(ids))]
+
+    def _speech(self, text: str, parts: list[Part], rows: list[Spoken]) -> Speech:
+        waves = [self.sound(row.codes) for row in rows]
+        pauses = [part.pause_s for part in parts]
+        return Speech(
+            text=text,
+            wave=join(waves, pauses, self.codec.sample_rate) if len(waves) > 1 else waves[0],
+            codes=torch.cat([row.codes for row in rows]),
+            stopped=all(row.stopped for row in rows),
+            parts=tuple(part.text for part in parts),
+            temperature=min(row.temperature for row in rows),
+        )
+
+    def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
+        """Pieces (L,) of the waveform while its codes are still being made; together, the whole.
+
+        Each part is read once: what was heard cannot be taken back, so `candidates` and `retries`
+        do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
+        """
+        config = dataclasses.replace(config, candidates=1, retries=0)
+        cond, parts, rate = self.reference(speaker), self.parts(text), self.codec.sample_rate
+        cut = []
+        for part in parts:
+            stopped = yield from self._streamed(part, cond, config, faded=len(parts) > 1)
+            cut += [] if stopped else [part.text]
+            if part.pause_s:
+                yield torch.zeros(round(part.pause_s * rate))
+        if cut:
+            raise VoiceError(cut_off(" ".join(cut)))
+
+    def _streamed(
+        self, part: Part, cond: Tensor, config: GenerateConfig, faded: bool
+    ) -> Iterator[Tensor]:
+        """Pieces of one part; returns whether it found its end."""
+        decoder, audio, sent = self.ready(), AudioStream(self.codec), 0
+        ids, pieces = self.ids(part.text), 0
+        seeds = [seed_of(config, ids, 0)]
+        for said in decoding(decoder, [ids], cond[None].to(decoder.device), config, seeds):
+            if said.steps < sent + STREAM_CODES:
+                continue
+            codes = said.spoken(config.temperature)[0].codes
+            piece, sent = audio.push(codes[sent:]), len(codes)
+            if len(piece):
+                yield fade(piece, self.codec.sample_rate, start=faded and not pieces, end=False)
+                pieces += 1
+        row = said.spoken(config.temperature)[0]
+        audio.push(row.codes[sent:])
+        last = audio.finish() if len(row.codes) else self.sound(row.codes)
+        yield fade(last, self.codec.sample_rate, start=faded and not pieces, end=faded)
+        return row.stopped
 
 
 def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -93,18 +185,33 @@ def load_model(path: Path) -> SpeechGPT:
 def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
     """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
     if not speech.stopped:
-        raise VoiceError(
-            f"The voice did not find the end of {speech.text!r} and was cut off. Try a shorter "
-            "sentence, a lower temperature, or train longer."
-        )
+        raise VoiceError(cut_off(speech.text))
     file = io.BytesIO()
     soundfile.write(file, speech.wave.numpy(), sample_rate, format="WAV")
     return file.getvalue()
 
 
-def save_references(references: dict[str, Tensor], path: Path) -> None:
+def cut_off(text: str) -> str:
+    return (
+        f"The voice did not find the end of {text!r} and was cut off. Try a shorter sentence, a "
+        "lower temperature, or train longer."
+    )
+
+
+def save_references(references: dict[str, Tensor], path: Path, longest_text: int = 0) -> None:
+    """A log-mel (M, T) for each speaker, and how many text ids the voice was trained to say."""
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    write_atomic(path, safetensors.torch.save(tensors))
+    write_atomic(path, safetensors.torch.save(tensors, {"longest_text": str(longest_text)}))
+
+
+def load_references(path: Path) -> tuple[dict[str, Tensor], int]:
+    """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            longest = int((file.metadata() or {}).get("longest_text", 0))
+            return {name: file.get_tensor(name) for name in file.keys()}, longest
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
 
 
 def load_voice(
@@ -112,15 +219,14 @@ def load_voice(
 ) -> Voice:
     """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
-    references = folder / "references.safetensors"
-    try:
-        mels = safetensors.torch.load_file(references)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise VoiceError(f"{references} ({error}): run notebook 02_train.") from error
+    mels, longest = load_references(folder / "references.safetensors")
+    model = load_model(folder / weights).to(device)
     return Voice(
-        model=load_model(folder / weights).to(device),
+        model=model,
+        decoder=Decoder(model),
         codec=load_codec(folder / "codec.safetensors"),
         tokenizer=Tokenizer(folder / "tokenizer.model"),
         references=mels,
         language=language,
+        longest_text=longest,
     )

@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers import code_cache, manifest, real_config, tokenizer, trained_codec
 
-from kit.bench import real_time_factor, speak_seconds
+from kit.bench import first_sound_seconds, median_seconds, real_time_factor, speak_seconds
 from kit.cache import speaker_references
-from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
+from kit.sampling import GenerateConfig
 from kit.voice import Speech, Voice
 
 GREEDY = GenerateConfig(temperature=0)
@@ -33,6 +33,25 @@ def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
     monkeypatch.setattr("kit.bench.generate", generate)
     assert speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
     assert asked == [(4, 4, 30)] * 4
+
+
+def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
+    pulled = []
+
+    def stream(*_):
+        for piece in range(9):
+            pulled.append(piece)
+            yield torch.zeros(1)
+
+    monkeypatch.setattr(Voice, "stream", stream)
+    assert first_sound_seconds(voice, "ሰላም", GREEDY, repeats=2) >= 0
+    assert pulled == [0, 0, 0]
+
+
+def test_what_is_warm_is_not_warmed_up():
+    calls = []
+    assert median_seconds(lambda: calls.append(1), 2) >= 0 and len(calls) == 3
+    assert median_seconds(lambda: calls.append(1), 2, warm=False) >= 0 and len(calls) == 5
 
 
 def test_a_voice_that_says_nothing_has_no_real_time_factor(voice, monkeypatch):

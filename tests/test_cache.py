@@ -21,6 +21,7 @@ from kit.cache import (
     cache_key,
     clip_digests,
     load_wave,
+    longest_text,
     reference_mel,
     speaker_references,
 )
@@ -388,3 +389,9 @@ def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size
 def test_a_recording_that_has_gone_names_its_path_and_the_cure(tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere\.wav cannot be read.*01_data_prep"):
         build(tmp_path, away(manifest()[:2]))
+
+
+def test_the_longest_text_is_what_training_often_had():
+    counts = sorted(len(code_cache().texts[i]) for i in code_cache().of_split("train"))
+    found = longest_text(code_cache())
+    assert found in counts and 0.9 < sum(n <= found for n in counts) / len(counts) < 1

@@ -22,10 +22,10 @@ from kit.config import (
     write_atomic,
 )
 from kit.corpus import CorpusConfig
-from kit.generate import GenerateConfig
 from kit.ledger import ManifestConfig
 from kit.model import GPTConfig
 from kit.recognizer import RecognizerConfig
+from kit.sampling import GenerateConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 from kit.tokenizer import TokenizerConfig

@@ -18,9 +18,9 @@ from kit.evaluate import (
     transcribe,
     voice_is_sound,
 )
-from kit.generate import GenerateConfig
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
+from kit.sampling import GenerateConfig
 from kit.text import letters
 from kit.voice import Voice
 

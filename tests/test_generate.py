@@ -6,22 +6,15 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.config import ConfigError
-from kit.generate import (
-    GenerateConfig,
-    GenerationError,
-    decode,
-    filter_logits,
-    generate,
-    length_limit,
-    penalize,
-    sample,
-)
+from kit.decoder import DecodeError, Decoder, DecoderConfig
+from kit.generate import GenerationError, best_of, decode, decoding, generate, length_limit
 from kit.model import pack
+from kit.sampling import GenerateConfig, seed_of
 
 GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)
 SAMPLED = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, seed=3)
+MANY = dataclasses.replace(SAMPLED, candidates=4)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +50,14 @@ def test_the_cache_changes_no_code(model, config):
     assert len({len(codes) for codes, _ in cached}) > 1  # rows left the batch at different times
 
 
-def test_a_batch_of_unequal_prompts_is_each_alone(model):
-    texts, cond = requests(8)
-    together = plain(generate(model, texts, cond, GREEDY))
-    alone = [plain(generate(model, texts[i : i + 1], cond[i : i + 1], GREEDY))[0] for i in range(8)]
-    assert together == alone and len({len(t) for t in texts}) > 2
+@pytest.mark.parametrize("config", [GREEDY, PENALIZED, MANY], ids=["greedy", "sampled", "four"])
+def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
+    texts, cond = requests(6)
+    decoder = Decoder(model)
+    together = plain(generate(decoder, texts, cond, config))
+    alone = [generate(decoder, [text], mel[None], config)[0] for text, mel in zip(texts, cond)]
+    assert together == plain(alone) and len({len(text) for text in texts}) > 2
+    assert len({len(codes) for codes, _ in together}) > 1  # some left before others
 
 
 def test_greedy_codes_are_the_training_paths_own_choice(model):
@@ -99,20 +95,24 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
 
 def test_of_several_candidates_the_likeliest_is_kept(model):
     texts, cond = requests(4)
-    four = dataclasses.replace(SAMPLED, candidates=4)
-    all_of_them = decode(
-        model, [t for t in texts for _ in range(4)], cond.repeat_interleave(4, 0), four
-    )
-    for number, kept in enumerate(generate(model, texts, cond, four)):
-        own = all_of_them[4 * number : 4 * number + 4]
+    each = [(text, n) for text in texts for n in range(4)]
+    seeds = [seed_of(MANY, text, n) for text, n in each]
+    readings = [text for text, _ in each]
+    found = decode(Decoder(model), readings, cond.repeat_interleave(4, 0), MANY, seeds)
+    for number, kept in enumerate(generate(model, texts, cond, MANY)):
+        own = found[4 * number : 4 * number + 4]
+        assert len({tuple(r.codes.tolist()) for r in own}) > 1  # drawn apart
         ended = [r for r in own if r.stopped] or own
         assert kept.stopped == any(r.stopped for r in own)
         assert kept.log_prob == max(r.log_prob for r in ended)
         assert any(torch.equal(kept.codes, r.codes) for r in ended)
+
+
+def test_greedy_readings_are_made_once(model):
+    texts, cond = requests(4)
     greedy = dataclasses.replace(GREEDY, candidates=4)
-    assert plain(generate(model, texts, cond, greedy)) == plain(
-        generate(model, texts, cond, GREEDY)
-    )
+    wanted = generate(model, texts, cond, GREEDY)
+    assert plain(generate(model, texts, cond, greedy)) == plain(wanted)
 
 
 def test_generation_leaves_the_global_generator_alone(model):
@@ -122,6 +122,7 @@ def test_generation_leaves_the_global_generator_alone(model):
 
 
 def with_stop(model, bias: float):
+    """The model, likelier or less likely to end."""
     stopping = tiny_model()
     stopping.load_state_dict(model.state_dict())
     stopping.code_head.bias.data[GPT.stop_code] = bias
@@ -131,6 +132,61 @@ def with_stop(model, bias: float):
 def test_a_row_that_ends_says_so(model):
     for row in generate(with_stop(model, 1e4), *requests(), GREEDY):
         assert row.stopped and len(row.codes) == 0
+
+
+@pytest.fixture
+def hesitant(model):
+    """A model whose likeliest code is STOP, by so little that it is seldom drawn while hot."""
+    hesitant = with_stop(model, 0.0)
+    hesitant.code_head.weight.data.zero_()
+    hesitant.code_head.bias.data.zero_()
+    hesitant.code_head.bias.data[GPT.stop_code] = 0.5
+    return hesitant
+
+
+HOT = GenerateConfig(temperature=32.0, top_k=0, top_p=1.0, max_codes_per_text_id=0, retries=9)
+
+
+def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
+    texts, cond = requests()
+    first = generate(hesitant, texts, cond, dataclasses.replace(HOT, retries=0))
+    found = generate(hesitant, texts, cond, HOT)
+    assert not all(row.stopped for row in first) and all(row.stopped for row in found)
+    for before, row in zip(first, found):
+        if before.stopped:  # was right at once: it stays
+            assert torch.equal(row.codes, before.codes) and row.temperature == 32
+        else:
+            assert row.temperature in {32 / 2**n for n in range(1, 10)}
+    alone = [generate(hesitant, [text], mel[None], HOT)[0] for text, mel in zip(texts, cond)]
+    assert plain(alone) == plain(found)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_model_that_never_ends_is_told_after_all(model, retries):
+    config = dataclasses.replace(SAMPLED, retries=retries, max_codes_per_text_id=0)
+    for row in generate(with_stop(model, -1e4), *requests(3), config):
+        assert not row.stopped and len(row.codes) == 39
+        assert row.temperature == 1 / 2**retries
+
+
+def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
+    made = []
+    monkeypatch.setattr("kit.generate.best_of", lambda *a: made.append(1) or best_of(*a))
+    endless = with_stop(model, -1e4)
+    assert generate(endless, *requests(2), GREEDY)[0].temperature == 0
+    generate(endless, *requests(2), dataclasses.replace(SAMPLED, exact_codes=5))
+    assert len(made) == 2
+
+
+def test_what_was_said_so_far_is_told_at_every_step(model):
+    texts, cond = requests(3)
+    wanted, steps = generate(model, texts, cond, GREEDY), []
+    for said in decoding(Decoder(model), texts, cond, GREEDY, [0] * 3):
+        steps.append(said.steps)
+        for row, whole in zip(said.spoken(0.0), wanted):
+            assert torch.equal(row.codes, whole.codes[: said.steps])
+    assert steps == list(range(1, len(steps) + 1))
+    assert plain(said.spoken(0.0)) == plain(wanted)
 
 
 def test_a_row_that_is_cut_says_so(model):
@@ -163,7 +219,7 @@ def test_more_exact_codes_than_positions_are_refused(model):
 
 @pytest.mark.parametrize("length", [0, 19, 500])
 def test_a_text_that_does_not_fit_names_the_limit(model, length):
-    with pytest.raises(GenerationError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+    with pytest.raises(DecodeError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
         generate(model, [[1, 2], [1] * length], torch.randn(2, 8, 5), GREEDY)
 
 
@@ -171,94 +227,30 @@ def test_the_longest_text_fits(model):
     assert generate(model, [[1] * 18], torch.randn(1, 8, 5), GREEDY)[0].codes.numel() <= 39
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_damaged_weights_are_told(model, value):
-    damaged = with_stop(model, 0.0)
-    damaged.gpt.h[1].mlp.c_fc.weight.data[3, 3] = value
-    with pytest.raises(GenerationError, match="not finite"):
-        generate(damaged, *requests(), GREEDY)
+def test_no_text_is_no_codes(model):
+    assert generate(model, [], torch.randn(0, 8, 5), SAMPLED) == []
 
 
-def reference_filter(row: list[float], config: GenerateConfig) -> set[int]:
-    """Codes that may be drawn, after the definitions: the k best, then the fewest of mass p."""
-    order = sorted(range(len(row)), key=lambda i: -row[i])
-    if config.top_k:
-        order = order[: config.top_k]
-    scaled = torch.tensor([row[i] / config.temperature for i in order], dtype=torch.float64)
-    kept, mass = set(), 0.0
-    for i, share in zip(order, scaled.softmax(0).tolist()):
-        if config.top_p < 1 and mass > config.top_p:
-            break
-        kept.add(i)
-        mass += share
-    return kept
+def test_every_text_needs_a_reference(model):
+    with pytest.raises(GenerationError, match="2 texts and 3 references"):
+        generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
-SETTINGS = [
-    GenerateConfig(temperature=t, top_k=k, top_p=p)
-    for t in (0.3, 1.0, 2.0)
-    for k in (0, 1, 5, 100)
-    for p in (0.1, 0.8, 1.0)
-]
+def test_numbers_that_outgrow_their_format_are_told(model):
+    huge = with_stop(model, 0.0)
+    huge.gpt.h[0].mlp.c_proj.bias.data[3] = 1e6  # no fp16 number, a sound bf16 one
+    generate(Decoder(huge, DecoderConfig(weights="bf16")), *requests(2), GREEDY)
+    with pytest.raises(GenerationError, match=r"not finite.*Take bf16"):
+        generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 
 
-@pytest.mark.parametrize("config", SETTINGS, ids=lambda c: f"{c.temperature}-{c.top_k}-{c.top_p}")
-def test_filters_follow_their_definitions(config):
-    logits = torch.randn(10, 40, generator=torch.Generator().manual_seed(0)) * 2
-    found = filter_logits(logits, config)
-    for row, kept in zip(logits.tolist(), found):
-        assert set(torch.isfinite(kept).nonzero()[:, 0].tolist()) == reference_filter(row, config)
-    inside = torch.isfinite(found)
-    assert torch.allclose(found[inside], logits[inside] / config.temperature)
-
-
-def test_filters_are_transformers_own():
-    tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    logits = torch.randn(10, 40, generator=torch.Generator().manual_seed(0)) * 2
-    for config in SETTINGS:
-        chain = [tf.TemperatureLogitsWarper(float(config.temperature))]
-        chain += [tf.TopKLogitsWarper(config.top_k)] if config.top_k else []
-        chain += [tf.TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []
-        wanted = logits
-        for step in chain:
-            wanted = step(None, wanted)
-        assert torch.allclose(filter_logits(logits, config), wanted), config
-
-
-def test_repetition_penalty_is_transformers_own():
-    tf = pytest.importorskip("transformers", reason="transformers is not installed")
-    logits, ids = torch.randn(3, 20), torch.randint(20, (3, 6))
-    seen = torch.zeros(3, 20, dtype=torch.bool).scatter(1, ids, True)
-    wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
-    assert torch.allclose(penalize(logits, seen, 1.4), wanted)
-
-
-def test_repetition_penalty_by_hand():
-    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
-    seen = torch.tensor([[True, True, False, False]])
-    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
-    assert penalize(logits, seen, 1.0) is logits
-
-
-def test_drawing_follows_the_probabilities():
-    logits = torch.tensor([[0.0, 1.0, 2.0]]).expand(20_000, 3)
-    config = GenerateConfig(temperature=1, top_k=0, top_p=1)
-    drawn = sample(logits, config, torch.Generator().manual_seed(0)).bincount() / 20_000
-    assert torch.allclose(drawn, logits[0].softmax(0), atol=0.02)
-
-
-def test_temperature_zero_takes_the_best_and_low_ones_come_near():
-    logits = torch.randn(50, 30)
-    generator = torch.Generator().manual_seed(0)
-    assert torch.equal(sample(logits, GREEDY, generator), logits.argmax(-1))
-    nearly = GenerateConfig(temperature=1e-3, top_k=0, top_p=1)
-    assert (sample(logits, nearly, generator) == logits.argmax(-1)).float().mean() > 0.9
-
-
-WRONG = [("temperature", -0.1), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1)]
-
-
-@pytest.mark.parametrize(("field", "value"), [*WRONG, ("repetition_penalty", 0.0)])
-def test_settings_out_of_range_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"GenerateConfig.{field} = {value}"):
-        GenerateConfig(**{field: value})
+@pytest.mark.parametrize("kv_cache", [True, False])
+def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache):
+    # What CUDA graphs replay, step by step on the CPU: positions as tensors, one cache for all.
+    decoder = Decoder(model)
+    decoder.graphs = True
+    config = dataclasses.replace(SAMPLED, kv_cache=kv_cache)
+    for count in (1, 3):
+        texts, cond = requests(count)
+        wanted = plain(generate(model, texts, cond, config))
+        assert plain(generate(decoder, texts, cond, config)) == wanted

@@ -45,7 +45,8 @@ ALLOWED = {
     "rules": {"text", "audio", "ledger"},
     "layouts": {"text", "audio", "ledger", "bytefile", "place", "sources"},
     "manifest": {"config", "audio", "measures", "ledger", "rules", "layouts"},
-    "codec": {"config", "hardware", "text", "store", "audio"},
+    "griffin_lim": set(),
+    "codec": {"config", "hardware", "text", "store", "audio", "griffin_lim"},
     "recognizer": {"config", "hardware", "text", "store", "codec"},
     "archive": {"config"},
     "hub": {"config", "audio"},
@@ -93,11 +94,23 @@ ALLOWED = {
         *("train", "voice", "logs"),
     },
     # leaves: notebooks use them, train does not
-    "generate": {"config", "model"},
-    "quantize": {"config", "model"},
-    "voice": {"config", "text", "tokenizer", "store", "codec", "model", "generate"},
-    "evaluate": {"text", "codec", "recognizer", "ledger", "model", "generate", "voice"},
-    "bench": {"config", "generate", "voice"},
+    "sentences": {"text"},
+    "stream_audio": set(),
+    "quantize": set(),
+    "compiling": {"hardware"},
+    "decoder": {"config", "compiling", "model", "quantize"},
+    "sampling": {"config"},
+    "generate": {"decoder", "model", "sampling"},
+    "agreement": {"decoder", "quantize"},
+    "voice": {
+        *("config", "text", "tokenizer", "store", "codec", "model", "decoder", "sampling"),
+        *("generate", "sentences", "stream_audio"),
+    },
+    "export": {"config", "tokenizer", "codec", "model", "quantize", "decoder", "sampling", "voice"},
+    "program": {"config", "decoder", "model", "voice", "export"},
+    "evaluate": {"text", "codec", "recognizer", "ledger", "model", "sampling", "voice"},
+    "bench": {"config", "sampling", "generate", "voice"},
+    "variants": {"cache", "quantize", "sampling", "agreement", "voice", "bench"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
     # what people look at: plots draws, frontend asks who is watching, ui puts it together
     "plots": {"config"},
@@ -146,7 +159,15 @@ def test_the_diagram_itself_has_no_way_back():
     list(graphlib.TopologicalSorter(ALLOWED).static_order())  # raises CycleError
     assert not {room for room, may in ALLOWED.items() if may & {"ui", "evaluate"}}
     assert {room for room, may in ALLOWED.items() if "plots" in may} == {"live", "view", "ui"}
-    assert not ALLOWED["train"] & {"data", "evaluate", "quantize", "generate", "xtts", "plots"}
+    assert not ALLOWED["train"] & {
+        "data",
+        "evaluate",
+        "quantize",
+        "generate",
+        "decoder",
+        "xtts",
+        "plots",
+    }
 
 
 def test_init_is_empty():

@@ -1,5 +1,6 @@
 """Text in, waveform out: with the real tokenizer and codec, and a voice folder on disk."""
 
+import contextlib
 import dataclasses
 import io
 import shutil
@@ -19,9 +20,11 @@ from helpers import (
 
 from kit.cache import speaker_references
 from kit.codec import CodecError
-from kit.generate import GenerateConfig
+from kit.config import ConfigError
+from kit.decoder import Decoder
 from kit.model import SpeechGPT
-from kit.text import TextError
+from kit.sampling import GenerateConfig
+from kit.text import TextError, letters, normalize
 from kit.voice import (
     Speech,
     Voice,
@@ -90,7 +93,7 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
 
 
 def test_an_unknown_speaker_names_the_known_ones(voice):
-    with pytest.raises(VoiceError, match=r"No voice \['alma'\].*voice0.*voice2"):
+    with pytest.raises(VoiceError, match=r"No voice 'alma'.*voice0.*voice2"):
         voice.speak(["ሰላም"], "alma", SHORT)
 
 
@@ -98,6 +101,91 @@ def test_an_unknown_speaker_names_the_known_ones(voice):
 def test_text_that_cannot_be_spoken_is_told(voice, text):
     with pytest.raises(TextError):
         voice.speak([*texts(1), text], "voice0", SHORT)
+
+
+def long_text(sentences: int = 3) -> str:
+    return "። ".join(texts(sentences)) + "።"
+
+
+def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
+    (whole,) = voice.speak([long_text()], "voice0", SHORT)
+    assert [part.rstrip("።") for part in whole.parts] == texts(3)
+    alone = voice.speak(list(whole.parts), "voice0", SHORT)
+    assert torch.equal(whole.codes, torch.cat([s.codes for s in alone]))
+    pauses = 2 * round(0.30 * voice.codec.sample_rate)
+    assert len(whole.wave) == sum(len(s.wave) for s in alone) + pauses
+    short = dataclasses.replace(voice, longest_text=6)
+    parts = short.parts(long_text())
+    assert len(parts) > 3 and all(len(short.ids(p.text)) <= 6 for p in parts)
+
+
+def test_one_part_that_was_cut_makes_the_whole_cut(voice):
+    config = GenerateConfig(temperature=0, max_codes_per_text_id=0.1)
+    endless = dataclasses.replace(voice, model=new_model())
+    endless.model.code_head.bias.data[endless.model.config.stop_code] = -1e4
+    (speech,) = endless.speak([long_text(2)], "voice0", config)
+    assert not speech.stopped and len(speech.parts) == 2
+
+
+def collected(stream) -> list[torch.Tensor]:
+    """The pieces; an exact number of codes never ends by STOP, which the stream tells."""
+    pieces = []
+    with contextlib.suppress(VoiceError):
+        for piece in stream:
+            pieces.append(piece)
+    return pieces
+
+
+STREAMED = GenerateConfig(temperature=0.7, seed=2, exact_codes=90)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_pieces_of_a_stream_are_the_whole(voice, count):
+    text = long_text(count)
+    pieces = collected(voice.stream(text, "voice1", STREAMED))
+    (whole,) = voice.speak([text], "voice1", STREAMED)
+    assert len(pieces) > count and len(pieces[0]) < len(whole.wave)
+    assert (torch.cat(pieces) - whole.wave).abs().max() < 1e-4
+
+
+def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
+    steps, real = [], Decoder.decode_one
+    count = lambda self, *args: steps.append(1) or real(self, *args)  # noqa: E731
+    monkeypatch.setattr(Decoder, "decode_one", count)
+    long = dataclasses.replace(STREAMED, exact_codes=200)
+    assert len(next(voice.stream(texts(1)[0], "voice0", long))) and len(steps) < 150
+
+
+def test_a_stream_that_was_cut_says_so_after_its_sound(voice):
+    pieces = []
+    with pytest.raises(VoiceError, match="did not find the end"):
+        for piece in voice.stream(texts(1)[0], "voice0", STREAMED):
+            pieces.append(piece)
+    (whole,) = voice.speak(texts(1), "voice0", STREAMED)
+    assert not whole.stopped and len(torch.cat(pieces)) == len(whole.wave)
+
+
+def test_a_voice_in_another_format_leaves_the_first_alone(voice):
+    small = voice.using("int8")
+    assert voice.decoder is None and "int8" in small.decoder.ran
+    one, two = (v.speak(texts(2), "voice0", SHORT) for v in (voice, small))
+    assert [len(s.codes) for s in one] == [len(s.codes) for s in two]
+    with pytest.raises(ConfigError, match="int8"):
+        voice.using("int9")
+
+
+@pytest.mark.parametrize("text", ["!?…።", "🙂🙂", "ሰላም hello", "Привет"])
+def test_what_has_no_letters_of_the_voice_is_told(voice, text):
+    with pytest.raises(TextError):
+        voice.speak([text], "voice0", SHORT)
+
+
+def test_ten_thousand_characters_are_spoken_whole(voice):
+    text = (long_text(5) + " ") * 200
+    text = text[: text.rindex(" ", 0, 10_000)]
+    quick = GenerateConfig(temperature=0, exact_codes=1)
+    (speech,) = dataclasses.replace(voice, longest_text=40).speak([text], "voice0", quick)
+    assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
 
 
 def test_nothing_asked_nothing_said(voice):

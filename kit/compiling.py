@@ -1,0 +1,47 @@
+"""Compiling a step: whether this machine can, and the compiler's settings for it.
+
+Tuning times several kernels for each product and keeps the quickest, once a machine: what it found
+lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
+"""
+
+import contextlib
+import dataclasses
+import io
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kit.hardware import compiler_available, detect
+
+
+def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
+    """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
+    if not asked:
+        return False, ""
+    found = compiler_available(dataclasses.replace(detect(), device=device.type))
+    return (True, "") if found.value == "yes" else (False, not_compiled(found.reason))
+
+
+def not_compiled(reason: str) -> str:
+    return f"; not compiled: {reason}"
+
+
+@contextlib.contextmanager
+def quiet_inductor(**settings) -> Iterator[None]:
+    """The compiler with `settings`, and without what it tells its makers on stderr."""
+    inductor = torch._inductor.config.patch(autotune_num_choices_displayed=0, **settings)
+    graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
+    with inductor, graphs, contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def quickest(work: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds of the quickest of a few runs, after one that pays for what happens once."""
+    work()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)

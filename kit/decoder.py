@@ -1,0 +1,284 @@
+"""The decoder: text in, then one new code a step, over a key-value cache allocated once.
+
+The model's own layers laid out for speaking: `prompt` and `prefill` read the text, `decode_one` is
+one step. Nothing grows, nothing is copied, nothing waits for the device. Weights come in several
+number formats (`quantize`); `compile` makes one graph of a step. What was asked for and cannot run
+here is replaced, and `ran` says so. Knows the model; nothing of sampling, codecs or files.
+
+Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D width, H heads,
+d = D / H, V code vocabulary, K latents.
+"""
+
+import dataclasses
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kit.compiling import not_compiled, quickest, quiet_inductor, will_compile
+from kit.config import nearest, require
+from kit.model import Layer, SpeechGPT
+from kit.quantize import FORMATS, choose
+
+
+class DecodeError(ValueError):
+    """A text the model cannot read, or a damaged model; the message says what to change."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    weights: str = "fp32"  # fp32, bf16, fp16, int8, int8-weight-only or int4
+    compile: bool = False  # one graph a batch size: some seconds of warm-up, then faster steps
+
+    def __post_init__(self):
+        unknown = f"there is no such format.{nearest(self.weights, FORMATS)}"
+        require(self.weights in FORMATS, self, "weights", unknown)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Cache:
+    """Keys and values of every layer, (B, H, N, d) each, written in place."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    mask: Tensor | None  # (B, 1, 1, N), -inf where a row has padding; None: no row has any
+    length: int = 0  # positions written
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the rows of this mask (B,) alone."""
+        self.layers = [(k[rows], v[rows]) for k, v in self.layers]
+        self.mask = None if self.mask is None else self.mask[rows]
+
+
+class Block(nn.Module):
+    """One transformer layer over rows (B * Q, D) and the cache."""
+
+    def __init__(self, layer: Layer, linear, dtype: torch.dtype):
+        super().__init__()
+        self.heads, self.eps = layer.attn.heads, layer.ln_1.eps
+        self.c_attn, self.c_proj = (
+            linear(m, dtype) for m in (layer.attn.c_attn, layer.attn.c_proj)
+        )
+        self.c_fc, self.mlp_proj = (linear(m, dtype) for m in (layer.mlp.c_fc, layer.mlp.c_proj))
+        self.ln_1, self.ln_1_bias = norm(layer.ln_1, dtype)
+        self.ln_2, self.ln_2_bias = norm(layer.ln_2, dtype)
+
+    def forward(
+        self, x: Tensor, k: Tensor, v: Tensor, at: int | Tensor, mask: Tensor | None
+    ) -> Tensor:
+        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias, self.eps)
+        h = self.c_attn(h).view(len(k), -1, 3, self.heads, k.shape[-1])
+        q, new_k, new_v = h.permute(2, 0, 3, 1, 4)  # (B, H, Q, d) each
+        k, v = write(k, new_k, at), write(v, new_v, at)
+        h = attend(q.to(k.dtype), k, v, mask)
+        x = x + self.c_proj(h.transpose(1, 2).reshape(x.shape).to(x.dtype))
+        h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias, self.eps)
+        return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate="tanh"))
+
+
+def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:
+    return nn.Buffer(layer.weight.detach().to(dtype)), nn.Buffer(layer.bias.detach().to(dtype))
+
+
+def write(cache: Tensor, new: Tensor, at: int | Tensor) -> Tensor:
+    """Put `new` (B, H, Q, d) into the cache at position `at`; what there is to look at so far.
+
+    With `at` a tensor (1,), shapes are the same at every step: CUDA graphs ask for that.
+    """
+    if isinstance(at, Tensor):
+        return cache.index_copy_(2, at, new.to(cache.dtype))
+    end = at + new.shape[2]
+    cache[:, :, at:end] = new
+    return cache[:, :, :end]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of new positions to all so far; causal among themselves where there is no mask."""
+    if q.shape[2] == 1 and q.device.type == "cpu" and torch.compiler.is_compiling():
+        # One query is no matrix: written out, the compiler makes a single loop over the cache.
+        scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (B, H, N)
+        scores = scores if mask is None else scores + mask[:, 0]
+        return (scores.softmax(-1)[..., None] * v).sum(2, keepdim=True)
+    causal = mask is None and q.shape[2] > 1
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+
+
+class Decoder(nn.Module):
+    """`model` made ready to speak, on the model's device. `ran` says in which format, and why."""
+
+    def __init__(self, model: SpeechGPT, config: DecoderConfig = DecoderConfig()):
+        super().__init__()
+        self.config, self.asked = model.config, config
+        self.device = model.final_norm.weight.device
+        check_finite(model)
+        linear, self.dtype, self.ran = choose(config.weights, self.device, config.compile)
+        compiles, instead = will_compile(config.compile, self.device)
+        self.ran += instead
+        self.conditioner = model.conditioner
+        self.text_embedding, self.text_position = model.text_embedding, model.text_position
+        self.code_embedding, self.code_position = (
+            nn.Buffer(table.weight.detach().to(self.dtype))
+            for table in (model.code_embedding, model.code_position)
+        )
+        self.layers = nn.ModuleList(Block(layer, linear, self.dtype) for layer in model.gpt.h)
+        self.ln_f, self.ln_f_bias = norm(model.gpt.ln_f, self.dtype)
+        self.final_norm, self.final_norm_bias = norm(model.final_norm, self.dtype)
+        self.code_head = linear(model.code_head, self.dtype)
+        # On a CPU, uncompiled 16-bit attention is many times slower than 32-bit.
+        eager_cpu = self.device.type == "cpu" and not compiles
+        self.cache_dtype = torch.float32 if eager_cpu else self.dtype
+        self.graphs = self.device.type == "cuda" and compiles  # replayed as CUDA graphs
+        self.shrinks = not compiles  # whether rows may leave: a graph has its batch size
+        self.most = model.config.latents + model.config.max_text + model.config.max_code
+        self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
+        self.spare: dict[int, Cache] = {}  # CUDA graphs read and write where they first did
+        self.run, self.warm_up_s = self.step, {}
+        if compiles:
+            options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
+            self.run = torch.compile(self.step, fullgraph=True, **options)
+
+    def prompt(self, texts: list[list[int]], cond: Tensor) -> tuple[Tensor, list[int]]:
+        """`latents | START text STOP | START` of every row, padded on the left, and the padding.
+
+        Embeddings (B, P, D) in fp32. `cond` (B, M, T) are log-mels of the speakers. Raises
+        DecodeError for an empty text, one longer than the model's positions, or damaged mels.
+        """
+        c, rows = self.config, []
+        if not torch.isfinite(cond).all():
+            raise DecodeError("A reference is not finite: make it again from a sound recording.")
+        for text, latents in zip(texts, self.conditioner(cond), strict=True):
+            if not 0 < len(text) <= c.max_text - 2:
+                raise DecodeError(
+                    f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
+                    "Split it into sentences."
+                )
+            ids = torch.tensor([c.text_vocab - 2, *text, c.text_vocab - 1], device=cond.device)
+            said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
+            start = self.embed(torch.tensor(c.start_code, device=cond.device), 0)
+            rows.append(torch.cat((latents, said, start[None].float())))
+        padding = [max(map(len, rows)) - len(row) for row in rows]
+        return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
+
+    def prefill(self, x: Tensor, padding: list[int], longest: int) -> tuple[Tensor, Cache]:
+        """Read prompts (B, P, D): logits (B, V) of the first code, a cache for `longest` more."""
+        b, count, d = x.shape
+        cache = self.cache(padding, count + longest + 1)  # never full: one more case to compile
+        mask = cache.mask
+        if mask is not None:
+            late = torch.full((count, count), float("-inf"), device=x.device).triu(1)
+            mask = mask[..., :count] + late
+            # A padding query sees itself, or its softmax would be NaN and spread.
+            mask.diagonal(dim1=-2, dim2=-1).zero_()
+            mask = mask.to(self.cache_dtype)
+        x = x.reshape(b * count, d).to(self.dtype)
+        for layer, (k, v) in zip(self.layers, cache.layers):
+            x = layer(x, k, v, 0, mask)
+        cache.length = count
+        return self.logits(x.view(b, count, d)[:, -1]), cache
+
+    def cache(self, padding: list[int], positions: int) -> Cache:
+        """Room for `positions` of each row; `padding` says how many on its left are none."""
+        rows, mask = len(padding), None
+        if any(padding) or (rows > 1 and not self.shrinks):  # one graph, padded or not
+            padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
+            mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
+            mask = mask[:, None, None].to(self.cache_dtype)
+        found = self.spare.pop(rows, None)
+        if found is None:
+            c, positions = self.config, self.most if self.graphs else positions
+            shape = (2, rows, c.heads, positions, c.width // c.heads)
+            new = [
+                torch.zeros(shape, dtype=self.cache_dtype, device=self.device) for _ in self.layers
+            ]
+            found = Cache(layers=[(kv[0], kv[1]) for kv in new], mask=mask)
+        return dataclasses.replace(found, mask=mask, length=0)
+
+    def release(self, cache: Cache) -> None:
+        """Say that `cache` is done with; CUDA graphs take it again for the next batch."""
+        if self.graphs:
+            self.spare[len(cache.layers[0][0])] = cache
+
+    def decode_one(self, codes: Tensor, number: int, cache: Cache) -> Tensor:
+        """Logits (B, V) of the code after `codes` (B,), which are the `number`-th of their rows."""
+        at, mask = cache.length, cache.mask
+        cache.length += 1
+        if self.graphs:
+            at, number = (self.counter[n : n + 1] for n in (at, number))
+            torch.compiler.cudagraph_mark_step_begin()
+        if not self.shrinks and len(codes) not in self.warm_up_s:
+            self.warm_up(codes, number, at, cache.layers, mask)
+        return self.run(codes, number, at, cache.layers, mask)
+
+    def warm_up(self, codes: Tensor, number, at, layers: list, mask: Tensor | None) -> None:
+        """Compile for this batch size; the seconds it took are kept in `warm_up_s`.
+
+        Where the compiler fails, steps run uncompiled from here on, and `ran` says why.
+        """
+        started = time.perf_counter()
+        torch._dynamo.mark_static(codes, 0)
+        for tensor in (t for pair in layers for t in pair):
+            for dim in (0, 1, 3):
+                torch._dynamo.mark_static(tensor, dim)  # the length alone may change
+            if self.graphs:  # the cache stays where it is; codes come from anywhere
+                torch._dynamo.mark_static_address(tensor)
+        if not self.graphs:
+            number, at = 2, max(2, at)  # 0 and 1 would be taken for constants
+        args = (codes, number, at, layers, mask)
+        try:
+            with quiet_inductor(freezing=not self.graphs, max_autotune=True):
+                tuned_s = quickest(lambda: self.run(*args))
+            if not self.graphs and tuned_s > quickest(lambda: self.step(*args)):
+                # Tuning times kernels; beside other work it may pick the worst of them.
+                self.run = torch.compile(
+                    self.step, fullgraph=True, dynamic=True, options={"max_autotune": False}
+                )
+                with quiet_inductor(freezing=True):
+                    self.run(*args)
+        except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
+            self.run, self.graphs, self.shrinks = self.step, False, True
+            self.ran += not_compiled(str(error).strip().partition("\n")[0])
+        self.warm_up_s[len(codes)] = time.perf_counter() - started
+
+    def step(
+        self,
+        codes: Tensor,
+        number: int | Tensor,
+        at: int | Tensor,
+        layers: list[tuple[Tensor, Tensor]],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """`decode_one` as one graph: nothing but tensors and two positions go in."""
+        x = self.embed(codes, number)
+        if isinstance(at, Tensor):  # the whole cache is looked at: hide what is not written yet
+            positions = layers[0][0].shape[2]
+            none = layers[0][0].new_zeros(1, 1, 1, positions)
+            mask = none if mask is None else mask[..., :positions]
+            mask = mask.masked_fill(self.counter[:positions] > at, float("-inf"))
+        elif mask is not None:
+            mask = mask[..., : at + 1]
+        for layer, (k, v) in zip(self.layers, layers):
+            x = layer(x, k, v, at, mask)
+        return self.logits(x)
+
+    def embed(self, codes: Tensor, number: int | Tensor) -> Tensor:
+        """Codes (B,), the `number`-th of their rows, as the trunk takes them (B, D)."""
+        return F.embedding(codes, self.code_embedding) + self.code_position[number]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """States (B, D) -> logits (B, V) in fp32."""
+        x = torch.layer_norm(x, x.shape[1:], self.ln_f, self.ln_f_bias)
+        x = torch.layer_norm(x, x.shape[1:], self.final_norm, self.final_norm_bias)
+        return self.code_head(x).float()
+
+
+def check_finite(model: SpeechGPT) -> None:
+    """Raises DecodeError for damaged weights: rounded to whole numbers, NaN would pass for sound.
+
+    The code head's bias may be -inf, for codes that are never to be said.
+    """
+    for name, values in model.named_parameters():
+        if name != "code_head.bias" and not torch.isfinite(values).all():
+            raise DecodeError(
+                f"The model's weights are damaged: {name} is not finite. Load an earlier "
+                "checkpoint, or train again with a lower learning rate."
+            )

@@ -1,0 +1,215 @@
+"""The decode path: each step is the training path's, whatever the batch, positions or graph."""
+
+import copy
+
+import pytest
+import torch
+from helpers import CPU, GPT, random_rows, tiny_model
+from torch._dynamo.utils import counters
+
+from kit.config import ConfigError
+from kit.decoder import DecodeError, Decoder, DecoderConfig
+from kit.generate import generate
+from kit.hardware import compiler_available
+from kit.model import pack
+from kit.sampling import GenerateConfig
+
+COMPILED = DecoderConfig(compile=True)
+GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=0)
+
+
+def loud(**shape):
+    """A random model whose logits are as far apart as a trained one's."""
+    model = tiny_model(**shape).eval()
+    model.code_head.weight.data *= 20
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loud()
+
+
+def rows(count: int = 4, codes: int = 12):
+    """Texts of unequal length, `codes` codes of each (B, N), references."""
+    texts, _, cond = random_rows(GPT, count, seed=1)
+    made = torch.randint(GPT.start_code, (count, codes), generator=torch.Generator().manual_seed(1))
+    return texts, made, cond
+
+
+@torch.inference_mode()
+def decoded(decoder: Decoder, texts, codes, cond) -> torch.Tensor:
+    """Logits (B, N + 1, V) of a first code and of what follows each of `codes`, step by step."""
+    x, padding = decoder.prompt(texts, cond)
+    logits, cache = decoder.prefill(x, padding, codes.shape[1])
+    found = [logits.clone()]
+    for n, column in enumerate(codes.T.contiguous()):
+        found.append(decoder.decode_one(column, n + 1, cache).clone())
+    decoder.release(cache)
+    return torch.stack(found, dim=1)
+
+
+@torch.inference_mode()
+def trained(model, texts, codes, cond) -> torch.Tensor:
+    """The same logits, in one pass of the training path over each row."""
+    found = []
+    for text, said, mel in zip(texts, codes.tolist(), cond):
+        batch = pack(model.config, [text], [said], mel[None])
+        hidden = model.hidden(batch)[0, batch.code_at[: len(said) + 1]]
+        found.append(model.code_head(hidden))
+    return torch.stack(found)
+
+
+def test_every_step_is_the_training_paths(model):
+    wanted = trained(model, *rows())
+    found = decoded(Decoder(model), *rows())
+    assert wanted.abs().max() > 1  # or the tolerance would say nothing
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.argmax(-1), wanted.argmax(-1))
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only", "int4"])
+def test_a_row_is_the_same_alone_and_among_longer_ones(model, weights):
+    decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows()
+    together = decoded(decoder, texts, codes, cond)
+    near = 1e-4 if weights == "fp32" else 0.02 * together.std().item()
+    for i in range(len(texts)):
+        alone = decoded(decoder, texts[i : i + 1], codes[i : i + 1], cond[i : i + 1])[0]
+        assert (alone - together[i]).abs().mean() < near
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_positions_may_be_tensors(model, count, weights):
+    # What CUDA graphs and exported programs take: shapes that are the same at every step.
+    decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows(count)
+    wanted = decoded(decoder, texts, codes, cond)
+    with torch.inference_mode():
+        x, padding = decoder.prompt(texts, cond)
+        first = x.shape[1]
+        _, cache = decoder.prefill(x, padding, decoder.most - first - 1)
+        for n, column in enumerate(codes.T.contiguous()):
+            number, at = torch.tensor([n + 1]), torch.tensor([first + n])
+            found = decoder.step(column, number, at, cache.layers, cache.mask)
+            torch.testing.assert_close(found, wanted[:, n + 1], rtol=1e-2, atol=1e-3)
+
+
+def test_a_cache_of_graphs_is_taken_again_and_leaves_no_trace(model):
+    decoder = Decoder(model)
+    decoder.graphs = True  # their order of things, on the CPU
+    (texts, codes, cond), places = rows(2), set()
+    wanted = decoded(decoder, texts, codes, cond)
+    for _ in range(3):
+        decoded(decoder, texts[::-1], codes.flip(0).roll(1, 1), cond.flip(0))
+        torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
+        places.add(decoder.spare[2].layers[0][0].data_ptr())
+    assert len(places) == 1
+
+
+@pytest.fixture
+def compiler():
+    if compiler_available(CPU).value == "no":
+        pytest.skip("no C++ compiler here")
+    # Kernels to choose from are compiled one by one: half a minute that tells nothing here.
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
+        yield
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def test_a_compiled_step_is_the_eager_one(compiler):
+    model = loud(layers=1)
+    decoder, eager = Decoder(model, COMPILED), Decoder(model)
+    texts, codes, cond = rows(3)
+    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
+    before = graphs()
+    assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert decoder.warm_up_s.keys() == {4} and decoder.warm_up_s[4] > 0  # filled up from 3 rows
+    assert graphs() == before + 1
+
+    # One graph for prompts and caches of every length, padded or not.
+    for same in ([[1] * 3] * 4, [[1] * 18, *texts]):
+        four = cond[[0, 1, 2, 0]]
+        short = GenerateConfig(temperature=0, exact_codes=5)
+        wanted = [row.codes.tolist() for row in generate(eager, same, four, short)]
+        assert [r.codes.tolist() for r in generate(decoder, same, four, short)] == wanted
+    forced = [*texts, texts[0]], codes[[0, 1, 2, 0]], cond[[0, 1, 2, 0]]
+    found = decoded(decoder, *forced)
+    torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
+    assert graphs() == before + 1 and decoder.ran == "fp32"
+
+
+def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
+    decoder, (texts, _, cond) = Decoder(model, COMPILED), rows(3)
+    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
+        for _ in range(2):
+            assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
+
+
+def test_without_a_compiler_nothing_is_tried(model, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    decoder, (texts, _, cond) = Decoder(model, COMPILED), rows(3)
+    assert decoder.ran == "fp32; not compiled: no C++ compiler (install g++)"
+    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    assert [row.codes.tolist() for row in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert not decoder.warm_up_s
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only", "int4"])
+def test_the_model_is_left_as_it_was(weights, compiled):
+    model = tiny_model().train()
+    before = copy.deepcopy(model.state_dict())
+    config = DecoderConfig(weights=weights, compile=compiled)
+    decoded(Decoder(model, config), *rows()) if not compiled else Decoder(model, config)
+    assert all(module.training for module in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("length", [0, 19, 10_000])
+def test_a_text_that_does_not_fit_names_the_limit(model, length):
+    with pytest.raises(DecodeError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+        Decoder(model).prompt([[1] * length], torch.randn(1, 8, 5))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_damaged_reference_is_told(model, value):
+    _, _, cond = rows(1)
+    cond[0, 3, 3] = value
+    for weights in ("fp32", "int8"):
+        with pytest.raises(DecodeError, match="reference is not finite"):
+            Decoder(model, DecoderConfig(weights=weights)).prompt([[1]], cond)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only", "int4"])
+@pytest.mark.parametrize(
+    "name", ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
+)
+def test_damaged_weights_are_told_at_once(name, weights, value):
+    damaged = tiny_model()
+    damaged.get_parameter(name).data.flatten()[3] = value
+    with pytest.raises(DecodeError, match=rf"damaged: {name} is not finite.* earlier checkpoint"):
+        Decoder(damaged, DecoderConfig(weights=weights))
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4"])
+def test_a_code_may_be_ruled_out_by_its_bias(weights):
+    model = loud()
+    model.code_head.bias.data[5] = float("-inf")
+    found = decoded(Decoder(model, DecoderConfig(weights=weights)), *rows())
+    assert (found[..., 5] == float("-inf")).all()
+    assert torch.isfinite(found[..., [i for i in range(GPT.code_vocab) if i != 5]]).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"), [("int5", "mean `int8`"), ("bfp16", "mean `fp16`"), (8, "Known: fp32, bf16")]
+)
+def test_an_unknown_format_names_the_nearest(asked, hint):
+    with pytest.raises(ConfigError, match=rf"DecoderConfig.weights = {asked!r}: .*{hint}"):
+        DecoderConfig(weights=asked)

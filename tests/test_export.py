@@ -1,0 +1,270 @@
+"""An exported voice speaks as it did, and a folder that is not whole is told file by file."""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+
+import pytest
+import torch
+from helpers import CODEC, GPT, tiny_model
+from torch import nn
+
+from kit import export
+from kit.codec import MelCodec
+from kit.config import digest
+from kit.decoder import Decoder, DecoderConfig
+from kit.export import (
+    CARD,
+    FILES,
+    SCALE,
+    export_voice,
+    load_export,
+    packed,
+    read_card,
+    unpacked,
+)
+from kit.generate import generate
+from kit.quantize import int8
+from kit.sampling import GenerateConfig
+from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from kit.voice import Voice, VoiceError
+
+LINES = ["ሰላም ለሁሉም ይሁን", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እንሄዳለን", "እንዴት ነህ"]
+GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
+OWN = GenerateConfig(temperature=0.4, top_k=7, seed=5)
+
+
+@pytest.fixture(scope="module")
+def voice(tmp_path_factory) -> Voice:
+    """A random model with opinions (codes differ), a real tokenizer, an untrained codec."""
+    path = tmp_path_factory.mktemp("voice") / "tokenizer.model"
+    tokenizer = Tokenizer(train_tokenizer(LINES, path, TokenizerConfig(vocab_size=310)))
+    codec = MelCodec(CODEC).eval()
+    sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
+    model = tiny_model(n_mels=80, **sizes)
+    model.code_head.weight.data *= 20
+    for table in (model.code_position, model.text_embedding):
+        table.weight.data += torch.randn_like(table.weight)
+    for layer in model.gpt.h:
+        layer.attn.c_attn.weight.data *= 8
+        layer.attn.c_proj.weight.data *= 8
+    references = {name: torch.randn(80, 12).half() for name in ("alma", "brook")}
+    return Voice(
+        model=model.eval(),
+        codec=codec,
+        tokenizer=tokenizer,
+        references=references,
+        language="am",
+        longest_text=15,
+    )
+
+
+@pytest.fixture
+def folder(voice, tmp_path):
+    return export_voice(voice, tmp_path / "voice", "fp32", OWN)
+
+
+def codes(voice: Voice, decoder: Decoder | None = None) -> list[list[int]]:
+    ids = [voice.ids(line) for line in LINES]
+    cond = torch.stack([voice.reference("brook")] * len(ids))
+    spoken = generate(decoder or Decoder(voice.model), ids, cond, GREEDY)
+    assert len({tuple(row.codes.tolist()) for row in spoken}) > 1
+    return [row.codes.tolist() for row in spoken]
+
+
+def refused(folder, message: str) -> None:
+    with pytest.raises(VoiceError, match=message):
+        load_export(folder)
+
+
+# whole folders
+
+
+def test_fp32_is_the_same_voice_to_the_bit(voice, folder):
+    again = load_export(folder)
+    weights = again.model.state_dict()
+    assert all(torch.equal(weights[n], w) for n, w in voice.model.state_dict().items())
+    assert not again.model.training
+    assert (again.speakers, again.language, again.longest_text) == (voice.speakers, "am", 15)
+    for one, two in zip(*(v.speak(LINES, "alma", OWN) for v in (voice, again))):
+        assert torch.equal(one.codes, two.codes) and torch.equal(one.wave, two.wave)
+
+
+def test_the_card_tells_what_the_folder_is(voice, folder):
+    card = read_card(folder)
+    assert card.settings == OWN
+    assert card.model == dataclasses.asdict(voice.model.config)
+    assert (card.sample_rate, card.speakers, card.weights) == (22050, ("alma", "brook"), "fp32")
+    assert card.versions["torch"] == torch.__version__
+    assert {p.name for p in folder.iterdir()} == {*FILES, CARD, "README.md"}
+    sizes = {name: told["bytes"] for name, told in card.files.items()}
+    assert sizes == {name: (folder / name).stat().st_size for name in FILES}
+
+
+def test_the_readmes_lines_load_the_voice(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    lines = re.findall(r"^    (.*)$", (folder / "README.md").read_text(), re.M)
+    code = "\n".join(lines).replace('"..."', repr(LINES[0]))
+    exec(code, {})
+    assert (folder / "speech.wav").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("fp16", torch.half), ("bf16", torch.bfloat16)])
+def test_half_precision_is_the_rounded_model(voice, tmp_path, weights, dtype):
+    full = export_voice(voice, tmp_path / "full", "fp32")
+    half = export_voice(voice, tmp_path / "half", weights)
+    sizes = [(f / "model.safetensors").stat().st_size for f in (half, full)]
+    assert sizes[0] < 0.6 * sizes[1]
+    found = load_export(half).model.state_dict()
+    for name, weight in voice.model.state_dict().items():
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], weight.to(dtype).float())
+
+
+def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
+    again = load_export(export_voice(voice, tmp_path / "int8", "int8"))
+    original = copy.deepcopy(voice.model)  # the rest of it is stored as fp16
+    linears = {n for n, m in original.named_modules() if isinstance(m, nn.Linear)}
+    for name, weight in original.named_parameters():
+        owner, _, kind = name.rpartition(".")
+        if kind == "bias" or owner not in linears or name.startswith("conditioner."):
+            weight.data = weight.data.half().float()
+        else:
+            found = int8(again.model.get_parameter(name))
+            assert all(torch.equal(a, b) for a, b in zip(found, int8(weight)))
+    wanted = codes(voice, Decoder(original, DecoderConfig(weights="int8")))
+    assert codes(again, Decoder(again.model, DecoderConfig(weights="int8"))) == wanted
+    assert codes(again, again.decoder) == wanted  # what it speaks through unless told otherwise
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-7, 1.0, 1e4])
+def test_rounding_again_finds_the_same_whole_numbers(size):
+    rounded, scale = int8(torch.randn(20_000, 5) * size * torch.rand(20_000, 1))
+    again = int8(unpacked({"w": rounded, "w" + SCALE: scale})["w"])
+    assert torch.equal(again[0], rounded) and torch.equal(again[1], scale)
+
+
+def test_int8_stores_a_byte_a_weight(voice):
+    tensors = packed(voice.model, "int8")
+    whole = {name for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    assert len(whole) == 4 * GPT.layers + 2 and {n + SCALE for n in whole} <= tensors.keys()
+    assert not any(name.startswith("conditioner.") for name in whole)
+
+
+# exporting
+
+
+def test_an_interrupted_export_is_no_export(voice, tmp_path, monkeypatch):
+    export_voice(voice, tmp_path, "fp16")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(export, "save_references", stop)
+        export_voice(voice, tmp_path, "fp32")
+    refused(tmp_path, "no exported voice, or its export was interrupted")
+    assert load_export(export_voice(voice, tmp_path, "fp32")).speakers == voice.speakers
+
+
+def test_what_the_owner_wrote_in_the_readme_is_kept(voice, folder):
+    (folder / "README.md").write_text("Free for all.")
+    export_voice(voice, folder, "int8")
+    assert (folder / "README.md").read_text() == "Free for all."
+
+
+@pytest.mark.parametrize(("value", "weights"), [(float("nan"), "int8"), (1e6, "fp16")])
+def test_weights_a_format_cannot_hold_are_refused_and_spoil_nothing(voice, folder, value, weights):
+    damaged = dataclasses.replace(voice, model=copy.deepcopy(voice.model))
+    damaged.model.gpt.h[1].mlp.c_fc.weight.data[3, 3] = value
+    with pytest.raises(VoiceError, match=rf"c_fc.* is not finite in {weights}: export as fp32"):
+        export_voice(damaged, folder, weights)
+    assert load_export(folder).speakers == voice.speakers
+
+
+def test_an_unknown_format_names_the_nearest(voice, tmp_path):
+    with pytest.raises(VoiceError, match=r"'in8'.*int8"):
+        export_voice(voice, tmp_path, "in8")
+
+
+def test_a_file_is_no_folder_to_export_to(voice, tmp_path):
+    (tmp_path / "voice").write_text("")
+    with pytest.raises(VoiceError, match="is a file: name a folder"):
+        export_voice(voice, tmp_path / "voice")
+
+
+# folders that are not whole
+
+
+@pytest.mark.parametrize("name", [*FILES, CARD])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    refused(folder, f"There is no .*{re.escape(name)}.*export the voice again")
+
+
+@pytest.mark.parametrize("name", [*FILES, CARD])
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_a_cut_file_is_named(folder, name, share):
+    os.truncate(folder / name, int(share * (folder / name).stat().st_size))
+    refused(folder, f"{re.escape(name)} is (cut|damaged).*again")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("at", [0, 0.3, 0.99])
+def test_a_flipped_bit_is_found(folder, name, at):
+    data = bytearray((folder / name).read_bytes())
+    data[int(at * len(data))] ^= 1
+    (folder / name).write_bytes(data)
+    refused(folder, rf"{re.escape(name)} is damaged \(its SHA-256")
+
+
+def test_any_changed_byte_of_the_card_is_told_or_harmless(folder):
+    whole, card = (folder / CARD).read_bytes(), read_card(folder)
+    told = 0
+    for at in range(0, len(whole), 7):
+        (folder / CARD).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            assert read_card(folder) == card  # a blank between words
+        except VoiceError:
+            told += 1
+    assert told > 100
+
+
+FOREIGN = ["", "{", "[]", "7", "{}", '"text"', '{"format_version": "1"}', '{"model_type": "gpt2"}']
+
+
+@pytest.mark.parametrize("text", [*FOREIGN, "[" * 100_000, '{"format_version": 1}', "\udcff"])
+def test_a_card_of_another_kind_is_named(folder, text):
+    (folder / CARD).write_bytes(text.encode(errors="surrogateescape"))
+    refused(folder, f"{CARD} is damaged or of another kind")
+
+
+def sealed(folder, **over) -> None:
+    """Change the card as another kit would have written it."""
+    plain = json.loads((folder / CARD).read_text(encoding="utf-8")) | over
+    plain.pop("checksum")
+    (folder / CARD).write_text(json.dumps(plain | {"checksum": digest(plain)}), encoding="utf-8")
+
+
+def test_a_newer_format_asks_for_a_newer_kit(folder):
+    sealed(folder, format_version=2, novelty=True)
+    refused(folder, r"has format 2; this kit reads up to 1: update the kit")
+
+
+def test_unknown_weights_are_told(folder):
+    sealed(folder, weights="int3")
+    refused(folder, f"{CARD}.*unknown weights 'int3'.*int8")
+
+
+@pytest.mark.parametrize("over", [{"width": 64}, {"heads": 3}, {"wings": 2}])
+def test_a_model_of_another_shape_is_told(voice, folder, over):
+    sealed(folder, model=dataclasses.asdict(voice.model.config) | over)
+    refused(folder, f"does not hold what {CARD} says")
+
+
+def test_a_folder_that_is_none_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        refused(path, "is no exported voice")

@@ -1,0 +1,161 @@
+"""Sampling: filters by definition and as transformers has them, draws that a seed decides."""
+
+import pytest
+import torch
+
+from kit.config import ConfigError
+from kit.sampling import GenerateConfig, Noise, penalize, sample, seed_of, shortlist
+
+CPU = torch.device("cpu")
+OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)
+SETTINGS = [
+    GenerateConfig(temperature=t, top_k=k, top_p=p)
+    for t in (0.3, 1.0, 2.0)
+    for k in (0, 1, 5, 100)
+    for p in (0.1, 0.8, 1.0)
+]
+
+
+def random_logits(rows: int = 10, codes: int = 40) -> torch.Tensor:
+    return 2 * torch.randn(rows, codes, generator=torch.Generator().manual_seed(0))
+
+
+def filtered(logits: torch.Tensor, config: GenerateConfig) -> torch.Tensor:
+    """The shortlist as full rows (B, V): -inf where a code may not be drawn."""
+    best, codes = shortlist(logits, config)
+    return torch.full_like(logits, float("-inf")).scatter(1, codes, best)
+
+
+def allowed(row: list[float], config: GenerateConfig) -> set[int]:
+    """Codes that may be drawn, after the definitions: the k best, then the fewest of mass p."""
+    order = sorted(range(len(row)), key=lambda i: -row[i])
+    if config.top_k:
+        order = order[: config.top_k]
+    scaled = torch.tensor([row[i] / config.temperature for i in order], dtype=torch.float64)
+    kept, mass = set(), 0.0
+    for i, share in zip(order, scaled.softmax(0).tolist()):
+        if config.top_p < 1 and mass > config.top_p:
+            break
+        kept.add(i)
+        mass += share
+    return kept
+
+
+@pytest.mark.parametrize("config", SETTINGS, ids=lambda c: f"{c.temperature}-{c.top_k}-{c.top_p}")
+def test_filters_follow_their_definitions(config):
+    logits = random_logits()
+    found = filtered(logits, config)
+    for row, kept in zip(logits.tolist(), found):
+        assert set(torch.isfinite(kept).nonzero()[:, 0].tolist()) == allowed(row, config)
+    inside = torch.isfinite(found)
+    assert torch.allclose(found[inside], logits[inside] / config.temperature)
+
+
+def test_filters_are_transformers_own():
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    logits = random_logits()
+    for config in SETTINGS:
+        chain = [tf.TemperatureLogitsWarper(float(config.temperature))]
+        chain += [tf.TopKLogitsWarper(config.top_k)] if config.top_k else []
+        chain += [tf.TopPLogitsWarper(config.top_p)] if config.top_p < 1 else []
+        wanted = logits
+        for step in chain:
+            wanted = step(None, wanted)
+        assert torch.allclose(filtered(logits, config), wanted), config
+
+
+def test_repetition_penalty_is_transformers_own():
+    tf = pytest.importorskip("transformers", reason="transformers is not installed")
+    logits, ids = random_logits(3, 20), torch.arange(18).view(3, 6)
+    seen = torch.zeros(3, 20, dtype=torch.bool).scatter(1, ids, True)
+    wanted = tf.RepetitionPenaltyLogitsProcessor(1.4)(ids, logits.clone())
+    assert torch.allclose(penalize(logits, seen, 1.4), wanted)
+
+
+def test_repetition_penalty_by_hand():
+    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
+    seen = torch.tensor([[True, True, False, False]])
+    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+    assert penalize(logits, seen, 1.0).tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize("config", [OPEN, GenerateConfig(temperature=0.5, top_k=2, top_p=1)])
+def test_drawing_follows_the_probabilities(config):
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).expand(2_000, 4)
+    noise = Noise([*range(2_000)], config.choices(4), CPU)
+    drawn = torch.stack([sample(logits, config, noise.next()) for _ in range(10)])
+    shares = drawn.flatten().bincount(minlength=4) / drawn.numel()
+    assert torch.allclose(shares, filtered(logits, config)[0].softmax(0), atol=0.015)
+
+
+def test_draws_of_one_stream_do_not_depend_on_each_other():
+    noise = Noise([5], 2, CPU)
+    coins = torch.stack([sample(torch.zeros(1, 2), OPEN, noise.next()) for _ in range(4_000)])
+    pairs = (2 * coins[:-1] + coins[1:]).flatten().bincount(minlength=4) / 3_999
+    assert torch.allclose(pairs, torch.full((4,), 0.25), atol=0.03)
+
+
+def test_temperature_zero_takes_the_best_and_low_ones_come_near():
+    logits = random_logits(50, 30)
+    assert torch.equal(sample(logits, GenerateConfig(temperature=0), None), logits.argmax(-1))
+    for temperature in (1e-5, 1e-30, 1e-300):
+        config = GenerateConfig(temperature=temperature, top_k=0, top_p=1)
+        drawn = sample(logits, config, Noise([*range(50)], 30, CPU).next())
+        assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_a_code_that_is_out_of_the_question_is_never_drawn():
+    logits = torch.tensor([[0.0, float("-inf"), 0.0, -1e30]]).expand(500, 4)
+    noise = Noise([*range(500)], 4, CPU)
+    drawn = torch.stack([sample(logits, OPEN, noise.next()) for _ in range(10)])
+    assert set(drawn.flatten().tolist()) == {0, 2}
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all():
+    config = GenerateConfig(top_k=1_000)
+    assert config.choices(40) == 40 and GenerateConfig(top_k=0).choices(40) == 40
+    assert shortlist(random_logits(), config)[1].shape == (10, 40)
+
+
+def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
+    alone, beside = Noise([7], 6, CPU, steps=4), Noise([3, 7, 9], 6, CPU, steps=4)
+    wanted = torch.stack([alone.next()[0] for _ in range(11)])
+    found = [beside.next()[1] for _ in range(6)]  # leaves in the middle of a block
+    beside.keep(torch.tensor([False, True, True]))
+    found += [beside.next()[0] for _ in range(5)]
+    assert torch.equal(torch.stack(found), wanted)
+    before = Noise([1, 7], 6, CPU)
+    before.keep(torch.tensor([False, True]))  # before anything was drawn
+    assert torch.equal(before.next()[0], wanted[0])
+
+
+def test_a_reading_has_a_seed_of_its_own():
+    config = GenerateConfig(seed=1)
+    seeds = {seed_of(config, text, n) for text in ([1, 2], [1, 3], [12]) for n in range(3)}
+    assert len(seeds | {seed_of(GenerateConfig(seed=2), [1, 2], 0)}) == 10
+    assert seed_of(config, [1, 2], 0) == seed_of(GenerateConfig(seed=1, top_k=3), [1, 2], 0)
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    sample(random_logits(), OPEN, Noise([*range(10)], 40, CPU).next())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+NAN, INF = float("nan"), float("inf")
+WRONG = [
+    *(("temperature", value) for value in (-0.1, NAN, INF)),
+    *(("top_p", value) for value in (0.0, 1.1, NAN)),
+    *(("top_k", value) for value in (-1, 2.5)),
+    *(("repetition_penalty", value) for value in (0.0, NAN, INF)),
+    *(("candidates", value) for value in (0, 1.5)),
+    *(("retries", value) for value in (-1, 0.5)),
+    *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF)),
+    *(("exact_codes", value) for value in (-1, 2.5)),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_settings_out_of_range_are_refused(field, value):
+    with pytest.raises(ConfigError, match=rf"GenerateConfig.{field} = {value}: \S+"):
+        GenerateConfig(**{field: value})
