@@ -24,7 +24,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-browser bench-data bench-train lint clean
+.PHONY: help demo lab test test-browser bench-data bench-train bench-infer lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -117,6 +117,13 @@ $(VENV)/.extra-bench-train: tests/bench/train-requirements.txt $(STAMP)
 
 bench-train: $(VENV)/.extra-bench-train  ## a training step beside its peers: runs/bench/train.json
 	@$(BIN)/python tests/bench/bench_train.py $(ARGS)
+
+$(VENV)/.extra-bench-infer: tests/bench/infer-requirements.txt $(STAMP)
+	@$(PIP) install -r $< -c requirements.txt
+	@touch $@
+
+bench-infer: $(VENV)/.extra-bench-infer  ## speaking beside its peers: runs/bench/infer.json
+	@$(BIN)/python tests/bench/bench_infer.py $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing

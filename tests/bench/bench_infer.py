@@ -1,0 +1,284 @@
+"""Speaking measured beside transformers' GPT-2, on one machine: `make bench-infer`.
+
+Two sizes: S is 6 layers of 256, L is 30 of 1024, both with 1,030 codes and a prompt of 128
+positions, greedy. Before anything is timed, both sides must make the same codes from the same
+weights. Contestants take turns round by round, in one process. A step is the median time between
+two codes of a call, sampling and checks included; values are medians of the rounds, a ratio is the
+median of the rounds' ratios. Prints a table and writes runs/bench/infer.json: {"row", "value",
+"unit", "peer", "peer_value", "ratio", "where"}, where a ratio above 1 means that the kit is better;
+what failed has no figures, but a "note".
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from bench_train import record, result, table
+from infer_calls import (
+    Call,
+    gpt2,
+    kit_call,
+    peer_call,
+    random_model,
+    read_bytes_per_s,
+    ready,
+    same_codes,
+    static_compiled,
+)
+from infer_gpu import gpu_rows
+from infer_itself import bytes_rows, cache_rows, warm_up_row
+from infer_voice import voice_rows
+
+from kit.agreement import linear_bytes
+from kit.decoder import Decoder
+from kit.hardware import cpu_name, detect, free_cores
+
+PEER = "transformers GPT2LMHeadModel.generate, fp32"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured; `--quick` is a smoke test."""
+
+    rounds: int = 5  # that count, at S; one more goes before
+    layers: dict[str, int] = dataclasses.field(default_factory=lambda: {"S": 6, "L": 30})
+    codes: dict[str, int] = dataclasses.field(default_factory=lambda: {"S": 200, "L": 60})
+    cache_codes: tuple[int, int] = (100, 200)  # spoken with the cache off and on
+    sentences: int = 200  # heard of the demo's voice, with each format
+    compared: int = 40  # held-out rows whose logits are compared
+
+    def of(self, size: str) -> int:
+        """Rounds that count: L takes long and is steady."""
+        return self.rounds if size == "S" else max(1, self.rounds // 2)
+
+
+QUICK = Effort(
+    rounds=1,
+    layers={"S": 1, "L": 2},
+    codes={"S": 16, "L": 8},
+    cache_codes=(8, 16),
+    sentences=6,
+    compared=2,
+)
+
+
+# --- measuring ------------------------------------------------------------------------------
+
+
+def take_turns(contestants: dict[str, Callable], rounds: int) -> dict[str, list]:
+    """What every contestant returns in every round but a first one."""
+    found = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, call in contestants.items():
+            value = call()
+            if number:
+                found[name].append(value)
+    for name, values in found.items():
+        if isinstance(values[0], Call):
+            steps = [1000 * v.step_s for v in values]
+            print(f"  {name}: {statistics.median(steps):.2f} ms a step, best {min(steps):.2f} ms")
+    return found
+
+
+def against(row: str, kit: list[float], peer: str, other: list[float]) -> dict:
+    """A row of milliseconds from the seconds of either side's rounds."""
+    ratio = statistics.median(b / a for a, b in zip(kit, other))
+    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
+    return result(row, ms, "ms a step", peer, peer_ms, ratio)
+
+
+def steps(calls: list[Call]) -> list[float]:
+    return [call.step_s for call in calls]
+
+
+@functools.cache
+def models(size: str, layers: int, codes: int) -> tuple:
+    """The kit's model and its peer, once they are seen to make the same codes."""
+    model = random_model(size, layers)
+    peer = gpt2(model)
+    different = same_codes(model, peer, codes)
+    print(f"  {size}: both sides make the same {codes} codes, {different} different ones")
+    return model, peer
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def size_rows(size: str, effort: Effort, eager: list[str], compiled: list[str]) -> list[dict]:
+    """Formats of one size, one row at a time, beside the peer."""
+    model, peer = models(size, effort.layers[size], effort.codes[size])
+    codes = effort.codes[size]
+    decoders = {f"{weights}, eager": ready(model, weights) for weights in eager}
+    decoders |= {f"{weights}, compiled": ready(model, weights, True) for weights in compiled}
+    calls = {"peer": lambda: peer_call(peer, codes)}
+    calls |= {name: lambda d=d: kit_call(d, codes) for name, d in decoders.items()}
+    calls["bandwidth"] = read_bytes_per_s
+    found = take_turns(calls, effort.of(size))
+    other, speed = found.pop("peer"), found.pop("bandwidth")
+    rows = [
+        against(f"{size}, {n}", steps(c), PEER, steps(other)) | {"ran": decoders[n].ran}
+        for n, c in found.items()
+    ]
+    rows += best_rows(size, rows)
+    rows += [whole(size, name, calls, other) for name, calls in found.items()]
+    if size == "L":
+        rows += [share(name, decoders[name], calls, speed) for name, calls in found.items()]
+    return rows
+
+
+def best_rows(size: str, rows: list[dict]) -> list[dict]:
+    """The fastest eager INT8, and the fastest that is compiled, once more by that name."""
+    kinds = {
+        "INT8 eager": lambda r: "int8" in r["row"] and "eager" in r["row"],
+        "compiled": lambda r: "compiled" in r["row"],
+    }
+    best = []
+    for kind, fits in kinds.items():
+        those = [r for r in rows if fits(r)]
+        if those:
+            first = min(those, key=lambda r: r["value"])
+            name = first["row"].split(", ")[1]
+            best.append(first | {"row": f"{size}, best {kind}: {name}"})
+    return best
+
+
+def whole(size: str, name: str, calls: list[Call], other: list[Call]) -> dict:
+    row = f"{size}, {name}: the whole call, a code"
+    per_code = lambda calls: [c.total_s / c.codes.shape[1] for c in calls]  # noqa: E731
+    return against(row, per_code(calls), PEER, per_code(other)) | {"unit": "ms a code"}
+
+
+def share(name: str, decoder: Decoder, calls: list[Call], speed: list[float]) -> dict:
+    """Weight bytes read a step, per second, against the bandwidth measured in the same rounds."""
+    rates = [linear_bytes(decoder) / call.step_s for call in calls]
+    ratio = statistics.median(a / b for a, b in zip(rates, speed))
+    gb, limit = (statistics.median(values) / 1e9 for values in (rates, speed))
+    peer = "limit: this machine reading 1 GiB to sum it"
+    return result(f"L, {name}: weights read a second", gb, "GB/s", peer, limit, ratio)
+
+
+def small(effort: Effort) -> list[dict]:
+    formats = ["fp32", "bf16", "int8", "int8-weight-only"]
+    return size_rows("S", effort, formats, ["fp32", "bf16", "int8"])
+
+
+def large(effort: Effort) -> list[dict]:
+    return size_rows("L", effort, ["fp32", "bf16", "fp16", "int8"], ["int8"])
+
+
+def static_rows(effort: Effort) -> list[dict]:
+    """The peer's own way to be faster: static cache and compile."""
+    model, peer = models("S", effort.layers["S"], effort.codes["S"])
+    decoder, codes, options = ready(model, "int8"), effort.codes["S"], static_compiled()
+    begun = time.perf_counter()
+    peer_call(peer, codes, **options)
+    print(f"  its warm-up takes {time.perf_counter() - begun:.0f} s")
+    calls = {
+        "kit": lambda: kit_call(decoder, codes),
+        "peer": lambda: peer_call(peer, codes, **options),
+    }
+    kit, other = (steps(found) for found in take_turns(calls, effort.of("S")).values())
+    name = f"{PEER}, static cache, compiled"
+    return [against("S, int8, eager: beside the peer compiled", kit, name, other)]
+
+
+def batch_row(size: str, weights: str, compiled: bool, effort: Effort) -> dict:
+    """Eight rows at a time: codes a second, the whole call."""
+    model, peer = models(size, effort.layers[size], effort.codes[size])
+    decoder, codes = ready(model, weights, compiled), effort.codes[size]
+    calls = {
+        "kit": lambda: kit_call(decoder, codes, batch=8),
+        "peer": lambda: peer_call(peer, codes, batch=8),
+    }
+    found = take_turns(calls, effort.of(size)).values()
+    kit, other = ([8 * codes / call.total_s for call in each] for each in found)
+    ratio = statistics.median(a / b for a, b in zip(kit, other))
+    rate, peer_rate = (statistics.median(values) for values in (kit, other))
+    row = f"{size}, {weights}, {'compiled' if compiled else 'eager'}, batch 8"
+    return result(row, rate, "codes/s", PEER, peer_rate, ratio, ran=decoder.ran)
+
+
+def batch_rows(effort: Effort) -> list[dict]:
+    kinds = (("S", "int8", True), ("S", "int8", False), ("L", "int8", False))
+    return [batch_row(*kind, effort) for kind in kinds]
+
+
+PARTS: dict[str, Callable[[Effort], list[dict]]] = {
+    "S": small,
+    "L": large,
+    "static": static_rows,
+    "batch": batch_rows,
+    "cache": lambda effort: cache_rows(effort.layers, effort.cache_codes),
+    "bytes": lambda effort: bytes_rows(effort.layers),
+    "warm-up": lambda effort: [warm_up_row(effort.layers["S"])],
+}
+
+
+def where() -> str:
+    """The machine and the versions a figure belongs to, and whether others kept it busy.
+
+    Two threads wait for each other at every layer: one busy core makes steps many times slower.
+    """
+    free = free_cores(detect())
+    load = f"{torch.get_num_threads()} threads; {free.reason}"
+    versions = []
+    for name in ("torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def attempt(part: str, rows: Callable[[], list[dict]]) -> list[dict]:
+    """The rows of `part`; where it fails, one row that says why."""
+    print(f"{part}:", flush=True)
+    begun = time.perf_counter()
+    try:
+        return rows()
+    except Exception as error:  # one part must not cost the others
+        lines = str(error).splitlines() or [""]
+        cure = " (tests/bench/infer-requirements.txt)" if isinstance(error, ImportError) else ""
+        note = f"{type(error).__name__}: {lines[0]}{cure}"
+        return [result(part, None, "", "", None, None, note=note)]
+    finally:
+        print(f"  {time.perf_counter() - begun:.0f} s in all", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test: tiny, no true figure")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=[*PARTS, "voice", "gpu"], nargs="*")
+    parser.add_argument("--gpu", action="store_true", help="also where torch sees no GPU: says why")
+    parser.add_argument("--voice", type=Path, default=Path("runs/demo"), help="a finished run")
+    parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    effort = QUICK if options.quick else Effort()
+    parts = {name: functools.partial(rows, effort) for name, rows in PARTS.items()}
+    asked = options.only or []
+    if "voice" in asked or (options.voice / "report.json").is_file():
+        count = (effort.sentences, effort.compared)
+        parts["voice"] = lambda: voice_rows(options.voice, *count)
+    if "gpu" in asked or options.gpu or torch.cuda.is_available():
+        parts["gpu"] = lambda: gpu_rows(effort.layers["L"], effort.codes["L"])
+    done = []
+    path = options.folder / ("infer-quick.json" if options.quick else "infer.json")
+    for part in [name for name in parts if name in (asked or parts)]:
+        place = where()
+        rows = [row | {"where": place} for row in attempt(part, parts[part])]
+        record(rows, part, path)
+        done += rows
+    table(done)
+    print(f"\n{where()}\nwritten: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What number formats cost a trained voice, and how soon it is heard: rows for `bench_infer.py`.
+
+Reads a finished run's folder and writes nothing there: its voice, its held-out rows and its
+recogniser. A format is compared with fp32 of the same voice; nothing of other programs is here.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from bench_train import result
+
+from kit.agreement import Row, compare
+from kit.bench import first_sound_seconds
+from kit.cache import CodeCache
+from kit.evaluate import score
+from kit.manifest import read_manifest
+from kit.recognizer import load_recognizer
+from kit.sampling import GenerateConfig
+from kit.voice import Voice, load_voice
+
+FORMATS = ("bf16", "fp16", "int8", "int8-weight-only", "int4")
+FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
+
+
+def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
+    """All rows of the voice in `folder`. Raises VoiceError where it is not finished."""
+    facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    weights = f"model-{facts['eval']['weights']}.safetensors"
+    voice = load_voice(folder, weights, facts["data"]["language"])
+    rows = agreement_rows(voice, CodeCache(folder / facts["data"]["codes"]), compared)
+    rows += cer_rows(voice, folder, sentences)
+    return rows + first_sound_rows(voice, folder)
+
+
+def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
+    """Formats along held-out rows, the recorded codes given to both (teacher forcing)."""
+    some = [
+        Row(
+            text=cache.texts[i].tolist(),
+            codes=cache.codes[i].tolist(),
+            cond=torch.from_numpy(cache.references[i]),
+        )
+        for i in cache.of_split("held_out")[:compared]
+    ]
+    found = []
+    for weights in FORMATS:
+        cost = compare(voice.ready(), voice.using(weights).ready(), some)
+        same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
+        found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
+        errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}
+        found += [
+            result(f"{name}: {which} logit error", error, "logits", FULL, None, None)
+            for which, error in errors.items()
+        ]
+    return found
+
+
+def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
+    """Character errors the run's recogniser hears, every sentence read once by each format."""
+    recognizer = load_recognizer(folder / "recognizer.safetensors")
+    some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
+    found, once = [], GenerateConfig(candidates=1)
+    heard = {}
+    for weights in ("fp32", *FORMATS):
+        heard[weights] = 100 * score(voice.using(weights), some, recognizer, once)[0].cer
+        print(f"  {weights}: CER {heard[weights]:.2f} %", flush=True)
+    full = heard.pop("fp32")
+    for weights, percent in heard.items():
+        row = f"voice, {weights}: CER, {len(some)} sentences read once"
+        found.append(result(row, percent, "%", FULL, full, full / percent if percent else None))
+    return found
+
+
+def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
+    """From a sentence of middling length to its first piece of sound, codec included."""
+    texts = sorted((r.text for r in read_manifest(folder) if r.split == "held_out"), key=len)
+    text, found = texts[len(texts) // 2], []
+    for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
+        ready = voice.using(weights, compiled)
+        ms = 1000 * first_sound_seconds(ready, text, GenerateConfig(), repeats=5)
+        row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
+        found.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
+    return found
