@@ -34,17 +34,24 @@ class Cost:
     positions: int  # compared
 
 
-def compare(full: Decoder, small: Decoder, rows: list[Row]) -> Cost:
-    """What `small` costs beside `full` over `rows`. Raises ValueError where there are none."""
+def compare(
+    full: Decoder, small: Decoder, rows: list[Row], wanted: list[Tensor] | None = None
+) -> Cost:
+    """What `small` costs beside `full` over `rows`.
+
+    `wanted` are `full`'s logits of these rows, where `forced` has found them already. Raises
+    ValueError where there are no rows.
+    """
     if not rows:
         raise ValueError("There are no rows to compare on: hold some recordings out.")
+    wanted = wanted or [forced(full, row) for row in rows]
     agree = count = 0
     total = largest = 0.0
-    for row in rows:
-        wanted, found = forced(full, row), forced(small, row)
-        error = (wanted - found).abs()
-        agree += int((wanted.argmax(-1) == found.argmax(-1)).sum())
-        count += len(wanted)
+    for row, true in zip(rows, wanted, strict=True):
+        found = true if small is full else forced(small, row)
+        error = (true - found).abs()
+        agree += int((true.argmax(-1) == found.argmax(-1)).sum())
+        count += len(true)
         total, largest = total + float(error.mean(-1).sum()), max(largest, float(error.max()))
     return Cost(
         top1_agreement=agree / count,

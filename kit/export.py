@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
 from kit.config import build, digest, nearest, replacing, write_atomic
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
+from kit.sequence import GPTConfig
 from kit.tokenizer import Tokenizer
 from kit.voice import Voice, VoiceError, load_references, save_references
 

@@ -22,8 +22,9 @@ from kit.batches import DataConfig, padded
 from kit.config import require
 from kit.hardware import Hardware, hush_profiler
 from kit.memory import Step, plan_bytes
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.model import SpeechGPT
 from kit.recovery import is_oom
+from kit.sequence import EffectiveBatch, GPTConfig, pack
 from kit.speedups import SpeedConfig
 from kit.state import TrainState
 from kit.steps import TrainConfig

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from kit.decoder import DecodeError, Decoder
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig, Noise, penalize, sample, seed_of
+from kit.sequence import GPTConfig
 
 CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
 

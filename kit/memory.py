@@ -16,7 +16,8 @@ import functools
 import torch
 
 from kit.config import require
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
+from kit.sequence import GPTConfig
 
 FP32_BYTES, HALF_BYTES = 4, 2
 MUON_BYTES = 9  # of its working copies per entry of a matrix: fp32 update, two bf16, Gram matrices

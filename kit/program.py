@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from kit.config import replacing, write_atomic
 from kit.decoder import Decoder, DecoderConfig
 from kit.export import prepare
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
+from kit.sequence import GPTConfig
 from kit.voice import Voice
 
 MANUAL = """# A speech GPT as two programs

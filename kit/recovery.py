@@ -7,7 +7,7 @@ batches; nothing of the loop.
 
 import torch
 
-from kit.model import Batch, EffectiveBatch
+from kit.sequence import Batch, EffectiveBatch
 
 
 def is_oom(error: BaseException) -> bool:

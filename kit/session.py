@@ -20,8 +20,9 @@ from kit import checkpoint
 from kit.config import build, write_atomic
 from kit.hardware import Hardware
 from kit.logs import jsonl_log
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
 from kit.recovery import is_oom
+from kit.sequence import GPTConfig
 from kit.speedups import Applied, SpeedConfig, pin
 from kit.state import TrainState
 from kit.steps import Diverged, StepEvent, TrainConfig, TrainError

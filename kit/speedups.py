@@ -21,7 +21,8 @@ from kit.hardware import (
     choose_precision,
     compiler_available,
 )
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, run_layer
+from kit.model import SpeechGPT, run_layer
+from kit.sequence import EffectiveBatch, GPTConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from torch import nn
 
 from kit import checkpoint
 from kit.hardware import autocast, peak_memory_bytes
-from kit.model import EffectiveBatch, SpeechGPT, weighted_loss
+from kit.model import SpeechGPT, weighted_loss
 from kit.recovery import cut, is_oom
+from kit.sequence import EffectiveBatch
 from kit.state import TrainState
 from kit.steps import Diverged, StepEvent, TrainError
 

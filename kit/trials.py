@@ -26,7 +26,8 @@ from kit.batches import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan
 from kit.choice import Trial, Variant, compare
 from kit.config import build, digest, load_preset, merge, require
 from kit.hardware import Hardware, peak_memory_bytes, versions
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, collate
+from kit.model import SpeechGPT
+from kit.sequence import EffectiveBatch, GPTConfig, collate
 from kit.speedups import LABELS, SpeedConfig, compilations, pin, switches
 from kit.state import TrainState
 from kit.steps import StepEvent, TrainConfig

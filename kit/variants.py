@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from kit.agreement import Cost, Row, compare
+from kit.agreement import Cost, Row, compare, forced
 from kit.bench import speak_seconds
 from kit.cache import CodeCache
 from kit.quantize import weight_bytes
@@ -69,7 +69,8 @@ def measure(
     for _ in range(rounds):
         for name, voice in voices.items():
             times[name].append(speak_seconds(voice, codes, config, repeats=1, warm=False))
-    first, *_ = voices
+    first = next(iter(voices))
+    wanted = [forced(voices[first].decoder, row) for row in rows]
     return [
         Variant(
             name=name,
@@ -77,7 +78,7 @@ def measure(
             codes_per_s=codes / statistics.median(times[name]),
             speedup=statistics.median(a / b for a, b in zip(times[first], times[name])),
             weight_bytes=weight_bytes(voice.decoder),
-            cost=compare(voices[first].decoder, voice.decoder, rows),
+            cost=compare(voices[first].decoder, voice.decoder, rows, wanted),
             cer=error_rate(voice),
             warm_up_s=sum(voice.decoder.warm_up_s.values()),
         )

@@ -23,9 +23,10 @@ from kit.codec import MelCodec, load_codec
 from kit.config import build, write_atomic
 from kit.decoder import Decoder, DecoderConfig
 from kit.generate import Spoken, decoding, generate
-from kit.model import GPTConfig, SpeechGPT
+from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig, seed_of
 from kit.sentences import Part, fade, join, split
+from kit.sequence import GPTConfig
 from kit.store import load_module, save_module
 from kit.stream_audio import AudioStream
 from kit.text import normalize

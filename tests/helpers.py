@@ -24,7 +24,8 @@ from kit.data import CodeStream, validation_batches
 from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance
 from kit.manifest import load_manifest
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, collate, pack
+from kit.model import SpeechGPT
+from kit.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.session import TrainSession
 from kit.steps import TrainConfig
 from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer

@@ -6,8 +6,8 @@ from helpers import GPT, random_rows, tiny_model
 
 from kit.agreement import Row, compare, forced, linear_bytes
 from kit.decoder import Decoder, DecoderConfig
-from kit.model import pack
 from kit.quantize import weight_bytes
+from kit.sequence import pack
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from kit.batches import EXTRA_TOKENS, DataConfig
 from kit.cache import CacheError, CodeCache
 from kit.data import CodeStream, loader_settings, padding_share, validation_batches
-from kit.model import collate, weighted_loss
+from kit.model import weighted_loss
+from kit.sequence import collate
 
 
 def keep(parts, place):

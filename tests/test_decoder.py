@@ -11,8 +11,8 @@ from kit.config import ConfigError
 from kit.decoder import DecodeError, Decoder, DecoderConfig
 from kit.generate import generate
 from kit.hardware import compiler_available
-from kit.model import pack
 from kit.sampling import GenerateConfig
+from kit.sequence import pack
 
 COMPILED = DecoderConfig(compile=True)
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=0)

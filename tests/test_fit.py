@@ -24,8 +24,8 @@ from kit.fit import (
     trial_bytes,
 )
 from kit.hardware import Hardware
-from kit.model import GPTConfig
 from kit.recommend import OVERLAYS, overlay
+from kit.sequence import GPTConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 

@@ -8,8 +8,8 @@ from helpers import GPT, random_rows, tiny_model
 
 from kit.decoder import DecodeError, Decoder, DecoderConfig
 from kit.generate import GenerationError, best_of, decode, decoding, generate, length_limit
-from kit.model import pack
 from kit.sampling import GenerateConfig, seed_of
+from kit.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)

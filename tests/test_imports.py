@@ -62,26 +62,29 @@ ALLOWED = {
     "lengths": {"batches", "cache"},
     "data": {"config", "hardware", "batches", "cache"},
     # the model, and what makes it fast
-    "model": {"config"},
-    "memory": {"config", "model"},
-    "speedups": {"config", "hardware", "model"},
+    "sequence": {"config"},
+    "model": {"sequence"},
+    "memory": {"config", "model", "sequence"},
+    "speedups": {"config", "hardware", "model", "sequence"},
     "ema": {"config"},
     "checkpoint": {"config"},
     "steps": {"config"},
     "optim": {"model", "steps"},
-    "recovery": {"model"},
+    "recovery": {"sequence"},
     "state": {"hardware", "model", "speedups", "ema", "checkpoint", "steps", "optim"},
-    "train": {"hardware", "model", "checkpoint", "steps", "recovery", "state"},
+    "train": {"hardware", "model", "sequence", "checkpoint", "steps", "recovery", "state"},
     # what a run costs and what pays: beside the loop, never in it
     "logs": {"config"},
     "recommend": {"config", "hardware"},
     "fit": {
-        *("config", "hardware", "batches", "model", "memory", "recovery", "speedups", "state"),
+        *("config", "hardware", "batches", "model", "sequence", "memory", "recovery"),
+        *("speedups", "state"),
         *("steps", "train"),
     },
     "choice": {"config"},
     "trials": {
-        *("config", "hardware", "batches", "model", "speedups", "state", "steps", "train"),
+        *("config", "hardware", "batches", "model", "sequence", "speedups", "state"),
+        *("steps", "train"),
         "choice",
     },
     "planner": {"config", "progress", "steps"},
@@ -90,7 +93,8 @@ ALLOWED = {
     # a run: the loop with its files; what comes of it
     "report": {"config", "hardware", "recommend"},
     "session": {
-        *("config", "hardware", "model", "speedups", "checkpoint", "steps", "recovery", "state"),
+        *("config", "hardware", "model", "sequence", "speedups", "checkpoint", "steps"),
+        *("recovery", "state"),
         *("train", "voice", "logs"),
     },
     # leaves: notebooks use them, train does not
@@ -100,14 +104,18 @@ ALLOWED = {
     "compiling": {"hardware"},
     "decoder": {"config", "compiling", "model", "quantize"},
     "sampling": {"config"},
-    "generate": {"decoder", "model", "sampling"},
+    "generate": {"decoder", "model", "sequence", "sampling"},
     "agreement": {"decoder", "quantize"},
     "voice": {
-        *("config", "text", "tokenizer", "store", "codec", "model", "decoder", "sampling"),
+        *("config", "text", "tokenizer", "store", "codec", "model", "sequence"),
+        *("decoder", "sampling"),
         *("generate", "sentences", "stream_audio"),
     },
-    "export": {"config", "tokenizer", "codec", "model", "quantize", "decoder", "sampling", "voice"},
-    "program": {"config", "decoder", "model", "voice", "export"},
+    "export": {
+        *("config", "tokenizer", "codec", "model", "sequence", "quantize", "decoder"),
+        *("sampling", "voice"),
+    },
+    "program": {"config", "decoder", "model", "sequence", "voice", "export"},
     "evaluate": {"text", "codec", "recognizer", "ledger", "model", "sampling", "voice"},
     "bench": {"config", "sampling", "generate", "voice"},
     "variants": {"cache", "quantize", "sampling", "agreement", "voice", "bench"},
@@ -159,15 +167,8 @@ def test_the_diagram_itself_has_no_way_back():
     list(graphlib.TopologicalSorter(ALLOWED).static_order())  # raises CycleError
     assert not {room for room, may in ALLOWED.items() if may & {"ui", "evaluate"}}
     assert {room for room, may in ALLOWED.items() if "plots" in may} == {"live", "view", "ui"}
-    assert not ALLOWED["train"] & {
-        "data",
-        "evaluate",
-        "quantize",
-        "generate",
-        "decoder",
-        "xtts",
-        "plots",
-    }
+    forbidden = {"data", "evaluate", "quantize", "generate", "decoder", "xtts", "plots"}
+    assert not ALLOWED["train"] & forbidden
 
 
 def test_init_is_empty():

@@ -11,7 +11,7 @@ from kit.config import ConfigError
 from kit.fit import Workload, trial_bytes
 from kit.hardware import Choice
 from kit.memory import Step, parameter_count, plan_bytes
-from kit.model import GPTConfig, pack
+from kit.sequence import GPTConfig, pack
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 

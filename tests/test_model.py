@@ -10,7 +10,8 @@ from torch import nn
 
 from kit.config import ConfigError
 from kit.memory import parameter_count
-from kit.model import GPTConfig, Trunk, collate, explicit_attention, pack, weighted_loss
+from kit.model import Trunk, explicit_attention, weighted_loss
+from kit.sequence import GPTConfig, collate, pack
 
 XTTS_V2 = GPTConfig(
     layers=30,

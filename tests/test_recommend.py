@@ -8,8 +8,8 @@ from helpers import CPU
 from kit.batches import DataConfig
 from kit.config import CONFIGS, ConfigError, build, load_preset, merge
 from kit.hardware import Hardware
-from kit.model import GPTConfig
 from kit.recommend import BY_USE, OVERLAYS, Advice, overlay, recommend, table
+from kit.sequence import GPTConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import GPT, effective_batch, random_rows, tiny_model
 
-from kit.model import pack
 from kit.recovery import cut, cut_rows, is_oom
+from kit.sequence import pack
 
 
 def same(a, b) -> bool:

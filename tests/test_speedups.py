@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kit.config import ConfigError, build
 from kit.hardware import Choice
-from kit.model import EffectiveBatch, pack
+from kit.sequence import EffectiveBatch, pack
 from kit.speedups import LABELS, SpeedConfig, apply, compilations, pin, switches
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]

@@ -44,7 +44,8 @@ from train_steps import (
 from kit.config import write_atomic
 from kit.hardware import cpu_name
 from kit.logs import jsonl_log
-from kit.model import EffectiveBatch, GPTConfig, SpeechGPT, collate
+from kit.model import SpeechGPT
+from kit.sequence import EffectiveBatch, GPTConfig, collate
 from kit.speedups import SpeedConfig, switches
 from kit.train import listen, train
 from kit.ui import TrainPanel

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from kit.hardware import detect
-from kit.model import Batch, EffectiveBatch, GPTConfig, SpeechGPT, pack
+from kit.model import SpeechGPT
+from kit.sequence import Batch, EffectiveBatch, GPTConfig, pack
 from kit.speedups import SpeedConfig
 from kit.state import TrainState
 from kit.steps import TrainConfig
