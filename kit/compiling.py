@@ -7,6 +7,7 @@ lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
 import contextlib
 import dataclasses
 import io
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -32,8 +33,14 @@ def quiet_inductor(**settings) -> Iterator[None]:
     """The compiler with `settings`, and without what it tells its makers on stderr."""
     inductor = torch._inductor.config.patch(autotune_num_choices_displayed=0, **settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
-    with inductor, graphs, contextlib.redirect_stderr(io.StringIO()):
-        yield
+    told = logging.getLogger("torch.utils.cpp_extension")  # of a missing CUDA, on every CPU
+    level = told.level
+    told.setLevel(logging.ERROR)
+    try:
+        with inductor, graphs, contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        told.setLevel(level)
 
 
 def quickest(work: Callable[[], object], repeats: int = 5) -> float:

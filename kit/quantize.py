@@ -128,8 +128,9 @@ def choose(
         dynamic = device.type == "cpu" and not compiled and has_int8_kernel()
         if dynamic and weights == "int8":
             return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
-        why = ": int8 products run uncompiled alone, on CPUs torch has them for"
-        return WeightOnlyInt8, low, f"int8 weights, {half} activations{why * (weights == 'int8')}"
+        why = "int8 products: " + ("never compiled" if compiled else "none on this device")
+        ran = f"int8 weights, {half} activations" + (f" ({why})" if weights == "int8" else "")
+        return WeightOnlyInt8, low, ran
     packs = device.type == "cpu" and not compiled and torch.backends.mkldnn.is_available()
     if packs and weights != "fp16":
         return Packed, dtype, f"{weights}, packed for this CPU"

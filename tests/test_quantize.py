@@ -162,7 +162,7 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
             kind, dtype, ran = choose(weights, CUDA, compiled)
             assert (kind, dtype) == (WeightOnlyInt8, half)
             assert ran.startswith(f"int8 weights, {name} activations")
-            assert ("int8 products run" in ran) == (weights == "int8")
+            assert ("int8 products: " in ran) == (weights == "int8")
         with pytest.raises(ValueError, match=r"CPUs alone.*int8"):
             choose("int4", CUDA, compiled)
 
@@ -170,8 +170,10 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
     compiled = choose("int8", CPU, compiled=True)
     monkeypatch.setattr("kit.quantize.has_int8_kernel", lambda: False)
-    assert compiled == choose("int8", CPU, compiled=False)
-    assert compiled[0] is WeightOnlyInt8 and "int8 products run" in compiled[2]
+    without = choose("int8", CPU, compiled=False)
+    assert compiled[:2] == without[:2] and compiled[0] is WeightOnlyInt8
+    assert "int8 products: never compiled" in compiled[2]
+    assert "int8 products: none on this device" in without[2]
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.
