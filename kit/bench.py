@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from kit.generate import generate
+from kit.hardware import timings
 from kit.sampling import GenerateConfig
 from kit.voice import Voice
 
@@ -42,14 +43,7 @@ def first_sound_seconds(voice: Voice, text: str, config: GenerateConfig, repeats
 
 def median_seconds(work: Callable[[], object], repeats: int, warm: bool = True) -> float:
     """Median time of `work()`, once more before that, untimed, when `warm`."""
-    times = []
-    if warm:
-        work()
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return statistics.median(timings(work, repeats, warm))
 
 
 def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> float:

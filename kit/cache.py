@@ -25,7 +25,7 @@ from torch import Tensor
 from kit.audio import DatasetError
 from kit.batches import DataConfig, chunks
 from kit.codec import MelCodec, load_wave
-from kit.config import digest, require_disk, write_atomic
+from kit.config import digest, file_digest, require_disk, write_atomic
 from kit.ledger import Utterance
 from kit.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
 from kit.tokenizer import Tokenizer
@@ -44,8 +44,7 @@ def reference_mel(mel: Tensor, frames: int) -> Tensor:
 
 def cache_key(codec_path: Path, config: DataConfig) -> str:
     """Names what codes are made with: changes with the codec's weights and the reference frames."""
-    weights = hashlib.sha256(Path(codec_path).read_bytes()).hexdigest()
-    return digest(weights, config.reference_frames)
+    return digest(file_digest(codec_path), config.reference_frames)
 
 
 def clip_digest(path: str) -> str:

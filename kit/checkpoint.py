@@ -7,7 +7,6 @@ and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of model
 """
 
 import errno
-import hashlib
 import json
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kit.config import replacing, require_disk, write_atomic
+from kit.config import file_digest, replacing, require_disk, write_atomic
 
 
 class CheckpointError(ValueError):
@@ -86,14 +85,6 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         seen.add(storage.data_ptr())
         alone[name] = tensor.clone() if shared else tensor
     return alone
-
-
-def file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def prune(folder: Path, newest: Path, keep: int, best: int) -> None:

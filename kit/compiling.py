@@ -8,12 +8,11 @@ import contextlib
 import dataclasses
 import io
 import logging
-import time
 from collections.abc import Callable, Iterator
 
 import torch
 
-from kit.hardware import compiler_available, detect
+from kit.hardware import compiler_available, detect, timings
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
@@ -45,10 +44,4 @@ def quiet_inductor(**settings) -> Iterator[None]:
 
 def quickest(work: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the quickest of a few runs, after one that pays for what happens once."""
-    work()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    return min(timings(work, repeats))

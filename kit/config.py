@@ -125,6 +125,12 @@ def digest(*parts) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file at `path`, read a part at a time."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
     free_bytes = shutil.disk_usage(folder).free

@@ -138,11 +138,20 @@ def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> 
 
 
 class Espeak:
-    """The espeak-ng library of this process: text in, 16-bit samples at 22 050 Hz out."""
+    """The espeak-ng library of this process: text in, 16-bit samples at 22 050 Hz out.
+
+    Raises RuntimeError when espeak-ng does not start, or was started in this process before.
+    """
+
+    started = False
 
     def __init__(self, language: str):
         import espeakng_loader  # here, so that a user's own recordings never need it
 
+        # Started again, the library keeps pointers into the phoneme data it has just freed.
+        if Espeak.started:
+            raise RuntimeError("espeak-ng runs once in a process; start it in a fresh one")
+        Espeak.started = True
         self.language, self.chunks = language, []
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
@@ -172,12 +181,17 @@ class Espeak:
         self.library.espeak_SetParameter(_PITCH, pitch, 0)
 
     def say(self, text: str) -> np.ndarray:
-        """`text` as int16 samples (T,), silence trimmed to 20 ms at both ends."""
+        """`text` as int16 samples (T,), silence trimmed to 20 ms at both ends.
+
+        Raises RuntimeError when espeak-ng says nothing of it.
+        """
         self.chunks.clear()
         data = text.encode()
         self.library.espeak_Synth(data, len(data) + 1, 0, 1, 0, _UTF8, None, None)
-        wave = np.concatenate(self.chunks)
+        wave = np.concatenate([np.zeros(0, np.int16), *self.chunks])
         loud = np.flatnonzero(np.abs(wave) > 200)
+        if not loud.size:
+            raise RuntimeError(f"espeak-ng spoke {text!r} as silence")
         margin = SAMPLE_RATE // 50
         return wave[max(0, loud[0] - margin) : loud[-1] + margin]
 

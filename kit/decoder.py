@@ -146,6 +146,7 @@ class Decoder(nn.Module):
         c, rows = self.config, []
         if not torch.isfinite(cond).all():
             raise DecodeError("A reference is not finite: make it again from a sound recording.")
+        start = self.embed(torch.tensor([c.start_code], device=cond.device), 0).float()
         for text, latents in zip(texts, self.conditioner(cond), strict=True):
             if not 0 < len(text) <= c.max_text - 2:
                 raise DecodeError(
@@ -154,8 +155,7 @@ class Decoder(nn.Module):
                 )
             ids = torch.tensor([c.text_vocab - 2, *text, c.text_vocab - 1], device=cond.device)
             said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
-            start = self.embed(torch.tensor(c.start_code, device=cond.device), 0)
-            rows.append(torch.cat((latents, said, start[None].float())))
+            rows.append(torch.cat((latents, said, start)))
         padding = [max(map(len, rows)) - len(row) for row in rows]
         return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
 

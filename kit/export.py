@@ -6,7 +6,6 @@ byte before it uses one, and runs nothing it reads. Knows voices; nothing of tra
 """
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
-from kit.config import build, digest, nearest, replacing, write_atomic
+from kit.config import build, digest, file_digest, nearest, replacing, write_atomic
 from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
@@ -142,12 +141,8 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
 
 
 def measure(path: Path) -> dict:
-    """Size and SHA-256 of a file, read a few megabytes at a time."""
-    total = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**22):
-            total.update(block)
-    return {"bytes": path.stat().st_size, "sha256": total.hexdigest()}
+    """Size and SHA-256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:

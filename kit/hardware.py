@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -96,12 +97,19 @@ def choose_precision(hw: Hardware) -> Choice:
 def product_seconds(dtype: torch.dtype, repeats: int = 3) -> float:
     """Fastest of a few products of training-step size, in seconds."""
     a, b = torch.randn(1024, 256).to(dtype), torch.randn(256, 1024).to(dtype)
+    return min(timings(lambda: a @ b, repeats))
+
+
+def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
+    """Seconds of each of `repeats` runs, after one that pays for what happens once, when `warm`."""
+    if warm:
+        work()
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         started = time.perf_counter()
-        a @ b
+        work()
         times.append(time.perf_counter() - started)
-    return min(times[1:])
+    return times
 
 
 def attention_backend(

@@ -72,7 +72,7 @@ class Trunk(nn.Module):
     """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers.
 
     In training every layer goes through `run_layer`, which may be a compiled one: the layers share
-    its one graph. Validation and generation do without, so they never cost a recompilation.
+    its one graph. Validation does without, so it never costs a recompilation.
     """
 
     def __init__(self, config: GPTConfig):

@@ -221,13 +221,12 @@ def load_voice(
     """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
     mels, longest = load_references(folder / "references.safetensors")
-    model = load_model(folder / weights).to(device)
-    return Voice(
-        model=model,
-        decoder=Decoder(model),
+    voice = Voice(
+        model=load_model(folder / weights).to(device),
         codec=load_codec(folder / "codec.safetensors"),
         tokenizer=Tokenizer(folder / "tokenizer.model"),
         references=mels,
         language=language,
         longest_text=longest,
     )
+    return voice.using()

@@ -6,6 +6,7 @@ Each part is made once, when it is first asked for, under the session's temporar
 import dataclasses
 import itertools
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from functools import cache, partial
@@ -17,9 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from kit.batches import DataConfig
-from kit.cache import CodeCache, build_cache
+from kit.cache import CodeCache, build_cache, speaker_references
 from kit.codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
-from kit.corpus import CorpusConfig, make_corpus
+from kit.corpus import CorpusConfig, make_corpus, run_apart
 from kit.data import CodeStream, validation_batches
 from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance
@@ -29,10 +30,12 @@ from kit.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.session import TrainSession
 from kit.steps import TrainConfig
 from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from kit.voice import Voice
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 
 RATE = 22050
+LINES = ["ሰላም ለሁሉም ይሁን", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እንሄዳለን", "እንዴት ነህ"]
 CPU = Hardware(
     device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
 )
@@ -54,6 +57,15 @@ GPT = GPTConfig(
     perceiver_head_width=16,
     n_mels=8,
 )
+
+
+def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
+    """Amharic `texts` as fp32 waveforms (T,) from an espeak-ng of their own."""
+    rows = [(f"{i:03d}", text) for i, text in enumerate(texts)]
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
+        run_apart("kit.corpus", job).check_returncode()
+        return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
 
 def world() -> Path:
@@ -116,6 +128,43 @@ def tiny_model(seed: int = 0, **over) -> SpeechGPT:
     for parameter in model.parameters():  # biases and zeros would hide mistakes
         parameter.data += 0.02 * torch.randn_like(parameter)
     return model
+
+
+def opinionated_model(**over) -> SpeechGPT:
+    """A random model with opinions: the codes it makes differ, as a trained one's do."""
+    model = tiny_model(**over)
+    model.code_head.weight.data *= 20
+    for table in (model.code_position, model.text_embedding):
+        table.weight.data += torch.randn_like(table.weight)
+    for layer in model.gpt.h:
+        layer.attn.c_attn.weight.data *= 8
+        layer.attn.c_proj.weight.data *= 8
+    return model.eval()
+
+
+def opinionated_voice(folder: Path) -> Voice:
+    """A random model with opinions, a real tokenizer made of LINES, an untrained codec."""
+    path = train_tokenizer(LINES, folder / "tokenizer.model", TokenizerConfig(vocab_size=310))
+    tokenizer, codec = Tokenizer(path), MelCodec(CODEC).eval()
+    sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
+    return Voice(
+        model=opinionated_model(n_mels=80, **sizes),
+        codec=codec,
+        tokenizer=tokenizer,
+        references={name: torch.randn(80, 12).half() for name in ("alma", "brook")},
+        longest_text=15,
+    )
+
+
+def real_voice(**over) -> Voice:
+    """An untrained model between the real tokenizer and codec, with the corpus's speakers."""
+    torch.manual_seed(0)
+    return Voice(
+        model=SpeechGPT(real_config(**over)),
+        codec=trained_codec()[0],
+        tokenizer=tokenizer(),
+        references=speaker_references(code_cache()),
+    )
 
 
 def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, list, torch.Tensor]:

@@ -5,11 +5,9 @@ import time
 
 import pytest
 import torch
-from helpers import code_cache, manifest, real_config, tokenizer, trained_codec
+from helpers import manifest, real_voice
 
 from kit.bench import first_sound_seconds, median_seconds, real_time_factor, speak_seconds
-from kit.cache import speaker_references
-from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig
 from kit.voice import Speech, Voice
 
@@ -18,9 +16,7 @@ GREEDY = GenerateConfig(temperature=0)
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    references, codec = speaker_references(code_cache()), trained_codec()[0]
-    model = SpeechGPT(real_config())
-    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
+    return real_voice()
 
 
 def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import CORPUS, RATE, manifest
+from helpers import CORPUS, RATE, manifest, spoken_by_espeak
 
 from kit.codec import CodecConfig, Mel
 from kit.config import ConfigError
@@ -18,7 +20,6 @@ from kit.corpus import (
     SAMPLE_RATE,
     SPEAKERS,
     CorpusConfig,
-    Espeak,
     load_words,
     make_corpus,
     sentences,
@@ -164,16 +165,30 @@ def test_english_is_spoken_too(tmp_path):
 
 def test_three_speakers_say_one_sentence_in_three_ways():
     mel, means, lengths = Mel(CodecConfig()), [], []
-    espeak = Espeak("am")
     for number in range(3):
-        espeak.speaker(number)
-        wave = espeak.say("አባቴ ዛሬ ከገበያ ትልቅ በሬ ገዛ")
-        assert wave.dtype == np.int16 and np.abs(wave).max() > 3000
+        [wave] = spoken_by_espeak(["አባቴ ዛሬ ከገበያ ትልቅ በሬ ገዛ"], speaker=number)
+        assert np.abs(wave).max() > 0.1
         lengths.append(len(wave) / SAMPLE_RATE)
-        means.append(mel(torch.from_numpy(wave).float()[None] / 2**15)[0][0].mean(dim=1))
+        means.append(mel(torch.from_numpy(wave)[None])[0][0].mean(dim=1))
     assert max(lengths) > 1.05 * min(lengths)  # rate
     for a, b in ((0, 1), (0, 2), (1, 2)):  # timbre and pitch, in nats of the mean spectrum
         assert (means[a] - means[b]).abs().mean() > 0.1
+
+
+def test_espeak_starts_once_in_a_process_and_tells_of_silence():
+    code = """
+from kit.corpus import Espeak
+espeak = Espeak("am")
+espeak.speaker(0)
+for call in (lambda: espeak.say(" "), lambda: Espeak("am")):
+    try:
+        call()
+    except RuntimeError as error:
+        print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    silent, again = run.stdout.splitlines()
+    assert silent == "espeak-ng spoke ' ' as silence" and "once in a process" in again
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,14 @@ import math
 import pytest
 import soundfile
 import torch
-from helpers import RATE, code_cache, manifest, real_config, tokenizer, trained_codec, waves
+from helpers import (
+    RATE,
+    manifest,
+    real_config,
+    real_voice,
+    waves,
+)
 
-from kit.cache import speaker_references
 from kit.evaluate import (
     Scores,
     floor,
@@ -36,10 +41,7 @@ def recognizer() -> Recognizer:
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    torch.manual_seed(0)
-    references, codec = speaker_references(code_cache()), trained_codec()[0]
-    model = SpeechGPT(real_config())
-    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
+    return real_voice()
 
 
 def test_scores_are_counted_by_hand(voice, recognizer):

@@ -8,11 +8,10 @@ import re
 
 import pytest
 import torch
-from helpers import CODEC, GPT, tiny_model
+from helpers import GPT, LINES, opinionated_voice
 from torch import nn
 
 from kit import export
-from kit.codec import MelCodec
 from kit.config import digest
 from kit.decoder import Decoder, DecoderConfig
 from kit.export import (
@@ -28,37 +27,15 @@ from kit.export import (
 from kit.generate import generate
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
-from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from kit.voice import Voice, VoiceError
 
-LINES = ["ሰላም ለሁሉም ይሁን", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እንሄዳለን", "እንዴት ነህ"]
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 OWN = GenerateConfig(temperature=0.4, top_k=7, seed=5)
 
 
 @pytest.fixture(scope="module")
 def voice(tmp_path_factory) -> Voice:
-    """A random model with opinions (codes differ), a real tokenizer, an untrained codec."""
-    path = tmp_path_factory.mktemp("voice") / "tokenizer.model"
-    tokenizer = Tokenizer(train_tokenizer(LINES, path, TokenizerConfig(vocab_size=310)))
-    codec = MelCodec(CODEC).eval()
-    sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
-    model = tiny_model(n_mels=80, **sizes)
-    model.code_head.weight.data *= 20
-    for table in (model.code_position, model.text_embedding):
-        table.weight.data += torch.randn_like(table.weight)
-    for layer in model.gpt.h:
-        layer.attn.c_attn.weight.data *= 8
-        layer.attn.c_proj.weight.data *= 8
-    references = {name: torch.randn(80, 12).half() for name in ("alma", "brook")}
-    return Voice(
-        model=model.eval(),
-        codec=codec,
-        tokenizer=tokenizer,
-        references=references,
-        language="am",
-        longest_text=15,
-    )
+    return opinionated_voice(tmp_path_factory.mktemp("voice"))
 
 
 @pytest.fixture

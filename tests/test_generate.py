@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import GPT, random_rows, tiny_model
+from helpers import GPT, opinionated_model, random_rows, tiny_model
 
 from kit.decoder import DecodeError, Decoder, DecoderConfig
 from kit.generate import GenerationError, best_of, decode, decoding, generate, length_limit
@@ -20,15 +20,9 @@ MANY = dataclasses.replace(SAMPLED, candidates=4)
 @pytest.fixture(scope="module")
 def model():
     """A random model with opinions: codes differ, and some rows find STOP before others."""
-    model = tiny_model()
-    model.code_head.weight.data *= 20
-    for table in (model.code_position, model.text_embedding):
-        table.weight.data += torch.randn_like(table.weight)
-    for layer in model.gpt.h:
-        layer.attn.c_attn.weight.data *= 8
-        layer.attn.c_proj.weight.data *= 8
+    model = opinionated_model()
     model.code_head.bias.data[GPT.stop_code] = 0
-    return model.eval()
+    return model
 
 
 def requests(count=8, seed=1):

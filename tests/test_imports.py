@@ -117,7 +117,7 @@ ALLOWED = {
     },
     "program": {"config", "decoder", "model", "sequence", "voice", "export"},
     "evaluate": {"text", "codec", "recognizer", "ledger", "model", "sampling", "voice"},
-    "bench": {"config", "sampling", "generate", "voice"},
+    "bench": {"config", "hardware", "sampling", "generate", "voice"},
     "variants": {"cache", "quantize", "sampling", "agreement", "voice", "bench"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
     # what people look at: plots draws, frontend asks who is watching, ui puts it together

@@ -9,34 +9,19 @@ import sys
 
 import pytest
 import torch
-from helpers import CODEC, tiny_model
+from helpers import LINES, opinionated_voice
 
-from kit.codec import MelCodec
 from kit.generate import generate
 from kit.program import export_program
 from kit.sampling import GenerateConfig
-from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
 from kit.voice import Voice, VoiceError
 
-LINES = ["ሰላም ለሁሉም ይሁን", "ዛሬ ጥሩ ቀን ነው", "ነገ ወደ ቤት እንሄዳለን", "እንዴት ነህ"]
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 
 
 @pytest.fixture(scope="module")
 def voice(tmp_path_factory) -> Voice:
-    """A random model with opinions (codes differ), a real tokenizer, an untrained codec."""
-    path = tmp_path_factory.mktemp("voice") / "tokenizer.model"
-    tokenizer = Tokenizer(train_tokenizer(LINES, path, TokenizerConfig(vocab_size=310)))
-    model = tiny_model(n_mels=80, text_vocab=tokenizer.vocab_size).eval()
-    model.code_head.weight.data *= 20
-    for table in (model.code_position, model.text_embedding):
-        table.weight.data += torch.randn_like(table.weight)
-    for layer in model.gpt.h:
-        layer.attn.c_attn.weight.data *= 8
-        layer.attn.c_proj.weight.data *= 8
-    references = {name: torch.randn(80, 12).half() for name in ("alma", "brook")}
-    codec = MelCodec(CODEC)
-    return Voice(model=model, codec=codec, tokenizer=tokenizer, references=references)
+    return opinionated_voice(tmp_path_factory.mktemp("voice"))
 
 
 def test_a_file_is_no_folder_to_export_to(voice, tmp_path):

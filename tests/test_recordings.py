@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from helpers import spoken_by_espeak
 from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.corpus import Espeak, load_words
+from kit.corpus import load_words
 from kit.cut import CutConfig
 from kit.layouts import read_dataset
 from kit.ledger import ManifestConfig
@@ -91,11 +92,10 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
 @pytest.fixture(scope="module")
 def spoken() -> tuple[Recognizer, list[str], list[np.ndarray]]:
     """A recogniser that learned real speech in seconds; sentences new to it, and their speech."""
-    espeak, rng = Espeak("am"), random.Random(0)
-    espeak.speaker(0)
+    rng = random.Random(0)
     words = [word for word in load_words("am")["object"] if " " not in word][:8]
     texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
-    speech = [espeak.say(text).astype(np.float32) / 32768 for text in texts]
+    speech = spoken_by_espeak(texts)
     mels = [CODEC.log_mels([torch.from_numpy(wave)])[0] for wave in speech]
     torch.manual_seed(0)
     shape = RecognizerConfig(width=48, blocks=2, steps=150, batch=6, lr=1e-2)

@@ -3,12 +3,9 @@
 import dataclasses
 
 import pytest
-import torch
-from helpers import code_cache, real_config, tokenizer, trained_codec
+from helpers import code_cache, real_voice
 
 from kit.agreement import Cost
-from kit.cache import speaker_references
-from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig
 from kit.variants import (
     Limits,
@@ -48,10 +45,7 @@ def variant(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10)
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    torch.manual_seed(0)
-    references, codec = speaker_references(code_cache()), trained_codec()[0]
-    model = SpeechGPT(real_config(width=64, heads=2))
-    return Voice(model=model, codec=codec, tokenizer=tokenizer(), references=references)
+    return real_voice(width=64, heads=2)
 
 
 def test_every_variant_is_measured_beside_the_first(voice):

@@ -9,16 +9,13 @@ import pytest
 import soundfile
 import torch
 from helpers import (
-    code_cache,
     manifest,
     real_config,
+    real_voice,
     tiny_model,
-    tokenizer,
-    trained_codec,
     world,
 )
 
-from kit.cache import speaker_references
 from kit.codec import CodecError
 from kit.config import ConfigError
 from kit.decoder import Decoder
@@ -46,10 +43,7 @@ def new_model() -> SpeechGPT:
 
 @pytest.fixture(scope="module")
 def voice() -> Voice:
-    references = speaker_references(code_cache())
-    return Voice(
-        model=new_model(), codec=trained_codec()[0], tokenizer=tokenizer(), references=references
-    )
+    return real_voice()
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ recogniser. A format is compared with fp32 of the same voice; nothing of other p
 import json
 from pathlib import Path
 
-import torch
 from bench_train import result
 
-from kit.agreement import Row, compare
+from kit.agreement import compare, forced
 from kit.bench import first_sound_seconds
 from kit.cache import CodeCache
 from kit.evaluate import score
 from kit.manifest import read_manifest
 from kit.recognizer import load_recognizer
 from kit.sampling import GenerateConfig
+from kit.variants import held_out_rows
 from kit.voice import Voice, load_voice
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only", "int4")
@@ -35,17 +35,10 @@ def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
 
 def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     """Formats along held-out rows, the recorded codes given to both (teacher forcing)."""
-    some = [
-        Row(
-            text=cache.texts[i].tolist(),
-            codes=cache.codes[i].tolist(),
-            cond=torch.from_numpy(cache.references[i]),
-        )
-        for i in cache.of_split("held_out")[:compared]
-    ]
-    found = []
+    some, full, found = held_out_rows(cache, compared), voice.ready(), []
+    wanted = [forced(full, row) for row in some]
     for weights in FORMATS:
-        cost = compare(voice.ready(), voice.using(weights).ready(), some)
+        cost = compare(full, voice.using(weights).ready(), some, wanted)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
         found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
         errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}
