@@ -87,9 +87,8 @@ def write(cache: Tensor, new: Tensor, at: int | Tensor) -> Tensor:
     """
     if isinstance(at, Tensor):
         return cache.index_copy_(2, at, new.to(cache.dtype))
-    end = at + new.shape[2]
-    cache[:, :, at:end] = new
-    return cache[:, :, :end]
+    cache.narrow(2, at, new.shape[2]).copy_(new)
+    return cache.narrow(2, 0, at + new.shape[2])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -131,8 +130,11 @@ class Decoder(nn.Module):
         self.shrinks = not compiles  # whether rows may leave: a graph has its batch size
         self.most = model.config.latents + model.config.max_text + model.config.max_code
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
-        self.spare: dict[int, Cache] = {}  # CUDA graphs read and write where they first did
+        self.spare: dict[int, Cache] = {}  # done with, by their rows
         self.run, self.warm_up_s = self.step, {}
+        if not compiles:  # at hand, not by nn.Module's search: a tenth of a small model's step
+            for module in self.modules():
+                vars(module).update(module._buffers | module._modules)
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
             self.run = torch.compile(self.step, fullgraph=True, **options)
@@ -147,7 +149,8 @@ class Decoder(nn.Module):
         if not torch.isfinite(cond).all():
             raise DecodeError("A reference is not finite: make it again from a sound recording.")
         start = self.embed(torch.tensor([c.start_code], device=cond.device), 0).float()
-        for text, latents in zip(texts, self.conditioner(cond), strict=True):
+        different, which = cond.unique_consecutive(dim=0, return_inverse=True)
+        for text, latents in zip(texts, self.conditioner(different)[which], strict=True):
             if not 0 < len(text) <= c.max_text - 2:
                 raise DecodeError(
                     f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
@@ -183,10 +186,11 @@ class Decoder(nn.Module):
             padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
             mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
             mask = mask[:, None, None].to(self.cache_dtype)
-        found = self.spare.pop(rows, None)
-        if found is None:
-            c, positions = self.config, self.most if self.graphs else positions
-            shape = (2, rows, c.heads, positions, c.width // c.heads)
+        found, positions = self.spare.pop(rows, None), self.most if self.graphs else positions
+        if found is None or found.layers[0][0].shape[2] < positions:
+            # With some to spare: the next text may be a little longer, and takes it again.
+            c, many = self.config, max(positions, min(self.most, positions + 64))
+            shape = (2, rows, c.heads, many, c.width // c.heads)
             new = [
                 torch.zeros(shape, dtype=self.cache_dtype, device=self.device) for _ in self.layers
             ]
@@ -194,9 +198,13 @@ class Decoder(nn.Module):
         return dataclasses.replace(found, mask=mask, length=0)
 
     def release(self, cache: Cache) -> None:
-        """Say that `cache` is done with; CUDA graphs take it again for the next batch."""
-        if self.graphs:
-            self.spare[len(cache.layers[0][0])] = cache
+        """Say that `cache` is done with; the next batch of as many rows takes it again.
+
+        CUDA graphs must, and memory that is new to the process is slow to write to.
+        """
+        if not self.graphs:
+            self.spare.clear()
+        self.spare[len(cache.layers[0][0])] = cache
 
     def decode_one(self, codes: Tensor, number: int, cache: Cache) -> Tensor:
         """Logits (B, V) of the code after `codes` (B,), which are the `number`-th of their rows."""

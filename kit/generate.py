@@ -139,14 +139,15 @@ def decoding(
     for n in range(shape[1]):
         codes, score = next_codes(logits, seen, noise, config, c, n)
         said.codes[rows, n], said.log_probs[rows, n] = codes, score
-        done = done | (codes == c.stop_code) | (n >= most)
+        done |= (codes == c.stop_code) | (most <= n)
         if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
             said.steps = n + 1
             yield said
-            if done.all():
+            ended = int(done.sum())
+            if ended == len(done):
                 decoder.release(cache)
                 return
-            if decoder.shrinks and done.sum() >= len(done) / 2:
+            if decoder.shrinks and ended >= len(done) / 2:
                 live = ~done
                 kept = (t[live] for t in (codes, rows, seen, most, done, x))
                 codes, rows, seen, most, done, x = kept

@@ -9,12 +9,15 @@ and says so. Knows `nn.Linear` alone.
 Shapes: R rows, I input features, O output features.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4")
 FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
+SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in int8
 GROUP = 32  # inputs that share an int4 scale
 
 
@@ -29,10 +32,29 @@ class Plain(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class Packed(nn.Module):
-    """Weights laid out as oneDNN reads them, fp32 or bf16; CPU only."""
+class SplitByThread(Plain):
+    """A few rows by one matrix-vector product a thread, each of its share of the outputs; CPU only.
+
+    MKL's own threads make a single row slower: this way the weights are read three times as fast.
+    """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+        super().__init__(linear, dtype)
+        shares = math.gcd(len(self.bias), torch.get_num_threads())
+        self.shares = self.weight.unflatten(0, (shares, -1)), self.bias.view(shares, -1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) >= SEVERAL_ROWS:
+            return super().forward(x)
+        weight, bias = self.shares
+        y = torch.baddbmm(bias, weight, x.t().expand(len(bias), -1, -1))  # (threads, share, R)
+        return y.view(-1, len(x)).t().contiguous()
+
+
+class OneDnn(nn.Module):
+    """bf16 weights laid out as oneDNN reads them; CPU only."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
         weight, bias = (t.detach().to(dtype) for t in parts(linear))
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
@@ -41,6 +63,19 @@ class Packed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+
+
+class Fbgemm16(nn.Module):
+    """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        weight, bias = (t.detach().float() for t in parts(linear))
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        self.packed_bytes = 2 * weight.numel() + 4 * bias.numel()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16.default(x, self.packed)
 
 
 class DynamicInt8(nn.Module):
@@ -75,7 +110,27 @@ class WeightOnlyInt8(nn.Module):
         if x.device.type == "cpu" and len(x) <= FEW_ROWS:
             return torch._weight_int8pack_mm(x, self.weight, self.scale) + self.bias
         # Whole numbers are up to 127 times too large: fp16 would overflow.
-        return F.linear(x / 128, self.weight.to(x.dtype)) * (self.scale * 128) + self.bias
+        small = 128 if x.dtype == torch.float16 else 1
+        y = F.linear(x / small if small > 1 else x, self.weight.to(x.dtype))
+        return torch.addcmul(self.bias, y, self.scale * small)
+
+
+class CompiledInt8(WeightOnlyInt8):
+    """int8 weights of a compiled step: with several rows the products are in int8, too.
+
+    Activations then have a scale for each row, so rows do not touch each other.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) < SEVERAL_ROWS or not torch.compiler.is_compiling():
+            return super().forward(x)
+        x32 = x.float()
+        scale = x32.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
+        y = torch._int_mm((x32 / scale).round().to(torch.int8), self.weight.t())
+        # One product of scales: the compiler takes two for a pattern, and that kernel is slow.
+        y = (y.float() * (scale * self.scale.float()) + self.bias).to(x.dtype)
+        # Kept in memory of its own, or attention works its query out anew for every key.
+        return y.as_strided(y.shape, y.stride())
 
 
 class Int4(nn.Module):
@@ -115,30 +170,36 @@ def choose(
 
     Raises ValueError for int4 where torch has no kernel for it.
     """
-    half = "bf16" if device.type == "cpu" or torch.cuda.is_bf16_supported(False) else "fp16"
-    if weights == "bf16" and half == "fp16":
-        return Plain, torch.float16, "fp16: this GPU has no bf16"
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(weights, torch.float32)
+    cpu = device.type == "cpu"
+    half = "bf16" if cpu or torch.cuda.is_bf16_supported(False) else "fp16"
     low = torch.bfloat16 if half == "bf16" else torch.float16
+    eager_cpu = cpu and not compiled
     if weights == "int4":
-        if device.type != "cpu":
+        if not cpu:
             raise ValueError("int4 runs on CPUs alone: take int8.")
         return Int4, torch.bfloat16, "int4 weights, bf16 activations"
+    if weights == "int8" and eager_cpu and has_fbgemm():
+        return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
+    if weights == "int8" and cpu and compiled:
+        ran = f"int8 weights; {SEVERAL_ROWS} rows or more: int8 products; fewer: bf16 activations"
+        return CompiledInt8, low, ran
     if weights.startswith("int8"):
-        dynamic = device.type == "cpu" and not compiled and has_int8_kernel()
-        if dynamic and weights == "int8":
-            return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
-        why = "int8 products: " + ("never compiled" if compiled else "none on this device")
-        ran = f"int8 weights, {half} activations" + (f" ({why})" if weights == "int8" else "")
-        return WeightOnlyInt8, low, ran
-    packs = device.type == "cpu" and not compiled and torch.backends.mkldnn.is_available()
-    if packs and weights != "fp16":
-        return Packed, dtype, f"{weights}, packed for this CPU"
-    return Plain, dtype, weights
+        why = " (int8 products: none on this device)" if weights == "int8" else ""
+        return WeightOnlyInt8, low, f"int8 weights, {half} activations{why}"
+    if weights == "bf16" and half == "fp16":
+        return Plain, low, "fp16: this GPU has no bf16"
+    if weights == "fp32" and eager_cpu and torch.backends.mkl.is_available():
+        return SplitByThread, torch.float32, "fp32, shared out among threads"
+    if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
+        return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
+    if weights == "fp16" and eager_cpu and has_fbgemm():
+        return Fbgemm16, torch.float32, "fp16 weights, packed for this CPU, fp32 activations"
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return Plain, dtypes[weights], weights
 
 
-def has_int8_kernel() -> bool:
-    """Whether this build of torch has packed int8 products for this processor."""
+def has_fbgemm() -> bool:
+    """Whether this build of torch has packed int8 and fp16 products for this processor."""
     return torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
 

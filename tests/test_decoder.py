@@ -94,9 +94,10 @@ def test_positions_may_be_tensors(model, count, weights):
             torch.testing.assert_close(found, wanted[:, n + 1], rtol=1e-2, atol=1e-3)
 
 
-def test_a_cache_of_graphs_is_taken_again_and_leaves_no_trace(model):
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs):
     decoder = Decoder(model)
-    decoder.graphs = True  # their order of things, on the CPU
+    decoder.graphs = graphs  # their order of things, on the CPU
     (texts, codes, cond), places = rows(2), set()
     wanted = decoded(decoder, texts, codes, cond)
     for _ in range(3):
@@ -104,6 +105,20 @@ def test_a_cache_of_graphs_is_taken_again_and_leaves_no_trace(model):
         torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
         places.add(decoder.spare[2].layers[0][0].data_ptr())
     assert len(places) == 1
+    if not graphs:  # one is kept, not one for each batch size
+        decoded(decoder, *(part[:1] for part in (texts, codes, cond)))
+        assert list(decoder.spare) == [1]
+
+
+def test_a_voice_is_read_once_for_all_who_speak_with_it(model):
+    decoder, (texts, _, cond), seen = Decoder(model), rows(3), []
+    hook = model.conditioner.register_forward_pre_hook(lambda _, mels: seen.append(*mels))
+    alone = [decoder.prompt([text], cond[:1])[0] for text in texts]
+    together, padding = decoder.prompt(texts, cond[:1].expand(3, -1, -1))
+    hook.remove()
+    assert [len(mels) for mels in seen] == [1, 1, 1, 1]
+    for row, wanted, empty in zip(together, alone, padding):
+        torch.testing.assert_close(row[empty:], wanted[0])
 
 
 @pytest.fixture

@@ -11,20 +11,24 @@ from kit.agreement import Row, compare, linear_bytes
 from kit.decoder import Decoder, DecoderConfig
 from kit.quantize import (
     FEW_ROWS,
+    SEVERAL_ROWS,
+    CompiledInt8,
     DynamicInt8,
+    Fbgemm16,
     Int4,
-    Packed,
+    OneDnn,
     Plain,
+    SplitByThread,
     WeightOnlyInt8,
     choose,
-    has_int8_kernel,
+    has_fbgemm,
     int8,
     weight_bytes,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-needs_int8 = pytest.mark.skipif(not has_int8_kernel(), reason="no packed int8 products here")
+needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no packed int8 products here")
 needs_mkldnn = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
 )
@@ -33,9 +37,10 @@ LAYERS = [
     (Plain, FP32, 1e-6),
     (Plain, BF16, 0.01),
     (Plain, FP16, 0.002),
-    pytest.param(Packed, FP32, 1e-6, marks=needs_mkldnn),
-    pytest.param(Packed, BF16, 0.01, marks=needs_mkldnn),
-    pytest.param(DynamicInt8, FP32, 0.02, marks=needs_int8),
+    (SplitByThread, FP32, 1e-6),
+    pytest.param(OneDnn, BF16, 0.01, marks=needs_mkldnn),
+    pytest.param(Fbgemm16, FP32, 0.001, marks=needs_fbgemm),
+    pytest.param(DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
     (WeightOnlyInt8, BF16, 0.015),
     (WeightOnlyInt8, FP16, 0.01),
     (Int4, BF16, 0.12),
@@ -51,7 +56,7 @@ def both(kind, dtype, linear: nn.Linear, rows: int = 3) -> tuple[torch.Tensor, t
 
 
 @formats
-@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 5])
+@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS, FEW_ROWS, FEW_ROWS + 5])
 def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
@@ -134,17 +139,19 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
 @pytest.mark.parametrize(
     ("weights", "kind", "dtype", "ran"),
     [
-        ("fp32", Packed, FP32, "fp32, packed for this CPU"),
-        ("bf16", Packed, BF16, "bf16, packed for this CPU"),
-        ("fp16", Plain, FP16, "fp16"),
+        ("fp32", SplitByThread, FP32, "fp32, shared out among threads"),
+        ("bf16", OneDnn, BF16, "bf16, packed for this CPU"),
+        ("fp16", Fbgemm16, FP32, "fp16 weights, packed for this CPU, fp32 activations"),
         ("int8", DynamicInt8, FP32, "int8 weights and products (dynamic)"),
         ("int8-weight-only", WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
         ("int4", Int4, BF16, "int4 weights, bf16 activations"),
     ],
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran):
-    if not (has_int8_kernel() and torch.backends.mkldnn.is_available()):
+    if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
+    if weights == "fp32" and not torch.backends.mkl.is_available():
+        pytest.skip("this build of torch lacks MKL")
     assert choose(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
@@ -168,19 +175,41 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    compiled = choose("int8", CPU, compiled=True)
-    monkeypatch.setattr("kit.quantize.has_int8_kernel", lambda: False)
-    without = choose("int8", CPU, compiled=False)
-    assert compiled[:2] == without[:2] and compiled[0] is WeightOnlyInt8
-    assert "int8 products: never compiled" in compiled[2]
-    assert "int8 products: none on this device" in without[2]
+    kind, dtype, ran = choose("int8", CPU, compiled=True)
+    assert (kind, dtype) == (CompiledInt8, BF16) and f"{SEVERAL_ROWS} rows or more" in ran
+    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: False)
+    kind, dtype, ran = choose("int8", CPU, compiled=False)
+    assert (kind, dtype) == (WeightOnlyInt8, BF16)
+    assert "int8 products: none on this device" in ran
+
+
+@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS, FEW_ROWS + 5])
+def test_compiled_int8_is_near_whatever_the_batch(rows, monkeypatch):
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 72)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # as it is traced
+    wanted, found = both(CompiledInt8, BF16, linear, rows)
+    assert (found - wanted).norm() / wanted.norm() < 0.015
+
+
+def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
+    layer = CompiledInt8(nn.Linear(64, 40), BF16)
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    x = torch.randn(SEVERAL_ROWS, 64).to(BF16)
+    beside_a_loud_row = torch.cat((x[:-1], 1000 * x[-1:]))
+    assert torch.equal(layer(x)[:-1], layer(beside_a_loud_row)[:-1])
+
+
+def test_fp32_takes_no_memory_of_its_own():
+    linear = nn.Linear(64, 40)
+    assert SplitByThread(linear).shares[0].data_ptr() == linear.weight.data_ptr()
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.
 COSTS = [
     ("bf16", 0.51, 0.02),
     ("fp16", 0.51, 0.01),
-    pytest.param("int8", 0.30, 0.05, marks=needs_int8),
+    pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm),
     ("int8-weight-only", 0.30, 0.05),
     ("int4", 0.25, 0.3),
 ]
@@ -202,11 +231,11 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
 
 def test_bytes_are_those_that_are_held():
     linear, tensors = nn.Linear(128, 64), 64 * 128
-    assert weight_bytes(Plain(linear)) == weight_bytes(Packed(linear)) == 4 * (tensors + 64)
+    assert weight_bytes(Plain(linear)) == weight_bytes(SplitByThread(linear)) == 4 * (tensors + 64)
     assert weight_bytes(Plain(linear, BF16)) == 2 * (tensors + 64)
     assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
     assert weight_bytes(Int4(linear)) == tensors // 2 + 4 * tensors // 32 + 2 * 64
-    if has_int8_kernel():
+    if has_fbgemm():
         assert weight_bytes(DynamicInt8(linear)) == tensors + 8 * 64
     model = tiny_model()
     decoder = Decoder(model, DecoderConfig(compile=True))

@@ -46,11 +46,12 @@ def ready(model: SpeechGPT, weights: str = "fp32", compiled: bool = False) -> De
 
 
 def request(config: GPTConfig, batch: int) -> tuple[list[list[int]], Tensor]:
-    """Texts and references that fill a prompt of 128 positions, the same each time."""
+    """Texts in one voice that fill a prompt of 128 positions, the same each time."""
     random = torch.Generator().manual_seed(0)
     room = PROMPT - config.latents - 3  # START and STOP of the text, START of the codes
     texts = torch.randint(3, config.text_vocab - 2, (batch, room), generator=random)
-    return texts.tolist(), torch.randn(batch, config.n_mels, FRAMES, generator=random)
+    cond = torch.randn(1, config.n_mels, FRAMES, generator=random)
+    return texts.tolist(), cond.expand(batch, -1, -1)
 
 
 def greedy(codes: int, kv_cache: bool = True) -> GenerateConfig:
