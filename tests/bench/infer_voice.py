@@ -54,13 +54,15 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
     found, once = [], GenerateConfig(candidates=1)
+    voices = {weights: voice.using(weights) for weights in ("fp32", *FORMATS)}
+    voices["int8, compiled"] = voice.using("int8", True)  # in a batch another product
     heard = {}
-    for weights in ("fp32", *FORMATS):
-        heard[weights] = 100 * score(voice.using(weights), some, recognizer, once)[0].cer
-        print(f"  {weights}: CER {heard[weights]:.2f} %", flush=True)
+    for name, speaking in voices.items():
+        heard[name] = 100 * score(speaking, some, recognizer, once)[0].cer
+        print(f"  {name}: CER {heard[name]:.2f} %", flush=True)
     full = heard.pop("fp32")
-    for weights, percent in heard.items():
-        row = f"voice, {weights}: CER, {len(some)} sentences read once"
+    for name, percent in heard.items():
+        row = f"voice, {name}: CER, {len(some)} sentences read once"
         found.append(result(row, percent, "%", FULL, full, full / percent if percent else None))
     return found
 
