@@ -133,7 +133,7 @@ class Decoder(nn.Module):
         self.spare: dict[int, Cache] = {}  # done with, by their rows
         self.run, self.warm_up_s = self.step, {}
         if not compiles:  # at hand, not by nn.Module's search: a tenth of a small model's step
-            for module in self.modules():
+            for module in (self, *self.layers.modules(), self.code_head):
                 vars(module).update(module._buffers | module._modules)
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}

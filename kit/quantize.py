@@ -2,9 +2,9 @@
 
 One new code a step is a row times every weight: the time goes into reading the weights, so fewer
 bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022), int4 one per
-group of 32 inputs (Dettmers & Zettlemoyer 2023); biases are kept as they are. On a CPU weights are
-packed once, the way oneDNN's and torch's own kernels read them. `choose` picks what can run here
-and says so. Knows `nn.Linear` alone.
+group of 32 inputs (Dettmers & Zettlemoyer 2023); biases are kept as they are. On a CPU most weights
+are packed once, the way FBGEMM's, oneDNN's and torch's own kernels read them. `choose` picks what
+can run here and says so. Knows `nn.Linear` alone.
 
 Shapes: R rows, I input features, O output features.
 """

@@ -200,6 +200,17 @@ def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
     assert torch.equal(layer(x)[:-1], layer(beside_a_loud_row)[:-1])
 
 
+@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS - 1, SEVERAL_ROWS])
+@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (41, 1)])
+def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    torch.manual_seed(0)
+    linear = nn.Linear(256, outputs)
+    wanted, found = both(SplitByThread, FP32, linear, rows)
+    assert len(SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
+    torch.testing.assert_close(found, wanted)
+
+
 def test_fp32_takes_no_memory_of_its_own():
     linear = nn.Linear(64, 40)
     assert SplitByThread(linear).shares[0].data_ptr() == linear.weight.data_ptr()
