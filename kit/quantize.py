@@ -35,7 +35,7 @@ class Plain(nn.Module):
 class SplitByThread(Plain):
     """A few rows by one matrix-vector product a thread, each of its share of the outputs; CPU only.
 
-    MKL's own threads make a single row slower: this way the weights are read three times as fast.
+    MKL's own threads make a single row slower: this way its weights are read three times as fast.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -44,7 +44,7 @@ class SplitByThread(Plain):
         self.shares = self.weight.unflatten(0, (shares, -1)), self.bias.view(shares, -1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) >= SEVERAL_ROWS:
+        if len(x) > FEW_ROWS:
             return super().forward(x)
         weight, bias = self.shares
         y = torch.baddbmm(bias, weight, x.t().expand(len(bias), -1, -1))  # (threads, share, R)

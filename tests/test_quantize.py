@@ -200,7 +200,7 @@ def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
     assert torch.equal(layer(x)[:-1], layer(beside_a_loud_row)[:-1])
 
 
-@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS - 1, SEVERAL_ROWS])
+@pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
 @pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (41, 1)])
 def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 4)
