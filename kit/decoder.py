@@ -110,8 +110,8 @@ class Decoder(nn.Module):
         self.config, self.asked = model.config, config
         self.device = model.final_norm.weight.device
         check_finite(model)
-        linear, self.dtype, self.ran = choose(config.weights, self.device, config.compile)
         compiles, instead = will_compile(config.compile, self.device)
+        linear, self.dtype, self.ran = choose(config.weights, self.device, compiles)
         self.ran += instead
         self.conditioner = model.conditioner
         self.text_embedding, self.text_position = model.text_embedding, model.text_position
@@ -132,12 +132,12 @@ class Decoder(nn.Module):
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
         self.spare: dict[int, Cache] = {}  # done with, by their rows
         self.run, self.warm_up_s = self.step, {}
-        if not compiles:  # at hand, not by nn.Module's search: a tenth of a small model's step
-            for module in (self, *self.layers.modules(), self.code_head):
-                vars(module).update(module._buffers | module._modules)
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
             self.run = torch.compile(self.step, fullgraph=True, **options)
+        else:  # at hand, not by nn.Module's search: a tenth of a small model's step
+            for module in (self, *self.layers.modules(), self.code_head):
+                vars(module).update(module._buffers | module._modules)
 
     def prompt(self, texts: list[list[int]], cond: Tensor) -> tuple[Tensor, list[int]]:
         """`latents | START text STOP | START` of every row, padded on the left, and the padding.

@@ -165,11 +165,14 @@ def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
-def test_without_a_compiler_nothing_is_tried(model, monkeypatch):
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    decoder, (texts, _, cond) = Decoder(model, COMPILED), rows(3)
-    assert decoder.ran == "fp32; not compiled: no C++ compiler (install g++)"
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    eager = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
+    assert decoder.ran == f"{eager.ran}; not compiled: no C++ compiler (install g++)"
+    texts, _, cond = rows(3)
+    wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     assert [row.codes.tolist() for row in generate(decoder, texts, cond, GREEDY)] == wanted
     assert not decoder.warm_up_s
 
