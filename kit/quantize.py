@@ -110,9 +110,8 @@ class WeightOnlyInt8(nn.Module):
         if x.device.type == "cpu" and len(x) <= FEW_ROWS:
             return torch._weight_int8pack_mm(x, self.weight, self.scale) + self.bias
         # Whole numbers are up to 127 times too large: fp16 would overflow.
-        small = 128 if x.dtype == torch.float16 else 1
-        y = F.linear(x / small if small > 1 else x, self.weight.to(x.dtype))
-        return torch.addcmul(self.bias, y, self.scale * small)
+        y = F.linear(x / 128, self.weight.to(x.dtype))
+        return torch.addcmul(self.bias, y, self.scale * 128)
 
 
 class CompiledInt8(WeightOnlyInt8):
