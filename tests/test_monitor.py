@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from helpers import CPU
 from kit.monitor import Monitor, _Processes
 
 MIB = 2**20
+ROOT = Path(__file__).parents[1]
 
 
 def until(condition, limit_s=10.0):
@@ -24,7 +27,22 @@ def until(condition, limit_s=10.0):
         time.sleep(0.01)
 
 
+def alone(test: str) -> None:
+    """`test` of this file in a process of its own: where others ran, their workers still end."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    subprocess.run(
+        [sys.executable, "-c", f"import test_monitor; test_monitor.{test}()"],
+        env=os.environ | {"PYTHONPATH": paths},
+        timeout=120,
+        check=True,
+    )
+
+
 def test_memory_that_was_given_back_still_stands_in_the_summary():
+    alone("memory_is_given_back")
+
+
+def memory_is_given_back():
     with Monitor(CPU, every_s=0.02) as monitor:
         until(lambda: monitor.samples)
         first = monitor.newest.memory_bytes
@@ -52,15 +70,19 @@ def test_load_is_the_share_of_the_cores_that_was_busy():
 
 
 def test_children_count_and_may_end():
+    alone("a_child_ends")
+
+
+def a_child_ends():
     code = "block = bytearray(100 * 2**20); print(1, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    alone = _Processes(cores=2).read().memory_bytes
+    before = _Processes(cores=2).read().memory_bytes
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as child:
         child.stdout.readline()
         probe = _Processes(cores=2)
         both = probe.read().memory_bytes
         child.communicate(b"\n")
-    assert both > alone + 100 * MIB
+    assert both > before + 100 * MIB
     assert probe.read().memory_bytes < both - 100 * MIB
 
 
