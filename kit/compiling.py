@@ -30,7 +30,9 @@ def not_compiled(reason: str) -> str:
 @contextlib.contextmanager
 def quiet_inductor(**settings) -> Iterator[None]:
     """The compiler with `settings`, and without what it tells its makers on stderr."""
-    inductor = torch._inductor.config.patch(autotune_num_choices_displayed=0, **settings)
+    # Whether the compiler knows this processor's instructions is asked in six processes otherwise.
+    quick = {"cpp.vec_isa_ok": True, "autotune_num_choices_displayed": 0}
+    inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
     told = logging.getLogger("torch.utils.cpp_extension")  # of a missing CUDA, on every CPU
     level = told.level
