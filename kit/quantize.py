@@ -18,6 +18,7 @@ from torch import Tensor, nn
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4")
 FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
 SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in int8
+AT_ONCE = 256  # rows of a long prompt: what lies between its products stays in the caches
 GROUP = 32  # inputs that share an int4 scale
 
 
@@ -114,20 +115,30 @@ class WeightOnlyInt8(nn.Module):
         return torch.addcmul(self.bias, y, self.scale * 128)
 
 
-class CompiledInt8(WeightOnlyInt8):
-    """int8 weights of a compiled step: with several rows the products are in int8, too.
+class CompiledInt8(nn.Module):
+    """int8 weights of a compiled step: prompts and several rows are multiplied in int8, too.
 
-    Activations then have a scale for each row, so rows do not touch each other.
+    Activations then have a scale for each row, so rows do not touch each other; CPU only.
     """
 
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
+        super().__init__()
+        weight, bias = parts(linear)
+        rounded, scale = int8(weight)
+        self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast with many inputs
+        self.scale, self.bias = nn.Buffer(scale.float()), nn.Buffer(bias.detach().float())
+
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) < SEVERAL_ROWS or not torch.compiler.is_compiling():
-            return super().forward(x)
-        x32 = x.float()
-        scale = x32.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127
-        y = torch._int_mm((x32 / scale).round().to(torch.int8), self.weight.t())
-        # One product of scales: the compiler takes two for a pattern, and that kernel is slow.
-        y = (y.float() * (scale * self.scale.float()) + self.bias).to(x.dtype)
+        if len(x) < SEVERAL_ROWS and torch.compiler.is_compiling():
+            scale, bias = self.scale.to(x.dtype), self.bias.to(x.dtype)
+            return torch._weight_int8pack_mm(x, self.weight.t().contiguous(), scale) + bias
+        return torch.cat([self.products(rows) for rows in x.split(AT_ONCE)])
+
+    def products(self, x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-8) / 127
+        y = torch._int_mm((x / scale).round().to(torch.int8), self.weight)
+        # Not two products: the compiler takes those for a pattern, whose kernel is slow.
+        y = torch.addcmul(self.bias, y * scale, self.scale).to(x.dtype)
         # Kept in memory of its own, or attention works its query out anew for every key.
         return y.as_strided(y.shape, y.stride())
 
