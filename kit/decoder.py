@@ -21,6 +21,8 @@ from kit.config import nearest, require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
 
+MANY_KEYS = 2**19  # numbers in a layer's keys: beyond these SDPA is slower than plain loops
+
 
 class DecodeError(ValueError):
     """A text the model cannot read, or a damaged model; the message says what to change."""
@@ -55,7 +57,7 @@ class Block(nn.Module):
 
     def __init__(self, layer: Layer, linear, dtype: torch.dtype):
         super().__init__()
-        self.heads, self.eps = layer.attn.heads, layer.ln_1.eps
+        self.heads = layer.attn.heads
         self.c_attn, self.c_proj = (
             linear(m, dtype) for m in (layer.attn.c_attn, layer.attn.c_proj)
         )
@@ -66,13 +68,13 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, at: int | Tensor, mask: Tensor | None
     ) -> Tensor:
-        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias, self.eps)
+        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias)
         h = self.c_attn(h).view(len(k), -1, 3, self.heads, k.shape[-1])
         q, new_k, new_v = h.permute(2, 0, 3, 1, 4)  # (B, H, Q, d) each
         k, v = write(k, new_k, at), write(v, new_v, at)
         h = attend(q.to(k.dtype), k, v, mask)
         x = x + self.c_proj(h.transpose(1, 2).reshape(x.shape).to(x.dtype))
-        h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias, self.eps)
+        h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias)
         return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate="tanh"))
 
 
@@ -93,8 +95,9 @@ def write(cache: Tensor, new: Tensor, at: int | Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of new positions to all so far; causal among themselves where there is no mask."""
-    if q.shape[2] == 1 and q.device.type == "cpu" and torch.compiler.is_compiling():
-        # One query is no matrix: written out, the compiler makes a single loop over the cache.
+    compiled = torch.compiler.is_compiling()
+    if q.shape[2] == 1 and q.device.type == "cpu" and (compiled or k.numel() > MANY_KEYS):
+        # One query is no matrix: plain loops over the cache, which the compiler makes one of.
         scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (B, H, N)
         scores = scores if mask is None else scores + mask[:, 0]
         return (scores.softmax(-1)[..., None] * v).sum(2, keepdim=True)

@@ -1,14 +1,16 @@
 """The decode path: each step is the training path's, whatever the batch, positions or graph."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import CPU, GPT, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
 from kit.config import ConfigError
-from kit.decoder import DecodeError, Decoder, DecoderConfig
+from kit.decoder import MANY_KEYS, DecodeError, Decoder, DecoderConfig, attend
 from kit.generate import generate
 from kit.hardware import compiler_available
 from kit.sampling import GenerateConfig
@@ -92,6 +94,16 @@ def test_positions_may_be_tensors(model, count, weights):
             number, at = torch.tensor([n + 1]), torch.tensor([first + n])
             found = decoder.step(column, number, at, cache.layers, cache.mask)
             torch.testing.assert_close(found, wanted[:, n + 1], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_over_many_keys_is_the_same(masked):
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    q, k, v = draw(2, 4, 1, 64), *draw(2, 2, 4, 1100, 64)
+    mask = torch.where(draw(2, 1, 1, 1100) > 1, float("-inf"), 0.0) if masked else None
+    assert k.numel() > MANY_KEYS
+    wanted = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(attend(q, k, v, mask), wanted)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
