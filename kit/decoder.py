@@ -216,12 +216,13 @@ class Decoder(nn.Module):
         if self.graphs:
             at, number = (self.counter[n : n + 1] for n in (at, number))
             torch.compiler.cudagraph_mark_step_begin()
-        if not self.shrinks and len(codes) not in self.warm_up_s:
-            self.warm_up(codes, number, at, cache.layers, mask)
+        case = len(codes), torch.get_num_threads()
+        if not self.shrinks and case not in self.warm_up_s:
+            self.warm_up(case, codes, number, at, cache.layers, mask)
         return self.run(codes, number, at, cache.layers, mask)
 
-    def warm_up(self, codes: Tensor, number, at, layers: list, mask: Tensor | None) -> None:
-        """Compile for this batch size; the seconds it took are kept in `warm_up_s`.
+    def warm_up(self, case, codes: Tensor, number, at, layers, mask: Tensor | None) -> None:
+        """Compile for a batch size and threads; the seconds it took are kept in `warm_up_s`.
 
         Where the compiler fails, steps run uncompiled from here on, and `ran` says why.
         """
@@ -248,7 +249,7 @@ class Decoder(nn.Module):
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
             self.run, self.graphs, self.shrinks = self.step, False, True
             self.ran += not_compiled(str(error).strip().partition("\n")[0])
-        self.warm_up_s[len(codes)] = time.perf_counter() - started
+        self.warm_up_s[case] = time.perf_counter() - started
 
     def step(
         self,

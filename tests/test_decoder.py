@@ -153,7 +153,7 @@ def test_a_compiled_step_is_the_eager_one(compiler):
     wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     before = graphs()
     assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
-    assert decoder.warm_up_s.keys() == {4} and decoder.warm_up_s[4] > 0  # filled up from 3 rows
+    assert [*decoder.warm_up_s] == [(4, 1)]  # filled up from 3 rows
     assert graphs() == before + 1
 
     # One graph for prompts and caches of every length, padded or not.
@@ -166,6 +166,20 @@ def test_a_compiled_step_is_the_eager_one(compiler):
     found = decoded(decoder, *forced)
     torch.testing.assert_close(found, decoded(eager, *forced), rtol=1e-4, atol=1e-4)
     assert graphs() == before + 1 and decoder.ran == "fp32"
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_compiled_int8_speaks_on_with_another_number_of_threads(model, compiler, count):
+    decoder = Decoder(model, DecoderConfig(weights="int8", compile=True))
+    wanted, threads = decoded(Decoder(model), *rows(count)), torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found = decoded(decoder, *rows(count))
+            assert (found - wanted).abs().mean() < 0.05 * wanted.std()
+    finally:
+        torch.set_num_threads(threads)
+    assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
 def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
