@@ -134,7 +134,7 @@ class Decoder(nn.Module):
         self.most = model.config.latents + model.config.max_text + model.config.max_code
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
         self.spare: dict[int, Cache] = {}  # done with, by their rows
-        self.run, self.warm_up_s = self.step, {}
+        self.run, self.warm_up_s = self.step, {}  # seconds by rows and threads
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
             self.run = torch.compile(self.step, fullgraph=True, **options)
@@ -216,13 +216,14 @@ class Decoder(nn.Module):
         if self.graphs:
             at, number = (self.counter[n : n + 1] for n in (at, number))
             torch.compiler.cudagraph_mark_step_begin()
-        case = len(codes), torch.get_num_threads()
-        if not self.shrinks and case not in self.warm_up_s:
-            self.warm_up(case, codes, number, at, cache.layers, mask)
+        if not self.shrinks:
+            case = len(codes), torch.get_num_threads()
+            if case not in self.warm_up_s:
+                self.warm_up_s[case] = self.warm_up(codes, number, at, cache.layers, mask)
         return self.run(codes, number, at, cache.layers, mask)
 
-    def warm_up(self, case, codes: Tensor, number, at, layers, mask: Tensor | None) -> None:
-        """Compile for a batch size and threads; the seconds it took are kept in `warm_up_s`.
+    def warm_up(self, codes: Tensor, number, at, layers: list, mask: Tensor | None) -> float:
+        """Compile for this batch size and number of threads; the seconds it took.
 
         Where the compiler fails, steps run uncompiled from here on, and `ran` says why.
         """
@@ -249,7 +250,7 @@ class Decoder(nn.Module):
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
             self.run, self.graphs, self.shrinks = self.step, False, True
             self.ran += not_compiled(str(error).strip().partition("\n")[0])
-        self.warm_up_s[case] = time.perf_counter() - started
+        return time.perf_counter() - started
 
     def step(
         self,

@@ -153,7 +153,8 @@ def test_a_compiled_step_is_the_eager_one(compiler):
     wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     before = graphs()
     assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
-    assert [rows for rows, _ in decoder.warm_up_s] == [4]  # filled up from 3
+    [(case, seconds)] = decoder.warm_up_s.items()
+    assert case[0] == 4 and seconds > 0  # filled up from 3 rows
     assert graphs() == before + 1
 
     # One graph for prompts and caches of every length, padded or not.

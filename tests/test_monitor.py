@@ -29,13 +29,9 @@ def until(condition, limit_s=10.0):
 
 def alone(test: str) -> None:
     """`test` of this file in a process of its own: where others ran, their workers still end."""
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
-    subprocess.run(
-        [sys.executable, "-c", f"import test_monitor; test_monitor.{test}()"],
-        env=os.environ | {"PYTHONPATH": paths},
-        timeout=120,
-        check=True,
-    )
+    run = f"import test_monitor; test_monitor.{test}()"
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
 
 
 def test_memory_that_was_given_back_still_stands_in_the_summary():
