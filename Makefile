@@ -44,6 +44,9 @@ CHECK_PYTHON = import sys; v = sys.version_info[:2]; \
   sys.exit(0 if (3, 11) <= v <= (3, 13) else "$(PYTHON) is Python %d.%d, but the pinned packages \
   need 3.11, 3.12 or 3.13. Name another one, for instance: make PYTHON=python3.12 ..." % v)
 CHECK_VENV = import venv, ensurepip
+# What a fresh install takes at its peak, downloads included (measured: 7.1 GB, then 5.3).
+ROOM_GB   ?= $(if $(filter cpu,$(TORCH)),2,7)
+FREE_GB    = df -Pk . | awk 'NR == 2 { print int($$4 / 1048576) }'
 NO_VENV = $(PYTHON) has no venv module. On Debian or Ubuntu: sudo apt install python3-venv
 
 # The stamp is touched last, so an interrupted install is taken up again; one per kind of torch.
@@ -52,6 +55,9 @@ $(STAMP): requirements.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "There is no $(PYTHON) here; install Python 3.12." >&2; exit 1; }
 	@"$(PYTHON)" -c '$(CHECK_PYTHON)'
 	@"$(PYTHON)" -c '$(CHECK_VENV)' 2>/dev/null || { echo "$(NO_VENV)" >&2; exit 1; }
+	@$(PIP) --version >/dev/null 2>&1 || { free=$$($(FREE_GB)); [ "$$free" -ge $(ROOM_GB) ] || { \
+	  echo "Setting up needs $(ROOM_GB) GB on this disk, $$free are free. Make room, or where" \
+	  "download.pytorch.org can be reached take the smaller torch: make TORCH=cpu ..." >&2; exit 1; }; }
 	@echo "Setting up $(VENV), torch flavour: $(TORCH). This happens once and takes a minute or more."
 	@$(PIP) --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@rm -f $(filter-out $@,$(wildcard $(VENV)/.installed-*))

@@ -1,6 +1,8 @@
 """One set of dependencies, told in four places (pyproject, requirements, conda, README), agrees."""
 
 import ast
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -109,3 +111,13 @@ def test_readme_names_every_dependency():
         pytest.skip("README.md is not written yet")
     text = readme.read_text(encoding="utf-8").lower()
     assert [name for name in DECLARED if name not in text.replace("_", "-")] == []
+
+
+def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    called = ["make", "test", "ROOM_GB=1000000", f"PYTHON={sys.executable}"]
+    done = subprocess.run(called, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode
+    assert "needs 1000000 GB on this disk" in done.stderr and "TORCH=cpu" in done.stderr
+    assert not (tmp_path / ".venv").exists()
