@@ -10,6 +10,7 @@ d = D / H, V code vocabulary, K latents.
 """
 
 import dataclasses
+import math
 import time
 
 import torch
@@ -43,12 +44,18 @@ class Cache:
     """Keys and values of every layer, (B, H, N, d) each, written in place."""
 
     layers: list[tuple[Tensor, Tensor]]
+    memory: list[Tensor]  # what they lie in, of each layer: taken again when they are done with
     mask: Tensor | None  # (B, 1, 1, N), -inf where a row has padding; None: no row has any
     length: int = 0  # positions written
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the rows of this mask (B,) alone."""
-        self.layers = [(k[rows], v[rows]) for k, v in self.layers]
+        """Go on with the rows of this mask (B,) alone, moved up where they lie."""
+        live = rows.nonzero()[:, 0].tolist()
+        for kept in (t[:, :, : self.length] for pair in self.layers for t in pair):
+            for to, row in enumerate(live):
+                if to < row:
+                    kept[to].copy_(kept[row])
+        self.layers = [(k[: len(live)], v[: len(live)]) for k, v in self.layers]
         self.mask = None if self.mask is None else self.mask[rows]
 
 
@@ -133,7 +140,7 @@ class Decoder(nn.Module):
         self.shrinks = not compiles  # whether rows may leave: a graph has its batch size
         self.most = model.config.latents + model.config.max_text + model.config.max_code
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
-        self.spare: dict[int, Cache] = {}  # done with, by their rows
+        self.spare: dict[int, list[Tensor]] = {}  # memory of caches; of graphs, by their rows
         self.run, self.warm_up_s = self.step, {}  # seconds by rows and threads
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
@@ -184,30 +191,28 @@ class Decoder(nn.Module):
 
     def cache(self, padding: list[int], positions: int) -> Cache:
         """Room for `positions` of each row; `padding` says how many on its left are none."""
-        rows, mask = len(padding), None
+        rows, mask, c = len(padding), None, self.config
         if any(padding) or (rows > 1 and not self.shrinks):  # one graph, padded or not
             padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
             mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
             mask = mask[:, None, None].to(self.cache_dtype)
-        found, positions = self.spare.pop(rows, None), self.most if self.graphs else positions
-        if found is None or found.layers[0][0].shape[2] < positions:
-            # With some to spare: the next text may be a little longer, and takes it again.
-            c, many = self.config, max(positions, min(self.most, positions + 64))
-            shape = (2, rows, c.heads, many, c.width // c.heads)
-            new = [
-                torch.zeros(shape, dtype=self.cache_dtype, device=self.device) for _ in self.layers
-            ]
-            found = Cache(layers=[(kv[0], kv[1]) for kv in new], mask=mask)
-        return dataclasses.replace(found, mask=mask, length=0)
+        positions = self.most if self.graphs else positions
+        shape = (2, rows, c.heads, positions, c.width // c.heads)
+        size, memory = math.prod(shape), self.spare.pop(rows if self.graphs else 0, None)
+        if memory is None or memory[0].numel() < size:
+            # Of memory that is not asked to be zero, only what is written to takes time and room.
+            # Graphs look at all of it, and what is masked there must not be NaN.
+            new = torch.zeros if self.graphs else torch.empty
+            memory = [new(size, dtype=self.cache_dtype, device=self.device) for _ in self.layers]
+        layers = [(kv[0], kv[1]) for kv in (flat[:size].view(shape) for flat in memory)]
+        return Cache(layers=layers, memory=memory, mask=mask)
 
     def release(self, cache: Cache) -> None:
-        """Say that `cache` is done with; the next batch of as many rows takes it again.
+        """Say that `cache` is done with: the next batch takes its memory again.
 
         CUDA graphs must, and memory that is new to the process is slow to write to.
         """
-        if not self.graphs:
-            self.spare.clear()
-        self.spare[len(cache.layers[0][0])] = cache
+        self.spare[len(cache.layers[0][0]) if self.graphs else 0] = cache.memory
 
     def decode_one(self, codes: Tensor, number: int, cache: Cache) -> Tensor:
         """Logits (B, V) of the code after `codes` (B,), which are the `number`-th of their rows."""

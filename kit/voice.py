@@ -111,9 +111,12 @@ class Voice:
     def _spoken(
         self, parts: list[Part], references: list[Tensor], config: GenerateConfig, batch: int
     ) -> list[Spoken]:
-        """Codes of every part, those of like length made together."""
+        """Codes of every part, those of like length made together, the longest first.
+
+        What memory the first ones take, the others take again.
+        """
         ids = [self.ids(part.text) for part in parts]
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         decoder, found = self.ready(), {}
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
