@@ -16,13 +16,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import torchaudio
 from torch import Tensor, nn
 
-from kit.audio import read_clip
 from kit.config import build, require
 from kit.griffin_lim import GriffinLim
 from kit.hardware import autocast
+from kit.mel import Mel
 from kit.store import load_module, save_module
 
 
@@ -57,29 +56,6 @@ class CodecConfig:
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
         require(all(k >= 2 for k in self.levels), self, "levels", "each needs at least 2.")
-
-
-class Mel(nn.Module):
-    """Waveform (B, L) -> log-mel (B, M, T) and log-magnitude (B, F, T), natural logarithm."""
-
-    def __init__(self, config: CodecConfig):
-        super().__init__()
-        self.hop = config.hop_length
-        self.spectrogram = torchaudio.transforms.Spectrogram(
-            n_fft=config.n_fft, hop_length=config.hop_length, power=1
-        )
-        self.scale = torchaudio.transforms.MelScale(
-            n_mels=config.n_mels,
-            sample_rate=config.sample_rate,
-            n_stft=config.n_fft // 2 + 1,
-            norm="slaney",
-            mel_scale="slaney",
-        )
-
-    def forward(self, wave: Tensor) -> tuple[Tensor, Tensor]:
-        wave = F.pad(wave, (0, max(0, 4 * self.hop - wave.shape[-1])))  # reflect padding needs 513
-        magnitude = self.spectrogram(wave)
-        return self.scale(magnitude).clamp(min=5e-4).log(), magnitude.clamp(min=1e-2).log()
 
 
 class Block(nn.Module):
@@ -127,7 +103,8 @@ class MelCodec(nn.Module):
     def __init__(self, config: CodecConfig):
         super().__init__()
         c, f = config, config.frames_per_code
-        self.config, self.mel, self.fsq = config, Mel(config), FSQ(config.levels)
+        self.config, self.fsq = config, FSQ(config.levels)
+        self.mel = Mel(c.sample_rate, c.n_fft, c.hop_length, c.n_mels)
         self.encoder = nn.Sequential(
             nn.Conv1d(c.n_mels, c.width, 5, padding=2),
             Block(c.width),
@@ -259,9 +236,13 @@ def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tenso
 
 def load_wave(path: str, sample_rate: int) -> Tensor:
     """Mono waveform (L,) at `sample_rate`."""
+    from torchaudio.functional import resample  # a voice speaks without what recordings need
+
+    from kit.audio import read_clip
+
     wave, rate = read_clip(path)
     wave = torch.from_numpy(wave)
-    return wave if rate == sample_rate else torchaudio.functional.resample(wave, rate, sample_rate)
+    return wave if rate == sample_rate else resample(wave, rate, sample_rate)
 
 
 def save_codec(codec: MelCodec, path: Path) -> None:

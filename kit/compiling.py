@@ -5,21 +5,20 @@ lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
 """
 
 import contextlib
-import dataclasses
 import io
 import logging
 from collections.abc import Callable, Iterator
 
 import torch
 
-from kit.hardware import compiler_available, detect, timings
+from kit.hardware import compiler_available, timings
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
     """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
     if not asked:
         return False, ""
-    found = compiler_available(dataclasses.replace(detect(), device=device.type))
+    found = compiler_available(device.type)
     return (True, "") if found.value == "yes" else (False, not_compiled(found.reason))
 
 

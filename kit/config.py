@@ -19,8 +19,6 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -43,6 +41,8 @@ def load_preset(name: str, folder: Path = CONFIGS) -> dict:
 
     Raises ConfigError for an unknown preset, unreadable YAML, or a file that is not sections.
     """
+    import yaml  # a voice speaks without presets
+
     path = Path(folder) / f"{name}.yaml"
     if not path.is_file():
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
@@ -91,13 +91,20 @@ def build(cls, values: dict | None = None, **over):
         if key not in hints:
             raise ConfigError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
         if isinstance(value, list):
-            values[key] = value = tuple(value)
+            values[key] = tuple(value)
+    require_types(cls, values)
+    return cls(**values)
+
+
+def require_types(cls, values: dict) -> None:
+    """Raise ConfigError for a value that is not of the type dataclass `cls` says."""
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
         if not _fits(value, hints[key]):
             wanted = getattr(hints[key], "__name__", hints[key])
             raise ConfigError(
                 f"{cls.__name__}.{key} must be {wanted}, got {value!r} ({type(value).__name__})."
             )
-    return cls(**values)
 
 
 def _fits(value, hint) -> bool:
@@ -116,6 +123,12 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     if not ok:
         value = getattr(config, field)
         raise ConfigError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
+
+
+def brief(what: object, most: int = 200) -> str:
+    """`what` in words, cut where it is long: a message may quote a whole file."""
+    words = str(what)
+    return words if len(words) <= most else f"{words[:most]}..."
 
 
 def digest(*parts) -> str:

@@ -1,9 +1,10 @@
 """The decoder: text in, then one new code a step, over a key-value cache allocated once.
 
 The model's own layers laid out for speaking: `prompt` and `prefill` read the text, `decode_one` is
-one step. Nothing grows, nothing is copied, nothing waits for the device. Weights come in several
-number formats (`quantize`); `compile` makes one graph of a step. What was asked for and cannot run
-here is replaced, and `ran` says so. Knows the model; nothing of sampling, codecs or files.
+one step, in which nothing grows, nothing is copied, nothing waits for the device. Weights come in
+several number formats (`quantize`); `compile` makes one graph of a step. What was asked for and
+cannot run here is replaced, and `ran` says so. To be called under `torch.inference_mode()`. Knows
+the model; nothing of sampling, codecs or files.
 
 Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D width, H heads,
 d = D / H, V code vocabulary, K latents.
@@ -11,7 +12,9 @@ d = D / H, V code vocabulary, K latents.
 
 import dataclasses
 import math
+import threading
 import time
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +25,8 @@ from kit.config import nearest, require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
 
+ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
+KEPT_BYTES = 2**26  # of a cache between two texts
 MANY_KEYS = 2**19  # numbers in a layer's keys: beyond these SDPA is slower than plain loops
 
 
@@ -113,15 +118,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """`model` made ready to speak, on the model's device. `ran` says in which format, and why."""
+    """`model` made ready to speak, on the model's device. `ran` says in which format, and why.
 
-    def __init__(self, model: SpeechGPT, config: DecoderConfig = DecoderConfig()):
+    `traceable` takes the layers a compiler can follow, for those who bring their own.
+    """
+
+    def __init__(
+        self, model: SpeechGPT, config: DecoderConfig = DecoderConfig(), traceable: bool = False
+    ):
         super().__init__()
         self.config, self.asked = model.config, config
         self.device = model.final_norm.weight.device
         check_finite(model)
         compiles, instead = will_compile(config.compile, self.device)
-        linear, self.dtype, self.ran = choose(config.weights, self.device, compiles)
+        linear, self.dtype, self.ran = choose(config.weights, self.device, compiles or traceable)
         self.ran += instead
         self.conditioner = model.conditioner
         self.text_embedding, self.text_position = model.text_embedding, model.text_position
@@ -141,11 +151,13 @@ class Decoder(nn.Module):
         self.most = model.config.latents + model.config.max_text + model.config.max_code
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
         self.spare: dict[int, list[Tensor]] = {}  # memory of caches; of graphs, by their rows
-        self.run, self.warm_up_s = self.step, {}  # seconds by rows and threads
+        self.runs, self.warm_up_s = {}, {}  # a compiled step, its seconds; by rows and threads
         if compiles:
             options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
-            self.run = torch.compile(self.step, fullgraph=True, **options)
-        else:  # at hand, not by nn.Module's search: a tenth of a small model's step
+            self.tuned = torch.compile(self.step, fullgraph=True, **options)
+            options = {"dynamic": True, "options": {"max_autotune": False}}
+            self.untuned = torch.compile(self.step, fullgraph=True, **options)
+        elif not traceable:  # at hand, not by nn.Module's search: a tenth of a small model's step
             for module in (self, *self.layers.modules(), self.code_head):
                 vars(module).update(module._buffers | module._modules)
 
@@ -200,10 +212,11 @@ class Decoder(nn.Module):
         shape = (2, rows, c.heads, positions, c.width // c.heads)
         size, memory = math.prod(shape), self.spare.pop(rows if self.graphs else 0, None)
         if memory is None or memory[0].numel() < size:
-            # Of memory that is not asked to be zero, only what is written to takes time and room.
-            # Graphs look at all of it, and what is masked there must not be NaN.
-            new = torch.zeros if self.graphs else torch.empty
-            memory = [new(size, dtype=self.cache_dtype, device=self.device) for _ in self.layers]
+            # Empty: of it only what is written to takes time and room.
+            options = {"dtype": self.cache_dtype, "device": self.device}
+            memory = [torch.empty(size, **options) for _ in self.layers]
+        if self.graphs:  # they look at all of it: what is masked must not be NaN
+            torch._foreach_zero_(memory)
         layers = [(kv[0], kv[1]) for kv in (flat[:size].view(shape) for flat in memory)]
         return Cache(layers=layers, memory=memory, mask=mask)
 
@@ -214,6 +227,12 @@ class Decoder(nn.Module):
         """
         self.spare[len(cache.layers[0][0]) if self.graphs else 0] = cache.memory
 
+    def tidy(self) -> None:
+        """Give back what large batches took; what a text alone takes is kept for the next one."""
+        size = sum(flat.nbytes for memory in self.spare.values() for flat in memory)
+        if size > KEPT_BYTES and not self.graphs:
+            self.spare.clear()
+
     def decode_one(self, codes: Tensor, number: int, cache: Cache) -> Tensor:
         """Logits (B, V) of the code after `codes` (B,), which are the `number`-th of their rows."""
         at, mask = cache.length, cache.mask
@@ -223,16 +242,21 @@ class Decoder(nn.Module):
             torch.compiler.cudagraph_mark_step_begin()
         if not self.shrinks:
             case = len(codes), torch.get_num_threads()
-            if case not in self.warm_up_s:
-                self.warm_up_s[case] = self.warm_up(codes, number, at, cache.layers, mask)
-        return self.run(codes, number, at, cache.layers, mask)
+            with ONE_AT_A_TIME:
+                if case not in self.runs:
+                    started = time.perf_counter()
+                    self.runs[case] = self.warm_up(codes, number, at, cache.layers, mask)
+                    self.warm_up_s[case] = time.perf_counter() - started
+                return self.runs[case](codes, number, at, cache.layers, mask)
+        return self.step(codes, number, at, cache.layers, mask)
 
-    def warm_up(self, codes: Tensor, number, at, layers: list, mask: Tensor | None) -> float:
-        """Compile for this batch size and number of threads; the seconds it took.
+    def warm_up(
+        self, codes: Tensor, number, at, layers: list, mask: Tensor | None
+    ) -> Callable[..., Tensor]:
+        """`step` compiled for this batch size and number of threads.
 
         Where the compiler fails, steps run uncompiled from here on, and `ran` says why.
         """
-        started = time.perf_counter()
         torch._dynamo.mark_static(codes, 0)
         for tensor in (t for pair in layers for t in pair):
             for dim in (0, 1, 3):
@@ -244,18 +268,17 @@ class Decoder(nn.Module):
         args = (codes, number, at, layers, mask)
         try:
             with quiet_inductor(freezing=not self.graphs, max_autotune=True):
-                tuned_s = quickest(lambda: self.run(*args))
-            if not self.graphs and tuned_s > quickest(lambda: self.step(*args)):
-                # Tuning times kernels; beside other work it may pick the worst of them.
-                self.run = torch.compile(
-                    self.step, fullgraph=True, dynamic=True, options={"max_autotune": False}
-                )
-                with quiet_inductor(freezing=True):
-                    self.run(*args)
+                tuned_s = quickest(lambda: self.tuned(*args))
+            if self.graphs or tuned_s <= quickest(lambda: self.step(*args)):
+                return self.tuned
+            # Tuning times kernels; beside other work it may pick the worst of them.
+            with quiet_inductor(freezing=True):
+                self.untuned(*args)
+            return self.untuned
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
-            self.run, self.graphs, self.shrinks = self.step, False, True
+            self.graphs, self.shrinks = False, True
             self.ran += not_compiled(str(error).strip().partition("\n")[0])
-        return time.perf_counter() - started
+            return self.step
 
     def step(
         self,
@@ -290,13 +313,16 @@ class Decoder(nn.Module):
 
 
 def check_finite(model: SpeechGPT) -> None:
-    """Raises DecodeError for damaged weights: rounded to whole numbers, NaN would pass for sound.
-
-    The code head's bias may be -inf, for codes that are never to be said.
-    """
+    """Raises DecodeError for damaged weights: rounded, NaN would pass for a number."""
     for name, values in model.named_parameters():
-        if name != "code_head.bias" and not torch.isfinite(values).all():
+        if not is_sound(name, values):
             raise DecodeError(
                 f"The model's weights are damaged: {name} is not finite. Load an earlier "
                 "checkpoint, or train again with a lower learning rate."
             )
+
+
+def is_sound(name: str, values: Tensor) -> bool:
+    """Whether weights are finite. The code head's bias may be -inf: such a code is never said."""
+    fine = torch.isfinite(values)
+    return bool((fine | (values == float("-inf")) if name == "code_head.bias" else fine).all())

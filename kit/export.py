@@ -1,13 +1,17 @@
-"""A voice to take away: one folder that needs nothing else.
+"""A voice to take away: one folder, and of all that training needs torch and little else.
 
 `export_voice` writes weights (fp32, fp16, bf16, int8), codec, tokenizer, references, and last of
 all `voice.json`, which names them: a folder without it is no export. `load_export` checks every
 byte before it uses one, and runs nothing it reads. Knows voices; nothing of training.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
@@ -16,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
-from kit.config import build, digest, file_digest, nearest, replacing, write_atomic
+from kit.config import brief, build, digest, file_digest, nearest, replacing, write_atomic
+from kit.decoder import is_sound
 from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
+from kit.text import rules_spec
 from kit.tokenizer import Tokenizer
 from kit.voice import Voice, VoiceError, load_references, save_references
 
@@ -39,13 +45,16 @@ AGAIN = "copy the folder again from where it came, or export the voice again."
 
 README = """# A voice
 
+    from pathlib import Path
     from kit.export import load_export, read_card
-    import soundfile
-    voice, settings = load_export("."), read_card(".").settings
+    from kit.voice import wav_bytes
+    folder = "path/to/this/folder"
+    voice, settings = load_export(folder), read_card(folder).settings
     speech = voice.speak(["..."], voice.speakers[0], settings)[0]
-    soundfile.write("speech.wav", speech.wave.numpy(), voice.codec.sample_rate)
+    Path("speech.wav").write_bytes(wav_bytes(speech, voice.codec.sample_rate))
 
-`.` is this folder; `kit` is the training kit that made it. Loading checks every file.
+`kit` is the training kit that made this folder; of what it needs, speaking takes torch, numpy,
+safetensors and sentencepiece alone. Loading checks every file, and runs none.
 
 | file | what it is |
 |---|---|
@@ -98,18 +107,41 @@ def export_voice(
     if weights not in WEIGHTS:
         raise VoiceError(f"A voice cannot be exported as {weights!r}.{nearest(weights, WEIGHTS)}")
     tensors = packed(voice.model, weights)
-    prepare(folder).joinpath(CARD).unlink(missing_ok=True)  # no export until all of it is new
-    with replacing(folder / "model.safetensors") as file:
-        safetensors.torch.save_file(tensors, file)
-    save_codec(voice.codec, folder / "codec.safetensors")
-    write_atomic(folder / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
-    save_references(voice.references, folder / "references.safetensors", voice.longest_text)
+    damaged = [name for name, mel in voice.references.items() if not torch.isfinite(mel).all()]
+    if damaged:
+        raise VoiceError(
+            f"The references of {damaged} are not finite: run notebook 02_train again."
+        )
+    with staged(prepare(folder)) as new:
+        with replacing(new / "model.safetensors") as file:
+            safetensors.torch.save_file(tensors, file)
+        save_codec(voice.codec, new / "codec.safetensors")
+        write_atomic(new / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
+        save_references(voice.references, new / "references.safetensors", voice.longest_text)
+        card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
+        plain = card | {"checksum": digest(card)}
+        write_atomic(new / CARD, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
     if not (folder / "README.md").exists():
         write_atomic(folder / "README.md", README)
-    card = dataclasses.asdict(describe(voice, folder, weights, sampling or GenerateConfig()))
-    plain = card | {"checksum": digest(card)}
-    write_atomic(folder / CARD, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
     return folder
+
+
+@contextlib.contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder to write an export to, which becomes the one in `folder` once it is whole.
+
+    What was there stays until then; there is no card while files of both might lie side by side.
+    """
+    new = folder / ".new"
+    shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
+    new.mkdir()
+    try:
+        yield new
+        (folder / CARD).unlink(missing_ok=True)
+        for name in (*FILES, CARD):
+            os.replace(new / name, folder / name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def prepare(folder: Path) -> Path:
@@ -154,8 +186,7 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
     for name, weight in model.state_dict().items():
         whole = weights == "int8" and name in rounded
         stored = weight if whole else weight.to(WEIGHTS[weights])
-        # The code head's bias may be -inf, for codes that are never to be said.
-        if name != "code_head.bias" and not torch.isfinite(stored).all():
+        if not is_sound(name, stored):
             raise VoiceError(
                 f"{name} is not finite in {weights}: export as fp32. If that fails, too, the model "
                 "is damaged: train it again, or take an earlier checkpoint."
@@ -202,7 +233,7 @@ def read_card(folder: Path) -> Card:
     except VoiceError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
-        raise VoiceError(f"{path} is damaged or of another kind ({why!r}): {AGAIN}") from why
+        raise VoiceError(f"{path} is damaged or of another kind ({brief(why)}): {AGAIN}") from why
     return card
 
 
@@ -218,6 +249,16 @@ def verify(path: Path, told: dict) -> None:
         raise VoiceError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {AGAIN}")
 
 
+def refuse_code(folder: Path, language: str) -> None:
+    """Raise VoiceError where spelling rules would be run that came with the voice."""
+    spec = rules_spec(language)
+    if spec and Path(spec.origin).resolve().is_relative_to(folder.resolve()):
+        raise VoiceError(
+            f"{spec.origin} came with the voice and would be run to read text. Look at what it "
+            "does; if it is sound, move it beside your notebook."
+        )
+
+
 def load_export(folder: Path, device: str = "cpu") -> Voice:
     """The voice `export_voice` wrote to `folder`, its GPT on `device`, every file checked first.
 
@@ -228,6 +269,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     card = read_card(folder)
     model, codec, tokens, references = (folder / name for name in FILES)
     try:
+        refuse_code(folder, card.language)
         for path in (model, codec, tokens, references):
             verify(path, card.files[path.name])
         voice = Voice(
@@ -241,7 +283,9 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     except VoiceError:
         raise
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as why:
-        raise VoiceError(f"{folder} does not hold what {CARD} says ({why}): {AGAIN}") from why
+        raise VoiceError(
+            f"{folder} does not hold what {CARD} says ({brief(why)}): {AGAIN}"
+        ) from why
     voice.model.to(device)
     return voice.using("int8" if card.weights == "int8" else "fp32")
 

@@ -136,33 +136,35 @@ def decoding(
     seen = torch.zeros(len(texts), c.code_vocab, dtype=torch.bool, device=device)
     done = torch.zeros_like(rows, dtype=torch.bool)
     logits, cache = decoder.prefill(x, padding, shape[1])
-    for n in range(shape[1]):
-        codes, score = next_codes(logits, seen, noise, config, c, n)
-        said.codes[rows, n], said.log_probs[rows, n] = codes, score
-        done |= (codes == c.stop_code) | (most <= n)
-        if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
-            said.steps = n + 1
-            yield said
-            ended = int(done.sum())
-            if ended == len(done):
+    try:
+        for n in range(shape[1]):
+            codes, score = next_codes(logits, seen, noise, config, c, n)
+            said.codes[rows, n], said.log_probs[rows, n] = codes, score
+            done |= (codes == c.stop_code) | (most <= n)
+            if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
+                said.steps = n + 1
+                yield said
+                ended = int(done.sum())
+                if ended == len(done):
+                    return
+                if decoder.shrinks and ended >= len(done) / 2:
+                    live = ~done
+                    kept = (t[live] for t in (codes, rows, seen, most, done, x))
+                    codes, rows, seen, most, done, x = kept
+                    padding = [p for p, on in zip(padding, live.tolist()) if on]
+                    cache.keep(live)
+                    if noise:
+                        noise.keep(live)
+            if config.repetition_penalty != 1:
+                seen.scatter_(1, codes[:, None], True)
+            if config.kv_cache:
+                logits = decoder.decode_one(codes, n + 1, cache)
+            else:
+                x = torch.cat((x, decoder.embed(codes, n + 1)[:, None]), dim=1)
                 decoder.release(cache)
-                return
-            if decoder.shrinks and ended >= len(done) / 2:
-                live = ~done
-                kept = (t[live] for t in (codes, rows, seen, most, done, x))
-                codes, rows, seen, most, done, x = kept
-                padding = [p for p, on in zip(padding, live.tolist()) if on]
-                cache.keep(live)
-                if noise:
-                    noise.keep(live)
-        if config.repetition_penalty != 1:
-            seen.scatter_(1, codes[:, None], True)
-        if config.kv_cache:
-            logits = decoder.decode_one(codes, n + 1, cache)
-        else:
-            x = torch.cat((x, decoder.embed(codes, n + 1)[:, None]), dim=1)
-            decoder.release(cache)
-            logits, cache = decoder.prefill(x, padding, 0)
+                logits, cache = decoder.prefill(x, padding, 0)
+    finally:  # also where whoever listens has heard enough
+        decoder.release(cache)
 
 
 def next_codes(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -42,6 +41,8 @@ class Choice:
 def detect() -> Hardware:
     """The GPU when there is one, else the CPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    import psutil  # here and below: a voice speaks without it
+
     ram = psutil.virtual_memory().total
     if not torch.cuda.is_available():
         return Hardware(
@@ -138,9 +139,9 @@ def choose_preset(hw: Hardware) -> Choice:
     return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
 
 
-def compiler_available(hw: Hardware) -> Choice:
-    """Whether `torch.compile` can work: "yes" or "no"."""
-    if hw.device == "cuda":
+def compiler_available(device: str) -> Choice:
+    """Whether `torch.compile` can work for `device`: "yes" or "no"."""
+    if device == "cuda":
         return Choice(value="yes", reason="Triton compiles for this GPU")
     found = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
     reason = f"{found} is installed" if found else "no C++ compiler (install g++)"
@@ -153,6 +154,8 @@ def free_cores(hw: Hardware, samples: int = 4, sample_s: float = 0.5) -> Choice:
     The quietest of a few samples counts, and work that yields to ours (niced) does not: a moment's
     noise must not halve the speed of an hour.
     """
+    import psutil
+
     idle = []
     for _ in range(samples):
         shares = psutil.cpu_times_percent(sample_s)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.config import replacing, write_atomic
-from kit.decoder import Decoder, DecoderConfig
+from kit.decoder import Decoder
 from kit.export import prepare
 from kit.model import SpeechGPT
 from kit.sequence import GPTConfig
@@ -120,8 +120,7 @@ def export_program(voice: Voice, folder: Path) -> Path:
     if model.final_norm.weight.device.type != "cpu":
         model = copy.deepcopy(model).cpu()
     c = model.config
-    # A decoder that may be compiled has layers that can be traced. It shares the model's weights.
-    decoder = Decoder(model, DecoderConfig(compile=True))
+    decoder = Decoder(model, traceable=True)  # shares the model's weights
     decoder.conditioner = decoder.text_embedding = decoder.text_position = None
     mels = {name: voice.reference(name)[None].cpu() for name in voice.speakers}
     latents = {name: model.conditioner(mel)[0].contiguous() for name, mel in mels.items()}

@@ -9,7 +9,7 @@ can run here and says so. Knows `nn.Linear` alone.
 Shapes: R rows, I input features, O output features.
 """
 
-import math
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,8 @@ class SplitByThread(Plain):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__(linear, dtype)
-        shares = math.gcd(len(self.bias), torch.get_num_threads())
+        threads = range(1, torch.get_num_threads() + 1)
+        shares = max(n for n in threads if len(self.bias) % n == 0)
         self.shares = self.weight.unflatten(0, (shares, -1)), self.bias.view(shares, -1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +88,8 @@ class DynamicInt8(nn.Module):
         weight, bias = parts(linear)
         rounded, scale = int8(weight)
         zeros = torch.zeros(len(scale), dtype=torch.long)
-        whole = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
+        with warnings.catch_warnings(category=UserWarning, action="ignore"):  # torch will drop it
+            whole = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
         self.packed = torch.ops.quantized.linear_prepack(whole, bias.detach().float())
         self.packed_bytes = rounded.numel() + 4 * (len(scale) + len(bias))
         # Processors without VNNI add pairs of products in 16 bits: 7 bits of x keep that in range.
@@ -103,6 +105,11 @@ class WeightOnlyInt8(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
         weight, bias = parts(linear)
+        if weight.device.type == "cpu" and weight.shape[1] % 16:
+            raise ValueError(
+                f"int8-weight-only takes inputs in groups of 16 on a CPU; this layer has "
+                f"{weight.shape[1]}. Take int8, or a width that divides."
+            )
         rounded, scale = int8(weight)
         self.weight, self.scale = nn.Buffer(rounded), nn.Buffer(scale.to(dtype))
         self.bias = nn.Buffer(bias.detach().to(dtype))
@@ -210,7 +217,8 @@ def choose(
 
 def has_fbgemm() -> bool:
     """Whether this build of torch has packed int8 and fp16 products for this processor."""
-    return torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
+    there = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
+    return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -13,9 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from kit.config import digest, require
+from kit.config import digest, require, require_types
 
 COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
+
+MANY = 64  # candidates, at most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,20 +34,21 @@ class GenerateConfig:
     kv_cache: bool = True  # off recomputes the whole row for every code: same codes, for the lesson
 
     def __post_init__(self):
-        for name in ("top_k", "candidates", "retries", "exact_codes"):
-            require(isinstance(getattr(self, name), int), self, name, "must be a whole number.")
+        require_types(GenerateConfig, vars(self))
         finite = "must be a finite number, "
         for name in ("temperature", "repetition_penalty", "max_codes_per_text_id"):
             require(math.isfinite(getattr(self, name)), self, name, finite + "0 or more.")
-        require(self.temperature >= 0, self, "temperature", "must be 0 (greedy) or more.")
+        warm = 0 <= self.temperature <= 100
+        require(warm, self, "temperature", "must lie in 0 (greedy) to 100 (almost anything).")
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         require(self.repetition_penalty > 0, self, "repetition_penalty", "1 is none.")
-        require(self.candidates > 0, self, "candidates", "must be 1 or more.")
+        some = 0 < self.candidates <= MANY
+        require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
         require(self.retries >= 0, self, "retries", "must be 0 (none) or more.")
         require(self.exact_codes >= 0, self, "exact_codes", "must be 0 (off) or more.")
-        longest = self.max_codes_per_text_id
-        require(longest >= 0, self, "max_codes_per_text_id", "must be 0 or more.")
+        longest = 0 <= self.max_codes_per_text_id <= 1e6
+        require(longest, self, "max_codes_per_text_id", "must lie in 0 to a million.")
 
     def choices(self, vocabulary: int) -> int:
         """How many codes are left to choose from after top-k."""

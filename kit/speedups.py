@@ -109,7 +109,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
 
     `model` gives the attention's shapes; without it those of a usual head.
     """
-    precision, compiler = choose_precision(hw), compiler_available(hw)
+    precision, compiler = choose_precision(hw), compiler_available(hw.device)
     product = precision.value if config.mixed_precision else "fp32"
     backend = _attention(hw, product, model or GPTConfig())
     gpu, only = hw.device == "cuda", "only a GPU has a use for it"

@@ -4,6 +4,7 @@ Written atomically, read without running anything. A file that is missing, damag
 shape is told in the words of whoever asked. Knows tensors and JSON alone.
 """
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kit.config import write_atomic
+from kit.config import brief, write_atomic
 
 
 def save_module(
@@ -22,8 +23,17 @@ def save_module(
     """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`."""
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
-    data = safetensors.torch.save(weights, metadata={"header": json.dumps(header)})
-    write_atomic(path, data)
+    told = {"header": json.dumps(header), "sha256": checksum(weights)}
+    write_atomic(path, safetensors.torch.save(weights, metadata=told))
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of all names and values."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure: str) -> nn.Module:
@@ -36,8 +46,15 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}
-            module = make(json.loads(file.metadata()["header"]))
+            told = file.metadata() or {}
+        if "header" not in told:
+            raise error(f"{path} is of another kind, or of another version of the kit: {cure}")
+        if told.get("sha256", found := checksum(weights)) != found:
+            raise ValueError("its checksum is another")
+        module = make(json.loads(told["header"]))
         module.load_state_dict(weights)
+    except error:
+        raise
     except (
         safetensors.SafetensorError,
         OSError,
@@ -47,6 +64,6 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
         RuntimeError,
     ) as why:
         raise error(
-            f"{path} is damaged or of another kind ({why}): delete it, then {cure}"
+            f"{path} is damaged or of another kind ({brief(why)}): delete it, then {cure}"
         ) from why
     return module.eval()

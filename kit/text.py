@@ -22,6 +22,7 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 
 # Control and format characters that show nothing, halves of characters, Ethiopic marks of
 # gemination (schoolbooks have them, hardly any other text does), and the joiners outside the
@@ -79,22 +80,32 @@ def _tidy(text: str) -> str:
 @functools.cache
 def language_rules(language: str) -> Callable[[str], str] | None:
     """The `normalize` of `lang_CODE.py`, or None, with one warning, where there is no such file."""
-    code = language.lower().replace("-", "_")
-    if not code.isidentifier():
-        raise TextError(f"{language!r} is no language code: use one like `am`, `en` or `pt-br`.")
-    for name in (f"kit.lang_{code}", f"lang_{code}"):
-        if importlib.util.find_spec(name):
-            module = importlib.import_module(name)
-            if not callable(getattr(module, "normalize", None)):
-                raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
-            return module.normalize
+    spec = rules_spec(language)
+    if spec:
+        module = importlib.import_module(spec.name)
+        if not callable(getattr(module, "normalize", None)):
+            raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
+        return module.normalize
     warnings.warn(
-        f"There is no kit/lang_{code}.py: text in `{language}` keeps its letters and figures as "
-        "they are, lower-cased. Numbers and abbreviations are not turned into words; the first "
-        "lines of kit/text.py show how to add that.",
+        f"There is no kit/lang_{_code(language)}.py: text in `{language}` keeps its letters and "
+        "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
+        "the first lines of kit/text.py show how to add that.",
         stacklevel=3,
     )
     return None
+
+
+def rules_spec(language: str) -> ModuleSpec | None:
+    """Where `lang_CODE.py` is, if anywhere; nothing of it is run."""
+    names = (f"{package}lang_{_code(language)}" for package in ("kit.", ""))
+    return next(filter(None, map(importlib.util.find_spec, names)), None)
+
+
+def _code(language: str) -> str:
+    code = language.lower().replace("-", "_")
+    if not code.isidentifier():
+        raise TextError(f"{language!r} is no language code: use one like `am`, `en` or `pt-br`.")
+    return code
 
 
 def letters(text: str) -> str:

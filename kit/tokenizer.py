@@ -1,142 +1,13 @@
-"""Text to piece ids and back: a SentencePiece model, trained here and loaded here.
+"""Text to piece ids and back: a SentencePiece model that was trained (`kit.pieces`) before.
 
-Training takes lines in memory, a plain text file (read as it stands, never copied) or a table
-(through `kit.extract`). SentencePiece does the learning; this file decides what it is fed, makes
-that reproducible, and turns its messages into sentences. Whether the result fits a text is for
-`kit.fitness`. Knows nothing of audio, and of spelling only that `kit.text.normalize` settled it.
+Knows nothing of audio, and of spelling only that `kit.text.normalize` settled it.
 """
 
-import contextlib
-import dataclasses
-import io
-import random
-import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import sentencepiece as spm
 
-from kit.config import require, write_atomic
-from kit.extract import extracted, is_plain, plain_lines
 from kit.text import TextError
-
-_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192 bytes, drops lines in silence
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    kind: str = "bpe"  # "bpe" or "unigram"
-    vocab_size: int = 410  # pieces; an upper bound unless `exact`
-    exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
-    byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
-    character_coverage: float = 1.0  # share of characters that get a piece of their own
-    input_sentence_size: int = 10_000_000  # lines drawn at random from a longer text; 0 takes all
-    train_extremely_large_corpus: bool = False  # 64-bit counts: a unigram of over 2**31 characters
-    seed: int = 0  # of that draw
-    threads: int = 1  # of the unigram trainer
-
-    def __post_init__(self):
-        require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
-        require(self.vocab_size > 0, self, "vocab_size", "a few hundred pieces at least.")
-        covered = 0.9 <= self.character_coverage <= 1
-        require(covered, self, "character_coverage", "must lie in 0.9 to 1.")
-        size = self.input_sentence_size
-        require(size >= 0, self, "input_sentence_size", "0 takes every line; else how many.")
-        require(self.threads >= 1, self, "threads", "at least one.")
-
-
-def train_tokenizer(
-    source: Path | Iterable[str],
-    path: Path,
-    config: TokenizerConfig,
-    *,
-    column: str = "text",
-    language: str | None = None,
-    **layout,
-) -> Path:
-    """Train a SentencePiece model on `source` and save it at `path`; the same text, the same file.
-
-    `source` is an iterable of lines (held in memory), or the path of a file (streamed): plain text,
-    one line a sentence, or a table or JSON file whose `column` holds the text; `layout` goes to
-    `kit.sources.rows`. Text is taken as normalised already, unless `language` is given.
-
-    Raises TextError when there is no text, when `vocab_size` has no room for its characters, and,
-    if `exact`, when it has too much; StreamError (kit.sources) for a file that is missing or of
-    another kind.
-    """
-    with contextlib.ExitStack() as stack:
-        if isinstance(source, (str, Path)):
-            source = Path(source)
-            if language or not is_plain(source, **layout):
-                folder = Path(path).parent
-                made = extracted(source, folder, column=column, language=language, **layout)
-                source = stack.enter_context(made).path
-        else:
-            source = [line for line in source if line.strip()]
-        _train(source, Path(path), config)
-    return Path(path)
-
-
-def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> None:
-    lines, model = _sample(source, config), io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=lines,  # as fast as naming the file, which the model would remember
-            model_writer=model,
-            model_type=config.kind,
-            vocab_size=config.vocab_size,
-            hard_vocab_limit=config.exact,
-            byte_fallback=config.byte_fallback,
-            character_coverage=config.character_coverage,
-            train_extremely_large_corpus=config.train_extremely_large_corpus,
-            max_sentence_length=_LONGEST_LINE_BYTES,
-            normalization_rule_name="identity",  # `kit.text.normalize` has the last word
-            num_threads=config.threads,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise _explained(error, config) from error
-    write_atomic(path, model.getvalue())
-
-
-def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
-    """Every line, or `input_sentence_size` of them drawn without holding the others.
-
-    SentencePiece's own draw differs from one process to the next, whatever its seed. This is
-    selection sampling (Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S).
-    """
-    size = config.input_sentence_size
-    lines = lambda: source if isinstance(source, list) else plain_lines(source)  # noqa: E731
-    left = sum(1 for _ in lines()) if size else 0
-    if left <= size:
-        yield from lines()
-        return
-    rng = random.Random(config.seed)
-    for line in lines():
-        if rng.random() * left < size:
-            size -= 1
-            yield line
-        left -= 1
-
-
-def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
-    """What SentencePiece's message means for who set `config`; `error` itself if unknown."""
-    message, asked = str(error), config.vocab_size
-    if "sentences_.empty()" in message:
-        return TextError("There is no text to train a tokenizer on: every line was empty.")
-    if small := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        marks = "the 256 bytes and three marks" if config.byte_fallback else "three marks"
-        return TextError(
-            f"vocab_size = {asked} is too small: the characters of this text with {marks} make "
-            f"at least {small[1]}. Set vocab_size to {small[1]} or more, or, where rare "
-            f"characters may go, character_coverage (now {config.character_coverage}) to 0.9995."
-        )
-    if large := re.search(r"value <= (\d+)", message):
-        return TextError(
-            f"vocab_size = {asked} is too large: this text yields {large[1]} pieces. Set "
-            f"vocab_size to {large[1]} or less, or exact to false to take what there is."
-        )
-    return error
 
 
 class Tokenizer:
@@ -178,12 +49,14 @@ class Tokenizer:
     def encode_checked(self, text: str) -> list[int]:
         """`encode`, or TextError naming what cannot be spoken: nothing, or unknown letters."""
         if not any(c.isalnum() for c in text):
-            raise TextError(f"There is nothing to say in {text!r}: type at least one word.")
+            raise TextError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
         uncovered = self.uncovered(text)
         strange = [c for c in uncovered if c.isalnum()]
         if strange:
+            at = min(map(text.index, strange))
+            around = text[max(0, at - 40) : at + 40]
             raise TextError(
-                f"The voice never heard {' '.join(strange)} (in {text!r}). Spell it with letters "
+                f"The voice never heard {' '.join(strange)} (in {around!r}). Spell it with letters "
                 "of the training text, or train the tokenizer on text that has them."
             )
         kept = "".join(c for c in text if c not in uncovered)

@@ -10,12 +10,12 @@ Shapes: M mels, T reference frames, L samples, N codes.
 
 import dataclasses
 import io
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
 import safetensors.torch
-import soundfile
 import torch
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig, seed_of
 from kit.sentences import Part, fade, join, split
 from kit.sequence import GPTConfig
-from kit.store import load_module, save_module
+from kit.store import checksum, load_module, save_module
 from kit.stream_audio import AudioStream
 from kit.text import normalize
 from kit.tokenizer import Tokenizer
@@ -98,9 +98,18 @@ class Voice:
     ) -> list[Speech]:
         """Every text in its speaker's voice, about `batch` readings of like length at a time.
 
-        Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker.
+        Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker, or
+        texts and speakers that are not one to one.
         """
+        if isinstance(texts, str):
+            raise VoiceError(f"`texts` is a list: write [{texts[:40]!r}].")
+        if batch < 1:
+            raise VoiceError(f"`batch` is {batch}: how many readings at a time, 1 or more.")
         speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
+        if len(speakers) != len(texts):
+            raise VoiceError(
+                f"{len(texts)} texts and {len(speakers)} speakers: give one for each, or one name."
+            )
         references = [self.reference(speaker) for speaker in speakers]
         parts = [self.parts(text) for text in texts]
         each = [(part, mel) for mine, mel in zip(parts, references) for part in mine]
@@ -122,6 +131,7 @@ class Voice:
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = torch.stack([references[i] for i in at]).to(decoder.device)
             found |= zip(at, generate(decoder, [ids[i] for i in at], cond, config))
+        decoder.tidy()
         return [found[i] for i in range(len(ids))]
 
     def _speech(self, text: str, parts: list[Part], rows: list[Spoken]) -> Speech:
@@ -190,9 +200,21 @@ def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
     """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
     if not speech.stopped:
         raise VoiceError(cut_off(speech.text))
+    samples = (speech.wave.clamp(-1, 1) * 32767).round().short()
     file = io.BytesIO()
-    soundfile.write(file, speech.wave.numpy(), sample_rate, format="WAV")
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, sample_rate, len(samples), "NONE", "not compressed"))
+        out.writeframes(samples.numpy().tobytes())
     return file.getvalue()
+
+
+def remark(speech: Speech, config: GenerateConfig) -> str:
+    """What a listener should know of how `speech` was made with `config`; mostly nothing."""
+    if not speech.stopped:
+        return cut_off(speech.text)
+    if speech.temperature < config.temperature:
+        return f"Read again, at temperature {speech.temperature:g}: before, it found no end."
+    return ""
 
 
 def cut_off(text: str) -> str:
@@ -205,15 +227,18 @@ def cut_off(text: str) -> str:
 def save_references(references: dict[str, Tensor], path: Path, longest_text: int = 0) -> None:
     """A log-mel (M, T) for each speaker, and how many text ids the voice was trained to say."""
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    write_atomic(path, safetensors.torch.save(tensors, {"longest_text": str(longest_text)}))
+    told = {"longest_text": str(longest_text), "sha256": checksum(tensors)}
+    write_atomic(path, safetensors.torch.save(tensors, told))
 
 
 def load_references(path: Path) -> tuple[dict[str, Tensor], int]:
     """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            longest = int((file.metadata() or {}).get("longest_text", 0))
-            return {name: file.get_tensor(name) for name in file.keys()}, longest
+            told, mels = file.metadata() or {}, {n: file.get_tensor(n) for n in file.keys()}
+        if told.get("sha256", found := checksum(mels)) != found:
+            raise ValueError("damaged: its checksum is another")
+        return mels, int(told.get("longest_text", 0))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
 
@@ -223,6 +248,8 @@ def load_voice(
 ) -> Voice:
     """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
+    if (folder / "voice.json").is_file():
+        raise VoiceError(f"{folder} is an exported voice: kit.export.load_export reads it.")
     mels, longest = load_references(folder / "references.safetensors")
     voice = Voice(
         model=load_model(folder / weights).to(device),

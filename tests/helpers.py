@@ -26,10 +26,11 @@ from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance
 from kit.manifest import load_manifest
 from kit.model import SpeechGPT
+from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.session import TrainSession
 from kit.steps import TrainConfig
-from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from kit.tokenizer import Tokenizer
 from kit.voice import Voice
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings

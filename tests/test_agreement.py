@@ -1,5 +1,7 @@
 """What a number format costs, counted: the decode path itself against the training path's count."""
 
+import copy
+
 import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
@@ -57,6 +59,14 @@ def test_a_decoder_compared_with_itself_costs_nothing(model, rows):
     cost = compare(Decoder(model), Decoder(model), rows)
     assert (cost.top1_agreement, cost.mean_logit_error, cost.max_logit_error) == (1, 0, 0)
     assert (cost.size_ratio, cost.linear_size_ratio) == (1, 1)
+
+
+def test_a_code_that_is_never_said_is_no_error(model, rows):
+    silent = copy.deepcopy(model)
+    silent.code_head.bias.data[3] = float("-inf")
+    full, small = Decoder(silent), Decoder(silent, DecoderConfig(weights="int8"))
+    cost = compare(full, small, rows)
+    assert 0 < cost.mean_logit_error < cost.max_logit_error < 10
 
 
 def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):

@@ -8,6 +8,7 @@ import torch
 from helpers import manifest, real_voice
 
 from kit.bench import first_sound_seconds, median_seconds, real_time_factor, speak_seconds
+from kit.decoder import Decoder
 from kit.sampling import GenerateConfig
 from kit.voice import Speech, Voice
 
@@ -52,7 +53,7 @@ def test_what_is_warm_is_not_warmed_up():
 
 def test_a_voice_that_says_nothing_has_no_real_time_factor(voice, monkeypatch):
     silent = Speech(text="", wave=torch.zeros(0), codes=torch.zeros(0), stopped=True)
-    monkeypatch.setattr(Voice, "speak", lambda *_: [silent])
+    monkeypatch.setattr(Voice, "speak", lambda *_, batch: [silent])
     assert math.isnan(real_time_factor(voice, ["ሰላም"], GREEDY))
 
 
@@ -80,3 +81,14 @@ def test_threads_come_back_after_an_error(voice):
     with pytest.raises(ValueError):
         real_time_factor(voice, [""], GREEDY)
     assert torch.get_num_threads() == before
+
+
+def test_the_real_time_factor_reads_one_part_at_a_time(voice, monkeypatch):
+    # A batch size more would be a graph more, and the clock would time the compiler.
+    rows, real = [], Decoder.prefill
+    count = lambda self, x, *args: rows.append(len(x)) or real(self, x, *args)  # noqa: E731
+    monkeypatch.setattr(Decoder, "prefill", count)
+    text = ". ".join(r.text for r in manifest() if r.split == "train")[:300]
+    assert len(voice.parts(text)) > 1
+    real_time_factor(voice, [text], GenerateConfig(temperature=0, exact_codes=5))
+    assert set(rows) == {1}

@@ -15,8 +15,8 @@ def test_nothing_is_compiled_that_was_not_asked_for():
 def test_without_a_compiler_the_reason_is_told(monkeypatch):
     asked = []
 
-    def compiler_available(hw):
-        asked.append(hw.device)
+    def compiler_available(device):
+        asked.append(device)
         return Choice(value="no", reason="no C++ compiler (install g++)")
 
     monkeypatch.setattr("kit.compiling.compiler_available", compiler_available)

@@ -23,12 +23,12 @@ from kit.config import (
 )
 from kit.corpus import CorpusConfig
 from kit.ledger import ManifestConfig
+from kit.pieces import TokenizerConfig
 from kit.recognizer import RecognizerConfig
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
-from kit.tokenizer import TokenizerConfig
 from kit.trials import TrialConfig
 
 SECTIONS = {

@@ -1,12 +1,13 @@
 """The decode path: each step is the training path's, whatever the batch, positions or graph."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import CPU, GPT, random_rows, tiny_model
+from helpers import GPT, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
 from kit.config import ConfigError
@@ -123,6 +124,16 @@ def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs):
     assert len(places) == 1
 
 
+def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
+    decoder = Decoder(model)
+    decoded(decoder, *rows(2))
+    decoder.tidy()
+    assert decoder.spare
+    monkeypatch.setattr("kit.decoder.KEPT_BYTES", 1000)
+    decoder.tidy()
+    assert not decoder.spare
+
+
 def test_rows_that_stay_move_up_in_the_same_memory():
     whole = torch.randn(2, 5, 2, 7, 4, generator=torch.Generator().manual_seed(0))
     whole[..., 3:, :] = float("nan")  # not written yet
@@ -149,7 +160,7 @@ def test_a_voice_is_read_once_for_all_who_speak_with_it(model):
 
 @pytest.fixture
 def compiler():
-    if compiler_available(CPU).value == "no":
+    if compiler_available("cpu").value == "no":
         pytest.skip("no C++ compiler here")
     # Kernels to choose from are compiled one by one: half a minute that tells nothing here.
     with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN"):
@@ -195,6 +206,26 @@ def test_compiled_int8_speaks_on_with_another_number_of_threads(model, compiler,
     finally:
         torch.set_num_threads(threads)
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
+
+
+def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(model, compiler, monkeypatch):
+    decoder, seconds = Decoder(model, COMPILED), iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
+    monkeypatch.setattr("kit.decoder.quickest", lambda work: work() is None or next(seconds))
+    for count in (1, 2, 1):
+        texts, codes, cond = rows(count)
+        found = decoded(decoder, texts, codes, cond)
+        torch.testing.assert_close(found, decoded(Decoder(model), texts, codes, cond))
+    assert [run is decoder.tuned for run in decoder.runs.values()] == [True, False]
+    assert next(seconds, None) is None
+
+
+def test_two_threads_may_speak_while_one_compiles(model, compiler):
+    decoder, (texts, _, cond) = Decoder(model, COMPILED), rows(3)
+    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    with ThreadPoolExecutor(2) as both:
+        asked = [both.submit(generate, decoder, texts, cond, GREEDY) for _ in range(2)]
+        for said in asked:
+            assert [row.codes.tolist() for row in said.result()] == wanted
 
 
 def test_where_the_compiler_fails_steps_run_without_it(model, compiler):

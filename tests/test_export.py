@@ -5,8 +5,12 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import soundfile
 import torch
 from helpers import GPT, LINES, opinionated_voice
 from torch import nn
@@ -29,6 +33,7 @@ from kit.quantize import int8
 from kit.sampling import GenerateConfig
 from kit.voice import Voice, VoiceError
 
+ROOT = Path(__file__).parent.parent
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 OWN = GenerateConfig(temperature=0.4, top_k=7, seed=5)
 
@@ -80,12 +85,18 @@ def test_the_card_tells_what_the_folder_is(voice, folder):
     assert sizes == {name: (folder / name).stat().st_size for name in FILES}
 
 
-def test_the_readmes_lines_load_the_voice(folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
     lines = re.findall(r"^    (.*)$", (folder / "README.md").read_text(), re.M)
-    code = "\n".join(lines).replace('"..."', repr(LINES[0]))
-    exec(code, {})
-    assert (folder / "speech.wav").stat().st_size > 1000
+    needless = "torchaudio", "soundfile", "yaml", "orjson", "psutil", "matplotlib", "ipywidgets"
+    code = [f"import sys; sys.modules |= dict.fromkeys({needless})", *lines]
+    code = "\n".join(code).replace('"..."', repr(LINES[0])).replace("path/to/this/folder", ".")
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=90)
+    assert done.returncode == 0
+    wave, rate = soundfile.read(folder / "speech.wav", dtype="float32")
+    assert rate == voice.codec.sample_rate
+    said = voice.speak(LINES[:1], "alma", OWN)[0].wave.numpy()
+    assert len(wave) == len(said) and abs(wave - said).max() < 1e-4
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("fp16", torch.half), ("bf16", torch.bfloat16)])
@@ -133,17 +144,55 @@ def test_int8_stores_a_byte_a_weight(voice):
 # exporting
 
 
-def test_an_interrupted_export_is_no_export(voice, tmp_path, monkeypatch):
-    export_voice(voice, tmp_path, "fp16")
+def stop(*_):
+    raise KeyboardInterrupt
 
-    def stop(*_):
-        raise KeyboardInterrupt
 
+@pytest.mark.parametrize("where", ["save_references", "describe"])
+def test_an_interrupted_export_leaves_the_one_before(voice, tmp_path, monkeypatch, where):
+    before = {p.name: p.read_bytes() for p in export_voice(voice, tmp_path, "fp16").iterdir()}
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(export, "save_references", stop)
+        patched.setattr(export, where, stop)
         export_voice(voice, tmp_path, "fp32")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("moved", range(5))
+def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, tmp_path, moved):
+    export_voice(voice, tmp_path, "fp16")
+    code = f"""
+import os, signal
+from kit import export
+left, real = [{moved}], os.replace
+def replace(source, target):
+    if ".new" in str(source) and ".new" not in str(target):
+        left[0] or os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
+    real(source, target)
+export.os.replace = replace
+export.export_voice(export.load_export("."), ".", "fp32")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=90)
+    assert done.returncode == -9
     refused(tmp_path, "no exported voice, or its export was interrupted")
     assert load_export(export_voice(voice, tmp_path, "fp32")).speakers == voice.speakers
+    assert {p.name for p in tmp_path.iterdir()} == {*FILES, CARD, "README.md"}
+
+
+def test_references_that_are_not_finite_are_refused(voice, tmp_path):
+    mels = {**voice.references, "alma": torch.full((80, 9), float("nan"))}
+    with pytest.raises(VoiceError, match=r"references of \['alma'\] are not finite"):
+        export_voice(dataclasses.replace(voice, references=mels), tmp_path)
+
+
+def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch):
+    folder = export_voice(dataclasses.replace(voice, language="evil"), tmp_path / "voice")
+    (folder / "lang_evil.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend("")
+    with pytest.raises(VoiceError, match=r"lang_evil\.py came with the voice.*Look at what it"):
+        load_export(".")
 
 
 def test_what_the_owner_wrote_in_the_readme_is_kept(voice, folder):

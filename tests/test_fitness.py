@@ -8,8 +8,9 @@ import pytest
 
 from kit import extract
 from kit.fitness import count_tokens, script_shares, tokenizer_report, vocabulary_advice
+from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.text import TextError
-from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from kit.tokenizer import Tokenizer
 
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"] * 10
 

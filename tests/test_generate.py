@@ -1,5 +1,6 @@
 """Generation: the cache changes nothing, a batch changes nothing, and every end is told."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -8,7 +9,7 @@ from helpers import GPT, opinionated_model, random_rows, tiny_model
 
 from kit.decoder import DecodeError, Decoder, DecoderConfig
 from kit.generate import GenerationError, best_of, decode, decoding, generate, length_limit
-from kit.sampling import GenerateConfig, seed_of
+from kit.sampling import GenerateConfig, sample, seed_of
 from kit.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -250,3 +251,38 @@ def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache):
         texts, cond = requests(count)
         wanted = plain(generate(model, texts, cond, config))
         assert plain(generate(decoder, texts, cond, config)) == wanted
+
+
+def test_a_text_that_outgrew_the_format_spoils_no_other(model):
+    decoder, (texts, cond) = Decoder(model), requests(2)
+    decoder.graphs = True  # they look at all of a cache, what the text before left there too
+    wanted = plain(generate(decoder, texts, cond, GREEDY))
+    loud = copy.deepcopy(decoder.layers[0].c_attn.bias)
+    decoder.layers[0].c_attn.bias.fill_(float("nan"))
+    with pytest.raises(GenerationError, match="not finite"):
+        generate(decoder, texts, cond, GREEDY)
+    decoder.layers[0].c_attn.bias.copy_(loud)
+    assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
+
+
+def test_whoever_stops_listening_gives_the_cache_back(model):
+    decoder, (texts, cond) = Decoder(model), requests(2)
+    said = decoding(decoder, texts, cond, GREEDY, [0, 0])
+    next(said)
+    assert not decoder.spare
+    said.close()
+    assert decoder.spare
+
+
+def test_prefill_and_sample_can_be_compiled_too(model):
+    decoder, (texts, cond) = Decoder(model), requests(2)
+    whole = {"fullgraph": True, "backend": "eager"}
+    noise = torch.rand(2, SAMPLED.choices(GPT.code_vocab))
+    with torch.inference_mode():
+        x, padding = decoder.prompt(texts, cond)
+        wanted, cache = decoder.prefill(x, padding, 9)
+        decoder.release(cache)
+        found = torch.compile(decoder.prefill, **whole)(x, padding, 9)[0]
+        torch.testing.assert_close(found, wanted)
+        drawn = torch.compile(sample, **whole)(wanted, SAMPLED, noise)
+        assert torch.equal(drawn, sample(wanted, SAMPLED, noise))

@@ -100,9 +100,16 @@ def test_the_layer_itself_is_left_alone(kind, dtype, near):
     assert linear.weight.requires_grad
 
 
-def test_plain_fp32_takes_no_memory_of_its_own():
+@pytest.mark.parametrize("kind", [Plain, SplitByThread])
+def test_fp32_takes_no_memory_of_its_own(kind):
     linear = nn.Linear(64, 40)
-    assert Plain(linear).weight.data_ptr() == linear.weight.data_ptr()
+    assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", [WeightOnlyInt8, Int4])
+def test_inputs_the_kernel_cannot_take_are_refused(kind):
+    with pytest.raises(ValueError, match=r"takes inputs in groups of .* has 40\. Take int8"):
+        kind(nn.Linear(40, 17))
 
 
 def test_every_weight_is_within_half_a_step_of_its_channel():
@@ -201,7 +208,7 @@ def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
 
 
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1])
-@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (41, 1)])
+@pytest.mark.parametrize(("outputs", "shares"), [(72, 4), (1030, 2), (75, 3), (41, 1)])
 def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 4)
     torch.manual_seed(0)
@@ -209,11 +216,6 @@ def test_every_thread_has_its_share_of_the_outputs(outputs, shares, rows, monkey
     wanted, found = both(SplitByThread, FP32, linear, rows)
     assert len(SplitByThread(linear).shares[0]) == shares and found.is_contiguous()
     torch.testing.assert_close(found, wanted)
-
-
-def test_fp32_takes_no_memory_of_its_own():
-    linear = nn.Linear(64, 40)
-    assert SplitByThread(linear).shares[0].data_ptr() == linear.weight.data_ptr()
 
 
 # Bytes of the linear layers against fp32, and logits' mean error against their spread.

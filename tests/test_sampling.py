@@ -1,5 +1,7 @@
 """Sampling: filters by definition and as transformers has them, draws that a seed decides."""
 
+import re
+
 import pytest
 import torch
 
@@ -144,18 +146,22 @@ def test_drawing_leaves_the_global_generator_alone():
 
 NAN, INF = float("nan"), float("inf")
 WRONG = [
-    *(("temperature", value) for value in (-0.1, NAN, INF)),
+    *(("temperature", value) for value in (-0.1, NAN, INF, 1e300, "warm", None)),
     *(("top_p", value) for value in (0.0, 1.1, NAN)),
     *(("top_k", value) for value in (-1, 2.5)),
     *(("repetition_penalty", value) for value in (0.0, NAN, INF)),
-    *(("candidates", value) for value in (0, 1.5)),
+    *(("candidates", value) for value in (0, 1.5, 65, True)),
     *(("retries", value) for value in (-1, 0.5)),
-    *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF)),
+    *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF, 1e308)),
     *(("exact_codes", value) for value in (-1, 2.5)),
+    *(("seed", value) for value in (None, 0.5)),
+    ("kv_cache", "no"),
 ]
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_settings_out_of_range_are_refused(field, value):
-    with pytest.raises(ConfigError, match=rf"GenerateConfig.{field} = {value}: \S+"):
+    told = re.escape(repr(value))
+    wanted = rf"GenerateConfig.{field} (= {told}: \S+|must be .*got {told} )"
+    with pytest.raises(ConfigError, match=wanted):
         GenerateConfig(**{field: value})

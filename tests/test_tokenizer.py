@@ -10,8 +10,9 @@ import sentencepiece
 from helpers import manifest, tokenizer, world
 
 from kit.config import ConfigError
+from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.text import TextError, normalize
-from kit.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from kit.tokenizer import Tokenizer
 
 SMALL = TokenizerConfig(vocab_size=400)
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"]
@@ -106,7 +107,7 @@ def test_a_file_is_normalised_where_asked(tmp_path, name):
 TRAIN = """
 import sys
 from pathlib import Path
-from kit.tokenizer import TokenizerConfig, train_tokenizer
+from kit.pieces import TokenizerConfig, train_tokenizer
 config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=int(sys.argv[3]))
 train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]), config)
 """

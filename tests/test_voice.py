@@ -6,6 +6,7 @@ import io
 import shutil
 
 import pytest
+import safetensors.torch
 import soundfile
 import torch
 from helpers import (
@@ -28,6 +29,7 @@ from kit.voice import (
     VoiceError,
     load_model,
     load_voice,
+    remark,
     save_model,
     save_references,
     wav_bytes,
@@ -84,6 +86,28 @@ def test_each_text_may_have_its_own_speaker(voice):
 def test_spelling_and_figures_are_normalised_on_the_way(voice):
     raw, spelt = voice.speak(["ሠላም።", "ሰላም."], "voice0", SHORT)
     assert raw.text == "ሠላም።" and torch.equal(raw.codes, spelt.codes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"texts": "ሰላም"}, r"is a list: write \['ሰላም'\]"),
+        ({"speakers": ["voice0"] * 2}, "1 texts and 2 speakers: give one for each, or one name"),
+        ({"speakers": []}, "1 texts and 0 speakers"),
+        ({"batch": 0}, "`batch` is 0: how many readings at a time"),
+    ],
+)
+def test_what_does_not_go_together_is_told(voice, asked, wanted):
+    with pytest.raises(VoiceError, match=wanted):
+        voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | asked)
+
+
+def test_how_a_speech_came_about_is_told(voice):
+    make = lambda **how: Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(9), **how)  # noqa: E731
+    config = GenerateConfig(temperature=0.6)
+    assert remark(make(stopped=True, temperature=0.6), config) == ""
+    assert "Read again, at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
+    assert "was cut off" in remark(make(stopped=False, temperature=0.15), config)
 
 
 def test_an_unknown_speaker_names_the_known_ones(voice):
@@ -253,6 +277,30 @@ def test_a_damaged_file_is_named(folder, name):
 def test_damaged_references_are_named(folder):
     (folder / "references.safetensors").write_bytes(b"half a file")
     with pytest.raises(VoiceError, match=r"references\.safetensors"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["model-ema.safetensors", "codec.safetensors", "references.safetensors"]
+)
+def test_a_flipped_bit_is_noticed(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises((VoiceError, CodecError), match=rf"{name}.*checksum is another"):
+        load_voice(folder)
+
+
+def test_a_file_of_another_version_is_not_called_damaged(folder):
+    path = folder / "model-ema.safetensors"
+    safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
+    with pytest.raises(VoiceError, match=r"another version of the kit: run notebook 02_train\.$"):
+        load_voice(folder)
+
+
+def test_an_exported_voice_is_told_from_a_run(folder):
+    (folder / "voice.json").write_text("{}")
+    with pytest.raises(VoiceError, match=r"exported voice: kit\.export\.load_export reads it"):
         load_voice(folder)
 
 

@@ -190,25 +190,26 @@ def static_rows(effort: Effort) -> list[dict]:
     return [against("S, int8, eager: beside the peer compiled", kit, name, other)]
 
 
-def batch_row(size: str, weights: str, compiled: bool, effort: Effort) -> dict:
-    """Eight rows at a time: codes a second, the whole call."""
+def batch_rows(effort: Effort) -> list[dict]:
+    """Eight rows at a time: a step, and codes a second of the whole call, prompts included."""
+    kinds = (("S", "int8", True), ("S", "int8", False), ("L", "int8", False))
+    return [row for kind in kinds for row in one_batch(*kind, effort)]
+
+
+def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[dict]:
     model, peer = models(size, effort.layers[size], effort.codes[size])
     decoder, codes = ready(model, weights, compiled), effort.codes[size]
     calls = {
         "kit": lambda: kit_call(decoder, codes, batch=8),
         "peer": lambda: peer_call(peer, codes, batch=8),
     }
-    found = take_turns(calls, effort.of(size)).values()
-    kit, other = ([8 * codes / call.total_s for call in each] for each in found)
-    ratio = statistics.median(a / b for a, b in zip(kit, other))
-    rate, peer_rate = (statistics.median(values) for values in (kit, other))
+    kit, other = take_turns(calls, effort.of(size)).values()
     row = f"{size}, {weights}, {'compiled' if compiled else 'eager'}, batch 8"
-    return result(row, rate, "codes/s", PEER, peer_rate, ratio, ran=decoder.ran)
-
-
-def batch_rows(effort: Effort) -> list[dict]:
-    kinds = (("S", "int8", True), ("S", "int8", False), ("L", "int8", False))
-    return [batch_row(*kind, effort) for kind in kinds]
+    rates, peer_rates = ([8 * codes / call.total_s for call in calls] for calls in (kit, other))
+    ratio = statistics.median(a / b for a, b in zip(rates, peer_rates))
+    rate, peer_rate = (statistics.median(values) for values in (rates, peer_rates))
+    whole = result(f"{row}: the whole call", rate, "codes/s", PEER, peer_rate, ratio)
+    return [against(row, steps(kit), PEER, steps(other)) | {"ran": decoder.ran}, whole]
 
 
 PARTS: dict[str, Callable[[Effort], list[dict]]] = {
