@@ -27,7 +27,6 @@ from kit.quantize import FORMATS, choose
 
 ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
 KEPT_BYTES = 2**26  # of a cache between two texts
-MANY_KEYS = 2**19  # numbers in a layer's keys: beyond these SDPA is slower than plain loops
 
 
 class DecodeError(ValueError):
@@ -107,8 +106,7 @@ def write(cache: Tensor, new: Tensor, at: int | Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of new positions to all so far; causal among themselves where there is no mask."""
-    compiled = torch.compiler.is_compiling()
-    if q.shape[2] == 1 and q.device.type == "cpu" and (compiled or k.numel() > MANY_KEYS):
+    if q.shape[2] == 1 and q.device.type == "cpu" and torch.compiler.is_compiling():
         # One query is no matrix: plain loops over the cache, which the compiler makes one of.
         scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (B, H, N)
         scores = scores if mask is None else scores + mask[:, 0]
