@@ -55,10 +55,16 @@ class Run:
 
     def index(self) -> Path:
         """The code cache's index file, as 01_data_prep recorded it."""
-        codes = self.report().get("data", {}).get("codes")
-        if not codes:
-            raise ConfigError(f"The run `{self.name}` has no data yet: run 01_data_prep first.")
-        return self.folder / codes
+        return self.folder / self.found("data", "codes", "01_data_prep")
+
+    def found(self, section: str, name: str, notebook: str):
+        """A figure that `notebook` recorded. Raises ConfigError when it has not run yet."""
+        value = self.report().get(section, {}).get(name)
+        if value is None:
+            raise ConfigError(
+                f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first."
+            )
+        return value
 
     def report(self) -> dict:
         path = self.folder / "report.json"

@@ -16,7 +16,8 @@ from kit.view import button, message
 class SpeakPanel:
     """`panel.run()` shows it. `speak(text, choices)` returns WAV bytes or an IPython Audio.
 
-    A ValueError of `speak` is shown as the sentence it is, any other exception with its type.
+    Or either with a remark, which is shown beside the player. A ValueError of `speak` is shown as
+    the sentence it is, any other exception with its type.
     """
 
     def __init__(self, speak: Callable, sentence: str, choices: dict[str, list] | None = None):
@@ -39,21 +40,26 @@ class SpeakPanel:
     def run(self, mode: str | None = None) -> None:
         """Show the panel; without a front end speak once, and raise what goes wrong."""
         if (mode or front_end()[0]) == "plain":
-            display(Audio(data=self._wav()))
+            wav, remark = self._made()
+            print(remark, end="\n" if remark else "")
+            display(Audio(data=wav))
         else:
             display(self.box)
 
-    def _wav(self) -> bytes:
+    def _made(self) -> tuple[bytes, str]:
+        """WAV bytes and a remark, which is mostly empty."""
         values = {name: choice.value for name, choice in self.choices.items()}
         made = self.speak(self.text.value, values)
-        return made.data if isinstance(made, Audio) else made
+        made, remark = made if isinstance(made, tuple) else (made, "")
+        return made.data if isinstance(made, Audio) else made, remark
 
     def _clicked(self) -> None:
         self.button.disabled = True
         self.status.value = message("Speaking...", "info")
         try:
-            self.player.value = self._wav()
-            self.player.layout.display, self.status.value = None, ""
+            self.player.value, remark = self._made()
+            self.player.layout.display = None
+            self.status.value = message(remark, "info") if remark else ""
         except Exception as error:
             self.status.value = message(in_words(error), "bad")
         finally:

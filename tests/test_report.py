@@ -135,7 +135,7 @@ def test_without_a_wish_the_machine_decides(place):
 
 
 def test_data_come_before_their_index(run):
-    with pytest.raises(ConfigError, match="`mine` has no data yet: run 01_data_prep"):
+    with pytest.raises(ConfigError, match=r"`mine` has no `data\.codes` yet: run 01_data_prep"):
         run.index()
     run.record(data={"codes": "codes/k.json"})
     assert run.index() == run.folder / "codes" / "k.json"

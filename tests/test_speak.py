@@ -33,6 +33,14 @@ def test_an_ipython_audio_is_taken_too():
     assert bytes(panel.player.value) == WAV
 
 
+def test_a_remark_stands_beside_the_player(capsys):
+    panel = SpeakPanel(lambda *_: (WAV, "Read again."), "selam")
+    panel.button.click()
+    assert bytes(panel.player.value) == WAV and "Read again." in panel.status.value
+    panel.run("plain")
+    assert "Read again." in capsys.readouterr().out
+
+
 def test_without_a_front_end_it_speaks_once_and_raises(capsys):
     asked = []
     SpeakPanel(lambda text, _: asked.append(text) or WAV, "selam").run()
