@@ -28,9 +28,9 @@ from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
 from kit.text import rules_spec
 from kit.tokenizer import Tokenizer
-from kit.voice import Voice, VoiceError, load_references, save_references
+from kit.voice import Habits, Voice, VoiceError, load_references, save_references
 
-FORMAT = 1  # of the folder; a reader refuses a higher one
+FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
 # What is not rounded to int8 is fp16.
@@ -79,7 +79,7 @@ class Card:
     speakers: tuple  # names
     sample_rate: int  # Hz
     weights: str  # number format of the GPT on disk: fp32, fp16, bf16 or int8
-    longest_text_ids: int  # ids of a part that is said in one go; 0: what positions allow
+    habits: dict  # Habits: how long its recordings are, and how slow
     model: dict  # GPTConfig
     sampling: dict  # GenerateConfig
     files: dict  # name -> bytes and sha256
@@ -117,7 +117,7 @@ def export_voice(
             safetensors.torch.save_file(tensors, file)
         save_codec(voice.codec, new / "codec.safetensors")
         write_atomic(new / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
-        save_references(voice.references, new / "references.safetensors", voice.longest_text)
+        save_references(voice.references, new / "references.safetensors", voice.habits)
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
         plain = card | {"checksum": digest(card)}
         write_atomic(new / CARD, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
@@ -164,7 +164,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         speakers=tuple(voice.speakers),
         sample_rate=voice.codec.sample_rate,
         weights=weights,
-        longest_text_ids=voice.longest_text,
+        habits=dataclasses.asdict(voice.habits),
         model=dataclasses.asdict(voice.model.config),
         sampling=dataclasses.asdict(sampling),
         files={name: measure(folder / name) for name in FILES},
@@ -220,9 +220,10 @@ def read_card(folder: Path) -> Card:
     try:
         plain = json.loads(path.read_bytes())
         version = plain.pop("format_version")
-        if version > FORMAT:
+        if version != FORMAT:
             raise VoiceError(
-                f"{path} has format {version}; this kit reads up to {FORMAT}: update the kit."
+                f"{path} has format {version}, this kit reads {FORMAT}: "
+                + ("update the kit." if version > FORMAT else "export the voice again.")
             )
         plain["format_version"] = version
         if plain.pop("checksum") != digest(plain):
@@ -277,8 +278,8 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             codec=load_codec(codec),
             tokenizer=Tokenizer(tokens),
             references=load_references(references)[0],
+            habits=build(Habits, card.habits),
             language=card.language,
-            longest_text=card.longest_text_ids,
         )
     except VoiceError:
         raise

@@ -28,7 +28,7 @@ class GenerateConfig:
     repetition_penalty: float = 1.0
     candidates: int = 1  # readings drawn of each text; the one the model finds likeliest is kept
     retries: int = 2  # of a reading that was cut at its limit, each at half the temperature before
-    max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
+    max_codes_per_text_id: float = 12.0  # length limit: so many codes a text id, plus 40, at most
     seed: int = 0
     exact_codes: int = 0  # speak just this many codes and never STOP before (for timing)
     kv_cache: bool = True  # off recomputes the whole row for every code: same codes, for the lesson

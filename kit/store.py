@@ -23,8 +23,14 @@ def save_module(
     """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`."""
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
-    told = {"header": json.dumps(header), "sha256": checksum(weights)}
-    write_atomic(path, safetensors.torch.save(weights, metadata=told))
+    write_atomic(path, file_bytes(weights, header))
+
+
+def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
+    """A safetensors file of `tensors` and `header`, with their checksum; always the same bytes."""
+    # One entry: safetensors writes several in any order.
+    told = {"header": json.dumps(header | {"sha256": checksum(tensors)})}
+    return safetensors.torch.save(tensors, metadata=told)
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
@@ -36,6 +42,15 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def contents(file) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and header of an open safetensors file. Raises ValueError when they are damaged."""
+    tensors = {name: file.get_tensor(name) for name in file.keys()}
+    header = json.loads(file.metadata()["header"])
+    if header.pop("sha256") != checksum(tensors):
+        raise ValueError("its checksum is another")
+    return tensors, header
+
+
 def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure: str) -> nn.Module:
     """`make(header)` filled with the weights at `path`, fp32, in eval mode.
 
@@ -45,13 +60,11 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
         raise error(f"There is no {path}: {cure}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            weights = {name: file.get_tensor(name) for name in file.keys()}
-            told = file.metadata() or {}
-        if "header" not in told:
+            foreign = "header" not in (file.metadata() or {})
+            weights, header = ({}, {}) if foreign else contents(file)
+        if foreign:
             raise error(f"{path} is of another kind, or of another version of the kit: {cure}")
-        if told.get("sha256", found := checksum(weights)) != found:
-            raise ValueError("its checksum is another")
-        module = make(json.loads(told["header"]))
+        module = make(header)
         module.load_state_dict(weights)
     except error:
         raise

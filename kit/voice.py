@@ -10,6 +10,7 @@ Shapes: M mels, T reference frames, L samples, N codes.
 
 import dataclasses
 import io
+import math
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,16 +28,25 @@ from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig, seed_of
 from kit.sentences import Part, fade, join, split
 from kit.sequence import GPTConfig
-from kit.store import checksum, load_module, save_module
+from kit.store import contents, file_bytes, load_module, save_module
 from kit.stream_audio import AudioStream
 from kit.text import normalize
 from kit.tokenizer import Tokenizer
 
+PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 STREAM_CODES = 4  # handed to the vocoder together
 
 
 class VoiceError(ValueError):
     """A voice folder with a missing or damaged file, or a speaker it does not have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How the recordings were spoken that a voice was trained on; 0: not known."""
+
+    longest_text: int = 0  # ids said in one go
+    pace: float = 0.0  # codes a text id takes where it is slow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +66,7 @@ class Voice:
     tokenizer: Tokenizer
     references: dict[str, Tensor]  # speaker -> log-mel (M, T)
     language: str = "am"
-    longest_text: int = 0  # ids of a part: as long as it was trained on; 0: what positions allow
+    habits: Habits = Habits()
     decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
 
     @property
@@ -78,8 +88,14 @@ class Voice:
     def parts(self, text: str) -> list[Part]:
         """`text` in parts this voice can say in one go. Raises TextError for a word too long."""
         most = self.model.config.max_text - 2
-        most = min(self.longest_text or most, most)
+        most = min(self.habits.longest_text or most, most)
         return split(text, self.language, lambda part: len(self.ids(part)) <= most)
+
+    def within(self, config: GenerateConfig) -> GenerateConfig:
+        """`config` with a length limit near this voice's own pace: what is longer is babble."""
+        slow = PATIENCE * self.habits.pace or math.inf
+        limit = min(config.max_codes_per_text_id, slow)
+        return dataclasses.replace(config, max_codes_per_text_id=limit)
 
     def reference(self, speaker: str) -> Tensor:
         """The log-mel (M, T) of `speaker`. Raises VoiceError for an unknown one."""
@@ -126,6 +142,7 @@ class Voice:
         """
         ids = [self.ids(part.text) for part in parts]
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        config = self.within(config)
         decoder, found = self.ready(), {}
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
@@ -152,7 +169,7 @@ class Voice:
         Each part is read once: what was heard cannot be taken back, so `candidates` and `retries`
         do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
         """
-        config = dataclasses.replace(config, candidates=1, retries=0)
+        config = dataclasses.replace(self.within(config), candidates=1, retries=0)
         cond, parts, rate = self.reference(speaker), self.parts(text), self.codec.sample_rate
         cut = []
         for part in parts:
@@ -224,22 +241,19 @@ def cut_off(text: str) -> str:
     )
 
 
-def save_references(references: dict[str, Tensor], path: Path, longest_text: int = 0) -> None:
-    """A log-mel (M, T) for each speaker, and how many text ids the voice was trained to say."""
+def save_references(references: dict[str, Tensor], path: Path, habits: Habits = Habits()) -> None:
+    """A log-mel (M, T) for each speaker, and the habits of the recordings."""
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    told = {"longest_text": str(longest_text), "sha256": checksum(tensors)}
-    write_atomic(path, safetensors.torch.save(tensors, told))
+    write_atomic(path, file_bytes(tensors, dataclasses.asdict(habits)))
 
 
-def load_references(path: Path) -> tuple[dict[str, Tensor], int]:
+def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
     """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            told, mels = file.metadata() or {}, {n: file.get_tensor(n) for n in file.keys()}
-        if told.get("sha256", found := checksum(mels)) != found:
-            raise ValueError("damaged: its checksum is another")
-        return mels, int(told.get("longest_text", 0))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+            mels, habits = contents(file)
+        return mels, build(Habits, habits)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
 
 
@@ -250,13 +264,13 @@ def load_voice(
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise VoiceError(f"{folder} is an exported voice: kit.export.load_export reads it.")
-    mels, longest = load_references(folder / "references.safetensors")
+    mels, habits = load_references(folder / "references.safetensors")
     voice = Voice(
         model=load_model(folder / weights).to(device),
         codec=load_codec(folder / "codec.safetensors"),
         tokenizer=Tokenizer(folder / "tokenizer.model"),
         references=mels,
         language=language,
-        longest_text=longest,
+        habits=habits,
     )
     return voice.using()

@@ -31,7 +31,7 @@ from kit.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.session import TrainSession
 from kit.steps import TrainConfig
 from kit.tokenizer import Tokenizer
-from kit.voice import Voice
+from kit.voice import Habits, Voice
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 
@@ -153,7 +153,7 @@ def opinionated_voice(folder: Path) -> Voice:
         codec=codec,
         tokenizer=tokenizer,
         references={name: torch.randn(80, 12).half() for name in ("alma", "brook")},
-        longest_text=15,
+        habits=Habits(longest_text=15),
     )
 
 

@@ -23,6 +23,7 @@ from kit.cache import (
     load_wave,
     longest_text,
     reference_mel,
+    slowest_pace,
     speaker_references,
 )
 from kit.codec import load_codec
@@ -395,3 +396,9 @@ def test_the_longest_text_is_what_training_often_had():
     counts = sorted(len(code_cache().texts[i]) for i in code_cache().of_split("train"))
     found = longest_text(code_cache())
     assert found in counts and 0.9 < sum(n <= found for n in counts) / len(counts) < 1
+
+
+def test_the_slowest_pace_is_what_hardly_a_recording_passes():
+    cache = code_cache()
+    paces = [len(cache.codes[i]) / len(cache.texts[i]) for i in cache.of_split("train")]
+    assert sorted(paces)[-3] <= slowest_pace(cache) <= max(paces)

@@ -24,6 +24,7 @@ from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig
 from kit.text import TextError, letters, normalize
 from kit.voice import (
+    Habits,
     Speech,
     Voice,
     VoiceError,
@@ -132,7 +133,7 @@ def test_a_long_text_is_said_in_parts_of_the_length_it_was_trained_on(voice):
     assert torch.equal(whole.codes, torch.cat([s.codes for s in alone]))
     pauses = 2 * round(0.30 * voice.codec.sample_rate)
     assert len(whole.wave) == sum(len(s.wave) for s in alone) + pauses
-    short = dataclasses.replace(voice, longest_text=6)
+    short = dataclasses.replace(voice, habits=Habits(longest_text=6))
     parts = short.parts(long_text())
     assert len(parts) > 3 and all(len(short.ids(p.text)) <= 6 for p in parts)
 
@@ -143,6 +144,17 @@ def test_one_part_that_was_cut_makes_the_whole_cut(voice):
     endless.model.code_head.bias.data[endless.model.config.stop_code] = -1e4
     (speech,) = endless.speak([long_text(2)], "voice0", config)
     assert not speech.stopped and len(speech.parts) == 2
+
+
+def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
+    slow = dataclasses.replace(voice, model=new_model(), habits=Habits(pace=2.0))
+    slow.model.code_head.bias.data[slow.model.config.stop_code] = -1e4
+    text = texts(1)[0]
+    for config in (GenerateConfig(temperature=0), GenerateConfig(retries=1)):
+        (speech,) = slow.speak([text], "voice0", config)
+        assert not speech.stopped and len(speech.codes) == 3 * len(voice.ids(text)) + 40
+    strict = GenerateConfig(temperature=0, max_codes_per_text_id=1.0)
+    assert len(slow.speak([text], "voice0", strict)[0].codes) == len(voice.ids(text)) + 40
 
 
 def collected(stream) -> list[torch.Tensor]:
@@ -202,7 +214,9 @@ def test_ten_thousand_characters_are_spoken_whole(voice):
     text = (long_text(5) + " ") * 200
     text = text[: text.rindex(" ", 0, 10_000)]
     quick = GenerateConfig(temperature=0, exact_codes=1)
-    (speech,) = dataclasses.replace(voice, longest_text=40).speak([text], "voice0", quick)
+    (speech,) = dataclasses.replace(voice, habits=Habits(longest_text=40)).speak(
+        [text], "voice0", quick
+    )
     assert letters(normalize(" ".join(speech.parts))) == letters(normalize(text))
 
 
