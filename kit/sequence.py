@@ -35,9 +35,9 @@ class GPTConfig:
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if name not in ("dropout", "text_weight"):
-                require(value >= 1, self, name, "must be 1 or more.")
+        sizes = "layers", "width", "heads", "text_vocab", "code_vocab", "max_text", "max_code"
+        for name in sizes:
+            require(getattr(self, name) >= 1, self, name, "must be 1 or more.")
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
