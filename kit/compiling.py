@@ -27,17 +27,22 @@ def not_compiled(reason: str) -> str:
 
 
 @contextlib.contextmanager
-def quiet_inductor(**settings) -> Iterator[None]:
-    """The compiler with `settings`, and without what it tells its makers on stderr."""
+def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
+    """The compiler with `settings`, and without what it tells its makers on stderr.
+
+    `weights` is the checksum of weights that are frozen: the compiler keeps on disk what it made of
+    them, and would give it to another model of the same shape.
+    """
     # Whether the compiler knows this processor's instructions is asked in six processes otherwise.
     quick = {"cpp.vec_isa_ok": True, "autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
+    own = torch.compiler.config.patch(cache_key_tag=weights)
     told = logging.getLogger("torch.utils.cpp_extension")  # of a missing CUDA, on every CPU
     level = told.level
     told.setLevel(logging.ERROR)
     try:
-        with inductor, graphs, contextlib.redirect_stderr(io.StringIO()):
+        with inductor, graphs, own, contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
         told.setLevel(level)

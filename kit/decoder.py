@@ -24,6 +24,7 @@ from kit.compiling import not_compiled, quickest, quiet_inductor, will_compile
 from kit.config import nearest, require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
+from kit.store import checksum
 
 ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
 KEPT_BYTES = 2**26  # of a cache between two texts
@@ -265,12 +266,13 @@ class Decoder(nn.Module):
             number, at = 2, max(2, at)  # 0 and 1 would be taken for constants
         args = (codes, number, at, layers, mask)
         try:
-            with quiet_inductor(freezing=not self.graphs, max_autotune=True):
+            weights = "" if self.graphs else checksum(self.state_dict())
+            with quiet_inductor(weights, freezing=not self.graphs, max_autotune=True):
                 tuned_s = quickest(lambda: self.tuned(*args))
             if self.graphs or tuned_s <= quickest(lambda: self.step(*args)):
                 return self.tuned
             # Tuning times kernels; beside other work it may pick the worst of them.
-            with quiet_inductor(freezing=True):
+            with quiet_inductor(weights, freezing=True):
                 self.untuned(*args)
             return self.untuned
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind

@@ -207,6 +207,17 @@ def test_compiled_int8_speaks_on_with_another_number_of_threads(model, compiler,
     assert [*decoder.warm_up_s] == [(count, 1), (count, 2)] and "not compiled" not in decoder.ran
 
 
+def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
+    # The compiler keeps frozen weights on disk, as its C++ kernels read them: they must not come
+    # back in another model.
+    with torch._inductor.config.patch(max_autotune_gemm_backends="ATEN,CPP"):
+        for seed in (1, 2):
+            model = loud(seed=seed, layers=1)
+            wanted = decoded(Decoder(model), *rows(1))
+            found = decoded(Decoder(model, DecoderConfig(weights="int8", compile=True)), *rows(1))
+            assert (found - wanted).abs().mean() < 0.05 * wanted.std()
+
+
 def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(model, compiler, monkeypatch):
     decoder, seconds = Decoder(model, COMPILED), iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
     monkeypatch.setattr("kit.decoder.quickest", lambda work: work() is None or next(seconds))

@@ -104,7 +104,7 @@ ALLOWED = {
     "stream_audio": set(),
     "quantize": set(),
     "compiling": {"hardware"},
-    "decoder": {"config", "compiling", "model", "quantize"},
+    "decoder": {"config", "store", "compiling", "model", "quantize"},
     "sampling": {"config"},
     "generate": {"decoder", "model", "sequence", "sampling"},
     "agreement": {"decoder", "quantize"},
