@@ -55,11 +55,11 @@ $(STAMP): requirements.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "There is no $(PYTHON) here; install Python 3.12." >&2; exit 1; }
 	@"$(PYTHON)" -c '$(CHECK_PYTHON)'
 	@"$(PYTHON)" -c '$(CHECK_VENV)' 2>/dev/null || { echo "$(NO_VENV)" >&2; exit 1; }
+	@echo "Setting up $(VENV), torch flavour: $(TORCH). This happens once and takes a minute or more."
 	@$(PIP) --version >/dev/null 2>&1 || { free=$$($(FREE_GB)); [ "$$free" -ge $(ROOM_GB) ] || { \
 	  echo "Setting up needs $(ROOM_GB) GB on this disk, $$free are free. Make room, or where" \
-	  "download.pytorch.org can be reached take the smaller torch: make TORCH=cpu ..." >&2; exit 1; }; }
-	@echo "Setting up $(VENV), torch flavour: $(TORCH). This happens once and takes a minute or more."
-	@$(PIP) --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	  "download.pytorch.org can be reached take the smaller torch: make TORCH=cpu ..." >&2; exit 1; }; \
+	  "$(PYTHON)" -m venv --clear $(VENV); }
 	@rm -f $(filter-out $@,$(wildcard $(VENV)/.installed-*))
 	@[ "$(TORCH)" = cpu ] || ! $(PIP) freeze | grep -q '^torch.*+cpu$$' \
 	  || $(PIP) uninstall --yes torch torchaudio

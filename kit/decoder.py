@@ -156,6 +156,7 @@ class Decoder(nn.Module):
             self.tuned = torch.compile(self.step, fullgraph=True, **options)
             options = {"dynamic": True, "options": {"max_autotune": False}}
             self.untuned = torch.compile(self.step, fullgraph=True, **options)
+            self.frozen = "" if self.graphs else checksum(self.state_dict())
         elif not traceable:  # at hand, not by nn.Module's search: a tenth of a small model's step
             for module in (self, *self.layers.modules(), self.code_head):
                 vars(module).update(module._buffers | module._modules)
@@ -266,13 +267,12 @@ class Decoder(nn.Module):
             number, at = 2, max(2, at)  # 0 and 1 would be taken for constants
         args = (codes, number, at, layers, mask)
         try:
-            weights = "" if self.graphs else checksum(self.state_dict())
-            with quiet_inductor(weights, freezing=not self.graphs, max_autotune=True):
+            with quiet_inductor(self.frozen, freezing=not self.graphs, max_autotune=True):
                 tuned_s = quickest(lambda: self.tuned(*args))
             if self.graphs or tuned_s <= quickest(lambda: self.step(*args)):
                 return self.tuned
             # Tuning times kernels; beside other work it may pick the worst of them.
-            with quiet_inductor(weights, freezing=True):
+            with quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind

@@ -40,9 +40,9 @@ class Choice:
 
 def detect() -> Hardware:
     """The GPU when there is one, else the CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     import psutil  # here and below: a voice speaks without it
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ram = psutil.virtual_memory().total
     if not torch.cuda.is_available():
         return Hardware(

@@ -8,7 +8,6 @@ are found.
 """
 
 import dataclasses
-import hashlib
 import io
 import json
 import re
@@ -24,6 +23,7 @@ from kit.cut import CutConfig, Span, plan_cuts
 from kit.listen import Listener
 from kit.longform import Walk, WalkConfig, read_tokens
 from kit.recognizer import Recognizer
+from kit.store import checksum
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
@@ -158,11 +158,7 @@ def cut_long(
 
 def fingerprint(recognizer: Recognizer) -> str:
     """Changes when the recogniser's weights or alphabet do."""
-    state = recognizer.state_dict()
-    total = hashlib.sha256(recognizer.alphabet.encode())
-    for name in sorted(state):
-        total.update(state[name].cpu().float().numpy().tobytes())
-    return total.hexdigest()
+    return digest(checksum(recognizer.state_dict()), recognizer.alphabet)
 
 
 def _state(path: Path) -> tuple:

@@ -16,7 +16,6 @@ from torch import Tensor
 from kit.config import digest, require, require_types
 
 COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
-
 MANY = 64  # candidates, at most
 
 
@@ -35,14 +34,12 @@ class GenerateConfig:
 
     def __post_init__(self):
         require_types(GenerateConfig, vars(self))
-        finite = "must be a finite number, "
-        for name in ("temperature", "repetition_penalty", "max_codes_per_text_id"):
-            require(math.isfinite(getattr(self, name)), self, name, finite + "0 or more.")
         warm = 0 <= self.temperature <= 100
         require(warm, self, "temperature", "must lie in 0 (greedy) to 100 (almost anything).")
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
-        require(self.repetition_penalty > 0, self, "repetition_penalty", "1 is none.")
+        penalty = 0 < self.repetition_penalty < math.inf
+        require(penalty, self, "repetition_penalty", "must be more than 0; 1 is none.")
         some = 0 < self.candidates <= MANY
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
         require(self.retries >= 0, self, "retries", "must be 0 (none) or more.")

@@ -41,7 +41,8 @@ class SpeakPanel:
         """Show the panel; without a front end speak once, and raise what goes wrong."""
         if (mode or front_end()[0]) == "plain":
             wav, remark = self._made()
-            print(remark, end="\n" if remark else "")
+            if remark:
+                print(remark)
             display(Audio(data=wav))
         else:
             display(self.box)

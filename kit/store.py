@@ -4,7 +4,6 @@ Written atomically, read without running anything. A file that is missing, damag
 shape is told in the words of whoever asked. Knows tensors and JSON alone.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from kit import shards
 from kit.config import brief, write_atomic
 
 
@@ -34,18 +34,29 @@ def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of all names and values."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        found.update(name.encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()
+    """Changes with any name, type, shape or byte of `tensors`."""
+    raw = {}  # bytes: NumPy has no bf16
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        raw[f"{name} {tensor.dtype} {tuple(tensor.shape)}"] = flat.view(torch.uint8).numpy()
+    return shards.checksum(raw)
 
 
-def contents(file) -> tuple[dict[str, Tensor], dict]:
-    """Tensors and header of an open safetensors file. Raises ValueError when they are damaged."""
-    tensors = {name: file.get_tensor(name) for name in file.keys()}
-    header = json.loads(file.metadata()["header"])
+class ForeignError(ValueError):
+    """A safetensors file that nothing of this version wrote: it need not be damaged."""
+
+
+def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and header that `file_bytes` wrote to `path`.
+
+    Raises ForeignError where another wrote it, ValueError, OSError or SafetensorError for damage.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        told = file.metadata() or {}
+        if "header" not in told:
+            raise ForeignError("of another kind, or of another version of the kit")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    header = json.loads(told["header"])
     if header.pop("sha256") != checksum(tensors):
         raise ValueError("its checksum is another")
     return tensors, header
@@ -59,15 +70,11 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
     if not Path(path).is_file():
         raise error(f"There is no {path}: {cure}")
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            foreign = "header" not in (file.metadata() or {})
-            weights, header = ({}, {}) if foreign else contents(file)
-        if foreign:
-            raise error(f"{path} is of another kind, or of another version of the kit: {cure}")
+        weights, header = contents(path)
         module = make(header)
         module.load_state_dict(weights)
-    except error:
-        raise
+    except ForeignError as why:
+        raise error(f"{path} is {why}: {cure}") from why
     except (
         safetensors.SafetensorError,
         OSError,

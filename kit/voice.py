@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -250,8 +249,7 @@ def save_references(references: dict[str, Tensor], path: Path, habits: Habits = 
 def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
     """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            mels, habits = contents(file)
+        mels, habits = contents(path)
         return mels, build(Habits, habits)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error

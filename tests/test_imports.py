@@ -23,7 +23,7 @@ ALLOWED = {
     "lang_am": {"numbers", "numbers_am"},
     "lang_en": {"numbers"},
     "text": {"config"},  # finds lang_CODE by name, and knows none of them
-    "store": {"config"},
+    "store": {"config", "shards"},
     # sound and sentences
     "corpus": {"config", "text"},
     "bytefile": set(),
@@ -57,7 +57,7 @@ ALLOWED = {
     "listen": {"codec", "recognizer", "align"},
     "longform": {"config", "text", "recognizer", "align", "listen"},
     "cut": {"config", "listen", "longform"},
-    "recordings": {"config", "codec", "recognizer", "listen", "longform", "cut"},
+    "recordings": {"config", "store", "codec", "recognizer", "listen", "longform", "cut"},
     "shards": set(),
     "batches": {"config"},
     "cache": {"config", "audio", "ledger", "tokenizer", "codec", "shards", "batches"},

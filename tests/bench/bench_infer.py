@@ -205,7 +205,7 @@ def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[d
     }
     kit, other = take_turns(calls, effort.of(size)).values()
     row = f"{size}, {weights}, {'compiled' if compiled else 'eager'}, batch 8"
-    rates, peer_rates = ([8 * codes / call.total_s for call in calls] for calls in (kit, other))
+    rates, peer_rates = ([8 * codes / call.total_s for call in each] for each in (kit, other))
     ratio = statistics.median(a / b for a, b in zip(rates, peer_rates))
     rate, peer_rate = (statistics.median(values) for values in (rates, peer_rates))
     whole = result(f"{row}: the whole call", rate, "codes/s", PEER, peer_rate, ratio)
