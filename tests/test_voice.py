@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import shutil
 
 import pytest
@@ -22,6 +23,7 @@ from kit.config import ConfigError
 from kit.decoder import Decoder
 from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig
+from kit.store import contents
 from kit.text import TextError, letters, normalize
 from kit.voice import (
     Habits,
@@ -303,6 +305,14 @@ def test_a_flipped_bit_is_noticed(folder, name):
     (folder / name).write_bytes(data)
     with pytest.raises((VoiceError, CodecError), match=rf"{name}.*checksum is another"):
         load_voice(folder)
+
+
+def test_a_model_saved_without_a_checksum_is_read(folder):
+    path = folder / "model-ema.safetensors"
+    weights, header = contents(path)
+    safetensors.torch.save_file(weights, path, {"header": json.dumps(header)})
+    again = load_voice(folder).model.state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
 
 
 def test_a_file_of_another_version_is_not_called_damaged(folder):
