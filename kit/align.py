@@ -24,7 +24,7 @@ from torchaudio.functional import forced_align, merge_tokens
 
 from kit.audio import DatasetError
 from kit.codec import MelCodec, load_wave
-from kit.config import require
+from kit.config import require, require_within
 from kit.ledger import Finding, Utterance
 from kit.recognizer import MEL_FRAMES, Recognizer
 from kit.text import letters
@@ -50,6 +50,8 @@ class AlignConfig:
         require(self.batch >= 1, self, "batch", "must be at least 1.")
         require(self.spread > 0, self, "spread", "must be positive.")
         require(self.least_gap > 0, self, "least_gap", "must be positive.")
+        require_within(self, 0, 1e9, "clips", "batch", "spread", "least_gap")
+        require_within(self, -1e6, 0, "weak", "hopeless")
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
         """The rows to be heard: all, or `clips` of them, the same ones every time."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
-from kit.config import digest, require, require_disk, write_atomic
+from kit.config import digest, require, require_disk, require_within, write_atomic
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # in a folder that stands whole: which archive it came from
@@ -53,6 +53,7 @@ class ArchiveConfig:
         require(self.most_gib > 0, self, "most_gib", "must be positive.")
         require(self.most_members >= 1, self, "most_members", "must be at least 1.")
         require(self.most_ratio >= 1, self, "most_ratio", "must be at least 1.")
+        require_within(self, 0, 1e9, "most_gib", "most_members", "most_ratio", "ratio_from_mib")
 
 
 def archive_suffix(path: Path) -> str:

@@ -13,7 +13,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from kit.config import require
+from kit.config import LARGEST_SEED, require, require_within
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 
@@ -46,6 +46,10 @@ class DataConfig:
         require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
+        require_within(self, 1, 1e6, "grid_lengths", "length_multiple", "reference_frames")
+        require_within(self, 1, 1e9, "effective_batch", "micro_batch", "sort_window", "shard")
+        require_within(self, 0, 1e9, "effective_tokens", "max_cache_gib")
+        require_within(self, 0, LARGEST_SEED, "seed")
 
     @property
     def grad_accum(self) -> int:

@@ -9,9 +9,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from kit.config import ConfigError, write_atomic
+from kit.config import ConfigError, read_yaml, write_atomic
 
 GIB = 2**30
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
@@ -167,8 +165,8 @@ def load_choice(path: Path) -> dict[str, bool]:
     if not Path(path).is_file():
         return {}
     try:
-        return dict(yaml.safe_load(Path(path).read_text(encoding="utf-8"))["speed"])
-    except (yaml.YAMLError, TypeError, KeyError, ValueError) as error:
+        return dict(read_yaml(path)["speed"])
+    except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(
             f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
             "05_benchmark again."

@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.config import build, require
+from kit.config import build, require, require_within
 from kit.griffin_lim import GriffinLim
 from kit.hardware import autocast
 from kit.mel import Mel
 from kit.store import load_module, save_module
+
+MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
 
 
 class CodecError(ValueError):
@@ -52,10 +54,24 @@ class CodecConfig:
         return self.sample_rate / (self.hop_length * self.frames_per_code)
 
     def __post_init__(self):
+        require_within(self, 4000, 384_000, "sample_rate")
+        require_within(self, 64, 65_536, "n_fft")
+        require_within(self, 1, self.n_fft, "hop_length")
+        require_within(self, 1, self.n_fft // 2 + 1, "n_mels")
+        require_within(self, 2, 1000, "levels")
+        vocabulary = math.prod(self.levels)
+        few = 2 <= vocabulary <= MOST_CODES
+        require(few, self, "levels", f"make a vocabulary of {vocabulary}, not 2 to {MOST_CODES}.")
+        require_within(self, 1, 1000, "frames_per_code", "blocks")
+        require_within(self, 1, 65_536, "width")
+        require_within(self, 0, 1000, "griffin_lim_iters")
+        require_within(self, 0, 1e6, "magnitude_weight")
+        require_within(self, 2, 1e9, "steps")
+        require_within(self, 1, 1e6, "batch", "crop_frames")
+        require_within(self, 1e-12, 10, "lr")
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
-        require(all(k >= 2 for k in self.levels), self, "levels", "each needs at least 2.")
 
 
 class Block(nn.Module):

@@ -19,6 +19,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
+LARGEST_SEED = 2**63 - 1  # that every generator of random numbers takes
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 
@@ -36,38 +37,61 @@ def nearest(name: str, known) -> str:
     return f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(map(str, known))}."
 
 
-def load_preset(name: str, folder: Path = CONFIGS) -> dict:
+def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
 
-    Raises ConfigError for an unknown preset, unreadable YAML, or a file that is not sections.
+    `below` are the presets that lead here by extending. Raises ConfigError for an unknown preset,
+    unreadable YAML, a file that is not sections, or presets that extend each other in a ring.
     """
-    import yaml  # a voice speaks without presets
-
     path = Path(folder) / f"{name}.yaml"
+    if name in below:
+        ring = " extends ".join(f"`{each}`" for each in (*below, name))
+        raise ConfigError(f"{path}: {ring}, and so on for ever; let one of them extend no other.")
     if not path.is_file():
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
         raise ConfigError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
-    try:
-        own = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    own = read_yaml(path) or {}
     if not isinstance(own, dict):
-        raise ConfigError(f"{path} must hold `section: {{key: value}}` entries, got {own!r}.")
-    base = _base(own.pop("extends"), name, folder) if "extends" in own else None
+        raise ConfigError(
+            f"{path} must hold `section: {{key: value}}` entries, got {brief(repr(own))}."
+        )
+    base = None
+    if "extends" in own:
+        base = load_preset(own.pop("extends"), folder, (*below, name))
     for section, values in own.items():
         if not isinstance(values, dict):
             raise ConfigError(
-                f"{path}: `{section}` must hold `key: value` entries, got {values!r}."
+                f"{path}: `{section}` must hold `key: value` entries, got {brief(repr(values))}."
             )
         if base is not None and section not in base:
             raise ConfigError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
     return merge(base or {}, own)
 
 
-def _base(wanted: str, name: str, folder: Path) -> dict:
-    if wanted == name:
-        raise ConfigError(f"The preset `{name}` extends itself; name another one, or none.")
-    return load_preset(wanted, folder)
+def read_yaml(path: Path):
+    """The plain values in a YAML file. Raises ConfigError where it holds anything else.
+
+    Anchors are refused: with them a file can hold itself, or grow a thousandfold when it is read.
+    """
+    import yaml  # a voice speaks without presets
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+        values = None if aliases else yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not valid UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply to be a preset.") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
+        raise ConfigError(f"{path} is not valid YAML: {brief(error)}") from error
+    if aliases:
+        raise ConfigError(f"{path} holds a YAML alias (`*name`): write the values out.")
+    return values
 
 
 def merge(base: dict, over: dict) -> dict:
@@ -123,6 +147,23 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     if not ok:
         value = getattr(config, field)
         raise ConfigError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
+
+
+def require_within(config, least: float, most: float, *fields: str) -> None:
+    """Raise ConfigError unless each of `fields` is a number from `least` to `most`.
+
+    Of a tuple, every entry; None, where a field may be that, is left alone. NaN lies nowhere.
+    """
+    for field in fields:
+        value = getattr(config, field)
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        for number in numbers:
+            ok = number is None or (isinstance(number, int | float) and least <= number <= most)
+            require(ok, config, field, f"must lie in {_plain(least)} to {_plain(most)}.")
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
 
 
 def brief(what: object, most: int = 200) -> str:

@@ -21,7 +21,16 @@ import numpy as np
 import soundfile
 import yaml
 
-from kit.config import CONFIGS, ConfigError, digest, require, require_disk, write_atomic
+from kit.config import (
+    CONFIGS,
+    LARGEST_SEED,
+    ConfigError,
+    digest,
+    require,
+    require_disk,
+    require_within,
+    write_atomic,
+)
 
 SAMPLE_RATE = 22050
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
@@ -46,6 +55,9 @@ class CorpusConfig:
     def __post_init__(self):
         require(self.language in ("am", "en"), self, "language", "choose `am` or `en`.")
         require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
+        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long")
+        require_within(self, 1, 1000, "max_words", "workers")
+        require_within(self, 0, LARGEST_SEED, "seed")
         require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
 
 

@@ -8,7 +8,7 @@ of how the words were found.
 import dataclasses
 from collections.abc import Iterator
 
-from kit.config import require
+from kit.config import require, require_within
 from kit.listen import Pause
 from kit.longform import Heard, Token, unheard
 
@@ -30,6 +30,7 @@ class CutConfig:
         require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
         require(self.least_pause_s > 0, self, "least_pause_s", "must be positive.")
         require(self.margin_s >= 0, self, "margin_s", "must not be negative.")
+        require_within(self, 0, 3600, "max_s", "least_pause_s", "longest_pause_s", "margin_s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

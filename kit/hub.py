@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from kit.config import digest, require, require_disk, write_atomic
+from kit.config import digest, require, require_disk, require_within, write_atomic
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
@@ -42,6 +42,7 @@ class HubConfig:
         some = self.most_hours is None or self.most_hours > 0
         require(some, self, "most_hours", "must be positive, or null for all.")
         require(self.save_every >= 1, self, "save_every", "must be at least 1.")
+        require_within(self, 0, 1e9, "most_hours", "save_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from IPython.display import display
 
 from kit.audio import ClipMeasure, DatasetError
-from kit.config import require
+from kit.config import require, require_within
 
 # What to do about each kind of finding, refusals first.
 CURES = {
@@ -90,6 +90,11 @@ class ManifestConfig:
     refuse_percent: float = 5.0  # training does not start when more of the hours was refused
 
     def __post_init__(self):
+        require_within(self, 0, 3600, "shortest_s", "longest_s", "edge_silence_s")
+        require_within(self, 1, 1e6, "most_characters")
+        require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
+        require_within(self, -200, 200, "least_snr_db")
+        require_within(self, 0, 1e9, "characters_per_s", "most_repeats")
         require(self.shortest_s < self.longest_s, self, "shortest_s", "must be below longest_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]

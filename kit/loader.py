@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from kit.bytefile import Fault, StreamError
-from kit.config import require
+from kit.config import require, require_within
 from kit.place import Stream, check_same
 
 
@@ -33,6 +33,8 @@ class LoaderConfig:
         require(self.batch > 0, self, "batch", "choose 1 or more.")
         require(self.workers >= 0, self, "workers", "choose 0 or more.")
         require(self.prefetch > 0, self, "prefetch", "choose 1 or more.")
+        require_within(self, 0, 1e7, "batch")
+        require_within(self, 0, 1024, "workers", "prefetch")
 
 
 @dataclasses.dataclass(frozen=True)

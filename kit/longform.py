@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kit.align import best_path, frames_needed
-from kit.config import require
+from kit.config import require, require_within
 from kit.listen import Listener, Pause, Window
 from kit.recognizer import Recognizer
 from kit.text import letters, normalize
@@ -43,6 +43,10 @@ class WalkConfig:
 
     def __post_init__(self):
         require(self.window_s >= 10, self, "window_s", "must be at least 10 seconds.")
+        require_within(self, 10, 3600, "window_s")
+        require_within(self, -1e6, 0, "accept")
+        require_within(self, 0.1, 1000, "characters_per_s")
+        require_within(self, 1, 1e6, "look_ahead")
         require(self.accept < 0, self, "accept", "must be negative: 0 is a perfect match.")
 
 

@@ -31,7 +31,8 @@ class Mel(nn.Module):
         self.scale.fb = nn.Buffer(filters(sample_rate, n_fft, n_mels))
 
     def forward(self, wave: Tensor) -> tuple[Tensor, Tensor]:
-        wave = F.pad(wave, (0, max(0, 4 * self.hop - wave.shape[-1])))  # reflect padding needs 513
+        least = max(4 * self.hop, self.n_fft // 2 + 1)  # what reflect padding needs
+        wave = F.pad(wave, (0, max(0, least - wave.shape[-1])))
         magnitude = self.magnitude(wave)
         mel = (magnitude.mT @ self.scale.fb).mT
         return mel.clamp(min=5e-4).log(), magnitude.clamp(min=1e-2).log()

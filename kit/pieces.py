@@ -16,7 +16,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from kit.config import require, write_atomic
+from kit.config import require, require_within, write_atomic
 from kit.extract import extracted, is_plain, plain_lines
 from kit.text import TextError
 
@@ -43,6 +43,10 @@ class TokenizerConfig:
         size = self.input_sentence_size
         require(size >= 0, self, "input_sentence_size", "0 takes every line; else how many.")
         require(self.threads >= 1, self, "threads", "at least one.")
+        require_within(self, 1, 2**24, "vocab_size")
+        require_within(self, 0, 1e12, "input_sentence_size")
+        require_within(self, 0, 2**32 - 1, "seed")
+        require_within(self, 1, 1024, "threads")
 
 
 def train_tokenizer(

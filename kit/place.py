@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.bytefile import Fault, StreamError
-from kit.config import require
+from kit.config import LARGEST_SEED, require, require_within
 
 CURES = {
     "file": "The file has changed: put back the one it was, or start again from the beginning.",
@@ -45,6 +45,9 @@ class StreamConfig:
         require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
         for field in ("block_bytes", "group_blocks", "longest_record_bytes"):
             require(getattr(self, field) > 0, self, field, "choose 1 or more.")
+        require_within(self, 1, 2**31, "block_bytes", "longest_record_bytes")
+        require_within(self, 1, 1e6, "group_blocks", "ranks")
+        require_within(self, 0, LARGEST_SEED, "seed")
 
 
 @dataclasses.dataclass(frozen=True)

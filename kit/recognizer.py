@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.codec import Block
-from kit.config import build
+from kit.config import build, require_within
 from kit.hardware import autocast
 from kit.store import load_module, save_module
 from kit.text import letters
@@ -38,6 +38,13 @@ class RecognizerConfig:
     batch: int = 24  # utterances per training step
     lr: float = 2e-3
     utterances: int = 3000  # recordings it learns from
+
+    def __post_init__(self):
+        require_within(self, 1, 65_536, "n_mels", "width")
+        require_within(self, 1, 1000, "blocks")
+        require_within(self, 2, 1e9, "steps")
+        require_within(self, 1, 1e9, "batch", "utterances")
+        require_within(self, 1e-12, 10, "lr")
 
 
 class Recognizer(nn.Module):

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from kit.config import digest, require, require_types
+from kit.config import digest, require, require_types, require_within
 
 COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
 MANY = 64  # candidates, at most
@@ -44,6 +44,7 @@ class GenerateConfig:
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
         require(self.retries >= 0, self, "retries", "must be 0 (none) or more.")
         require(self.exact_codes >= 0, self, "exact_codes", "must be 0 (off) or more.")
+        require_within(self, 0, 1e6, "repetition_penalty", "exact_codes")
         longest = 0 <= self.max_codes_per_text_id <= 1e6
         require(longest, self, "max_codes_per_text_id", "must lie in 0 to a million.")
 

@@ -12,7 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from kit.config import require
+from kit.config import require, require_within
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,13 @@ class GPTConfig:
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
+        require_within(self, 1, 1000, "layers", "cond_blocks", "perceiver_layers")
+        require_within(self, 1, 65_536, "width", "heads", "perceiver_heads")
+        require_within(self, 1, 65_536, "perceiver_head_width", "latents", "n_mels")
+        require_within(self, 3, 2**24, "text_vocab", "code_vocab")  # START, STOP and something
+        require_within(self, 1, 2**20, "max_text", "max_code")
+        require_within(self, 1, self.max_code, "stop_targets")
+        require_within(self, 0, 1e6, "text_weight")
 
     def max_code_s(self, frame_rate: float) -> float:
         """Seconds of audio the code positions hold at `frame_rate` codes a second."""

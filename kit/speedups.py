@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from kit.config import require
+from kit.config import require, require_within
 from kit.hardware import (
     Choice,
     Hardware,
@@ -43,6 +43,7 @@ class SpeedConfig:
 
     def __post_init__(self):
         require(self.recompute_every > 0, self, "recompute_every", "1 is every layer, 2 each 2nd.")
+        require_within(self, 1, 1e6, "recompute_every")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

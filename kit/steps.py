@@ -6,7 +6,7 @@ Knows no model, no tensor, no file.
 
 import dataclasses
 
-from kit.config import require
+from kit.config import LARGEST_SEED, require, require_within
 
 
 class TrainError(RuntimeError):
@@ -50,8 +50,17 @@ class TrainConfig:
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
         for name in ("plateau", "spike", "gate_every", "gate_patience", "patience", "rollbacks"):
             require(getattr(self, name) >= 0, self, name, "must be 0 or more.")
-        require(self.lr > 0, self, "lr", "must be above 0.")
         require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
+        require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
+        require_within(self, 0, 0.99999, "betas", "ema_decay")
+        require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill
+        require_within(self, 0, 1, "final_lr", "weight_decay")
+        require_within(self, 1e-9, 1e9, "clip_norm")  # so large a one never clips
+        require_within(self, 0, 1e9, "spike", "warmup_steps", "plateau", "patience")
+        require_within(self, 0, 1e9, "steps", "val_every", "gate_every", "gate_patience")
+        require_within(self, 1, 1e9, "checkpoint_every", "keep")
+        require_within(self, 0, 1000, "rollbacks", "muon_steps")
+        require_within(self, 0, LARGEST_SEED, "seed")
         timely = not self.gate_patience or self.gate_every
         require(timely, self, "gate_patience", "needs `gate_every`, or no gate is ever asked.")
 

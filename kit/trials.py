@@ -24,7 +24,7 @@ import torch
 
 from kit.batches import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan
 from kit.choice import Trial, Variant, compare
-from kit.config import build, digest, load_preset, merge, require
+from kit.config import build, digest, load_preset, merge, require, require_within
 from kit.hardware import Hardware, peak_memory_bytes, versions
 from kit.model import SpeechGPT
 from kit.sequence import EffectiveBatch, GPTConfig, collate
@@ -49,6 +49,7 @@ class TrialConfig:
     def __post_init__(self):
         for name in ("steps", "warmup_steps", "rounds"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
+        require_within(self, 1, 1e6, "steps", "warmup_steps", "rounds")
         unknown = sorted({*self.leave_out} - {*LABELS})
         require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(LABELS)}.")
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kit.codec import MelCodec, load_codec
-from kit.config import build, write_atomic
+from kit.config import build, require_within, write_atomic
 from kit.decoder import Decoder, DecoderConfig
 from kit.generate import Spoken, decoding, generate
 from kit.model import SpeechGPT
@@ -46,6 +46,9 @@ class Habits:
 
     longest_text: int = 0  # ids said in one go
     pace: float = 0.0  # codes a text id takes where it is slow
+
+    def __post_init__(self):
+        require_within(self, 0, 1e6, "longest_text", "pace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Presets and settings: what fits is built, what does not becomes a sentence."""
 
+import ast
 import dataclasses
 import errno
+import math
 import os
 
 import pytest
 import yaml
 
 from kit.align import AlignConfig
+from kit.archive import ArchiveConfig
 from kit.batches import DataConfig
 from kit.codec import CodecConfig
 from kit.config import (
@@ -22,14 +25,21 @@ from kit.config import (
     write_atomic,
 )
 from kit.corpus import CorpusConfig
+from kit.cut import CutConfig
+from kit.decoder import DecoderConfig
+from kit.hub import HubConfig
 from kit.ledger import ManifestConfig
+from kit.loader import LoaderConfig
+from kit.longform import WalkConfig
 from kit.pieces import TokenizerConfig
+from kit.place import StreamConfig
 from kit.recognizer import RecognizerConfig
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
 from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 from kit.trials import TrialConfig
+from kit.voice import Habits
 
 SECTIONS = {
     "corpus": CorpusConfig,
@@ -183,3 +193,109 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
         write_atomic(path, b"new")
     assert caught.value.errno == errno.ENOSPC and str(path) in str(caught.value)
     assert path.read_text(encoding="utf-8") == "ሰላም" and len(list(path.parent.iterdir())) == 1
+
+
+# Every class of settings, with what it needs besides its defaults.
+EVERY_CONFIG = (
+    *SECTIONS.values(),
+    ArchiveConfig,
+    CutConfig,
+    DecoderConfig,
+    Habits,
+    HubConfig,
+    LoaderConfig,
+    StreamConfig,
+    WalkConfig,
+)
+NUMERIC = [
+    (cls, field.name)
+    for cls in EVERY_CONFIG
+    for field in dataclasses.fields(cls)
+    if type(field.default) in (int, float, tuple) or field.default is None
+]
+# Fields whose infinity means "off", and those that count below zero.
+INFINITE = {(ManifestConfig, "pace_deviations")}
+NEGATIVE = {(AlignConfig, "weak"), (AlignConfig, "hopeless"), (WalkConfig, "accept")}
+NEGATIVE |= {(GenerateConfig, "seed"), (ManifestConfig, "least_snr_db")}
+
+
+def with_value(cls, name: str, value):
+    """`cls` with `value` as its field `name`, or as every entry of it; None when it is refused."""
+    default = {field.name: field.default for field in dataclasses.fields(cls)}[name]
+    if isinstance(default, tuple):
+        value = [value] * max(len(default), 1)
+    try:
+        return build(cls, {name: value})
+    except ConfigError as error:
+        assert f"{cls.__name__}." in str(error)
+        return None
+
+
+def test_no_class_of_settings_is_left_out():
+    rooms = sorted((CONFIGS.parent / "kit").glob("*.py"))
+    classes = {
+        node.name
+        for room in rooms
+        for node in ast.parse(room.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+    }
+    assert classes <= {cls.__name__ for cls in EVERY_CONFIG}
+
+
+@pytest.mark.parametrize(("cls", "name"), NUMERIC, ids=lambda v: getattr(v, "__name__", v))
+def test_no_number_is_taken_that_cannot_be_meant(cls, name):
+    assert with_value(cls, name, math.nan) is None
+    assert with_value(cls, name, -math.inf) is None
+    assert with_value(cls, name, math.inf) is None or (cls, name) in INFINITE
+    assert with_value(cls, name, -1) is None or (cls, name) in NEGATIVE
+    with_value(cls, name, 0)  # refused in words or taken: anything else would be raised here
+    for huge in (2**200, 10**18, 1e300):
+        taken = with_value(cls, name, huge)
+        assert taken is None or name in ("seed", "top_k", "retries", "pace_deviations")
+
+
+SENSELESS = [
+    (TrainConfig, {"betas": [0.9]}),
+    (TrainConfig, {"betas": [0.9, 0.98, 0.99]}),
+    (TrainConfig, {"betas": ["a", "b"]}),
+    (TrainConfig, {"clip_norm": -1}),
+    (TrainConfig, {"lr": math.inf}),
+    (CodecConfig, {"hop_length": 0}),
+    (CodecConfig, {"levels": []}),
+    (CodecConfig, {"levels": [1000] * 9}),
+    (CodecConfig, {"n_mels": 600}),
+    (ManifestConfig, {"characters_per_s": [2]}),
+    (DataConfig, {"grid_lengths": [0, 64]}),
+    (GPTConfig, {"code_vocab": 2}),
+]
+
+
+@pytest.mark.parametrize(("cls", "values"), SENSELESS, ids=str)
+def test_settings_without_sense_are_named(cls, values):
+    with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{next(iter(values))} = "):
+        build(cls, values)
+
+
+ODD_YAML = {
+    "holds itself": b"train: &a\n  b: *a\n",
+    "a bomb": b"a: &a [1, 1, 1]\nb: &b [*a, *a, *a]\ntrain: {x: [*b, *b, *b]}\n",
+    "latin-1": "train: {schedule: caf\u00e9}\n".encode("latin-1"),
+    "no date": b"train: {schedule: 2024-13-99}\n",
+    "deep": b"[" * 500 + b"]" * 500,
+    "a tag": b"train: !!python/object/apply:os.getcwd []\n",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_YAML)
+def test_yaml_that_is_no_preset_is_refused_by_its_path(tmp_path, kind):
+    (tmp_path / "odd.yaml").write_bytes(ODD_YAML[kind])
+    with pytest.raises(ConfigError, match=r"odd\.yaml") as caught:
+        load_preset("odd", tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+def test_presets_that_extend_each_other_are_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b\n")
+    (tmp_path / "b.yaml").write_text("extends: a\n")
+    with pytest.raises(ConfigError, match="`a` extends `b` extends `a`"):
+        load_preset("a", tmp_path)
