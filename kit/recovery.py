@@ -14,7 +14,13 @@ def is_oom(error: BaseException) -> bool:
     """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    words = ("can't allocate memory", "not enough memory", "CUDA out of memory", "ALLOC_FAILED")
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA out of memory",
+        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
+        "ALLOC_FAILED",
+    )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 

@@ -49,7 +49,10 @@ def train(
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
         state.step, state.position = state.step + 1, batch.position
-        skipped = 0 if finite else skipped + 1
+        if finite:
+            skipped = 0
+        elif not seeks_scale(state):
+            skipped += 1
         if skipped > config.patience:
             raise Diverged(
                 f"The loss was not finite for {skipped} steps in a row (step {state.step}). Lower "
@@ -151,15 +154,29 @@ def clip(state: TrainState) -> float:
 
 
 def update(state: TrainState, finite: bool) -> None:
-    """Move the weights and their average; a step that is not finite moves neither."""
-    if finite or state.scaler.is_enabled():  # the scaler skips on its own, and lowers its scale
+    """Move the weights and their average; a step that is not finite moves neither.
+
+    Asked alone, the scaler would let those optimizers step whose own gradients did not overflow.
+    """
+    if finite:
         for optimizer in state.optimizers:
             state.scaler.step(optimizer)
-        state.scaler.update()
+    state.scaler.update()
     state.model.zero_grad(set_to_none=True)
     if finite and state.ema:
         state.ema.update()
-    state.notes += [] if finite else ["skipped: the loss was not finite"]
+    if not finite:
+        scale = f"; the scale of fp16 is now {state.scaler.get_scale():g}"
+        scale = scale if state.scaler.is_enabled() else ""
+        state.notes.append(f"skipped: the loss was not finite{scale}")
+
+
+def seeks_scale(state: TrainState) -> bool:
+    """Whether a step that was not finite may be an overflow in fp16 alone.
+
+    The scale begins high and is halved by each; training has diverged when even 1 is too much.
+    """
+    return state.scaler.is_enabled() and state.scaler.get_scale() >= 1
 
 
 def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:

@@ -56,3 +56,4 @@ def test_other_errors_are_not_taken_for_it():
     errors = [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("memory")]
     assert not any(map(is_oom, errors))
     assert is_oom(torch.OutOfMemoryError("CUDA out of memory")) and is_oom(MemoryError())
+    assert is_oom(torch.AcceleratorError("CUDA error: out of memory"))

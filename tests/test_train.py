@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 import threading
 
 import pytest
@@ -16,7 +17,7 @@ from kit.optim import lr_factor
 from kit.speedups import SpeedConfig
 from kit.state import TrainState
 from kit.steps import TrainConfig, TrainError
-from kit.train import accumulate, checkpointer, listen, train, validation_loss
+from kit.train import accumulate, checkpointer, clip, listen, train, update, validation_loss
 
 
 def state(config: TrainConfig = TRAIN, shape: dict | None = None, **switches) -> TrainState:
@@ -87,6 +88,40 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch):
     (before, own, _), (after, kept, note), (last, moved, _) = seen
     assert (before, after, last) == (256.0, 128.0, 128.0) and "skipped" in note
     assert torch.equal(own, kept) and not torch.equal(kept, moved) and good.tokens
+
+
+def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
+    force_precision(monkeypatch, "fp16")
+    s = state(dataclasses.replace(TRAIN, steps=40, patience=3), mixed_precision=True)
+    s.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    events = run(s)
+    skipped = [bool(event.note) for event in events]
+    assert sum(skipped) > 10 and skipped == sorted(skipped, reverse=True), "the scale was found"
+    assert events[0].note.endswith(f"the scale of fp16 is now {2.0**39:g}")
+
+
+def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
+    force_precision(monkeypatch, "fp16")
+    s = state(dataclasses.replace(TRAIN, steps=40, patience=3), mixed_precision=True)
+    s.scaler, seen = torch.amp.GradScaler("cpu", init_scale=8.0), []
+    with pytest.raises(TrainError, match="not finite for 4 steps in a row"):
+        seen += list(train(s, itertools.repeat(poisoned())))
+    assert s.step == 7 and s.scaler.get_scale() < 1
+
+
+def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
+    force_precision(monkeypatch, "fp16")
+    config = dataclasses.replace(TRAIN, optimizer="muon")
+    s = state(config, mixed_precision=True)
+    s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    s.set_rates()
+    accumulate(s, next(random_batches(GPT)))
+    s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
+    before = [p.detach().clone() for p in s.model.parameters()]
+    norm = clip(s)
+    update(s, finite=math.isfinite(norm))
+    assert all(map(torch.equal, before, s.model.parameters()))
+    assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
 
 
 def test_recomputed_layers_give_exact_gradients():
