@@ -26,9 +26,16 @@ from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
-from kit.text import rules_spec
+from kit.text import language_code
 from kit.tokenizer import Tokenizer
-from kit.voice import Habits, Voice, VoiceError, load_references, save_references
+from kit.voice import (
+    Habits,
+    Voice,
+    VoiceError,
+    load_references,
+    require_one_run,
+    save_references,
+)
 
 FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"
@@ -250,16 +257,6 @@ def verify(path: Path, told: dict) -> None:
         raise VoiceError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {AGAIN}")
 
 
-def refuse_code(folder: Path, language: str) -> None:
-    """Raise VoiceError where spelling rules would be run that came with the voice."""
-    spec = rules_spec(language)
-    if spec and Path(spec.origin).resolve().is_relative_to(folder.resolve()):
-        raise VoiceError(
-            f"{spec.origin} came with the voice and would be run to read text. Look at what it "
-            "does; if it is sound, move it beside your notebook."
-        )
-
-
 def load_export(folder: Path, device: str = "cpu") -> Voice:
     """The voice `export_voice` wrote to `folder`, its GPT on `device`, every file checked first.
 
@@ -270,7 +267,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     card = read_card(folder)
     model, codec, tokens, references = (folder / name for name in FILES)
     try:
-        refuse_code(folder, card.language)
+        language_code(card.language)  # text is read by rules of the kit, or by none
         for path in (model, codec, tokens, references):
             verify(path, card.files[path.name])
         voice = Voice(
@@ -287,8 +284,25 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         raise VoiceError(
             f"{folder} does not hold what {CARD} says ({brief(why)}): {AGAIN}"
         ) from why
+    files = {"model": model, "codec": codec, "tokenizer": tokens, "references": references}
+    require_one_run(voice, files, AGAIN)
+    require_card(voice, card, folder)
     voice.model.to(device)
     return voice.using("int8" if card.weights == "int8" else "fp32")
+
+
+def require_card(voice: Voice, card: Card, folder: Path) -> None:
+    """Raise VoiceError unless `voice` is what the card in `folder` says."""
+    told = {
+        "codec.safetensors": (voice.codec.sample_rate, card.sample_rate, "Hz"),
+        "references.safetensors": (voice.speakers, sorted(card.speakers), "as its speakers"),
+    }
+    for name, (found, wanted, what) in told.items():
+        if found != wanted:
+            raise VoiceError(
+                f"{folder / name} has {found} {what}, {folder / CARD} says {wanted}: they are of "
+                f"different voices. {AGAIN.capitalize()}"
+            )
 
 
 def restored(path: Path, config: GPTConfig) -> SpeechGPT:

@@ -17,6 +17,7 @@ from kit.config import digest, require, require_types, require_within
 
 COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
 MANY = 64  # candidates, at most
+MOST_RETRIES = 20  # each at half the temperature: after so many nothing is left to halve
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ class GenerateConfig:
         require(penalty, self, "repetition_penalty", "must be more than 0; 1 is none.")
         some = 0 < self.candidates <= MANY
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
-        require(self.retries >= 0, self, "retries", "must be 0 (none) or more.")
+        patient = 0 <= self.retries <= MOST_RETRIES
+        require(patient, self, "retries", f"must lie in 0 (none) to {MOST_RETRIES}.")
         require(self.exact_codes >= 0, self, "exact_codes", "must be 0 (off) or more.")
         require_within(self, 0, 1e6, "repetition_penalty", "exact_codes")
         longest = 0 <= self.max_codes_per_text_id <= 1e6

@@ -72,6 +72,7 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
         raise error(f"There is no {path}: {cure}")
     try:
         weights, header = contents(path)
+        require_shapes(weights, make, header)
         module = make(header)
         module.load_state_dict(weights)
     except ForeignError as why:
@@ -82,9 +83,25 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
         KeyError,
         TypeError,
         ValueError,
-        RuntimeError,
+        RuntimeError,  # RecursionError is one
     ) as why:
         raise error(
             f"{path} is damaged or of another kind ({brief(why)}): delete it, then {cure}"
         ) from why
     return module.eval()
+
+
+def require_shapes(weights: dict[str, Tensor], make: Callable, header: dict) -> None:
+    """Raise ValueError unless `make(header)` would have tensors of the shapes of `weights`.
+
+    Nothing is allocated: a header may ask for more than any memory holds.
+    """
+    with torch.device("meta"):
+        wanted = {name: tuple(t.shape) for name, t in make(header).state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"{name} is {found.get(name, 'missing')}, its header means "
+                f"{wanted.get(name, 'none of that name')}"
+            )

@@ -2,8 +2,8 @@
 
 What every language shares is done here: Unicode composed (NFC), lower case, marks nobody sees
 removed, quotes and brackets dropped, one space. What a language adds stands in a file of its own,
-found by its name, `lang_CODE.py`, in kit/ or anywhere Python imports from (the folder of the
-notebook, for one). It holds one function. All of a file for Welsh:
+`kit/lang_CODE.py`, and nowhere else: what lies beside a voice or a notebook is never run for its
+name. It holds one function. All of a file for Welsh:
 
     '''Welsh: the ampersand is a word.'''
 
@@ -16,14 +16,16 @@ would change again. Knows nothing of audio, tokens or any one language.
 """
 
 import functools
-import importlib
 import importlib.util
 import re
 import unicodedata
 import warnings
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from pathlib import Path
 
+FOLDER = Path(__file__).resolve().parent  # where languages are looked for
+# Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
+_CODE = re.compile("[a-z][a-z0-9]{0,7}(_[a-z0-9]{1,8}){0,3}")
 # Control and format characters that show nothing, halves of characters, Ethiopic marks of
 # gemination (schoolbooks have them, hardly any other text does), and the joiners outside the
 # scripts that spell with them.
@@ -80,14 +82,17 @@ def _tidy(text: str) -> str:
 @functools.cache
 def language_rules(language: str) -> Callable[[str], str] | None:
     """The `normalize` of `lang_CODE.py`, or None, with one warning, where there is no such file."""
-    spec = rules_spec(language)
-    if spec:
-        module = importlib.import_module(spec.name)
+    name = f"lang_{language_code(language)}"
+    # By the folder's own list: an import would also look where Python was started.
+    if f"{name}.py" in {path.name for path in FOLDER.glob("lang_*.py")}:
+        spec = importlib.util.spec_from_file_location(f"kit.{name}", FOLDER / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
         if not callable(getattr(module, "normalize", None)):
             raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
         return module.normalize
     warnings.warn(
-        f"There is no kit/lang_{_code(language)}.py: text in `{language}` keeps its letters and "
+        f"There is no kit/{name}.py: text in `{language}` keeps its letters and "
         "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
         "the first lines of kit/text.py show how to add that.",
         stacklevel=3,
@@ -95,16 +100,11 @@ def language_rules(language: str) -> Callable[[str], str] | None:
     return None
 
 
-def rules_spec(language: str) -> ModuleSpec | None:
-    """Where `lang_CODE.py` is, if anywhere; nothing of it is run."""
-    names = (f"{package}lang_{_code(language)}" for package in ("kit.", ""))
-    return next(filter(None, map(importlib.util.find_spec, names)), None)
-
-
-def _code(language: str) -> str:
+def language_code(language: str) -> str:
+    """`language` as files are named by it. Raises TextError for what is no language code."""
     code = language.lower().replace("-", "_")
-    if not code.isidentifier():
-        raise TextError(f"{language!r} is no language code: use one like `am`, `en` or `pt-br`.")
+    if not _CODE.fullmatch(code):
+        raise TextError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
     return code
 
 

@@ -265,13 +265,49 @@ def load_voice(
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise VoiceError(f"{folder} is an exported voice: kit.export.load_export reads it.")
-    mels, habits = load_references(folder / "references.safetensors")
+    files = {
+        "model": folder / weights,
+        "codec": folder / "codec.safetensors",
+        "tokenizer": folder / "tokenizer.model",
+        "references": folder / "references.safetensors",
+    }
+    mels, habits = load_references(files["references"])
     voice = Voice(
-        model=load_model(folder / weights).to(device),
-        codec=load_codec(folder / "codec.safetensors"),
-        tokenizer=Tokenizer(folder / "tokenizer.model"),
+        model=load_model(files["model"]).to(device),
+        codec=load_codec(files["codec"]),
+        tokenizer=Tokenizer(files["tokenizer"]),
         references=mels,
         language=language,
         habits=habits,
     )
+    require_one_run(
+        voice, files, "run notebooks 01_data_prep to 02_train again, in a run of its own."
+    )
     return voice.using()
+
+
+def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
+    """Raise VoiceError, with `cure`, unless the parts of `voice`, read from `files`, fit together.
+
+    A tokenizer of another run gives ids that the model does not have, or that mean other pieces.
+    """
+    shape, codec = voice.model.config, voice.codec
+    told = [
+        ("tokenizer", "text ids", voice.tokenizer.vocab_size, shape.text_vocab),
+        ("codec", "codes, START and STOP included", codec.vocab_size + 2, shape.code_vocab),
+        ("codec", "mels", codec.config.n_mels, shape.n_mels),
+    ]
+    frames = None
+    for speaker, mel in voice.references.items():
+        mels = mel.shape[0] if mel.ndim == 2 and mel.numel() else 0
+        told.append(("references", f"mels of {speaker!r}", mels, shape.n_mels))
+        frames = frames or mel.shape[-1]
+        told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
+    for part, what, found, wanted in told:
+        if found != wanted:
+            raise VoiceError(
+                f"{files[part]} has {found:,} {what}, {files['model']} goes with {wanted:,}: they "
+                f"are of different runs. Take both from one run, or {cure}"
+            )
+    if not voice.references:
+        raise VoiceError(f"{files['references']} holds no speaker: {cure}")

@@ -16,7 +16,7 @@ from helpers import GPT, LINES, opinionated_voice
 from torch import nn
 
 from kit import export
-from kit.config import digest
+from kit.config import ConfigError, digest
 from kit.decoder import Decoder, DecoderConfig
 from kit.export import (
     CARD,
@@ -186,13 +186,35 @@ def test_references_that_are_not_finite_are_refused(voice, tmp_path):
         export_voice(dataclasses.replace(voice, references=mels), tmp_path)
 
 
-def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch):
-    folder = export_voice(dataclasses.replace(voice, language="evil"), tmp_path / "voice")
-    (folder / "lang_evil.py").write_text("raise SystemExit('run')")
-    monkeypatch.chdir(folder)
+@pytest.mark.filterwarnings("ignore:There is no kit/lang_zz")
+@pytest.mark.parametrize("where", ["in the voice", "as a link", "beside it"])
+def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch, where):
+    folder = export_voice(dataclasses.replace(voice, language="zz"), tmp_path / "voice")
+    evil = (
+        "import pathlib\npathlib.Path(__file__).with_name('run').touch()\nnormalize = str.upper\n"
+    )
+    place = folder.parent if where == "beside it" else folder
+    if where == "as a link":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "lang_zz.py").write_text(evil)
+        (folder / "lang_zz.py").symlink_to(tmp_path / "elsewhere" / "lang_zz.py")
+    else:
+        (place / "lang_zz.py").write_text(evil)
+        (place / "kit").mkdir()
+        (place / "kit" / "lang_zz.py").write_text(evil)
+    again = load_export(folder)
+    monkeypatch.chdir(place)
     monkeypatch.syspath_prepend("")
-    with pytest.raises(VoiceError, match=r"lang_evil\.py came with the voice.*Look at what it"):
-        load_export(".")
+    monkeypatch.syspath_prepend(str(place))
+    assert again.speak(LINES[:1], "alma", OWN)[0].parts == (LINES[0],)
+    assert load_export(folder).ids(LINES[0]) == voice.ids(LINES[0])
+    assert not list(tmp_path.rglob("run")) and "lang_zz" not in sys.modules
+
+
+@pytest.mark.parametrize("language", ["../lang_am", "os.path", "", "a" * 300, "am\n"])
+def test_a_card_whose_language_is_no_code_is_refused(folder, language):
+    sealed(folder, language=language)
+    refused(folder, "is no language code")
 
 
 def test_what_the_owner_wrote_in_the_readme_is_kept(voice, folder):
@@ -297,3 +319,34 @@ def test_a_folder_that_is_none_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         refused(path, "is no exported voice")
+
+
+# parts that do not belong together, and cards that ask for too much
+
+
+def test_a_card_of_another_rate_or_other_speakers_is_told(folder):
+    sealed(folder, sample_rate=16000)
+    refused(folder, r"codec\.safetensors has 22050 Hz, .*voice\.json says 16000")
+    sealed(folder, sample_rate=22050, speakers=["alma", "carol"])
+    refused(folder, r"references\.safetensors has \['alma', 'brook'\].*says \['alma', 'carol'\]")
+
+
+@pytest.mark.parametrize("over", [{"layers": 10**8}, {"width": 2**40}, {"perceiver_layers": 10**9}])
+def test_a_card_that_asks_for_a_monstrous_model_is_refused_at_once(voice, folder, over):
+    sealed(folder, model=dataclasses.asdict(voice.model.config) | over)
+    refused(folder, rf"GPTConfig\.{next(iter(over))} = \d+: must lie in 1 to")
+
+
+def test_a_card_whose_settings_would_never_end_is_refused(folder):
+    for over in ({"retries": 10**9}, {"candidates": 10**9}):
+        sealed(folder, sampling=dataclasses.asdict(OWN) | over)
+        with pytest.raises(
+            ConfigError, match=rf"GenerateConfig\.{next(iter(over))} = \d+: must lie"
+        ):
+            read_card(folder).settings  # noqa: B018
+
+
+@pytest.mark.parametrize("habits", [{"pace": float("nan")}, {"pace": -1.0}, {"longest_text": -3}])
+def test_habits_no_voice_can_have_are_refused(folder, habits):
+    sealed(folder, habits=habits)
+    refused(folder, rf"Habits\.{next(iter(habits))} = .*: must lie in 0 to")

@@ -2,7 +2,6 @@
 
 import importlib
 import random
-import sys
 import warnings
 
 import pytest
@@ -21,6 +20,13 @@ def forget_languages():
     language_rules.cache_clear()
     yield
     language_rules.cache_clear()
+
+
+@pytest.fixture
+def languages(tmp_path, monkeypatch):
+    """A folder in the place of kit/, where languages are looked for."""
+    monkeypatch.setattr(text, "FOLDER", tmp_path)
+    return tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/lang_")
@@ -78,36 +84,41 @@ def test_a_language_without_a_file_says_so_once():
         normalize("ሠላም", "ti")
 
 
-def test_a_language_is_one_small_file(tmp_path, monkeypatch):
+def test_a_language_is_one_small_file(languages):
     # The very file that the docstring of kit/text.py shows.
     example = text.__doc__.split("All of a file for Welsh:\n\n")[1].split("\n\nIt is given")[0]
     source = "\n".join(line.removeprefix("    ") for line in example.splitlines())
-    (tmp_path / "lang_cy.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "lang_cy", raising=False)
-    importlib.invalidate_caches()
+    (languages / "lang_cy.py").write_text(source, encoding="utf-8")
     assert normalize("“Bara & Caws” ,", "cy") == "bara a caws,"
 
 
-def test_a_variant_finds_its_file(tmp_path, monkeypatch):
-    (tmp_path / "lang_pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
+def test_a_variant_finds_its_file(languages):
+    (languages / "lang_pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
     assert normalize("Oi", "pt-BR") == "oi sim"
 
 
-def test_a_language_file_without_its_function_is_told(tmp_path, monkeypatch):
-    (tmp_path / "lang_q1.py").write_text("def normalise(text):\n    return text\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
+def test_a_language_file_without_its_function_is_told(languages):
+    (languages / "lang_q1.py").write_text("def normalise(text):\n    return text\n")
     with pytest.raises(TextError, match=r"lang_q1\.py needs a function `normalize\(text\)"):
         normalize("a", "q1")
 
 
-@pytest.mark.parametrize("language", ["", "../x", "a b", "a.b", "1"])
+@pytest.mark.parametrize("language", ["", "../x", "a b", "a.b", "1", "am\n", "a" * 300, "ａｍ"])
 def test_what_is_no_language_code_is_told(language):
     with pytest.raises(TextError, match="is no language code"):
         normalize("a", language)
+
+
+@pytest.mark.filterwarnings("ignore:There is no kit/lang_")
+def test_a_language_file_outside_the_kit_is_not_run(tmp_path, monkeypatch):
+    (tmp_path / "lang_zz.py").write_text("raise SystemExit('run')")
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "lang_zz.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert normalize("A & B", "zz") == "a & b"
 
 
 def test_letters_drops_punctuation_but_keeps_marks():

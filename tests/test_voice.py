@@ -23,7 +23,7 @@ from kit.config import ConfigError
 from kit.decoder import Decoder
 from kit.model import SpeechGPT
 from kit.sampling import GenerateConfig
-from kit.store import contents
+from kit.store import contents, file_bytes
 from kit.text import TextError, letters, normalize
 from kit.voice import (
     Habits,
@@ -338,6 +338,58 @@ def test_a_model_file_with_other_weights_is_named(folder):
     path = folder / "model-ema.safetensors"
     path.write_bytes(path.read_bytes().replace(b"final_norm.bias", b"fINAL_norm.bias"))
     with pytest.raises(VoiceError, match=r"model-ema\.safetensors"):
+        load_voice(folder)
+
+
+OTHER = {
+    "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors goes with 300",
+    "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors goes with 300",
+    "n_mels": r"codec\.safetensors has 80 mels, .*model-ema\.safetensors goes with 300",
+}
+
+
+@pytest.mark.parametrize("size", OTHER)
+def test_parts_of_different_runs_are_told_apart(folder, size):
+    save_model(SpeechGPT(real_config(**{size: 300})), folder / "model-ema.safetensors")
+    with pytest.raises(VoiceError, match=OTHER[size] + ".*different runs"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize(
+    ("mels", "wanted"),
+    [
+        ({"a": torch.randn(40, 20)}, r"has 40 mels of 'a', .*goes with 80"),
+        ({"a": torch.randn(80, 20), "b": torch.randn(80, 12)}, r"12 frames of 'b', .*with 20"),
+        ({"a": torch.randn(80)}, r"has 0 mels of 'a'"),
+        ({}, "holds no speaker"),
+    ],
+)
+def test_references_of_another_shape_are_told(folder, mels, wanted):
+    save_references(mels, folder / "references.safetensors")
+    with pytest.raises(VoiceError, match=rf"references\.safetensors.*{wanted}"):
+        load_voice(folder)
+
+
+def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
+    path = folder / "model-ema.safetensors"
+    weights, header = contents(path)
+    header["config"] |= {"layers": 900, "width": 65_536}  # 46 trillion weights, were they made
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(VoiceError, match=r"model-ema\.safetensors.*its header means"):
+        load_voice(folder)
+    header["config"] |= {"layers": 10**8}
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(VoiceError, match=r"GPTConfig\.layers = 100000000: must lie in"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize("over", [{"blocks": 10**8}, {"griffin_lim_iters": 10**9}, {"width": 9**9}])
+def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
+    path = folder / "codec.safetensors"
+    weights, header = contents(path)
+    header["config"] |= over
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(CodecError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
         load_voice(folder)
 
 
