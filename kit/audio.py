@@ -17,6 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 import soundfile
 
+from kit.bytefile import special_file
+
 FRAME_S = 0.02
 # Codings whose every sample is a 16-bit number: read as such, a tenth of the time of floats.
 _WHOLE = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
@@ -95,6 +97,9 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 def _opened(path: str) -> Iterator[soundfile.SoundFile]:
     """The file, decodable and whole as far as its header tells; errors carry the path."""
     try:
+        kind = special_file(path)
+        if kind:
+            raise DatasetError(f"{path} is {kind}, no recording")
         missing_bytes, size_bytes = _size(path)
         if size_bytes == 0:
             raise DatasetError(f"{path} is empty: the file has 0 bytes")

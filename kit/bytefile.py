@@ -8,6 +8,8 @@ opening, so a file that grows meanwhile is read to there. Knows bytes alone, no 
 import contextlib
 import dataclasses
 import hashlib
+import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +24,18 @@ NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet; export it as JSON lines",
 }
+
+
+def special_file(path: Path) -> str:
+    """What `path` is in words where opening it may wait for ever, or never come to an end.
+
+    "" for a regular file, and for a folder, which the system itself refuses to read. Raises OSError
+    where nothing is there.
+    """
+    mode = os.stat(path).st_mode
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    kinds[stat.S_IFSOCK] = "a socket"
+    return kinds.get(stat.S_IFMT(mode), "")
 
 
 class StreamError(ValueError):
@@ -73,6 +87,9 @@ class ByteFile:
     @contextlib.contextmanager
     def _told(self):
         try:
+            kind = special_file(self.path)
+            if kind:
+                raise StreamError(f"{self.path} is {kind}, no file: copy its content into a file.")
             yield
         except OSError as error:
             raise StreamError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit.audio import DatasetError
-from kit.bytefile import Fault, StreamError
+from kit.bytefile import Fault, StreamError, special_file
 from kit.ledger import Finding, ManifestConfig, Utterance
 from kit.place import held_out
 from kit.sources import rows
@@ -124,6 +124,9 @@ def _not_recognised(source: Path) -> str:
 def _ljspeech(table: Path, _tables: int, _config: ManifestConfig) -> Iterator[Record | Finding]:
     """`id|text`, `id|text|normalised`, or with a speaker: no header, no quoting."""
     split = table.stem.removeprefix("metadata").strip("_")
+    kind = special_file(table)
+    if kind:
+        raise DatasetError(f"{table} is {kind}, no file: copy its content into a file.")
     with open(table, "rb") as file:  # Python's text mode would also end lines at a lone \r
         for number, raw in enumerate(file, 1):
             if raw.strip():

@@ -44,7 +44,8 @@ class Loss:
 
 def find_recordings(folder: Path) -> list[Path]:
     """The audio files under `folder`. Raises CutError when none has a transcript beside it."""
-    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in AUDIO)
+    here = Path(folder).rglob("*")
+    found = sorted(p for p in here if p.suffix.lower() in AUDIO and p.is_file())
     if not any(p.with_suffix(".txt").is_file() for p in found):
         raise CutError(
             f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
@@ -78,13 +79,13 @@ def cut_recording(
 ) -> tuple[list[dict], list[Loss]]:
     """Write the clips of one recording to `into`/wavs; their table rows, and what was lost."""
     _forget(into, name)
+    if not audio.with_suffix(".txt").is_file():
+        return [], [_whole(audio, f"no transcript {audio.stem}.txt beside it")]
     try:
         text = audio.with_suffix(".txt").read_text(encoding="utf-8-sig")
         listener = Listener(audio, recognizer, codec)
         tokens = read_tokens(text, recognizer, walk.language)
         heard = Walk(listener, tokens, walk).run(progress)
-    except FileNotFoundError:
-        return [], [_whole(audio, f"no transcript {audio.stem}.txt beside it")]
     except UnicodeDecodeError as error:
         return [], [_whole(audio, f"{audio.stem}.txt is not valid UTF-8: {error.reason}")]
     except soundfile.LibsndfileError as error:

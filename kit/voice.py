@@ -251,6 +251,8 @@ def save_references(references: dict[str, Tensor], path: Path, habits: Habits = 
 
 def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
     """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
+    if not path.is_file():
+        raise VoiceError(f"There is no {path}: run notebook 02_train.")
     try:
         mels, habits = contents(path)
         return mels, build(Habits, habits)

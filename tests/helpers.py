@@ -3,9 +3,11 @@
 Each part is made once, when it is first asked for, under the session's temporary KIT_RUNS.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -58,6 +60,22 @@ GPT = GPTConfig(
     perceiver_head_width=16,
     n_mels=8,
 )
+
+
+@contextlib.contextmanager
+def in_time(seconds: int) -> Iterator[None]:
+    """Fail, rather than hang, where the block waits for ever. POSIX only."""
+
+    def late(*_):
+        raise AssertionError(f"it waited for more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:

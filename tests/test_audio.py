@@ -1,13 +1,14 @@
 """One recording: every usual coding gives the same figures, every broken file says what it is."""
 
 import dataclasses
+import os
 import tracemalloc
 import wave as wave_module
 
 import numpy as np
 import pytest
 from clips import BAD, GOOD, encoded, hour, voice, wav_with_comment
-from helpers import RATE, speech
+from helpers import RATE, in_time, speech
 
 from kit.audio import ClipMeasure, DatasetError, measure_clip, read_clip
 
@@ -135,3 +136,13 @@ def test_measures_are_plain_numbers_that_json_can_hold(tmp_path):
         values = dataclasses.asdict(measure_clip(at(tmp_path, encoded(voice(), **how))))
         assert {type(v) for v in values.values()} <= {int, float, str}
         assert ClipMeasure(**values).snr_db > 20
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("read", [read_clip, measure_clip])
+def test_a_pipe_or_a_device_is_told_and_not_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "a.wav")
+    (tmp_path / "b.wav").symlink_to("/dev/zero")
+    for name, kind in (("a.wav", "a named pipe"), ("b.wav", "a device")):
+        with in_time(20), pytest.raises(DatasetError, match=f"{name} is {kind}, no recording"):
+            read(str(tmp_path / name))

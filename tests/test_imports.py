@@ -40,7 +40,7 @@ ALLOWED = {
     "tokenizer": {"text"},
     "fitness": {"config", "text", "extract", "tokenizer"},
     "g2p": {"config", "corpus"},
-    "audio": set(),
+    "audio": {"bytefile"},
     "measures": {"config", "audio"},
     "ledger": {"config", "audio"},
     "rules": {"text", "audio", "ledger"},

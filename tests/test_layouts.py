@@ -1,11 +1,12 @@
 """From real bytes to rows: every layout one way, every unusable line a finding with its cure."""
 
 import json
+import os
 import shutil
 
 import pytest
 from clips import TEXT
-from helpers import dataset, speech
+from helpers import dataset, in_time, speech
 
 from kit.audio import DatasetError
 from kit.layouts import held_out, read_dataset
@@ -317,3 +318,20 @@ def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     assert {r.id for r in found if r.split == "held_out"} == {
         f"c{i}" for i in range(40) if held_out(f"c{i}", 20)
     }
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["metadata.csv", "table.jsonl"])
+def test_a_pipe_in_the_place_of_a_table_is_told_and_not_waited_for(tmp_path, name):
+    (tmp_path / "wavs").mkdir()
+    os.mkfifo(tmp_path / name)
+    with in_time(20), pytest.raises(DatasetError, match=f"{name} is a named pipe, no file"):
+        read_dataset(tmp_path, LOOSE)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_device_behind_a_link_is_no_table(tmp_path):
+    (tmp_path / "wavs").mkdir()
+    (tmp_path / "metadata.csv").symlink_to("/dev/zero")
+    with in_time(20), pytest.raises(DatasetError, match=r"metadata\.csv is a device, no file"):
+        read_dataset(tmp_path, LOOSE)

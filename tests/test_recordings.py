@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import spoken_by_espeak
+from helpers import in_time, spoken_by_espeak
 from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.corpus import load_words
@@ -315,3 +315,17 @@ def test_scratch_is_not_left_in_the_folder(tmp_path):
         "wavs",
     ]
     shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
+    record(tmp_path / "in" / "a.wav", ["abc."], "abc.")
+    record(tmp_path / "in" / "b.wav", ["abc."], "abc.")
+    (tmp_path / "in" / "b.txt").unlink()
+    os.mkfifo(tmp_path / "in" / "b.txt")
+    os.mkfifo(tmp_path / "in" / "c.wav")
+    (tmp_path / "in" / "c.txt").write_text("abc.")
+    with in_time(30):
+        losses = cut_long(tmp_path / "in", HEAR, CODEC, tmp_path / "out", CUT, WALK)
+    assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
+    assert not [x for x in losses if x.file == "c.wav"]

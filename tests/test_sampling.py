@@ -151,7 +151,7 @@ WRONG = [
     *(("top_k", value) for value in (-1, 2.5)),
     *(("repetition_penalty", value) for value in (0.0, NAN, INF)),
     *(("candidates", value) for value in (0, 1.5, 65, True)),
-    *(("retries", value) for value in (-1, 0.5)),
+    *(("retries", value) for value in (-1, 0.5, 21, 10**9)),
     *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF, 1e308)),
     *(("exact_codes", value) for value in (-1, 2.5)),
     *(("seed", value) for value in (None, 0.5)),

@@ -350,7 +350,10 @@ OTHER = {
 
 @pytest.mark.parametrize("size", OTHER)
 def test_parts_of_different_runs_are_told_apart(folder, size):
-    save_model(SpeechGPT(real_config(**{size: 300})), folder / "model-ema.safetensors")
+    save_model(
+        SpeechGPT(dataclasses.replace(real_config(), **{size: 300})),
+        folder / "model-ema.safetensors",
+    )
     with pytest.raises(VoiceError, match=OTHER[size] + ".*different runs"):
         load_voice(folder)
 
