@@ -251,14 +251,20 @@ def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tenso
 
 
 def load_wave(path: str, sample_rate: int) -> Tensor:
-    """Mono waveform (L,) at `sample_rate`."""
-    from torchaudio.functional import resample  # a voice speaks without what recordings need
-
+    """Mono waveform (L,) at `sample_rate`. Raises DatasetError as `read_clip` does."""
     from kit.audio import read_clip
 
     wave, rate = read_clip(path)
-    wave = torch.from_numpy(wave)
-    return wave if rate == sample_rate else resample(wave, rate, sample_rate)
+    return resampled(torch.from_numpy(wave), rate, sample_rate)
+
+
+def resampled(wave: Tensor, rate: int, wanted: int) -> Tensor:
+    """`wave` (L,) of `rate` Hz at `wanted` Hz."""
+    from torchaudio.functional import resample  # a voice speaks without what recordings need
+
+    from kit.audio import resampling
+
+    return wave if rate == wanted else resample(wave, *resampling(rate, wanted))
 
 
 def save_codec(codec: MelCodec, path: Path) -> None:

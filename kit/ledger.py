@@ -26,6 +26,7 @@ CURES = {
     "long text": "cut the recording and its text at a pause",
     "silent": "check the microphone or the cut; export it again",
     "clipped": "record it again at a lower level: what is cut off cannot be brought back",
+    "too loud": "export it again with its peak at full scale, which in float audio is 1.0",
     "dc offset": "high-pass it at 20 Hz and export it again",
     "noisy": "record it again nearer the microphone, or denoise it",
     "pace": "listen: the text belongs to another recording, or part of one of them is missing",
@@ -80,6 +81,7 @@ class ManifestConfig:
     most_characters: int = 157  # what its text positions hold
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
+    most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale
     most_dc: float = 0.1  # refuse when the mean of all samples is farther from zero
     least_snr_db: float | None = None  # refuse below this signal-to-noise ratio; None: never
     characters_per_s: tuple = (2, 40)  # outside this, text and audio do not belong together
@@ -93,6 +95,7 @@ class ManifestConfig:
         require_within(self, 0, 3600, "shortest_s", "longest_s", "edge_silence_s")
         require_within(self, 1, 1e6, "most_characters")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
+        require_within(self, 1, 1e9, "most_peak")
         require_within(self, -200, 200, "least_snr_db")
         require_within(self, 0, 1e9, "characters_per_s", "most_repeats")
         require(self.shortest_s < self.longest_s, self, "shortest_s", "must be below longest_s.")

@@ -10,13 +10,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import soundfile
 import torch
-import torchaudio.functional
 from torch import Tensor
 
 from kit.align import frame_seconds, loudness, quiet_frames
-from kit.codec import MelCodec
+from kit.codec import MelCodec, resampled
+from kit.container import decoded_extent, opened, read_part
 from kit.recognizer import Recognizer
 
 LEAD_S = 0.5  # heard before a window's first frame: what the recogniser's convolutions see
@@ -72,21 +71,23 @@ class Listener:
 
     def __init__(self, path: Path, recognizer: Recognizer, codec: MelCodec):
         self.path, self.recognizer, self.codec = path, recognizer, codec
-        info = soundfile.info(path)
-        self.rate, self.samples = info.samplerate, info.frames
+        with opened(path) as (sound, _):
+            self.rate = sound.samplerate
+        self.extent = decoded_extent(path)
+        self.samples = self.extent.frames
         self.total_s = self.samples / self.rate
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Mono samples (L,) at the recording's own rate, as they stand there."""
         first, stop = round(start_s * self.rate), min(round(end_s * self.rate), self.samples)
-        wave, _ = soundfile.read(self.path, stop - first, first, dtype="float32", always_2d=True)
+        wave = read_part(self.path, first, stop, self.samples)
         return wave.mean(axis=1)
 
     def wave(self, start_s: float, end_s: float) -> Tensor:
         """Mono samples (L,) at the codec's rate."""
         wave = np.nan_to_num(self.samples_of(start_s, end_s))  # what is no number is silence
-        wave = torch.from_numpy(wave)
-        return torchaudio.functional.resample(wave, self.rate, self.codec.sample_rate)
+        wave = torch.from_numpy(wave.clip(-1, 1))
+        return resampled(wave, self.rate, self.codec.sample_rate)
 
     def window(self, start_s: float, length_s: float) -> Window:
         """What is heard from `start_s` on for `length_s`, or to the end."""

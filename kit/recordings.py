@@ -19,6 +19,7 @@ import soundfile
 
 from kit.codec import MelCodec
 from kit.config import digest, require_disk, write_atomic
+from kit.container import UnreadableError, opened
 from kit.cut import CutConfig, Span, plan_cuts
 from kit.listen import Listener
 from kit.longform import Walk, WalkConfig, read_tokens
@@ -88,7 +89,7 @@ def cut_recording(
         heard = Walk(listener, tokens, walk).run(progress)
     except UnicodeDecodeError as error:
         return [], [_whole(audio, f"{audio.stem}.txt is not valid UTF-8: {error.reason}")]
-    except soundfile.LibsndfileError as error:
+    except (soundfile.LibsndfileError, UnreadableError) as error:
         return [], [_whole(audio, f"cannot be read as audio: {error}")]
     clips, losses = plan_cuts(heard, tokens, listener.total_s, config)
     rows = []
@@ -96,9 +97,19 @@ def cut_recording(
         rows.append({"id": f"{name}_{number:04d}", "text": clip.text, "seconds": clip.seconds})
         # No fsync for each of a thousand clips: they count only once the recording's mark stands.
         (into / "wavs" / f"{rows[-1]['id']}.wav").write_bytes(_samples(listener, clip))
+    losses += _missing(listener)
     return rows, [
         Loss(file=audio.name, start_s=s.start_s, end_s=s.end_s, reason=s.reason) for s in losses
     ]
+
+
+def _missing(listener: Listener) -> list[Span]:
+    """What a recording lacks of the sound that its header promises."""
+    if not listener.extent.problem:
+        return []
+    promised_s = listener.extent.promised / listener.rate
+    reason = f"the recording is {listener.extent.problem}"
+    return [Span(start_s=listener.total_s, end_s=promised_s, reason=reason)]
 
 
 def _whole(audio: Path, reason: str) -> Loss:
@@ -107,8 +118,9 @@ def _whole(audio: Path, reason: str) -> Loss:
 
 def _seconds(audio: Path) -> float:
     try:
-        return soundfile.info(audio).duration
-    except soundfile.LibsndfileError:
+        with opened(audio) as (sound, told):
+            return told.promised / sound.samplerate
+    except (soundfile.LibsndfileError, UnreadableError):
         return 0.0
 
 

@@ -18,6 +18,9 @@ from kit.audio import ClipMeasure
 from kit.ledger import Finding, ManifestConfig, Utterance, refuse
 from kit.text import letters, unicode_script
 
+SLOWEST_HZ, FASTEST_HZ = 4000, 768_000  # below, no speech is left; above, the header is wrong
+LOUD = 1.1  # times full scale: what MP3 and Vorbis overshoot by is not worth a word
+
 
 def judge(
     rows: list[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
@@ -56,12 +59,16 @@ def own_faults(
     if seconds > config.longest_s:
         yield "too long", f"{seconds:.1f} s, longer than {config.longest_s:.1f} s"
         return  # an hour is not even decoded
+    if not SLOWEST_HZ <= measure.rate_hz <= FASTEST_HZ:
+        yield "sample rate", f"{measure.rate_hz:,} Hz, no rate that speech is recorded at"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"
     if measure.peak < config.silence_peak:
         yield "silent", f"silent (peak {measure.peak:.4f} of full scale)"
     if measure.clipped > config.clipped_share:
         yield "clipped", f"clipped ({measure.clipped:.1%} of samples)"
+    if measure.peak > config.most_peak:
+        yield "too loud", f"its samples reach {measure.peak:.3g} times full scale"
     if abs(measure.dc) > config.most_dc:
         yield "dc offset", f"its mean is {measure.dc:+.2f} of full scale, not zero"
     if None not in (config.least_snr_db, measure.snr_db) and measure.snr_db < config.least_snr_db:
@@ -196,6 +203,9 @@ def doubts(
         yield "edge silence", f"silence round the speech: {ends}"
     if measure.clipped > config.clipped_share / 10:
         yield "clipped", f"partly clipped ({measure.clipped:.2%} of samples)"
+    if measure.peak > LOUD:
+        scaled = f"its samples reach {measure.peak:.3g} times full scale"
+        yield "too loud", f"{scaled}: it is read scaled down to 1"
     rare = sorted(whole.rare_letters.intersection(row.text))
     if rare:
         yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"

@@ -34,6 +34,26 @@ def wav_with_comment(comment: bytes) -> bytes:
     return whole[:4] + struct.pack("<I", size) + whole[8:36] + chunk + whole[36:]
 
 
+def flac_telling(frames: int, seconds: float = 1.0) -> bytes:
+    """A sound FLAC whose header tells of `frames`, whatever it holds; 0: it does not know."""
+    whole = bytearray(encoded(speech(seconds), format="FLAC"))
+    whole[21:26] = ((whole[21] >> 4 << 36) + frames).to_bytes(5, "big")
+    return bytes(whole)
+
+
+def with_spikes(level: float) -> bytes:
+    """A voice in floats, two of its samples `level` times full scale."""
+    wave = speech()
+    wave[100:102] = level
+    return encoded(wave, subtype="FLOAT")
+
+
+def cut_short(seconds: float = 1.0, **how) -> bytes:
+    """A file that ends at 55 % of its bytes."""
+    whole = encoded(speech(seconds), **how)
+    return whole[: int(0.55 * len(whole))]
+
+
 def hour() -> bytes:
     """An hour of silence: 8-bit, 8 kHz, in FLAC a few kilobytes."""
     return encoded(np.zeros(3600 * 8000, np.int16), 8000, format="FLAC")
@@ -52,6 +72,10 @@ GOOD = {
     "96 kHz": lambda: encoded(speech(rate=96_000), 96_000),
     "8 kHz": lambda: encoded(speech(rate=8000), 8000),
     "a comment": lambda: wav_with_comment(b"take 3 of data set"),
+    "RF64": lambda: encoded(speech(), format="RF64"),
+    "W64": lambda: encoded(speech(), format="W64"),
+    "AIFF": lambda: encoded(speech(), format="AIFF"),
+    "FLAC of unknown length": lambda: flac_telling(0),
     "FLAC called .wav": lambda: encoded(speech(), format="FLAC"),
 }
 
@@ -71,6 +95,19 @@ BAD = {
         "not finite",
     ),
     "infinite": (lambda: encoded(np.full(RATE, np.inf), subtype="FLOAT"), "unreadable", "finite"),
+    "truncated RF64": (lambda: cut_short(format="RF64"), "unreadable", "bytes of sound"),
+    "truncated W64": (lambda: cut_short(format="W64"), "unreadable", "bytes of sound"),
+    "truncated AIFF": (lambda: cut_short(format="AIFF"), "unreadable", "bytes of sound"),
+    "truncated Ogg": (
+        lambda: cut_short(3.0, format="OGG"),
+        "unreadable",
+        "its last page is missing",
+    ),
+    "FLAC that tells of half": (lambda: flac_telling(RATE // 2), "unreadable", "and more follow"),
+    "FLAC that tells of more": (lambda: flac_telling(RATE * 2), "unreadable", "of 44,100"),
+    "FLAC that tells of years": (lambda: flac_telling(2**35), "unreadable", "34,359,738,368"),
+    "two samples beyond all": (lambda: with_spikes(3e38), "unreadable", "3e+38 times full scale"),
+    "two loud samples": (lambda: with_spikes(300.0), "too loud", "reach 300 times full scale"),
     "silent": (lambda: encoded(np.zeros(RATE, np.float32)), "silent", "silent (peak 0.0000"),
     "nearly silent": (lambda: encoded(0.002 * speech()), "silent", "silent"),
     "clipped": (lambda: encoded(np.clip(9 * speech(), -1, 1)), "clipped", "clipped ("),

@@ -7,10 +7,17 @@ import wave as wave_module
 
 import numpy as np
 import pytest
-from clips import BAD, GOOD, encoded, hour, voice, wav_with_comment
+from clips import BAD, GOOD, encoded, flac_telling, hour, voice, wav_with_comment
 from helpers import RATE, in_time, speech
 
-from kit.audio import ClipMeasure, DatasetError, measure_clip, read_clip
+from kit.audio import (
+    MOST_TAPS,
+    ClipMeasure,
+    DatasetError,
+    measure_clip,
+    read_clip,
+    resampling,
+)
 
 
 def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
@@ -146,3 +153,31 @@ def test_a_pipe_or_a_device_is_told_and_not_waited_for(tmp_path, read):
     for name, kind in (("a.wav", "a named pipe"), ("b.wav", "a device")):
         with in_time(20), pytest.raises(DatasetError, match=f"{name} is {kind}, no recording"):
             read(str(tmp_path / name))
+
+
+def test_a_flac_of_unknown_length_is_as_long_as_what_it_holds(tmp_path):
+    path = at(tmp_path, flac_telling(0, 2.5), "a.flac")
+    known = at(tmp_path, flac_telling(round(2.5 * RATE), 2.5), "b.flac")
+    assert measure_clip(path) == measure_clip(known) and measure_clip(path).seconds == 2.5
+    assert np.array_equal(read_clip(path)[0], read_clip(known)[0])
+
+
+def test_floats_somewhat_beyond_full_scale_are_scaled_down_to_it(tmp_path):
+    wave, _ = read_clip(at(tmp_path, encoded(3 * speech(), subtype="FLOAT")))
+    assert np.abs(wave).max() == 1 and np.allclose(wave, 2 * speech(), atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [16_000, 44_100, 48_000, 96_000, 384_000])
+def test_usual_rates_are_resampled_exactly(rate, recwarn):
+    a, b = resampling(rate, RATE)
+    assert a * RATE == b * rate and not recwarn
+
+
+@pytest.mark.parametrize("rate", [44_101, 44_099, 22_051, 11_027, 48_017, 191_999, 4001, 4483])
+def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
+    resampling.cache_clear()
+    with pytest.warns(UserWarning, match=f"{rate:,} Hz, an unusual rate") as told:
+        a, b = resampling(rate, RATE)
+        assert resampling(rate, RATE) == (a, b)
+    assert len(told) == 1
+    assert a * b <= MOST_TAPS and a / b == pytest.approx(rate / RATE, rel=7e-4)

@@ -329,3 +329,40 @@ def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
         losses = cut_long(tmp_path / "in", HEAR, CODEC, tmp_path / "out", CUT, WALK)
     assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
     assert not [x for x in losses if x.file == "c.wav"]
+
+
+CUT_SHORT = ["WAV", "RF64", "FLAC", "OGG", "MP3"]
+
+
+@pytest.mark.parametrize("format", CUT_SHORT)
+def test_a_recording_cut_in_the_middle_gives_what_is_left_and_a_row_for_the_rest(tmp_path, format):
+    texts = sentences(12)
+    seconds = record(tmp_path / "whole.wav", paused(texts), " ".join(texts))
+    wave, rate = soundfile.read(tmp_path / "whole.wav")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text(" ".join(texts), encoding="utf-8")
+    path = tmp_path / f"in/a.{format.lower()}"
+    soundfile.write(path, wave, rate, format=format)
+    whole = path.read_bytes()
+    path.rename(path.with_suffix(".wav")).write_bytes(whole[: int(0.55 * len(whole))])
+    rows, losses = cut(tmp_path / "in", tmp_path / "out")
+    assert 3 <= len(rows) < len(texts) and rows[0][1] == texts[0]
+    (missing,) = [loss for loss in losses if "the recording is truncated" in loss.reason]
+    if format != "OGG":  # it does not tell how long it was
+        assert missing.end_s == pytest.approx(seconds, abs=0.1) and missing.start_s < 0.7 * seconds
+
+
+def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
+    texts = sentences(8)
+    record(tmp_path / "whole.wav", paused(texts), " ".join(texts))
+    wave, rate = soundfile.read(tmp_path / "whole.wav")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text(" ".join(texts), encoding="utf-8")
+    soundfile.write(tmp_path / "in/a.flac", wave, rate)
+    whole = bytearray((tmp_path / "in/a.flac").read_bytes())
+    whole[21:26] = bytes([whole[21] & 0xF0, 0, 0, 0, 0])
+    (tmp_path / "in/a.flac").write_bytes(whole)
+    told = []
+    rows, _ = cut(tmp_path / "in", tmp_path / "out", progress=lambda *now: told.append(now))
+    assert [text for _, text in rows] == texts
+    assert told[-1] == pytest.approx((len(wave) / rate, len(wave) / rate))

@@ -55,6 +55,8 @@ ALONE = {
     "silent": changed(peak=0.001),
     "clipped": changed(clipped=0.02),
     "dc offset": changed(dc=-0.2),
+    "too loud": changed(peak=2.5),
+    "sample rate": changed(rate_hz=2000),
     "pace": changed(seconds=9.0),
     "unreadable": "is truncated: 5 samples are there",
 }
@@ -167,3 +169,12 @@ def test_letters_that_hardly_any_text_has_are_told():
     rows = [*many(999), row(999, "ሰላም ጷ")]
     found = [w for w in judged(rows)[2] if w.kind == "rare letter"]
     assert [w.id for w in found] == ["c999"] and found[0].reason.endswith("ጷ")
+
+
+def test_floats_somewhat_beyond_full_scale_are_kept_with_a_word():
+    kept, refused, (warning,) = judged(many(1), {0: changed(peak=1.5)})
+    assert len(kept) == 1 and not refused
+    assert (
+        warning.kind == "too loud" and "1.5 times full scale: it is read scaled" in warning.reason
+    )
+    assert not judged(many(1), {0: changed(peak=1.05)})[2]  # as MP3 and Vorbis overshoot
