@@ -5,21 +5,87 @@ lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
 """
 
 import contextlib
+import importlib.util
 import io
 import logging
+import os
+import shutil
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
-from kit.hardware import compiler_available, timings
+from kit.hardware import Choice, dotted, timings
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
     """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
     if not asked:
         return False, ""
-    found = compiler_available(device.type)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    found = compiler_available(device.type, capability)
     return (True, "") if found.value == "yes" else (False, not_compiled(found.reason))
+
+
+def compiler_available(device: str, capability: tuple | None = None) -> Choice:
+    """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no".
+
+    `capability` is the GPU's. What the compiler writes is C++ for a CPU and Triton for a GPU; both
+    also need Python's own header, since what they build is loaded as a module.
+    """
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f'device is {device!r}: name "cuda" or "cpu".')
+    missing = _triton_missing(capability) if device == "cuda" else _cpp_missing()
+    if missing:
+        return Choice(value="no", reason=missing)
+    if device == "cuda":
+        return Choice(value="yes", reason="Triton compiles for this GPU")
+    return Choice(value="yes", reason=f"{cpp_compiler()} is installed")
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler that torch.compile calls on this system: `CXX`, or the system's own."""
+    usual = {"win32": "cl", "darwin": "clang++"}
+    return os.environ.get("CXX", usual.get(sys.platform, "g++"))
+
+
+def _cpp_missing() -> str:
+    """What `torch.compile` lacks on this CPU, in words; "" when nothing."""
+    compiler = cpp_compiler()
+    if shutil.which(compiler):
+        return _header_missing()
+    cures = {
+        "cl": "install Visual Studio's C++ build tools and start from the prompt that knows cl",
+        "clang++": "install clang++ with xcode-select --install",
+    }
+    return f"no C++ compiler ({cures.get(compiler, f'install {compiler}')})"
+
+
+def _triton_missing(capability: tuple | None) -> str:
+    """What `torch.compile` lacks for this GPU, in words; "" when nothing."""
+    if capability is not None and capability < (7, 0):
+        return f"Triton needs compute capability 7.0, this GPU has {dotted(capability)}"
+    if importlib.util.find_spec("triton") is None:
+        windows = "; on Windows: pip install triton-windows" if sys.platform == "win32" else ""
+        return f"Triton is not installed{windows}"
+    if sys.platform == "win32":  # brings a compiler of its own
+        return ""
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        return f"Triton needs a C compiler ({' or '.join(compilers)} is not found: install gcc)"
+    return _header_missing()
+
+
+def _header_missing() -> str:
+    header = python_header()
+    return "" if header.is_file() else f"no {header} (on Debian: apt install python3-dev)"
+
+
+def python_header() -> Path:
+    """What every module that is compiled for this Python includes."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
 
 
 def not_compiled(reason: str) -> str:

@@ -8,8 +8,9 @@ import contextlib
 import dataclasses
 import os
 import platform
-import shutil
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+OWN_STATUS = Path("/proc/self/status")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +43,15 @@ class Choice:
 
 
 def detect() -> Hardware:
-    """The GPU when there is one, else the CPU."""
+    """The GPU when there is one that this build of torch has code for, else the CPU.
+
+    A GPU that is left idle is told in a warning, with the cure.
+    """
     import psutil  # here and below: a voice speaks without it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ram = psutil.virtual_memory().total
-    if not torch.cuda.is_available():
+    if not gpu_can_run():
         return Hardware(
             device="cpu",
             name=cpu_name(),
@@ -64,9 +71,59 @@ def detect() -> Hardware:
     )
 
 
+def gpu_can_run() -> bool:
+    """Whether there is a GPU, and code for it in this build of torch; if not the code, a warning.
+
+    The builds with CUDA 12.8 and later left out what came before Turing: on such a card torch
+    says that CUDA is available, and then every operation fails.
+    """
+    if not torch.cuda.is_available():
+        return False
+    card, architectures = torch.cuda.get_device_properties(0), torch.cuda.get_arch_list()
+    if torch.version.cuda is None or built_for((card.major, card.minor), architectures):
+        return True
+    torch_version = torch.__version__.partition("+")[0]
+    warnings.warn(
+        f"{card.name} is left idle, the CPU takes its place: this torch ({torch.__version__}) was "
+        f"built for {', '.join(architectures)}, that GPU has compute capability {card.major}."
+        f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
+        f"torch=={torch_version} torchaudio=={torch_version} "
+        "--index-url https://download.pytorch.org/whl/cu126",
+        stacklevel=2,
+    )
+    return False
+
+
+def built_for(capability: tuple, architectures: list[str]) -> bool:
+    """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`.
+
+    Machine code ("sm") runs on its own generation from its number on, "compute" is translated for
+    all later ones.
+    """
+    major, minor = capability
+    for name in architectures:
+        kind, _, number = name.partition("_")
+        number = int(number.rstrip("af"))
+        if kind == "compute" and number <= 10 * major + minor:
+            return True
+        if kind == "sm" and number // 10 == major and number % 10 <= minor:
+            return True
+    return False
+
+
+def is_here(hw: Hardware) -> bool:
+    """Whether `hw` is a device of this machine, which can be asked and timed.
+
+    A description of another one answers what follows from its compute capability and its memory.
+    """
+    if hw.device == "cpu":
+        return True
+    return torch.cuda.is_available() and torch.cuda.get_device_name(0) == hw.name
+
+
 def cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
@@ -77,7 +134,7 @@ def choose_precision(hw: Hardware) -> Choice:
     On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
     """
     if hw.device == "cuda":
-        version = ".".join(map(str, hw.capability))
+        version = dotted(hw.capability)
         if hw.capability >= (8, 0):
             return Choice(value="bf16", reason=f"compute capability {version} has bf16 units")
         if hw.capability >= (7, 0):
@@ -85,7 +142,9 @@ def choose_precision(hw: Hardware) -> Choice:
                 value="fp16", reason=f"compute capability {version} has no bf16, but fp16"
             )
         return Choice(
-            value="fp32", reason=f"compute capability {version} has no half-precision units"
+            value="fp32",
+            reason=f"compute capability {version} has no tensor cores: fp16 would gain too little "
+            "for its narrow range",
         )
     # In turns, so that a busy moment slows both.
     pairs = [(product_seconds(torch.float32), product_seconds(torch.bfloat16)) for _ in range(4)]
@@ -95,10 +154,27 @@ def choose_precision(hw: Hardware) -> Choice:
     return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=faster)
 
 
-def product_seconds(dtype: torch.dtype, repeats: int = 3) -> float:
-    """Fastest of a few products of training-step size, in seconds."""
-    a, b = torch.randn(1024, 256).to(dtype), torch.randn(256, 1024).to(dtype)
-    return min(timings(lambda: a @ b, repeats))
+def dotted(capability: tuple) -> str:
+    return ".".join(map(str, capability))
+
+
+# Rows, inputs and outputs of a product of training-step size; a GPU is done with a small one before
+# it could be timed.
+PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
+
+
+def product_seconds(dtype: torch.dtype, repeats: int = 3, device: str = "cpu") -> float:
+    """Fastest of a few products of training-step size on `device`, in seconds."""
+    rows, inputs, outputs = PRODUCT[device]
+    a = torch.randn(rows, inputs, device=device).to(dtype)
+    b = torch.randn(inputs, outputs, device=device).to(dtype)
+
+    def work() -> None:
+        a @ b
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return min(timings(work, repeats))
 
 
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
@@ -118,15 +194,31 @@ def attention_backend(
 ) -> Choice:
     """The kernel PyTorch's dispatcher picks for causal attention without a mask, asked of it.
 
-    Of `ATTENTION_ORDER` the first one that takes this device, precision, head and dropout.
+    Of `ATTENTION_ORDER` the first one that takes this device, precision, head and dropout. For a
+    GPU that is not here the answer follows from its compute capability, and says so.
     """
+    asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
+    if not is_here(hw):
+        kernel = _expected_attention(hw.capability, precision, head_width)
+        known = f"compute capability {dotted(hw.capability)}"
+        return Choice(value=kernel, reason=f"expected for {asked} at {known}; no such GPU here")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
     with sdpa_kernel(ATTENTION_ORDER):
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
     name = SDPBackend(choice).name.removesuffix("_ATTENTION").lower().replace("_", " ")
-    asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     return Choice(value=name, reason=f"the dispatcher's pick for {asked} on this {hw.device}")
+
+
+def _expected_attention(capability: tuple, precision: str, head_width: int) -> str:
+    """What the dispatcher asks before it picks: flash is for half precision from Ampere on.
+
+    The memory-efficient kernel takes fp32 and fp16 on any card, bf16 from Ampere on.
+    """
+    ampere = capability >= (8, 0)
+    if ampere and precision != "fp32" and head_width <= 256:
+        return "flash"
+    return "efficient" if ampere or precision != "bf16" else "math"
 
 
 def choose_preset(hw: Hardware) -> Choice:
@@ -137,15 +229,6 @@ def choose_preset(hw: Hardware) -> Choice:
     tiers = ((72, "80gb"), (20, "24gb"), (14, "t4"), (10, "12gb"), (0, "8gb"))
     name = next(name for floor, name in tiers if gib >= floor)
     return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
-
-
-def compiler_available(device: str) -> Choice:
-    """Whether `torch.compile` can work for `device`: "yes" or "no"."""
-    if device == "cuda":
-        return Choice(value="yes", reason="Triton compiles for this GPU")
-    found = next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
-    reason = f"{found} is installed" if found else "no C++ compiler (install g++)"
-    return Choice(value="yes" if found else "no", reason=reason)
 
 
 def free_cores(hw: Hardware, samples: int = 4, sample_s: float = 0.5) -> Choice:
@@ -198,12 +281,29 @@ def versions() -> dict[str, str]:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """Peak of the GPU allocator, or of this process's resident memory on the CPU."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    import resource  # not on Windows, where only this figure is missing
+    """Peak of the GPU allocator, or of this process's resident memory on the CPU, in bytes."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def peak_resident_bytes() -> int:
+    """The most resident memory that this process has had at once, in bytes.
+
+    Every system counts it in a place and a unit of its own.
+    """
+    import psutil
+
+    memory = psutil.Process().memory_info()
+    if hasattr(memory, "peak_wset"):  # Windows
+        return memory.peak_wset
+    if OWN_STATUS.exists():  # Linux, where getrusage may tell the peak of the process that began us
+        lines = OWN_STATUS.read_text(encoding="utf-8").splitlines()
+        peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+        if peaks_kib:
+            return peaks_kib[0] * 1024
+    import resource  # not on Windows
+
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 def autocast(device: str, precision: str):

@@ -73,7 +73,7 @@ BY_ARCHITECTURE = (
     (
         (7, 0),  # Pascal, and what came before it
         (
-            ("speed.mixed_precision", False, "Pascal has no units for half-precision products"),
+            ("speed.mixed_precision", False, "no tensor cores before Volta: fp16 gains too little"),
             ("speed.compile", False, "Triton needs compute capability 7.0"),
             ("speed.sdpa", True, "memory-efficient kernel; flash needs 8.0"),
         ),

@@ -13,14 +13,9 @@ import sys
 
 import torch
 
+from kit.compiling import compiler_available
 from kit.config import require, require_within
-from kit.hardware import (
-    Choice,
-    Hardware,
-    attention_backend,
-    choose_precision,
-    compiler_available,
-)
+from kit.hardware import Choice, Hardware, attention_backend, choose_precision
 from kit.model import SpeechGPT, run_layer
 from kit.sequence import EffectiveBatch, GPTConfig
 
@@ -110,7 +105,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
 
     `model` gives the attention's shapes; without it those of a usual head.
     """
-    precision, compiler = choose_precision(hw), compiler_available(hw.device)
+    precision, compiler = choose_precision(hw), compiler_available(hw.device, hw.capability)
     product = precision.value if config.mixed_precision else "fp32"
     backend = _attention(hw, product, model or GPTConfig())
     gpu, only = hw.device == "cuda", "only a GPU has a use for it"

@@ -1,10 +1,19 @@
 """Compiling a step: told when it cannot be, quiet while it is."""
 
 import sys
+from pathlib import Path
 
+import pytest
 import torch
+from helpers import CPU
 
-from kit.compiling import not_compiled, quickest, quiet_inductor, will_compile
+from kit.compiling import (
+    compiler_available,
+    not_compiled,
+    quickest,
+    quiet_inductor,
+    will_compile,
+)
 from kit.hardware import Choice
 
 
@@ -15,7 +24,7 @@ def test_nothing_is_compiled_that_was_not_asked_for():
 def test_without_a_compiler_the_reason_is_told(monkeypatch):
     asked = []
 
-    def compiler_available(device):
+    def compiler_available(device, capability):
         asked.append(device)
         return Choice(value="no", reason="no C++ compiler (install g++)")
 
@@ -23,6 +32,66 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch):
     compiles, words = will_compile(True, torch.device("cpu"))
     assert not compiles and words == "; not compiled: no C++ compiler (install g++)"
     assert asked == ["cpu"] and words == not_compiled("no C++ compiler (install g++)")
+
+
+SYSTEMS = [("linux", "g++"), ("darwin", "clang++"), ("win32", "cl")]
+
+
+@pytest.mark.parametrize(("system", "compiler"), SYSTEMS)
+def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, system, compiler):
+    """torch looks for one name alone: another compiler on the path would not help it."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("kit.compiling.python_header", lambda: Path(__file__))
+    monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
+    assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
+    monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
+    found = compiler_available("cpu")
+    assert found.value == "no" and compiler in found.reason and "install" in found.reason
+    monkeypatch.setenv("CXX", "my-own-c++")
+    assert compiler_available("cpu").value == "yes"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_pythons_header_nothing_is_compiled(monkeypatch, tmp_path, device):
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("kit.compiling.python_header", lambda: tmp_path / "Python.h")
+    monkeypatch.setattr(sys, "platform", "linux")
+    found = compiler_available(device, (8, 0) if device == "cuda" else None)
+    assert found.value == "no" and "Python.h" in found.reason and "python3-dev" in found.reason
+
+
+GPUS = [((6, 0), "no"), ((6, 1), "no"), ((7, 0), "yes"), ((7, 5), "yes"), ((9, 0), "yes")]
+
+
+@pytest.mark.parametrize(("capability", "value"), GPUS)
+def test_triton_serves_gpus_from_volta_on(monkeypatch, capability, value):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("kit.compiling.python_header", lambda: Path(__file__))
+    found = compiler_available("cuda", capability)
+    assert found.value == value
+    assert ("{}.{}".format(*capability) in found.reason) == (value == "no")
+
+
+def test_a_gpu_without_triton_or_without_its_compiler_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = compiler_available("cuda", (8, 6))
+    assert found.value == "no" and "pip install triton-windows" in found.reason
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert compiler_available("cuda", (8, 6)).value == "yes"  # its wheel brings a compiler along
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    found = compiler_available("cuda", (8, 6))
+    assert found.value == "no" and "install gcc" in found.reason
+
+
+def test_what_is_no_name_of_a_device_is_refused():
+    with pytest.raises(ValueError, match='name "cuda" or "cpu"'):
+        compiler_available(CPU)
 
 
 def test_settings_hold_inside_and_are_gone_after(capsys):

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from helpers import GPT, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
+from kit.compiling import compiler_available
 from kit.config import ConfigError
 from kit.decoder import Cache, DecodeError, Decoder, DecoderConfig, attend
 from kit.generate import generate
-from kit.hardware import compiler_available
 from kit.sampling import GenerateConfig
 from kit.sequence import pack
 

@@ -3,7 +3,10 @@
 import dataclasses
 import itertools
 import os
+import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -15,12 +18,14 @@ from kit.config import CONFIGS
 from kit.hardware import (
     attention_backend,
     autocast,
+    built_for,
     choose_precision,
     choose_preset,
-    compiler_available,
     detect,
     free_cores,
+    is_here,
     peak_memory_bytes,
+    product_seconds,
     use_threads,
     versions,
 )
@@ -79,12 +84,63 @@ def test_fused_attention_is_on_offer_on_a_cpu(precision):
     assert choice.value == "flash" and precision in choice.reason
 
 
-def test_the_compiler_is_looked_for(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    assert compiler_available("cpu").value == "no" and "g++" in compiler_available("cpu").reason
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    assert compiler_available("cpu").value == "yes"
-    assert compiler_available("cuda").value == "yes"
+# Compute capability, precision, heads of, and the kernel of the first one in ATTENTION_ORDER that
+# takes them: flash wants Ampere and half precision, the memory-efficient one no bf16 before Ampere.
+KERNELS = [((6, 0), "fp32", 64, "efficient"), ((7, 5), "fp16", 64, "efficient")]
+KERNELS += [((7, 5), "bf16", 64, "math"), ((8, 0), "bf16", 64, "flash")]
+KERNELS += [((8, 6), "fp16", 64, "flash"), ((8, 0), "fp32", 64, "efficient")]
+KERNELS += [((9, 0), "bf16", 512, "efficient")]
+
+
+@pytest.mark.parametrize(("capability", "precision", "width", "wanted"), KERNELS)
+def test_attention_of_a_gpu_that_is_not_here_follows_from_its_description(
+    capability, precision, width, wanted
+):
+    described = dataclasses.replace(gpu(16, capability), name="a card of another machine")
+    choice = attention_backend(described, precision, width)
+    assert choice.value == wanted
+    assert precision in choice.reason and "no such GPU here" in choice.reason
+
+
+def test_only_devices_of_this_machine_are_asked():
+    assert is_here(CPU)
+    assert not is_here(dataclasses.replace(gpu(16), name="a card of another machine"))
+
+
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+CUDA_12_6 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
+BUILDS = [(CUDA_13, (6, 0), False), (CUDA_13, (7, 0), False), (CUDA_13, (7, 5), True)]
+BUILDS += [(CUDA_13, (8, 9), True), (CUDA_13, (12, 1), True), (CUDA_13, (11, 0), False)]
+BUILDS += [(CUDA_12_6, (6, 0), True), (CUDA_12_6, (6, 1), True), (CUDA_12_6, (12, 0), False)]
+BUILDS += [([*CUDA_12_6, "compute_90"], (12, 0), True), (["sm_90a"], (9, 0), True)]
+
+
+@pytest.mark.parametrize(("architectures", "capability", "runs"), BUILDS)
+def test_a_build_of_torch_runs_on_the_generations_it_was_made_for(architectures, capability, runs):
+    assert built_for(capability, architectures) is runs
+
+
+@pytest.mark.parametrize(("capability", "device"), [((6, 0), "cpu"), ((7, 5), "cuda")])
+def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_cure_told(
+    monkeypatch, capability, device
+):
+    major, minor = capability
+    card = SimpleNamespace(name="Tesla", major=major, minor=minor, total_memory=16 * 2**30)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: CUDA_13)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        hw = detect()
+    assert hw.device == device and (hw.capability is None) == (device == "cpu")
+    said = "".join(str(w.message) for w in told)
+    assert ("Tesla is left idle" in said and "cu126" in said) == (device == "cpu")
+
+
+def test_a_product_of_training_size_is_timed_in_every_precision():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert product_seconds(dtype, repeats=1) > 0
 
 
 def idle(*samples: tuple) -> Callable:
@@ -117,6 +173,35 @@ def test_autocast_reaches_matrix_products():
 def test_peak_memory_is_at_least_what_is_held_now():
     held = psutil.Process().memory_info().rss
     assert 0.9 * held <= peak_memory_bytes("cpu") < detect().ram_bytes
+
+
+def test_peak_memory_stays_when_memory_is_given_back():
+    before = peak_memory_bytes("cpu")
+    held = torch.ones(before // 4 + 2**24)  # 4 bytes each: more than all there was
+    peak = peak_memory_bytes("cpu")
+    size_bytes = 4 * len(held)
+    del held
+    # Linux counts its pages by thread, and adds them up late.
+    assert peak >= size_bytes and peak_memory_bytes("cpu") >= 0.98 * peak
+
+
+def test_peak_memory_on_windows_is_the_peak_of_the_working_set(monkeypatch):
+    """Windows has no `resource` module; psutil tells what the system counts."""
+    told = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3, peak_wset=5 * 2**20))
+    monkeypatch.setattr("psutil.Process", lambda: told)
+    monkeypatch.setitem(sys.modules, "resource", None)  # importing it raises
+    assert peak_memory_bytes("cpu") == 5 * 2**20
+
+
+@pytest.mark.parametrize(("system", "unit_bytes"), [("darwin", 1), ("freebsd14", 1024)])
+def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system, unit_bytes):
+    resource = pytest.importorskip("resource", reason="only POSIX systems have it")
+    used = SimpleNamespace(ru_maxrss=7_000_000)
+    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: None))
+    monkeypatch.setattr("kit.hardware.OWN_STATUS", Path("not/on/this/system"))
+    monkeypatch.setattr(resource, "getrusage", lambda _who: used)
+    monkeypatch.setattr(sys, "platform", system)
+    assert peak_memory_bytes("cpu") == 7_000_000 * unit_bytes
 
 
 def test_versions_name_what_figures_depend_on():
