@@ -92,7 +92,7 @@ def unpack(
 
 def _stands(folder: Path, key: str) -> bool:
     mark = folder / MARK
-    if mark.is_file() and mark.read_text() == key:
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return True
     if folder.exists():
         raise ArchiveError(

@@ -6,6 +6,7 @@ renamed, so a kill leaves the one before. A checksum finds damage; `load_newest`
 and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of models or training.
 """
 
+import contextlib
 import errno
 import json
 from pathlib import Path
@@ -91,8 +92,9 @@ def prune(folder: Path, newest: Path, keep: int, best: int) -> None:
     """Drop all checkpoints but the newest `keep` and that of step `best`."""
     others = [p for p in checkpoints(folder) if p not in (newest, of_step(folder, best))]
     for old in others[: len(others) - keep + 1] if len(others) >= keep else ():
-        old.unlink()
-        old.with_suffix(".sha256").unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # Windows: somebody reads it; goes another time
+            old.unlink()
+            old.with_suffix(".sha256").unlink(missing_ok=True)
 
 
 def of_step(folder: Path, step: int) -> Path:
@@ -108,7 +110,7 @@ def load(path: Path) -> dict:
     """The tree saved at `path`. Raises CheckpointError when it is missing or damaged."""
     mark = Path(path).with_suffix(".sha256")
     try:
-        if mark.exists() and mark.read_text() != file_digest(path):
+        if mark.exists() and mark.read_text(encoding="utf-8") != file_digest(path):
             raise CheckpointError(f"{path} is damaged: its checksum does not match.")
         with safetensors.safe_open(path, "pt") as file:
             plain = json.loads((file.metadata() or {})["plain"])

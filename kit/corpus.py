@@ -224,6 +224,7 @@ def run_apart(module: str, job: dict) -> subprocess.CompletedProcess:
         capture_output=True,
         text=True,
         encoding="utf-8",
+        errors="replace",  # a traceback may hold a path in the system's own encoding
         cwd=CONFIGS.parent,
     )
 
@@ -250,7 +251,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     folder = Path(folder).resolve()
     mark = folder / "complete"
     key = digest(dataclasses.replace(config, workers=1))  # how many speak changes nothing
-    if mark.exists() and mark.read_text() == key:
+    if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
     _forget_others(folder, key)
     wavs = folder / "wavs"
@@ -279,7 +280,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
 def _forget_others(folder: Path, key: str) -> None:
     """Let nothing that another configuration left in `folder` pass for this one's."""
     begun = folder / "begun"
-    if not begun.exists() or begun.read_text() != key:
+    if not begun.exists() or begun.read_text(encoding="utf-8") != key:
         shutil.rmtree(folder / "spoken", ignore_errors=True)
         (folder / "complete").unlink(missing_ok=True)
         for table in folder.glob("metadata*.csv"):

@@ -204,13 +204,15 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
 
 
 def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stored weights in fp32; whole numbers times their scales.
+    """Stored weights in fp32, in memory of their own; whole numbers times their scales.
 
     Rounded again by `kit.quantize.int8` these give the same numbers and the same scales, to the
     bit: 127 times a scale that came from a division by 127 is divided back to that scale.
     """
     scales = {name: tensors[name] for name in tensors if name.endswith(SCALE)}
-    state = {name: t.float() for name, t in tensors.items() if name not in scales}
+    # Copies: what is still mapped from a file keeps Windows from writing that file again.
+    weights = {name: t for name, t in tensors.items() if name not in scales}
+    state = {name: t.to(torch.float32, copy=True) for name, t in weights.items()}
     for name, scale in scales.items():
         state[name.removesuffix(SCALE)].mul_(scale[:, None])
     return state

@@ -111,7 +111,7 @@ def _count(rows: Iterable[dict]) -> int | None:
 
 def _finished(into: Path, key: str) -> bool:
     mark = into / "complete"
-    if mark.is_file() and mark.read_text() == key:
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return True
     if (into / "metadata.csv").exists() and not (into / "position.json").exists():
         raise IngestError(
@@ -124,7 +124,7 @@ def _finished(into: Path, key: str) -> bool:
 def _position(into: Path, key: str) -> Position:
     """Where an interrupted call with the same settings was; else the beginning."""
     file = into / "position.json"
-    saved = json.loads(file.read_text()) if file.is_file() else {}
+    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if saved.get("key") != key:
         return Position()
     place = Position(**saved["position"])

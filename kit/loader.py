@@ -12,6 +12,7 @@ Knows nothing of what records hold.
 
 import dataclasses
 import itertools
+import pickle
 import signal
 from collections.abc import Iterator
 
@@ -159,7 +160,14 @@ class Loader:
             generator=torch.Generator(),  # else it would draw from the training's random numbers
             worker_init_fn=leave_interrupts,
         )
-        return iter(loader)
+        try:
+            return iter(loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise StreamError(
+                f"The stream cannot go to worker processes, which start afresh on this system "
+                f"({error}). Give it a `keep` that stands in a module (kit.place.Split does), not "
+                "in the notebook, or choose workers: 0."
+            ) from error
 
     def _sharing(self) -> dict:
         ranks = f"{self.source.config.rank} of {self.source.config.ranks}"

@@ -226,6 +226,7 @@ def _start_worker() -> subprocess.Popen:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        encoding="utf-8",
         cwd=CONFIGS.parent,
     )
 

@@ -103,7 +103,7 @@ def open_run(preset: str = "", use: str = "") -> Run:
     name = os.environ.get("KIT_RUN", "demo")
     runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
     mark = runs / name / "preset"
-    begun = mark.read_text().strip() if mark.is_file() else None
+    begun = mark.read_text(encoding="utf-8").strip() if mark.is_file() else None
     asked = preset or os.environ.get("KIT_PRESET")
     preset = asked or begun or choose_preset(detect()).value
     run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
@@ -118,13 +118,17 @@ def open_run(preset: str = "", use: str = "") -> Run:
 
 def git_state() -> str:
     """The commit this checkout stands at, with "+" when files differ from it; "" outside git."""
-    call = lambda *a: subprocess.run(  # noqa: E731
-        ["git", *a], cwd=CONFIGS.parent, capture_output=True, text=True
-    ).stdout.strip()
     try:
-        return call("rev-parse", "--short", "HEAD") + ("+" if call("status", "--porcelain") else "")
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except FileNotFoundError:
         return ""
+
+
+def git(*words: str) -> str:
+    """What git prints of this checkout."""
+    called = ["git", *words]
+    done = subprocess.run(called, cwd=CONFIGS.parent, capture_output=True)
+    return done.stdout.decode("utf-8", errors="replace").strip()
 
 
 def page(report: dict, folder: Path) -> str:

@@ -58,7 +58,7 @@ class TrainSession:
 
     def finished(self) -> bool:
         mark = self.folder / "train-finished"
-        return mark.exists() and int(mark.read_text()) >= self.config.steps
+        return mark.exists() and int(mark.read_text(encoding="utf-8")) >= self.config.steps
 
     def run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         """Train with the switches in `values` until done or stopped, going on where a run stands.

@@ -134,7 +134,9 @@ class TrainState:
         else:  # switched on just now: the average begins here, not at the random start
             self.ema = self._average()
         for number, optimizer in enumerate(self.optimizers):
-            moments = {int(k): v for k, v in tree["optimizer"].get(str(number), {}).items()}
+            moments = {
+                int(k): unmapped(v) for k, v in tree["optimizer"].get(str(number), {}).items()
+            }
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
@@ -150,6 +152,11 @@ class TrainState:
 
     def save(self, folder: Path) -> None:
         checkpoint.save(self.tree(), folder, self.step, self.config.keep, self.best.step)
+
+
+def unmapped(moments: dict) -> dict:
+    """Copies: what is still mapped from a checkpoint keeps Windows from removing that file."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in moments.items()}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ A format says where records begin and what they hold; this room knows neither th
 import dataclasses
 import itertools
 import operator
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,6 +29,11 @@ from kit.place import (
     permutation,
     shuffled,
 )
+
+
+def warn_of(fault: Fault) -> None:
+    """Stands for a `bad` that stayed behind in another process."""
+    warnings.warn(str(fault), stacklevel=2)
 
 
 class Source(Stream):
@@ -113,6 +119,14 @@ class Source(Stream):
 
     def send_faults(self, to: Callable[[Fault], None]) -> None:
         self.bad = self.bad and to
+
+    def __getstate__(self) -> dict:
+        """Where worker processes start afresh (Windows, macOS), no function of a notebook can go
+        along; that there is a `bad` can, until `send_faults` puts another in its place.
+        """
+        state = dict(vars(self))
+        state["bad"] = warn_of if self.bad else None
+        return state
 
     def hear(self, fault: Fault) -> bool:
         own = bool(self.bad) and fault.file == str(self.file.path)

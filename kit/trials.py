@@ -201,7 +201,7 @@ def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
 def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
     score = Path("/proc/self/oom_score_adj")
     if score.exists():  # when memory runs out, Linux ends this process and not the notebook
-        score.write_text("1000")
+        score.write_text("1000", encoding="utf-8")
     try:
         result.send(measure(task, config, on))
     except Exception as error:  # the parent makes a row of it

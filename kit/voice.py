@@ -255,7 +255,8 @@ def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
         raise VoiceError(f"There is no {path}: run notebook 02_train.")
     try:
         mels, habits = contents(path)
-        return mels, build(Habits, habits)
+        # Copies: what is still mapped from a file keeps Windows from writing that file again.
+        return {name: mel.clone() for name, mel in mels.items()}, build(Habits, habits)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
 
