@@ -24,7 +24,7 @@ from kit.compiling import not_compiled, quickest, quiet_inductor, will_compile
 from kit.config import nearest, require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
-from kit.store import checksum
+from kit.store import checksum, is_sound
 
 ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
 KEPT_BYTES = 2**26  # of a cache between two texts
@@ -320,9 +320,3 @@ def check_finite(model: SpeechGPT) -> None:
                 f"The model's weights are damaged: {name} is not finite. Load an earlier "
                 "checkpoint, or train again with a lower learning rate."
             )
-
-
-def is_sound(name: str, values: Tensor) -> bool:
-    """Whether weights are finite. The code head's bias may be -inf: such a code is never said."""
-    fine = torch.isfinite(values)
-    return bool((fine | (values == float("-inf")) if name == "code_head.bias" else fine).all())

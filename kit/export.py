@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
 from kit.config import brief, build, digest, file_digest, nearest, replacing, write_atomic
-from kit.decoder import is_sound
 from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
+from kit.store import is_sound
 from kit.text import language_code
 from kit.tokenizer import Tokenizer
 from kit.voice import (

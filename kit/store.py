@@ -20,10 +20,29 @@ from kit.config import brief, write_atomic
 def save_module(
     path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
 ) -> None:
-    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`."""
+    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`.
+
+    Raises NotFiniteError, and leaves what was there, where a weight is not finite as `dtype`.
+    """
     state = module.state_dict().items()
     weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
+    for name, weight in weights.items():
+        if not is_sound(name, weight):
+            raise NotFiniteError(
+                f"{path} is not written: {name} is not finite. Training went astray; begin it "
+                "again with a lower `lr`, or with mixed precision off."
+            )
     write_atomic(path, file_bytes(weights, header))
+
+
+class NotFiniteError(ValueError):
+    """Weights that nothing can be computed with; the message says whose, and what to do."""
+
+
+def is_sound(name: str, values: Tensor) -> bool:
+    """Whether weights are finite. The code head's bias may be -inf: such a code is never said."""
+    fine = torch.isfinite(values)
+    return bool((fine | (values == float("-inf")) if name == "code_head.bias" else fine).all())
 
 
 def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
@@ -60,6 +79,9 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     told = header.pop("sha256", None)  # earlier versions wrote none
     if told and told != checksum(tensors):
         raise ValueError("its checksum is another")
+    for name, tensor in tensors.items():
+        if not is_sound(name, tensor):
+            raise ValueError(f"{name} is not finite")
     return tensors, header
 
 

@@ -1,5 +1,7 @@
 """The codec keeps its contract: lengths, ranges, files, and codes that do not depend on a batch."""
 
+import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -22,6 +24,7 @@ from kit.codec import (
 )
 from kit.config import ConfigError
 from kit.mel import Mel, filters
+from kit.store import NotFiniteError, file_bytes
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 
@@ -183,6 +186,20 @@ def test_a_saved_codec_is_the_same_codec(codec, tmp_path):
 def test_a_missing_codec_names_the_notebook(tmp_path):
     with pytest.raises(CodecError, match="01_data_prep"):
         load_codec(tmp_path / "codec.safetensors")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_codec_that_is_not_finite_is_neither_written_nor_loaded(tmp_path, codec, value):
+    path, broken = tmp_path / "codec.safetensors", copy.deepcopy(codec)
+    save_codec(codec, path)
+    broken.mel_head.bias.data[3] = value
+    with pytest.raises(NotFiniteError, match=r"codec\.safetensors is not written: mel_head\.bias"):
+        save_codec(broken, path)
+    load_codec(path)  # the one before stays
+    header = {"config": dataclasses.asdict(codec.config)}
+    path.write_bytes(file_bytes(broken.state_dict(), header))  # as earlier versions wrote it
+    with pytest.raises(CodecError, match=r"mel_head\.bias is not finite.*01_data_prep"):
+        load_codec(path)
 
 
 @pytest.mark.parametrize("damage", ["empty", "junk", "truncated", "header"])

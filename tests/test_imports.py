@@ -117,7 +117,7 @@ ALLOWED = {
         *("generate", "sentences", "stream_audio"),
     },
     "export": {
-        *("config", "text", "tokenizer", "codec", "model", "sequence", "quantize", "decoder"),
+        *("config", "store", "text", "tokenizer", "codec", "model", "sequence", "quantize"),
         *("sampling", "voice"),
     },
     "program": {"config", "decoder", "model", "sequence", "voice", "export"},
