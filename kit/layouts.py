@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kit.audio import DatasetError
 from kit.bytefile import Fault, StreamError, special_file
+from kit.config import brief
 from kit.ledger import Finding, ManifestConfig, Utterance
 from kit.place import held_out
 from kit.sources import rows
@@ -53,7 +54,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
 
     Splits are the ones that the dataset names; where none is held out, a stable hash of the id
     holds out `held_out_percent` of the training rows. Raises DatasetError when `source` is no
-    dataset, a table lacks a column it needs, or the recordings' folder is gone.
+    dataset or has no rows, a table lacks a column it needs, or the recordings' folder is gone.
     """
     layout, tables = recognise(Path(source))
     found = list(_lines(layout, tables, config))
@@ -64,9 +65,32 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
         row = _believe(record, config)
         (refused if isinstance(row, Finding) else kept).append(row)
     _still_there(records)
+    if not found:
+        raise DatasetError(_nothing_in(layout, tables))
     kept = _without_repeats(_with_splits(kept, config), refused)
     names = ", ".join(table.name for table in tables)
     return Dataset(layout=f"{layout}: {names}", rows=kept, refused=refused)
+
+
+def _nothing_in(layout: str, tables: list[Path]) -> str:
+    """What tables without a single row hold instead, and what would be a row."""
+    said = []
+    for table in tables:
+        with open(table, "rb") as file:
+            begins = file.read(4096)
+        what = f"{table} has {table.stat().st_size:,} bytes and no rows"
+        if begins.strip():
+            first = begins.split(b"\n")[0].decode(errors="replace").strip()
+            what += f" below its first line, {brief(repr(first), 120)}"
+        if b"\r" in begins and b"\n" not in begins:
+            what += "; its lines end in carriage returns alone: save it with the line ends of Unix"
+        said.append(what)
+    wanted = {
+        "LJSpeech": "id|text in every line",
+        "Common Voice": "a header with `path` and `sentence`, then a line for each recording",
+        "JSONL": "{audio, text} in every line",
+    }
+    return f"{'; '.join(said)}. Expected {wanted[layout]}."
 
 
 def _lines(layout: str, tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
@@ -140,6 +164,10 @@ def _ljspeech_row(raw: bytes, table: Path, number: int, split: str) -> Record | 
         reason = f"not valid UTF-8: {error.reason} at byte {error.start}"
         return _bad_row(table, number, "", reason, cure="save the table as UTF-8")
     name = columns[0].strip()
+    if sum(b"|" in part for part in raw.split(b"\r")) > 1:  # else one row would get another's text
+        reason = "a carriage return stands between what looks like two rows"
+        cure = "save the table with the line ends of Unix, or of Windows"
+        return _bad_row(table, number, name, reason, cure=cure)
     if b"\0" in raw:
         return _bad_row(table, number, "", "a NUL byte", cure="save the table as UTF-8")
     if not 2 <= len(columns) <= 4:

@@ -45,7 +45,7 @@ ALLOWED = {
     "measures": {"config", "audio"},
     "ledger": {"config", "audio"},
     "rules": {"text", "audio", "ledger"},
-    "layouts": {"text", "audio", "ledger", "bytefile", "place", "sources"},
+    "layouts": {"config", "text", "audio", "ledger", "bytefile", "place", "sources"},
     "manifest": {"config", "audio", "measures", "ledger", "rules", "layouts"},
     "griffin_lim": set(),
     "mel": set(),

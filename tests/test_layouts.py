@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -58,6 +59,8 @@ ROWS = {
     "NUL": (f"a\0|{TEXT}\n", "a NUL byte"),
     "Latin-1": (b"a|caf\xe9 caf\xe9\n", "not valid UTF-8: invalid continuation byte at byte 5"),
     "UTF-16": (f"a|{TEXT}\n".encode("utf-16"), "not valid UTF-8"),
+    "two rows, Mac's line end": (f"a|{TEXT}\rb|{TEXT}\n", "between what looks like two rows"),
+    "many rows, Mac's line ends": (f"a|{TEXT}\rb|{TEXT}\rc|{TEXT}", "what looks like two rows"),
     "a name too long": (f"{'x' * 300}|{TEXT}\n", "no recording"),
 }
 
@@ -335,3 +338,28 @@ def test_a_device_behind_a_link_is_no_table(tmp_path):
     (tmp_path / "metadata.csv").symlink_to("/dev/zero")
     with in_time(20), pytest.raises(DatasetError, match=r"metadata\.csv is a device, no file"):
         read_dataset(tmp_path, LOOSE)
+
+
+NOTHING = {
+    "an empty LJSpeech table": ("metadata.csv", "wavs", b"", "has 0 bytes and no rows"),
+    "empty lines": ("metadata.csv", "wavs", b"\r\n \n", "has 4 bytes and no rows"),
+    "a header and no rows": ("validated.tsv", "clips", HEADER.encode(), "its first line, 'client"),
+    "one row, no header": ("validated.tsv", "clips", b"x\ta.mp3\tb\t1\n", "its first line, 'x"),
+    "Mac's line ends": (
+        "validated.tsv",
+        "clips",
+        f"{HEADER}x\ta.mp3\t{TEXT}\t1\n".replace("\n", "\r").encode(),
+        "its lines end in carriage returns alone",
+    ),
+    "an empty JSONL": ("manifest.jsonl", "x", b"\n\n", "Expected {audio, text} in every line"),
+}
+
+
+@pytest.mark.parametrize("kind", NOTHING)
+def test_a_dataset_of_nothing_is_an_error_that_says_what_was_found(tmp_path, kind):
+    name, folder, data, words = NOTHING[kind]
+    (tmp_path / folder).mkdir()
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DatasetError, match=re.escape(words)) as caught:
+        read_dataset(tmp_path, LOOSE)
+    assert name in str(caught.value)
