@@ -21,7 +21,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from bench_train import record, result, table
 from infer_calls import (
     Call,
     gpt2,
@@ -36,6 +35,7 @@ from infer_calls import (
 from infer_gpu import gpu_rows
 from infer_itself import bytes_rows, cache_rows, warm_up_row
 from infer_voice import voice_rows
+from rows import record, result, table
 
 from kit.agreement import linear_bytes
 from kit.decoder import Decoder

@@ -12,7 +12,6 @@ import argparse
 import collections
 import contextlib
 import itertools
-import json
 import math
 import os
 import platform
@@ -27,6 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from rows import record, result, table
 from train_steps import (
     CODES,
     FRAMES,
@@ -41,7 +41,6 @@ from train_steps import (
     xtts,
 )
 
-from kit.config import write_atomic
 from kit.hardware import cpu_name
 from kit.logs import jsonl_log
 from kit.model import SpeechGPT
@@ -76,11 +75,6 @@ def against(row: str, kit: list[float], peer: str, other: list[float]) -> dict:
     ratio = statistics.median(b / a for a, b in zip(kit, other))
     ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
     return result(row, ms, "ms", peer, peer_ms, ratio)
-
-
-def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:
-    keys = ("row", "value", "unit", "peer", "peer_value", "ratio")
-    return dict(zip(keys, (row, value, unit, peer, peer_value, ratio))) | more
 
 
 def apart(kind: str, rounds: int) -> float:
@@ -305,14 +299,6 @@ def attempt(part: str, rounds: int) -> list[dict]:
         return [result(part, None, "", "", None, None, note=note)]
 
 
-def table(rows: list[dict]) -> None:
-    number = lambda x: "-" if x is None else f"{x:,.4g}"  # noqa: E731
-    print(f"\n{'row':<76} {'kit':>8} {'peer':>8} {'ratio':>6}  unit, peer")
-    for r in rows:
-        figures = f"{number(r['value']):>8} {number(r['peer_value']):>8} {number(r['ratio']):>6.5}"
-        print(f"{r['row']:<76} {figures}  {r.get('note') or r['unit'] + ', ' + r['peer']}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6, help="that count; one more goes before")
@@ -329,15 +315,6 @@ def main() -> None:
         done += rows
     table(done)
     print(f"\n{place}\nwritten: {options.folder / 'train.json'}")
-
-
-def record(rows: list[dict], part: str, path: Path) -> None:
-    """Put `rows` into the file, in the place of earlier ones of the same name, or a failed part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = {(r["row"], r["peer"]) for r in rows}
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    kept = [r for r in known if (r["row"], r["peer"]) not in names and r["row"] != part]
-    write_atomic(path, json.dumps(kept + rows, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from bench_train import result
 from infer_calls import PROMPT, gpt2, greedy, random_model, ready, request
+from rows import result
 
 from kit.agreement import linear_bytes
 from kit.decoder import Decoder

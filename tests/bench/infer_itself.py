@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import torch
-from bench_train import result
 from infer_calls import kit_call, random_model, ready, request
+from rows import result
 
 from kit.agreement import linear_bytes
 from kit.decoder import Decoder

@@ -7,7 +7,7 @@ recogniser. A format is compared with fp32 of the same voice; nothing of other p
 import json
 from pathlib import Path
 
-from bench_train import result
+from rows import result
 
 from kit.agreement import compare, forced
 from kit.bench import first_sound_seconds
