@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.compiling import not_compiled, quickest, quiet_inductor, will_compile
+from kit.compiling import StepGraph, not_compiled, quickest, quiet_inductor, will_compile
 from kit.config import nearest, require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
@@ -37,7 +37,9 @@ class DecodeError(ValueError):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     weights: str = "fp32"  # fp32, bf16, fp16, int8, int8-weight-only or int4
-    compile: bool = False  # one graph a batch size: some seconds of warm-up, then faster steps
+    # One graph a batch size: some seconds of warm-up, then faster steps. On a GPU they are replayed
+    # as CUDA graphs, where nothing can be compiled, too.
+    compile: bool = False
 
     def __post_init__(self):
         unknown = f"there is no such format.{nearest(self.weights, FORMATS)}"
@@ -145,19 +147,24 @@ class Decoder(nn.Module):
         # On a CPU, uncompiled 16-bit attention is many times slower than 32-bit.
         eager_cpu = self.device.type == "cpu" and not compiles
         self.cache_dtype = torch.float32 if eager_cpu else self.dtype
-        self.graphs = self.device.type == "cuda" and compiles  # replayed as CUDA graphs
-        self.shrinks = not compiles  # whether rows may leave: a graph has its batch size
+        self.graphs = self.device.type == "cuda" and config.compile  # replayed as CUDA graphs
+        # Whether rows may leave: a graph has its batch size.
+        self.shrinks = not (compiles or self.graphs)
         self.most = model.config.latents + model.config.max_text + model.config.max_code
+        if self.graphs:  # fused attention takes a mask by sixteens, others are copied for it
+            self.most = -(-self.most // 16) * 16
         self.counter = nn.Buffer(torch.arange(self.most, device=self.device), persistent=False)
         self.spare: dict[int, list[Tensor]] = {}  # memory of caches; of graphs, by their rows
-        self.runs, self.warm_up_s = {}, {}  # a compiled step, its seconds; by rows and threads
+        # A step made fast, its seconds; by rows and threads (0 on a GPU).
+        self.runs, self.warm_up_s = {}, {}
         if compiles:
-            options = {"mode": "reduce-overhead"} if self.graphs else {"dynamic": True}
-            self.tuned = torch.compile(self.step, fullgraph=True, **options)
+            self.tuned = torch.compile(self.step, fullgraph=True, dynamic=not self.graphs)
             options = {"dynamic": True, "options": {"max_autotune": False}}
             self.untuned = torch.compile(self.step, fullgraph=True, **options)
             self.frozen = "" if self.graphs else checksum(self.state_dict())
-        elif not traceable:  # at hand, not by nn.Module's search: a tenth of a small model's step
+        self.compiles = compiles
+        if not (compiles or traceable):
+            # At hand, not by nn.Module's search: a tenth of a small model's step.
             for module in (self, *self.layers.modules(), self.code_head):
                 vars(module).update(module._buffers | module._modules)
 
@@ -225,7 +232,14 @@ class Decoder(nn.Module):
 
         CUDA graphs must, and memory that is new to the process is slow to write to.
         """
-        self.spare[len(cache.layers[0][0]) if self.graphs else 0] = cache.memory
+        rows = len(cache.layers[0][0]) if self.graphs else 0
+        if not self.graphs or rows not in self.spare or self.has_graph(cache):
+            self.spare[rows] = cache.memory
+
+    def has_graph(self, cache: Cache) -> bool:
+        """Whether there is a CUDA graph that writes to `cache`."""
+        graphs = (run for run in self.runs.values() if isinstance(run, StepGraph))
+        return any(graph.owns(cache.layers) for graph in graphs)
 
     def tidy(self) -> None:
         """Give back what large batches took; what a text alone takes is kept for the next one."""
@@ -239,9 +253,8 @@ class Decoder(nn.Module):
         cache.length += 1
         if self.graphs:
             at, number = (self.counter[n : n + 1] for n in (at, number))
-            torch.compiler.cudagraph_mark_step_begin()
         if not self.shrinks:
-            case = len(codes), torch.get_num_threads()
+            case = len(codes), 0 if self.graphs else torch.get_num_threads()
             with ONE_AT_A_TIME:
                 if case not in self.runs:
                     started = time.perf_counter()
@@ -253,31 +266,48 @@ class Decoder(nn.Module):
     def warm_up(
         self, codes: Tensor, number, at, layers: list, mask: Tensor | None
     ) -> Callable[..., Tensor]:
-        """`step` compiled for this batch size and number of threads.
+        """`step` made fast for this batch size and number of threads.
 
         Where the compiler fails, steps run uncompiled from here on, and `ran` says why.
         """
+        if self.graphs:
+            return self.graph((codes, number, at, layers, mask))
         torch._dynamo.mark_static(codes, 0)
         for tensor in (t for pair in layers for t in pair):
             for dim in (0, 1, 3):
                 torch._dynamo.mark_static(tensor, dim)  # the length alone may change
-            if self.graphs:  # the cache stays where it is; codes come from anywhere
-                torch._dynamo.mark_static_address(tensor)
-        if not self.graphs:
-            number, at = 2, max(2, at)  # 0 and 1 would be taken for constants
+        number, at = 2, max(2, at)  # 0 and 1 would be taken for constants
         args = (codes, number, at, layers, mask)
         try:
-            with quiet_inductor(self.frozen, freezing=not self.graphs, max_autotune=True):
+            with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
                 tuned_s = quickest(lambda: self.tuned(*args))
-            if self.graphs or tuned_s <= quickest(lambda: self.step(*args)):
+            if tuned_s <= quickest(lambda: self.step(*args)):
                 return self.tuned
             # Tuning times kernels; beside other work it may pick the worst of them.
             with quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
+            self.shrinks = True
+            self.ran += not_compiled(first_line(error))
+            return self.step
+
+    def graph(self, args: tuple) -> Callable[..., Tensor]:
+        """`step` as a CUDA graph, compiled where it can be; `ran` says what could not."""
+        if self.compiles:
+            try:
+                # Tuned by coordinates, a row times a matrix is one kernel that expands int8 as it
+                # reads; a library's product would want the matrix expanded first.
+                with quiet_inductor(max_autotune=True, coordinate_descent_tuning=True):
+                    return StepGraph(self.tuned, args)
+            except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
+                self.compiles = False
+                self.ran += not_compiled(first_line(error))
+        try:
+            return StepGraph(self.step, args)
+        except RuntimeError as error:
             self.graphs, self.shrinks = False, True
-            self.ran += not_compiled(str(error).strip().partition("\n")[0])
+            self.ran += f"; no CUDA graph: {first_line(error)}"
             return self.step
 
     def step(
@@ -310,6 +340,10 @@ class Decoder(nn.Module):
         x = torch.layer_norm(x, x.shape[1:], self.ln_f, self.ln_f_bias)
         x = torch.layer_norm(x, x.shape[1:], self.final_norm, self.final_norm_bias)
         return self.code_head(x).float()
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def check_finite(model: SpeechGPT) -> None:

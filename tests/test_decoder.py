@@ -247,6 +247,84 @@ def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
+def pretended_capture(work):
+    """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
+    result = work().clone()
+    return lambda: result.copy_(work()), result
+
+
+def graphed(model, monkeypatch, capture=pretended_capture) -> Decoder:
+    monkeypatch.setattr("kit.compiling.captured", capture)
+    decoder = Decoder(model)
+    decoder.graphs, decoder.shrinks = True, False
+    return decoder
+
+
+def test_replayed_steps_say_the_same(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    texts, _, cond = rows(3)
+    for _ in range(2):
+        for same in (texts, texts[::-1], texts[:1]):
+            wanted = [
+                r.codes.tolist() for r in generate(Decoder(model), same, cond[: len(same)], GREEDY)
+            ]
+            found = generate(decoder, same, cond[: len(same)], GREEDY)
+            assert [row.codes.tolist() for row in found] == wanted
+    assert [*decoder.warm_up_s] == [(4, 0), (1, 0)]  # filled up from 3 rows; once for each
+
+
+def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
+    decoder, (texts, codes, cond) = graphed(model, monkeypatch), rows(2)
+    alone = [
+        decoded(Decoder(model), texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]) for i in (0, 1)
+    ]
+    for first in (0, 1):
+        mine, other = (
+            (texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]) for i in (first, 1 - first)
+        )
+        with torch.inference_mode():
+            x, padding = decoder.prompt(mine[0], mine[2])
+            logits, cache = decoder.prefill(x, padding, codes.shape[1])
+            found = [logits.clone()]
+            for n, code in enumerate(mine[1][0]):
+                found.append(decoder.decode_one(code[None], n + 1, cache))
+                if n == 3:  # a whole text is spoken in between, in memory of its own
+                    torch.testing.assert_close(decoded(decoder, *other), alone[1 - first])
+            decoder.release(cache)
+        torch.testing.assert_close(torch.stack(found, dim=1), alone[first])
+        assert decoder.has_graph(cache) and decoder.spare[1] is cache.memory, "the graph's own"
+    assert len(decoder.runs) == 1
+
+
+def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
+    def refuse(work):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
+    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    for _ in range(2):
+        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert decoder.ran.endswith(
+        "; no CUDA graph: CUDA error: operation not permitted when stream is capturing"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_cuda_graphs_say_what_steps_say_in_any_thread(weights):
+    model, (texts, _, cond) = loud().cuda(), rows(3)
+    eager = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, DecoderConfig(weights=weights, compile=True))
+    wanted = generate(eager, texts, cond.cuda(), GREEDY)
+    with ThreadPoolExecutor(1) as other:
+        work = partial(generate, decoder, texts, cond.cuda(), GREEDY)
+        for found in (work(), other.submit(work).result()):
+            pairs = zip(found, wanted)
+            same = [float((a.codes == b.codes).float().mean()) for a, b in pairs]
+            assert sum(same) / len(same) > (0.99 if weights == "fp32" else 0.8)
+    assert decoder.graphs and "no" not in decoder.ran.split(";")[-1]
+
+
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, monkeypatch):
     monkeypatch.setenv("PATH", "")
