@@ -261,6 +261,30 @@ def refuse_mismatched(
     return kept, refused
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match:
+    """What became of a check of texts against recordings."""
+
+    mismatched: list[Finding]
+    lowest: float | None  # the score below which clips were refused; None: nothing could be judged
+    note: str  # in words
+
+    @property
+    def judged(self) -> bool:
+        return self.lowest is not None
+
+
+def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
+    """`refuse_mismatched`, or, where the scores tell nothing apart, nothing refused and why."""
+    try:
+        lowest = lowest_score(alignments, config)
+    except AlignError as error:
+        return Match(mismatched=[], lowest=None, note=f"not judged: {error}")
+    mismatched = refuse_mismatched(rows, alignments, config)[1]
+    note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
+    return Match(mismatched=mismatched, lowest=lowest, note=note)
+
+
 def _mismatch(row: Utterance, alignment: Alignment, lowest: float) -> Finding:
     measured = f"alignment score {alignment.score:.2f}, lowest allowed {lowest:.2f}"
     detail = alignment.reason or f"{measured}, worst near {alignment.worst_at_s:.1f} s"

@@ -19,12 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.config import build, require, require_within
+from kit.fitting import Course, CourseConfig, loss_scaler, train_course
 from kit.griffin_lim import GriffinLim
 from kit.hardware import autocast
 from kit.mel import Mel
 from kit.store import load_module, save_module
 
 MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
+HELD_CROPS = 64  # stretches of held-out clips that the codec is judged by
 
 
 class CodecError(ValueError):
@@ -32,7 +34,7 @@ class CodecError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodecConfig:
+class CodecConfig(CourseConfig):
     sample_rate: int = 22050  # Hz
     n_fft: int = 1024  # samples
     hop_length: int = 256  # samples
@@ -43,7 +45,7 @@ class CodecConfig:
     blocks: int = 3  # residual blocks on each side of the bottleneck
     griffin_lim_iters: int = 24
     magnitude_weight: float = 0.25  # of the log-magnitude loss beside the log-mel loss
-    steps: int = 1200  # training steps
+    steps: int = 1200  # training steps, at least
     batch: int = 8  # clips per training step
     crop_frames: int = 48  # mel frames per training clip
     lr: float = 4e-3
@@ -54,6 +56,7 @@ class CodecConfig:
         return self.sample_rate / (self.hop_length * self.frames_per_code)
 
     def __post_init__(self):
+        super().__post_init__()
         require_within(self, 4000, 384_000, "sample_rate")
         require_within(self, 64, 65_536, "n_fft")
         require_within(self, 1, self.n_fft, "hop_length")
@@ -66,7 +69,6 @@ class CodecConfig:
         require_within(self, 1, 65_536, "width")
         require_within(self, 0, 1000, "griffin_lim_iters")
         require_within(self, 0, 1e6, "magnitude_weight")
-        require_within(self, 2, 1e9, "steps")
         require_within(self, 1, 1e6, "batch", "crop_frames")
         require_within(self, 1e-12, 10, "lr")
         ok = self.crop_frames % self.frames_per_code == 0
@@ -222,25 +224,62 @@ class MelCodec(nn.Module):
 
 
 def train_codec(
-    codec: MelCodec, waves: list[Tensor], device: str, precision: str, seed: int = 0
+    codec: MelCodec,
+    waves: list[Tensor],
+    device: str,
+    precision: str,
+    seed: int = 0,
+    course: Course | None = None,
 ) -> Iterator[tuple[int, float]]:
-    """Fit `codec` to mono clips (L,), yielding (step, loss); leaves it on the CPU in eval mode."""
+    """Fit `codec` to mono clips (L,), yielding (step, loss); leaves it on the CPU in eval mode.
+
+    `course` says how long; without one, `codec.config.steps`.
+    """
     c = codec.to(device).config
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(codec.parameters(), lr=c.lr, betas=(0.8, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.lr, c.steps, pct_start=0.1)
-    length = (c.crop_frames - 1) * c.hop_length
-    codec.train()
-    for step in range(c.steps):
-        batch = torch.stack([_crop(waves, length, generator) for _ in range(c.batch)])
+
+    def batch_loss() -> Tensor:
+        batch = _crops(waves, c, c.batch, generator)
         with autocast(device, precision):
-            loss = codec.loss(batch.to(device))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        yield step + 1, loss.item()
+            return codec.loss(batch.to(device))
+
+    codec.train()
+    yield from train_course(
+        course or Course(c),
+        codec.parameters(),
+        batch_loss,
+        lr=c.lr,
+        betas=(0.8, 0.99),
+        warmup_share=0.1,
+        scaler=loss_scaler(device, precision),
+    )
     codec.cpu().eval()
+
+
+def codec_course(codec: MelCodec, held: list[Tensor]) -> Course:
+    """A course that ends when the loss on `held` clips (L,), never trained on, is low or
+    falls no more.
+    """
+    if not held:
+        return Course(codec.config)
+    crops = _crops(held, codec.config, HELD_CROPS, torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def look() -> float:
+        codec.eval()
+        loss = codec.loss(crops.to(codec.mel_head.weight.device)).item()
+        codec.train()
+        return loss
+
+    return Course(codec.config, look)
+
+
+def _crops(
+    waves: list[Tensor], config: CodecConfig, count: int, generator: torch.Generator
+) -> Tensor:
+    """`count` stretches of clips chosen by chance (count, L), each of `crop_frames` frames."""
+    length = (config.crop_frames - 1) * config.hop_length
+    return torch.stack([_crop(waves, length, generator) for _ in range(count)])
 
 
 def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tensor:
@@ -265,6 +304,11 @@ def resampled(wave: Tensor, rate: int, wanted: int) -> Tensor:
     from kit.audio import resampling
 
     return wave if rate == wanted else resample(wave, *resampling(rate, wanted))
+
+
+def load_mel(path: str, codec: MelCodec) -> Tensor:
+    """Log-mel (M, T) of the recording at `path`, as `codec` reads it."""
+    return codec.mel(load_wave(path, codec.sample_rate)[None])[0][0]
 
 
 def save_codec(codec: MelCodec, path: Path) -> None:

@@ -109,6 +109,20 @@ def save_samples(
     return rows
 
 
+def recognizer_doubt(cer_on_recordings: float | None, worst_cer: float) -> str:
+    """What a recogniser's own error on recordings means for its figures; "" where it can judge.
+
+    None: the error is not known.
+    """
+    if cer_on_recordings is None or cer_on_recordings <= worst_cer:
+        return ""
+    return (
+        f"the recogniser itself mistakes {cer_on_recordings:.1%} of the letters of recordings: it "
+        f"cannot say whether a voice stays below {worst_cer:.1%}, only which is better; trust "
+        "your ears, or give it more `minutes` (preset, section `recognizer`) or more recordings"
+    )
+
+
 def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[str]:
     """The gate: reasons why this voice should not be used yet; none when it may."""
     checks: dict[str, Callable[[], bool]] = {
@@ -125,4 +139,5 @@ def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[s
             lambda: not 0.8 < scores.duration_ratio < 1.25
         ),
     }
-    return [reason for reason, failed in checks.items() if failed()]
+    doubt = recognizer_doubt(floor_cer, worst_cer)
+    return ([doubt] if doubt else []) + [reason for reason, failed in checks.items() if failed()]

@@ -78,7 +78,7 @@ class ManifestConfig:
     audio_root: str = ""  # folder that a JSONL's paths start from and stay in; "": the JSONL's own
     shortest_s: float = 0.2
     longest_s: float = 14.0  # what the model's code positions hold
-    most_characters: int = 157  # what its text positions hold
+    most_characters: int = 2000  # of a text; what the text positions hold is counted in pieces
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
     most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale
@@ -155,7 +155,8 @@ class Ledger:
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
                 f"(limit {config.refuse_percent} %): {listed}. "
-                f"See {where}; mend the clips, or raise `refuse_percent`."
+                f"See {where}; mend the clips, or go on without them: raise REFUSE_PERCENT in the "
+                "second cell of 01_data_prep (`refuse_percent` of ManifestConfig)."
             )
 
 

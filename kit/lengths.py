@@ -2,7 +2,8 @@
 
 Compiled models and CUDA graphs want few, fixed shapes; one clip of twenty seconds must not set the
 width of all. The report shows percentiles, suggests limits, and lists what they would refuse: that
-list belongs in the ledger, for nothing is ever cut short here. Knows counts, not audio or models.
+list belongs in the ledger, for nothing is ever cut short here. `fit_positions` gives a model the
+positions that a corpus needs. Knows counts, not audio or models.
 """
 
 import dataclasses
@@ -14,6 +15,9 @@ import numpy as np
 
 from kit.batches import EXTRA_TOKENS
 from kit.cache import CodeCache
+from kit.ledger import Finding, Utterance, refuse
+from kit.sequence import MOST_CODE, MOST_TEXT, TEXT_EXTRA, GPTConfig
+from kit.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 MOST_CANDIDATES = 20  # lengths tried by `grid_lengths`
@@ -36,6 +40,33 @@ class LengthReport:
         """One line a quantity, for a notebook."""
         line = lambda found: ", ".join(f"{p:g} %: {value:.4g}" for p, value in found.items())  # noqa: E731
         return {name: line(found) for name, found in self.percentiles.items()}
+
+
+def longest(model: GPTConfig) -> GPTConfig:
+    """`model` with the most positions that `fit_positions` may give it."""
+    return model.with_positions(MOST_TEXT, MOST_CODE)
+
+
+def fit_positions(
+    model: GPTConfig, rows: list[Utterance], tokenizer: Tokenizer, frame_rate: float
+) -> tuple[GPTConfig, list[Finding]]:
+    """`model` with positions for the longest of `rows`, and ledger rows for those that fit none.
+
+    `frame_rate` in codes a second. Text is counted in pieces, as the model reads it.
+    """
+    most_ids, most_s = longest(model).max_text - TEXT_EXTRA, longest(model).max_code_s(frame_rate)
+    ids = [len(tokenizer.encode(row.text)) for row in rows]
+    codes = [math.ceil(row.seconds * frame_rate) + 1 for row in rows]
+    refused = []
+    for row, count in zip(rows, ids):
+        if count > most_ids:
+            reason = f"text of {count} pieces, the model has positions for {most_ids}"
+            refused.append(refuse(row, "long text", reason, row.seconds))
+        elif row.seconds > most_s:
+            reason = f"{row.seconds:.1f} s, the model has positions for {most_s:.1f} s"
+            refused.append(refuse(row, "too long", reason, row.seconds))
+    fitting = [count for count in ids if count <= most_ids]
+    return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
 
 
 def length_report(

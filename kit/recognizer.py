@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kit.codec import Block
 from kit.config import build, require_within
+from kit.fitting import Course, CourseConfig, loss_scaler, train_course
 from kit.hardware import autocast
 from kit.store import load_module, save_module
 from kit.text import letters
@@ -30,20 +31,22 @@ class RecognizerError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecognizerConfig:
+class RecognizerConfig(CourseConfig):
     n_mels: int = 80
     width: int = 256  # channels
     blocks: int = 5  # residual blocks
-    steps: int = 500  # training steps
-    batch: int = 24  # utterances per training step
+    steps: int = 500  # training steps, at least
+    good: float = 0.1  # character error rate on held-out clips that is good enough
+    batch: int = 24  # utterances per training step, at most ...
+    batch_frames: int = 8000  # ... and mel frames: long clips, fewer at a time
     lr: float = 2e-3
     utterances: int = 3000  # recordings it learns from
 
     def __post_init__(self):
+        super().__post_init__()
         require_within(self, 1, 65_536, "n_mels", "width")
         require_within(self, 1, 1000, "blocks")
-        require_within(self, 2, 1e9, "steps")
-        require_within(self, 1, 1e9, "batch", "utterances")
+        require_within(self, 1, 1e9, "batch", "batch_frames", "utterances")
         require_within(self, 1e-12, 10, "lr")
 
 
@@ -145,29 +148,62 @@ def train_recognizer(
     device: str,
     precision: str,
     seed: int = 0,
+    course: Course | None = None,
 ) -> Iterator[tuple[int, float]]:
     """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss).
 
     Batches hold neighbours in length, so that little is padding. Leaves it on the CPU, to be used.
+    `course` says how long; without one, `model.config.steps`.
     """
     c = model.to(device).config
     generator = torch.Generator().manual_seed(seed)
-    order = sorted(range(len(mels)), key=lambda i: mels[i].shape[-1])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, c.lr, c.steps, pct_start=0.15)
-    model.train()
-    for step in range(c.steps):
-        start = int(torch.randint(max(1, len(order) - c.batch), (), generator=generator))
-        rows = order[start : start + c.batch]
+    lengths = [mel.shape[-1] for mel in mels]
+    order = sorted(range(len(mels)), key=lengths.__getitem__)
+
+    def batch_loss() -> Tensor:
+        rows = neighbours(order, lengths, c, generator)
         with autocast(device, precision):
-            loss = model.loss([mels[i] for i in rows], [texts[i] for i in rows])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        yield step + 1, loss.item()
+            return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
+
+    model.train()
+    yield from train_course(
+        course or Course(c),
+        model.parameters(),
+        batch_loss,
+        lr=c.lr,
+        betas=(0.9, 0.999),
+        warmup_share=0.15,
+        scaler=loss_scaler(device, precision),
+        clip_norm=1.0,
+    )
     model.cpu().eval()
+
+
+def neighbours(
+    order: list[int], lengths: list[int], config: RecognizerConfig, generator: torch.Generator
+) -> list[int]:
+    """A batch drawn by chance from `order`, which goes from short to long (`lengths` in frames)."""
+    start = int(torch.randint(max(1, len(order) - config.batch), (), generator=generator))
+    rows = order[start : start + config.batch]
+    room = max(1, config.batch_frames // lengths[rows[-1]])
+    if room < len(rows):
+        first = int(torch.randint(len(rows) - room + 1, (), generator=generator))
+        rows = rows[first : first + room]
+    return rows
+
+
+def recognizer_course(model: Recognizer, mels: list[Tensor], texts: list[str]) -> Course:
+    """A course that ends when the error rate on held-out pairs is low or falls no more."""
+    if not mels:
+        return Course(model.config)
+
+    def look() -> float:
+        model.eval()
+        heard = model.transcribe(mels)
+        model.train()
+        return cer(heard, texts)
+
+    return Course(model.config, look)
 
 
 def edit_distance(a: str, b: str) -> int:

@@ -98,7 +98,8 @@ def open_run(preset: str = "", use: str = "") -> Run:
 
     Without either, a run goes on with the preset it was begun with, and a new one takes what
     fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
-    `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep.
+    `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep. The
+    positions that 01_data_prep gave the model for its corpus are laid over it, too.
     """
     name = os.environ.get("KIT_RUN", "demo")
     runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
@@ -113,7 +114,8 @@ def open_run(preset: str = "", use: str = "") -> Run:
         write_atomic(mark, use)
     kept = mark.read_text(encoding="utf-8") if mark.is_file() else ""
     laid = merge(run.preset, overlay(kept).sections) if kept else run.preset
-    return dataclasses.replace(run, preset=laid)
+    positions = run.report().get("data", {}).get("positions", {})
+    return dataclasses.replace(run, preset=merge(laid, {"model": positions}))
 
 
 def git_state() -> str:

@@ -8,11 +8,18 @@ Shapes: B batch, S packed sequence, M mels, T mel frames.
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
 from kit.config import require, require_within
+
+# Rows are given as many positions as the corpus needs, up to XTTS-v2's own: longer ones cost memory
+# and time that no preset reckons with.
+MOST_TEXT = 404
+MOST_CODE = 608
+TEXT_EXTRA = 2  # positions of START and STOP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,19 @@ class GPTConfig:
         """Seconds of audio the code positions hold at `frame_rate` codes a second."""
         return (self.max_code - self.stop_targets - 1) / frame_rate
 
+    def with_positions(self, text_ids: int, codes: int) -> "GPTConfig":
+        """This model with positions for rows of up to `text_ids` ids and `codes` codes.
+
+        A tenth more than the longest row needs, in steps of 16; at least what it has, and never
+        more than `MOST_TEXT` and `MOST_CODE` unless it has more already.
+        """
+        text, code = text_ids + TEXT_EXTRA, codes + self.stop_targets
+        return dataclasses.replace(
+            self,
+            max_text=max(self.max_text, min(MOST_TEXT, _roomy(text))),
+            max_code=max(self.max_code, min(MOST_CODE, _roomy(code))),
+        )
+
     @property
     def start_code(self) -> int:
         return self.code_vocab - 2
@@ -60,6 +80,10 @@ class GPTConfig:
     @property
     def stop_code(self) -> int:
         return self.code_vocab - 1
+
+
+def _roomy(positions: int) -> int:
+    return 16 * math.ceil(1.1 * positions / 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from torch import nn
 
 from kit import checkpoint
 from kit.ema import EMA
+from kit.fitting import loss_scaler
 from kit.hardware import Hardware
 from kit.model import SpeechGPT
 from kit.optim import Adaptation, lr_factor, make_optimizers
@@ -46,7 +47,7 @@ class TrainState:
         self.model, self.config, self.speed, self.hw = model.to(hw.device), config, speed, hw
         self.applied: Applied = apply(model, speed, hw)
         self.optimizers = make_optimizers(model, config, fused=speed.fused_adamw)
-        self.scaler = torch.amp.GradScaler(hw.device, enabled=self.applied.precision == "fp16")
+        self.scaler = loss_scaler(hw.device, self.applied.precision)
         self.ema = self._average()
         self.adaptation, self.best = Adaptation(), Best()
         self.step, self.position = 0, None

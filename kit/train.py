@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from kit import checkpoint
+from kit.fitting import apply_gradients
 from kit.hardware import autocast, peak_memory_bytes
 from kit.model import SpeechGPT, weighted_loss
 from kit.recovery import cut, is_oom
@@ -158,10 +159,7 @@ def update(state: TrainState, finite: bool) -> None:
 
     Asked alone, the scaler would let those optimizers step whose own gradients did not overflow.
     """
-    if finite:
-        for optimizer in state.optimizers:
-            state.scaler.step(optimizer)
-    state.scaler.update()
+    apply_gradients(state.scaler, state.optimizers, finite)
     state.model.zero_grad(set_to_none=True)
     if finite and state.ema:
         state.ema.update()

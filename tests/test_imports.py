@@ -24,6 +24,7 @@ ALLOWED = {
     "lang_en": {"numbers"},
     "text": {"config"},  # finds lang_CODE by name, and knows none of them
     "store": {"config", "shards"},
+    "fitting": {"config"},
     # sound and sentences
     "corpus": {"config", "text"},
     "bytefile": set(),
@@ -49,8 +50,8 @@ ALLOWED = {
     "manifest": {"config", "audio", "measures", "ledger", "rules", "layouts"},
     "griffin_lim": set(),
     "mel": set(),
-    "codec": {"config", "hardware", "text", "store", "audio", "griffin_lim", "mel"},
-    "recognizer": {"config", "hardware", "text", "store", "codec"},
+    "codec": {"config", "hardware", "text", "store", "audio", "fitting", "griffin_lim", "mel"},
+    "recognizer": {"config", "hardware", "text", "store", "fitting", "codec"},
     "archive": {"config"},
     "hub": {"config", "audio"},
     "ingest": {"archive", "audio", "hub", "layouts"},
@@ -64,7 +65,7 @@ ALLOWED = {
     "shards": set(),
     "batches": {"config"},
     "cache": {"config", "audio", "ledger", "tokenizer", "codec", "shards", "batches"},
-    "lengths": {"batches", "cache"},
+    "lengths": {"batches", "cache", "ledger", "sequence", "tokenizer"},
     "data": {"config", "hardware", "batches", "cache"},
     # the model, and what makes it fast
     "sequence": {"config"},
@@ -77,8 +78,10 @@ ALLOWED = {
     "steps": {"config"},
     "optim": {"model", "steps"},
     "recovery": {"sequence"},
-    "state": {"hardware", "model", "speedups", "ema", "checkpoint", "steps", "optim"},
-    "train": {"hardware", "model", "sequence", "checkpoint", "steps", "recovery", "state"},
+    "state": {"hardware", "model", "speedups", "ema", "checkpoint", "fitting", "steps", "optim"},
+    "train": {
+        *("hardware", "model", "sequence", "checkpoint", "fitting", "steps", "recovery", "state"),
+    },
     # what a run costs and what pays: beside the loop, never in it
     "logs": {"config"},
     "recommend": {"config", "hardware"},

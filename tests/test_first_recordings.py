@@ -1,0 +1,132 @@
+"""The first real recordings: long sentences, and a recogniser that cannot judge yet."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from helpers import GPT
+
+from kit.align import AlignConfig, Alignment, match
+from kit.audio import DatasetError
+from kit.evaluate import Scores, recognizer_doubt, voice_is_sound
+from kit.ledger import Ledger, ManifestConfig, Utterance, refuse
+from kit.lengths import fit_positions, longest
+from kit.pieces import TokenizerConfig, train_tokenizer
+from kit.report import open_run
+from kit.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
+from kit.tokenizer import Tokenizer
+
+PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
+FRAME_RATE = 28.7  # codes a second
+
+
+def rows(*lengths: tuple[int, float]) -> list[Utterance]:
+    """Utterances of so many letters and seconds."""
+    return [
+        Utterance(
+            id=str(i), audio=f"{i}.wav", text="ab" * (letters // 2), speaker="s", split="train",
+            line=i + 1, seconds=seconds, file="metadata.csv",
+        )
+        for i, (letters, seconds) in enumerate(lengths)
+    ]  # fmt: skip
+
+
+class Letters:
+    """A tokenizer with a piece for every two letters."""
+
+    def encode(self, text: str) -> list[int]:
+        return [0] * (len(text) // 2)
+
+
+def test_positions_follow_from_the_longest_rows_with_room():
+    model, refused = fit_positions(PRESET, rows((20, 1.0), (199, 9.0)), Letters(), FRAME_RATE)
+    assert not refused
+    assert model.max_text == 112 and model.max_code == 304  # a tenth more than 101 and 264, by 16
+
+
+def test_a_text_counts_in_pieces_not_in_letters():
+    assert fit_positions(PRESET, rows((70, 1.0)), Letters(), FRAME_RATE)[0].max_text == 48
+
+
+def test_a_corpus_of_short_rows_leaves_the_preset_as_it_is():
+    assert fit_positions(PRESET, rows((20, 1.0)), Letters(), FRAME_RATE) == (PRESET, [])
+
+
+@pytest.mark.parametrize("preset", [{"max_text": 404, "max_code": 608}, {"max_text": 500}])
+def test_a_preset_of_xtts_size_or_above_keeps_its_positions(preset):
+    model = dataclasses.replace(PRESET, **preset)
+    found = fit_positions(model, rows((700, 20.0)), Letters(), FRAME_RATE)[0]
+    assert found.max_text == model.max_text
+
+
+def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
+    model, refused = fit_positions(PRESET, rows((806, 1.0), (804, 1.0), (9, 30.0)), Letters(), 28.7)
+    assert model.max_text == MOST_TEXT and model.max_code == MOST_CODE
+    assert [(f.id, f.kind) for f in refused] == [("0", "long text"), ("2", "too long")]
+    assert "403 pieces" in refused[0].reason and "402" in refused[0].reason
+    assert "30.0 s" in refused[1].reason and "21.0 s" in refused[1].reason
+    assert longest(PRESET).max_code_s(28.7) == pytest.approx(21.01, abs=0.01)
+
+
+def test_rows_longer_than_the_presets_positions_pack_into_those_given_them(tmp_path):
+    texts = ["one fine morning " * 12, "two "]
+    corpus = [dataclasses.replace(r, text=t) for r, t in zip(rows((2, 3.0), (2, 1.0)), texts)]
+    pieces = TokenizerConfig(vocab_size=280)
+    tokenizer = Tokenizer(train_tokenizer(texts * 20, tmp_path / "t.model", pieces))
+    small = dataclasses.replace(GPT, max_text=8, text_vocab=tokenizer.vocab_size)
+    model, refused = fit_positions(small, corpus, tokenizer, FRAME_RATE)
+    ids = [tokenizer.encode(t) for t in texts]
+    assert not refused and len(ids[0]) > 8
+    batch = pack(model, ids, [[1], [2]], torch.zeros(2, GPT.n_mels, 4))
+    assert batch.tokens.shape[1] > 8
+    with pytest.raises(ValueError, match="8 text"):
+        pack(small, ids, [[1], [2]], torch.zeros(2, GPT.n_mels, 4))
+
+
+def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    monkeypatch.setenv("KIT_RUN", "mine")
+    run = open_run("tiny")
+    before = run.section("model")
+    run.record(data={"positions": {"max_text": 224, "max_code": 608}})
+    assert open_run().section("model") == before | {"max_text": 224, "max_code": 608}
+    other = json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
+    assert other["data"]["positions"]["max_text"] == 224
+
+
+def test_the_message_names_the_parameter_that_a_person_can_change(tmp_path):
+    kept = rows((20, 1.0))
+    lost = [refuse(kept[0], "long text", "too long for any", seconds=1.0)]
+    book = Ledger(layout="LJSpeech", kept=kept, refused=lost, warned=[])
+    with pytest.raises(DatasetError, match=r"REFUSE_PERCENT.*01_data_prep"):
+        book.require_usable(ManifestConfig(), tmp_path)
+    book.require_usable(ManifestConfig(refuse_percent=60.0), tmp_path)
+
+
+# --- a recogniser that cannot judge ---------------------------------------------------------
+
+
+def scored(*scores: float) -> list[Alignment]:
+    return [Alignment(score=s) for s in scores]
+
+
+def test_a_check_that_cannot_judge_refuses_nothing_and_says_why():
+    clips = rows(*[(20, 1.0)] * 3)
+    found = match(clips, scored(-1.2, -1.1, -9.0), AlignConfig())
+    assert not found.judged and found.mismatched == []
+    assert found.note.startswith("not judged: The typical clip scores -1.20")
+
+
+def test_a_check_that_can_judge_refuses_as_ever():
+    clips = rows(*[(20, 1.0)] * 9)
+    found = match(clips, scored(*[-0.01] * 8, -3.0), AlignConfig())
+    assert found.judged and found.lowest == pytest.approx(-0.41)
+    assert [f.id for f in found.mismatched] == ["8"] and found.note.startswith("1 of 9 clips")
+
+
+def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
+    good = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
+    (found,) = voice_is_sound(good, 0.4, 0.12)
+    assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
+    assert recognizer_doubt(0.02, 0.12) == recognizer_doubt(None, 0.12) == ""

@@ -1,0 +1,168 @@
+"""The small networks train safely in fp16, and for as long as a corpus asks."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from helpers import CODEC, manifest, trained_codec, waves
+from torch import nn
+
+from kit.codec import CodecConfig, MelCodec, codec_course, train_codec
+from kit.config import ConfigError
+from kit.fitting import Course, CourseConfig, descend, loss_scaler
+from kit.hardware import autocast
+from kit.recognizer import (
+    Recognizer,
+    RecognizerConfig,
+    alphabet_of,
+    recognizer_course,
+    train_recognizer,
+)
+
+TINY_GRADIENT = 2.0**-26  # below fp16's smallest number, 2^-24
+
+
+def faint(layer: nn.Linear) -> torch.Tensor:
+    """A loss whose gradient is too small for fp16 on its way through the fp16 product."""
+    with autocast("cpu", "fp16"):
+        return (layer(torch.ones(1, 4)).float() * TINY_GRADIENT).sum()
+
+
+def gradient_step(precision: str) -> tuple[bool, torch.Tensor]:
+    """Whether a step of `faint` was taken, and how far it moved the weights."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 1, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1 / TINY_GRADIENT)
+    taken = descend(faint(layer), optimizer, loss_scaler("cpu", precision))
+    return taken, before - layer.weight.detach()
+
+
+def test_a_gradient_too_small_for_fp16_arrives_with_scaling_and_vanishes_without():
+    taken, moved = gradient_step("fp16")
+    assert taken and torch.allclose(moved, torch.ones(1, 4), rtol=1e-2)
+    taken, moved = gradient_step("fp32")  # for which nothing is scaled, though the product is fp16
+    assert taken and not moved.any()
+
+
+def test_an_overflow_skips_the_step_lowers_the_scale_and_says_so():
+    layer = nn.Linear(4, 1, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    assert not descend(layer(torch.full((1, 4), math.inf)).sum(), optimizer, scaler)
+    assert torch.equal(layer.weight, before) and scaler.get_scale() == 128.0
+    assert descend(layer(torch.ones(1, 4)).sum(), optimizer, scaler)
+    assert not torch.equal(layer.weight, before) and layer.weight.grad is None
+
+
+def test_gradients_are_clipped_after_they_are_unscaled():
+    layer = nn.Linear(4, 1, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    descend(layer(torch.full((1, 4), 50.0)).sum(), optimizer, scaler, clip_norm=1.0)
+    assert float((layer.weight.detach() - before).norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["codec", "recogniser"])
+def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
+    mels, texts = trained_codec()[0].encode_clips(waves())[0], [r.text for r in manifest()]
+    scales, whole = [], torch.amp.GradScaler.step
+
+    def step(scaler, optimizer):
+        scales.append(scaler.get_scale())
+        return whole(scaler, optimizer)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "step", step)
+    if name == "codec":
+        codec = MelCodec(dataclasses.replace(CODEC, steps=3))
+        steps = train_codec(codec, waves(), "cpu", "fp16")
+    else:
+        config = RecognizerConfig(width=32, blocks=1, steps=3, batch=4)
+        model = Recognizer(config, alphabet_of(texts))
+        steps = train_recognizer(model, mels, texts, "cpu", "fp16")
+    assert all(math.isfinite(loss) for _, loss in steps)
+    assert len(scales) == 3 and scales[0] == 65536.0
+
+
+# --- how long -------------------------------------------------------------------------------
+
+
+def course(figures: list[float], seconds_a_step: float = 0.1, **settings) -> Course:
+    """A course of cycles of 10 steps over made-up held-out figures, driven to its end."""
+    config = CourseConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
+    seconds, shown = itertools.count(0.0, seconds_a_step), iter(figures)
+    now = [next(seconds)]
+    found = Course(config, look=lambda: next(shown), clock=lambda: now[0])
+    while not found.done:
+        now[0] = next(seconds)
+        found.advance(1.0, taken=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("figures", "steps", "reason"),
+    [
+        ([0.09], 10, "good enough"),  # a corpus that one cycle is enough for takes no longer
+        ([0.5, 0.08], 30, "good enough"),
+        ([0.5, 0.3, 0.299], 70, "falls no more"),
+        ([0.5, 0.6], 30, "falls no more"),
+    ],
+)
+def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figures, steps, reason):
+    found = course(figures)
+    assert (found.step, found.steps, found.reason) == (steps, steps, reason)
+    assert found.record()["held_out"] == figures[-1]
+
+
+def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
+    found = course([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
+    assert found.step == 30 and found.reason == "the limit of 0.5 minutes"
+    never = course([0.9], seconds_a_step=1.0, minutes=0.0)
+    assert never.step == 10 and never.reason == "the limit of 0 minutes"
+
+
+def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
+    found = codec_course(MelCodec(dataclasses.replace(CODEC, steps=2)), [])
+    assert found.look is None
+    while not found.done:
+        found.advance(1.0, taken=True)
+    assert found.step == 2 and "no held-out clips" in found.reason
+
+
+def small(kind: str):
+    """A codec or recogniser that cannot be good enough in two cycles, and its course and steps."""
+    torch.manual_seed(0)
+    length = {"steps": 4, "minutes": 1.0, "least_gain": 0.9, "look_every": 3}
+    texts = [r.text for r in manifest()]
+    if kind == "codec":
+        codec = MelCodec(CodecConfig(**{**vars(CODEC), **length}))
+        own = codec_course(codec, waves()[:4])
+        return codec, own, train_codec(codec, waves()[4:], "cpu", "fp32", course=own)
+    mels = trained_codec()[0].encode_clips(waves())[0]
+    config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
+    model = Recognizer(config, alphabet_of(texts))
+    own = recognizer_course(model, mels[:4], texts[:4])
+    return model, own, train_recognizer(model, mels[4:], texts[4:], "cpu", "fp32", course=own)
+
+
+@pytest.mark.parametrize("kind", ["codec", "recogniser"])
+def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(kind):
+    ends = []
+    for _ in range(2):
+        model, own, steps = small(kind)
+        figures = own.follow(steps, lambda *_: None)
+        ends.append((figures["steps"], figures["ended"], figures["held_out_by_step"]))
+        assert not model.training and figures["steps"] == 12 and len(own.losses) == 12
+        assert [step for step, _ in own.looks] == [3, 4, 6, 9, 12]
+        ends.append([p.detach().sum().item() for p in model.parameters()])
+    assert ends[:2] == ends[2:]
+
+
+@pytest.mark.parametrize("over", [{"steps": 0}, {"minutes": -1.0}, {"look_every": 0}])
+def test_settings_that_cannot_work_are_refused(over):
+    with pytest.raises(ConfigError, match=f"Config.{next(iter(over))}"):
+        RecognizerConfig(**over)
