@@ -22,7 +22,7 @@ CURES = {
     "missing": "put the recording there, or take the line out",
     "unreadable": "copy or export the recording again",
     "too short": "join it with its neighbour, or leave it out",
-    "too long": "cut it at a pause, or raise the limit where the model has room",
+    "too long": "01_data_prep cuts it at its pauses where it can; else cut it there yourself",
     "long text": "cut the recording and its text at a pause",
     "silent": "check the microphone or the cut; export it again",
     "clipped": "record it again at a lower level: what is cut off cannot be brought back",
@@ -39,6 +39,12 @@ CURES = {
     "rare letter": "see whether it is a slip of the keyboard; the voice hardly hears it",
     "also in training": "take it out of one of the two: it flatters the held-out figures",
 }
+
+# Cutting needs a recogniser, which is trained on what was kept.
+OFFER = (
+    " What is too long is cut at its pauses further down in that notebook, once its recogniser is "
+    "trained: with a higher REFUSE_PERCENT it gets there."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +150,25 @@ class Ledger:
         kept = [row for row in self.kept if row.id not in gone]
         return dataclasses.replace(self, kept=kept, refused=self.refused + found)
 
+    def with_clips(self, clips: list[Utterance]) -> "Ledger":
+        """The ledger after refused recordings were cut into `clips`, which stand in their lines.
+
+        Of such a recording only the seconds in no clip are lost.
+        """
+        cut_s = collections.Counter()
+        for clip in clips:
+            cut_s[clip.file, clip.line] += clip.seconds
+        refused = []
+        for finding in self.refused:
+            found_s = cut_s[finding.file, finding.line]
+            if found_s:
+                reason = f"{finding.reason}; {found_s:.1f} s of it are kept, cut at pauses"
+                left_s = finding.seconds - found_s
+                finding = dataclasses.replace(finding, seconds=left_s, reason=reason)
+            if not found_s or finding.seconds > 0:
+                refused.append(finding)
+        return dataclasses.replace(self, kept=[*self.kept, *clips], refused=refused)
+
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` says where the ledger lies."""
         reasons = collections.Counter(f.kind for f in self.refused).most_common(3)
@@ -152,11 +177,12 @@ class Ledger:
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {listed or 'nothing'}.")
         if self.lost_percent > config.refuse_percent:
+            offer = OFFER if "too long" in example else ""
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
                 f"(limit {config.refuse_percent} %): {listed}. "
                 f"See {where}; mend the clips, or go on without them: raise REFUSE_PERCENT in the "
-                "second cell of 01_data_prep (`refuse_percent` of ManifestConfig)."
+                f"second cell of 01_data_prep (`refuse_percent` of ManifestConfig).{offer}"
             )
 
 

@@ -192,10 +192,14 @@ def neighbours(
     return rows
 
 
-def recognizer_course(model: Recognizer, mels: list[Tensor], texts: list[str]) -> Course:
-    """A course that ends when the error rate on held-out pairs is low or falls no more."""
-    if not mels:
+def recognizer_course(model: Recognizer, held: list[tuple[Tensor, str]]) -> Course:
+    """A course that ends when the error rate on `held` is low or falls no more.
+
+    `held` are (log-mel (M, T), text) pairs that training never sees.
+    """
+    if not held:
         return Course(model.config)
+    mels, texts = (list(column) for column in zip(*held))
 
     def look() -> float:
         model.eval()

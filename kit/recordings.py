@@ -1,16 +1,17 @@
 """A folder of long recordings with transcripts becomes a dataset in LJSpeech layout.
 
-`cut_long` finds the words of `NAME.txt` in `NAME.wav`, cuts it in the pauses, and writes the clips,
-`metadata.csv` and a ledger of every second that is in no clip. The recogniser is one that notebook
-03 trained on recordings of the same language that were clips already: a first hour or so must come
-from elsewhere or be cut by hand. Originals are only read. Knows nothing of where words or cuts
-are found.
+`cut_rows` does it for rows of a dataset that are too long for the model. `cut_long` finds the
+words of `NAME.txt` in `NAME.wav`, cuts it in the pauses, and writes the clips, `metadata.csv` and a
+ledger of every second that is in no clip. The recogniser is one that 01_data_prep trained on
+recordings of the same language that were clips already: a first hour or so must come from elsewhere
+or be cut by hand. Originals are only read. Knows nothing of where words or cuts are found.
 """
 
 import dataclasses
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from kit.codec import MelCodec
 from kit.config import digest, require_disk, write_atomic
 from kit.container import UnreadableError, opened
 from kit.cut import CutConfig, Span, plan_cuts
+from kit.ledger import Utterance
 from kit.listen import Listener
 from kit.longform import Walk, WalkConfig, read_tokens
 from kit.recognizer import Recognizer
@@ -167,6 +169,48 @@ def cut_long(
         progress(before_s, total_s)
     _write_tables(into, rows, losses)
     return losses
+
+
+def cut_rows(
+    rows: list[Utterance],
+    recognizer: Recognizer,
+    codec: MelCodec,
+    into: Path,
+    config: CutConfig,
+    walk: WalkConfig,
+    progress: Callable = lambda *_: None,
+) -> list[Utterance]:
+    """The clips that recordings of `rows` make when they are cut in pauses, under `into`.
+
+    For recordings longer than the model has positions for. A clip keeps speaker, split and place in
+    the table of its row, whose id its own begins with: ID_0001, ID_0002 ... Originals are copied.
+    """
+    whole, clips = Path(into) / "whole", Path(into) / "clips"
+    shutil.rmtree(whole, ignore_errors=True)
+    whole.mkdir(parents=True)
+    owner = {}
+    for number, row in enumerate(rows, 1):
+        audio = whole / f"{number:06d}{Path(row.audio).suffix}"
+        shutil.copy2(row.audio, audio)  # with its date: what was cut before is not cut again
+        audio.with_suffix(".txt").write_text(row.text, encoding="utf-8")
+        shutil.copystat(row.audio, audio.with_suffix(".txt"))
+        owner[audio.stem] = row
+    if rows:
+        cut_long(whole, recognizer, codec, clips, config, walk, progress)
+    shutil.rmtree(whole)
+    table = clips / "metadata.csv"
+    lines = table.read_text(encoding="utf-8").splitlines() if rows else []
+    made = []
+    for line in lines:
+        name, text = line.split("|")
+        number, part = name.split("_")
+        audio, row = clips / "wavs" / f"{name}.wav", owner[number]
+        made.append(
+            dataclasses.replace(
+                row, id=f"{row.id}_{part}", audio=str(audio), text=text, seconds=_seconds(audio)
+            )
+        )
+    return made
 
 
 def fingerprint(recognizer: Recognizer) -> str:

@@ -145,7 +145,7 @@ def small(kind: str):
     mels = trained_codec()[0].encode_clips(waves())[0]
     config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
     model = Recognizer(config, alphabet_of(texts))
-    own = recognizer_course(model, mels[:4], texts[:4])
+    own = recognizer_course(model, list(zip(mels[:4], texts[:4])))
     return model, own, train_recognizer(model, mels[4:], texts[4:], "cpu", "fp32", course=own)
 
 

@@ -61,6 +61,7 @@ ALLOWED = {
     "cut": {"config", "listen", "longform"},
     "recordings": {
         *("config", "store", "container", "codec", "recognizer", "listen", "longform", "cut"),
+        "ledger",
     },
     "shards": set(),
     "batches": {"config"},

@@ -20,7 +20,7 @@ from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 from kit.corpus import load_words
 from kit.cut import CutConfig
 from kit.layouts import read_dataset
-from kit.ledger import ManifestConfig
+from kit.ledger import Ledger, ManifestConfig, Utterance, refuse
 from kit.listen import Listener
 from kit.longform import Walk, WalkConfig, read_tokens, segments_of
 from kit.recognizer import (
@@ -31,7 +31,7 @@ from kit.recognizer import (
     edit_distance,
     train_recognizer,
 )
-from kit.recordings import CutError, cut_long, find_recordings, names_of
+from kit.recordings import CutError, cut_long, cut_rows, find_recordings, names_of
 
 HEAR = ToneRecognizer().eval()
 CUT = CutConfig(min_s=0.5, max_s=6.0)
@@ -131,6 +131,37 @@ def test_the_folder_is_a_dataset_like_any_other(tmp_path):
     cut(tmp_path / "in", tmp_path / "out")
     found = read_dataset(tmp_path / "out", ManifestConfig(language="en"))
     assert len(found.rows) == 8 and not found.refused
+
+
+def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
+    rows = []
+    for number in range(2):
+        texts = sentences(8, seed=number)
+        audio = tmp_path / "data" / f"r {number}.wav"
+        seconds = record(audio, paused(texts, number), "")
+        rows.append(
+            Utterance(
+                id=f"r_{number}", audio=str(audio), text=" ".join(texts), speaker=f"s{number}",
+                split="train", line=number + 1, seconds=seconds, file="metadata.csv",
+            )
+        )  # fmt: skip
+    made = cut_rows(rows, HEAR, CODEC, tmp_path / "long", CUT, WALK)
+    for row in rows:
+        own = [clip for clip in made if clip.line == row.line]
+        assert [clip.id for clip in own][:2] == [f"{row.id}_0001", f"{row.id}_0002"]
+        assert " ".join(clip.text for clip in own) == row.text
+        assert {clip.speaker for clip in own} == {row.speaker}
+    assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
+    marks = (tmp_path / "long/clips/cut").glob("*.json")
+    dates = {mark: mark.stat().st_mtime_ns for mark in marks}
+    again = cut_rows(rows, HEAR, CODEC, tmp_path / "long", CUT, WALK)
+    assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
+
+    lost = [refuse(row, "too long", "too long", row.seconds) for row in rows]
+    ledger = Ledger(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
+    assert ledger.kept == made and ledger.lost_percent < 30  # the pauses
+    assert all("kept, cut at pauses" in finding.reason for finding in ledger.refused)
+    assert cut_rows([], HEAR, CODEC, tmp_path / "none", CUT, WALK) == []
 
 
 def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_path):
