@@ -46,6 +46,7 @@ class CodecConfig(CourseConfig):
     griffin_lim_iters: int = 24
     magnitude_weight: float = 0.25  # of the log-magnitude loss beside the log-mel loss
     steps: int = 1200  # training steps, at least
+    good: float = 0.45  # loss on held-out clips, in nats, that is good enough
     batch: int = 8  # clips per training step
     crop_frames: int = 48  # mel frames per training clip
     lr: float = 4e-3
