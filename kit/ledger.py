@@ -84,7 +84,7 @@ class ManifestConfig:
     audio_root: str = ""  # folder that a JSONL's paths start from and stay in; "": the JSONL's own
     shortest_s: float = 0.2
     longest_s: float = 14.0  # what the model's code positions hold
-    most_characters: int = 2000  # of a text; what the text positions hold is counted in pieces
+    most_characters: int = 157  # what its text positions hold, were each letter a piece
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
     most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale

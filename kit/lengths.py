@@ -20,6 +20,7 @@ from kit.sequence import MOST_CODE, MOST_TEXT, TEXT_EXTRA, GPTConfig
 from kit.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+LONGEST_PIECE = 16  # characters: SentencePiece's own limit
 MOST_CANDIDATES = 20  # lengths tried by `grid_lengths`
 
 
@@ -45,6 +46,20 @@ class LengthReport:
 def longest(model: GPTConfig) -> GPTConfig:
     """`model` with the most positions that `fit_positions` may give it."""
     return model.with_positions(MOST_TEXT, MOST_CODE)
+
+
+def ledger_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
+    """Limits for a ManifestConfig: no row is refused that `model` could be given positions for.
+
+    Before there is a tokenizer, a text's letters are counted as if they made the longest pieces;
+    `fit_positions` counts again. `longest_s` above 0 refuses longer clips than those.
+    """
+    most = longest(model)
+    most_s = most.max_code_s(frame_rate)
+    return {
+        "longest_s": min(longest_s or most_s, most_s),
+        "most_characters": LONGEST_PIECE * (most.max_text - TEXT_EXTRA),
+    }
 
 
 def fit_positions(

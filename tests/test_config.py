@@ -27,6 +27,7 @@ from kit.config import (
 from kit.corpus import CorpusConfig
 from kit.cut import CutConfig
 from kit.decoder import DecoderConfig
+from kit.fitting import CourseConfig
 from kit.hub import HubConfig
 from kit.ledger import ManifestConfig
 from kit.loader import LoaderConfig
@@ -199,6 +200,7 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
 EVERY_CONFIG = (
     *SECTIONS.values(),
     ArchiveConfig,
+    CourseConfig,
     CutConfig,
     DecoderConfig,
     Habits,

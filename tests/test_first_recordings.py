@@ -8,15 +8,20 @@ import torch
 from helpers import GPT
 
 from kit.align import AlignConfig, Alignment, match
-from kit.audio import DatasetError
+from kit.audio import ClipMeasure, DatasetError
+from kit.config import CONFIGS, build
 from kit.evaluate import Scores, recognizer_doubt, voice_is_sound
+from kit.hardware import detect
 from kit.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.lengths import fit_positions, longest
+from kit.lengths import fit_positions, ledger_limits, longest
 from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.report import open_run
+from kit.rules import own_faults
 from kit.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
 from kit.tokenizer import Tokenizer
+from kit.trials import preset_task
 
+NOTEBOOKS = CONFIGS.parent / "notebooks"
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
 FRAME_RATE = 28.7  # codes a second
 
@@ -69,6 +74,21 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
     assert longest(PRESET).max_code_s(28.7) == pytest.approx(21.01, abs=0.01)
 
 
+def test_the_ledger_refuses_no_row_that_can_be_given_positions():
+    rules = build(ManifestConfig, ledger_limits(PRESET, FRAME_RATE))
+    long = rows((800, 20.9), (6500, 1.0), (20, 21.1))
+    kinds = [[kind for kind, _ in own_faults(r, measured(r.seconds), rules)] for r in long]
+    assert "long text" not in kinds[0] and "too long" not in kinds[0]
+    assert "long text" in kinds[1] and "too long" in kinds[2]
+    assert ledger_limits(PRESET, FRAME_RATE, 5.0)["longest_s"] == 5.0
+    assert ledger_limits(PRESET, FRAME_RATE, 99.0)["longest_s"] < 22
+
+
+def measured(seconds: float) -> ClipMeasure:
+    levels = {"peak": 0.5, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}
+    return ClipMeasure(rate_hz=22050, channels=1, subtype="PCM_16", seconds=seconds, **levels)
+
+
 def test_rows_longer_than_the_presets_positions_pack_into_those_given_them(tmp_path):
     texts = ["one fine morning " * 12, "two "]
     corpus = [dataclasses.replace(r, text=t) for r, t in zip(rows((2, 3.0), (2, 1.0)), texts)]
@@ -91,8 +111,15 @@ def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatc
     before = run.section("model")
     run.record(data={"positions": {"max_text": 224, "max_code": 608}})
     assert open_run().section("model") == before | {"max_text": 224, "max_code": 608}
-    other = json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
-    assert other["data"]["positions"]["max_text"] == 224
+    hw = detect()
+    assert preset_task(open_run().preset, hw, 1, rows=((200, 300),)).model.max_text == 224
+
+
+def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():
+    notebook = json.loads((NOTEBOOKS / "01_data_prep.ipynb").read_text(encoding="utf-8"))
+    code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    for name in ("REFUSE_PERCENT", "LONGEST_S"):
+        assert f"\n{name} = " in code[1] and any(name in cell for cell in code[2:])
 
 
 def test_the_message_names_the_parameter_that_a_person_can_change(tmp_path):
