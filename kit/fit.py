@@ -34,6 +34,10 @@ CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensor
 HOPELESS = 1.15  # times the limit: the plan is never so far off, so a GPU need not try
 
 
+class FitError(ValueError):
+    """A run that does not fit into memory; the message says what to change."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
     """A run, as far as its memory is concerned. The longest row decides."""
@@ -121,6 +125,15 @@ class Search:
         """Real steps it took."""
         return sum(v.tried for v in self.verdicts)
 
+    def best(self) -> Verdict:
+        """The verdict on `data`. Raises FitError when not even one row fits."""
+        if self.data is None:
+            raise FitError(
+                f"Not even one row a pass fits, so training cannot begin. {self.verdicts[-1]}"
+            )
+        fitting = (verdict for verdict in self.verdicts if verdict.fits)
+        return next(v for v in fitting if v.micro_batch == self.data.micro_batch)
+
 
 def limit_memory(hw: Hardware, fraction: float) -> int:
     """Bytes this process may use: `fraction` of the device, and no more than is free.
@@ -170,6 +183,21 @@ def largest_micro_batch(work: Workload) -> Search:
     return Search(data=data, verdicts=tuple(verdicts))
 
 
+def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
+    """What is to be told of switches chosen after `work` was `checked`; "" where nothing is.
+
+    What is planned to need no more than that passes at once; the rest is tried by a preflight of
+    its own. Raises FitError when it does not fit, with what was changed and what would help.
+    """
+    chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
+    if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
+        return ""
+    changed, verdict = ", ".join(differences(work, chosen)), preflight(chosen)
+    if not verdict.fits:
+        raise FitError(f"Since the check before the run: {changed}. {verdict}")
+    return f"since the check before the run: {changed}. {verdict}"
+
+
 def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
@@ -182,7 +210,7 @@ def change(work: Workload, room_bytes: int) -> str:
     return (
         "Even single rows with every saving on need "
         f"{other.planned_bytes / 2**30:.2f} GiB: choose the preset of a smaller tier, or leave the "
-        "longest utterances out (a lower `max_seconds`)."
+        "longest utterances out (`LONGEST_S` in 01_data_prep)."
     )
 
 

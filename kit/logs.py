@@ -107,6 +107,16 @@ def add_row(rows: list[dict], row: dict) -> None:
     rows.append(row)
 
 
+def held_out_losses(rows: list[dict]) -> dict[str, tuple[list, list]]:
+    """(steps, losses) of the validations by weights: "raw", and "EMA" where an average was kept."""
+    found = {}
+    for name, key in (("raw", "val_loss"), ("EMA", "ema_val_loss")):
+        marks = [row for row in rows if row[key] is not None]
+        if marks:
+            found[name] = ([row["step"] for row in marks], [row[key] for row in marks])
+    return found
+
+
 def scalars(row: dict) -> dict[str, float]:
     """The finite numbers of a row by name, `gate/cer` for one inside another; not its place."""
     found = {}

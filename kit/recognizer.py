@@ -108,7 +108,7 @@ def save_recognizer(model: Recognizer, path: Path) -> None:
 
 def load_recognizer(path: Path) -> Recognizer:
     """The recogniser saved at `path`. Raises RecognizerError when it is missing or damaged."""
-    return load_module(path, _from_header, RecognizerError, "run notebook 03_evaluate_ema.")
+    return load_module(path, _from_header, RecognizerError, "run notebook 01_data_prep.")
 
 
 def _from_header(header: dict) -> Recognizer:

@@ -1,8 +1,9 @@
 """One training run under a panel: build it from the switches, resume it, log it, save its voice.
 
 `TrainSession.run(values, stop)` is what a `TrainPanel` starts. It goes on from the newest sound
-checkpoint of an unfinished run, and leaves `model-raw` and `model-ema` behind at the end.
-The data come in as a callable from a position to batches. Knows the loop and its files; no widget.
+checkpoint of an unfinished run, and leaves `model-raw` behind at the end, and `model-ema` where an
+average was kept. The data come in as a callable from a position to batches. Knows the loop and its
+files; no widget.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from kit.speedups import Applied, SpeedConfig, pin
 from kit.state import TrainState
 from kit.steps import Diverged, StepEvent, TrainConfig, TrainError
 from kit.train import checkpointer, listen, train, validation_loss
-from kit.voice import save_model
+from kit.voice import WEIGHTS, save_model
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -40,6 +41,7 @@ class TrainSession:
     validation: list  # EffectiveBatches
     threads: int  # for PyTorch
     gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
+    check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
     state: TrainState | None = None  # of the latest run
 
@@ -63,7 +65,8 @@ class TrainSession:
     def run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         """Train with the switches in `values` until done or stopped, going on where a run stands.
 
-        A finished run has nothing left to do and yields nothing. Raises TrainError.
+        A finished run has nothing left to do and yields nothing. The switches may be others than
+        those that preflight saw, so `check` is asked first. Raises TrainError, and what it raises.
         """
         values = dict(values)
         grad_accum = values.pop("grad_accum", 1)
@@ -72,8 +75,10 @@ class TrainSession:
         torch.set_num_threads(self.threads)  # counts for the calling thread alone
         torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
+        checked = self.check(speed, grad_accum) if self.check else ""
         self.state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
         self.state.notes += [*self.state.applied.notes, *self._resume()]
+        self.state.notes += [checked] if checked else []
         for left in range(self.config.rollbacks, -1, -1):
             try:
                 yield from self._events(grad_accum, stop)
@@ -148,14 +153,21 @@ class TrainSession:
         return [*notes, f"resumed from step {self.state.step}"]
 
     def _finish(self) -> None:
-        """Leave the last weights, and the average: of the best step where a gate has judged."""
-        state = self.state
-        save_model(state.model, self.folder / "model-raw.safetensors")
+        """Leave the last weights, and the average: of the best step where a gate has judged.
+
+        Without an average the gate has heard the weights themselves: those of the best step stay.
+        """
+        state, average = self.state, self.folder / WEIGHTS["ema"]
+        if state.ema:
+            save_model(state.model, self.folder / WEIGHTS["raw"])
         if self.config.gate_every and 0 < state.best.step < state.step:
             state.restore(checkpoint.load(checkpoint.of_step(self.checkpoints, state.best.step)))
         if state.ema:
             with state.ema.swapped_in():
-                save_model(state.model, self.folder / "model-ema.safetensors")
+                save_model(state.model, average)
+        else:
+            save_model(state.model, self.folder / WEIGHTS["raw"])
+            average.unlink(missing_ok=True)  # of an earlier, shorter training
         write_atomic(self.folder / "train-finished", str(self.config.steps))
 
 

@@ -130,8 +130,9 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
     if rows == 1:
         raise TrainError(
             f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
-            "checkpointing and mixed precision on, leave the longest utterances out (a lower "
-            "`max_seconds`), or choose a smaller model. The run goes on from its last checkpoint."
+            "checkpointing and mixed precision on and run again: it goes on from its last "
+            "checkpoint. Or begin a new run without the longest utterances (`LONGEST_S` in "
+            "01_data_prep), or with the preset of a smaller tier."
         )
     state.micro_rows = 2 ** math.ceil(math.log2(rows)) // 2
     state.notes.append(

@@ -29,11 +29,13 @@ from kit.sentences import Part, fade, join, split
 from kit.sequence import GPTConfig
 from kit.store import contents, file_bytes, load_module, save_module
 from kit.stream_audio import AudioStream
-from kit.text import normalize
+from kit.text import TextError, normalize
 from kit.tokenizer import Tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 STREAM_CODES = 4  # handed to the vocoder together
+# What training leaves in a run's folder: the last weights, and their average where one was kept.
+WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}
 
 
 class VoiceError(ValueError):
@@ -92,6 +94,14 @@ class Voice:
         most = self.model.config.max_text - 2
         most = min(self.habits.longest_text or most, most)
         return split(text, self.language, lambda part: len(self.ids(part)) <= most)
+
+    def can_say(self, text: str) -> bool:
+        """Whether `speak` takes `text`: a word, and no letter the training text lacked."""
+        try:
+            self.ids(text)
+        except TextError:
+            return False
+        return True
 
     def within(self, config: GenerateConfig) -> GenerateConfig:
         """`config` with a length limit near this voice's own pace: what is longer is babble."""
@@ -262,12 +272,17 @@ def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
 
 
 def load_voice(
-    folder: Path, weights: str = "model-ema.safetensors", language: str = "am", device: str = "cpu"
+    folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
     """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise VoiceError(f"{folder} is an exported voice: kit.export.load_export reads it.")
+    if not (folder / weights).is_file() and weights == WEIGHTS["ema"]:
+        raise VoiceError(
+            f"{folder} has no {weights}: its training kept no average (`ema` was off), or has not "
+            "ended. Run notebook 02_train to its end, then 03_evaluate_ema."
+        )
     files = {
         "model": folder / weights,
         "codec": folder / "codec.safetensors",
@@ -287,6 +302,13 @@ def load_voice(
         voice, files, "run notebooks 01_data_prep to 02_train again, in a run of its own."
     )
     return voice.using()
+
+
+def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
+    """The voice of each set of weights in a run's folder: "raw", and "ema" where there is one."""
+    there = {name: file for name, file in WEIGHTS.items() if (Path(folder) / file).is_file()}
+    wanted = {"raw": WEIGHTS["raw"]} | there  # without the last weights training has not ended
+    return {name: load_voice(folder, file, language, device) for name, file in wanted.items()}
 
 
 def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:

@@ -13,8 +13,10 @@ from helpers import CPU, GPT
 from kit.batches import DataConfig
 from kit.config import CONFIGS, ConfigError, build, load_preset, merge
 from kit.fit import (
+    FitError,
     Workload,
     change,
+    check_again,
     differences,
     divisors,
     largest_micro_batch,
@@ -114,6 +116,41 @@ def test_the_search_says_when_not_even_one_row_fits():
     search = largest_micro_batch(workload(memory_bytes=2**20))
     assert search.data is None and search.trials == 0
     assert "smaller tier" in search.verdicts[-1].change
+
+
+def test_a_run_of_which_not_one_row_fits_is_refused_with_a_cure():
+    search = largest_micro_batch(workload(memory_bytes=2**20))
+    with pytest.raises(FitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
+        search.best()
+
+
+def test_the_best_of_a_search_is_the_verdict_on_its_rows():
+    work = workload(data=DataConfig(effective_batch=8, micro_batch=8, reference_frames=40))
+    limit = work.with_rows(4).planned_bytes * 1.05
+    small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
+    search = largest_micro_batch(dataclasses.replace(work, hw=small))
+    assert search.best().fits and search.best().micro_batch == search.data.micro_batch == 4
+
+
+def test_switches_that_need_no_more_than_what_was_checked_pass_without_a_word():
+    work = workload()
+    checked = preflight(work)
+    assert check_again(work, checked, SpeedConfig(sdpa=True), grad_accum=1) == ""
+    assert check_again(work, checked, SpeedConfig(), grad_accum=2) == ""
+
+
+def test_switches_that_need_more_than_what_was_checked_are_tried_and_told():
+    work = workload(speed=SpeedConfig(sdpa=True), rows=4)
+    found = check_again(work, preflight(work), SpeedConfig(ema=True), grad_accum=1)
+    assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in found
+
+
+def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
+    work = workload(speed=SpeedConfig(sdpa=True))
+    room = int(work.planned_bytes * 1.1 / 0.9)
+    tight = dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=room))
+    with pytest.raises(FitError, match=r"sdpa off\. It does not fit.*Change: sdpa on\."):
+        check_again(tight, preflight(tight), SpeedConfig(), grad_accum=1)
 
 
 def test_divisors_are_the_micro_batches_there_are():

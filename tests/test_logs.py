@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.config import DiskError
-from kit.logs import jsonl_log, read_log, tensorboard_log, wandb_log
+from kit.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
 from kit.steps import StepEvent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,3 +218,11 @@ def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+
+
+def test_held_out_losses_are_those_of_the_weights_there_are():
+    marks = [(1, None, None), (2, 3.0, None), (3, None, None), (4, 2.0, 1.5)]
+    rows = [{"step": step, "val_loss": raw, "ema_val_loss": ema} for step, raw, ema in marks]
+    assert held_out_losses(rows) == {"raw": ([2, 4], [3.0, 2.0]), "EMA": ([4], [1.5])}
+    assert held_out_losses(rows[:3]) == {"raw": ([2], [3.0])}
+    assert held_out_losses(rows[:1]) == {}

@@ -125,7 +125,7 @@ def test_a_damaged_recogniser_names_file_and_notebook(tmp_path, damage):
         save_recognizer(Recognizer(CONFIG, "ab"), path)
         whole = path.read_bytes()
         path.write_bytes({"empty": b"", "junk": b"x" * 99, "truncated": whole[:-9]}[damage])
-    with pytest.raises(RecognizerError, match=r"r\.safetensors.*03_evaluate_ema"):
+    with pytest.raises(RecognizerError, match=r"r\.safetensors.*01_data_prep"):
         load_recognizer(path)
 
 

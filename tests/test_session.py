@@ -15,6 +15,7 @@ import torch
 from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
 from kit import checkpoint
+from kit.fit import FitError
 from kit.logs import read_log
 from kit.session import summary
 from kit.steps import TrainError
@@ -223,6 +224,19 @@ def test_the_averaged_voice_is_that_of_the_best_hearing(tmp_path):
     assert [row["gate"] for row in logged(tmp_path) if row["gate"]][1]["cer"] == 0.4
 
 
+def test_without_an_average_the_weights_of_the_best_hearing_stay(tmp_path):
+    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+    session = tiny_session(tmp_path, config)
+    session.gate = heard([0.9, 0.4, 0.5, 0.6])
+    (tmp_path / "model-ema.safetensors").write_bytes(b"of an earlier training with an average")
+    list(session.run({"ema": False}, Event()))
+    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
+    left = [path.name for path in tmp_path.glob("model-*")]
+    assert left == ["model-raw.safetensors"]
+    for name, parameter in load_model(tmp_path / left[0]).named_parameters():
+        assert torch.equal(parameter, best["model"][name])
+
+
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
@@ -356,6 +370,23 @@ def test_switches_may_change_between_two_halves(whole, tmp_path):
     }
     rest = train_in(tmp_path, values=other)
     assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[1][5:]], rel=0.05)
+
+
+def test_switches_are_checked_again_before_the_first_step(tmp_path):
+    session, asked = tiny_session(tmp_path), []
+
+    def check(speed, grad_accum):
+        asked.append((speed.ema, speed.sdpa, grad_accum))
+        if speed.sdpa:
+            raise FitError("sdpa on. It does not fit.")
+        return "since the check before the run: ema on. It fits."
+
+    session.check = check
+    assert "ema on. It fits." in next(session.run(ON | {"grad_accum": 2}, Event())).note
+    with pytest.raises(FitError, match="does not fit"):
+        next(session.run({"sdpa": True}, Event()))
+    assert asked == [(True, False, 2), (False, True, 1)]
+    assert not steps_saved(tmp_path)
 
 
 def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ from kit.voice import (
     VoiceError,
     load_model,
     load_voice,
+    load_voices,
     remark,
     save_model,
     save_references,
@@ -280,6 +281,25 @@ def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(FILES[name], match=name):
         load_voice(folder)
+
+
+def test_a_run_without_an_average_has_one_voice(folder):
+    (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
+    assert list(load_voices(folder)) == ["raw"]
+    with pytest.raises(VoiceError, match=r"no average \(`ema` was off\).*03_evaluate_ema"):
+        load_voice(folder)
+    shutil.copy(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
+    assert list(load_voices(folder)) == ["raw", "ema"]
+
+
+def test_weights_that_training_has_not_left_yet_are_named(folder):
+    with pytest.raises(VoiceError, match=r"model-raw\.safetensors.*02_train"):
+        load_voices(folder)
+
+
+def test_a_voice_knows_what_it_can_say(voice):
+    assert voice.can_say(texts(1)[0])
+    assert not voice.can_say(f"{texts(1)[0]} Ж") and not voice.can_say("...")
 
 
 @pytest.mark.parametrize("name", list(FILES)[1:])
