@@ -97,6 +97,7 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 	  printf '%s s for this notebook, %s s in all\n' \
 	    "----- $$name: $$(($$(date +%s) - begun))" $$(($$(date +%s) - started)); \
 	done; \
+	touch "$$home/demo-finished"; \
 	printf '\nDone in %s s. Listen and look:\n' $$(($$(date +%s) - started)); \
 	printf '  report     %s\n' "$$home/report.html"; \
 	find "$$home" -name '*.wav' -path '*sample*' | sort | head -n 8 | sed 's/^/  sample     /'; \

@@ -76,12 +76,28 @@ class Run:
         report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
         report |= {"git": git_state()}
         started = os.environ.get("KIT_DEMO_STARTED")
-        if started:
-            elapsed_s = round(time.time() - float(started), 1)
-            report["wall_s"] = max(elapsed_s, report.get("wall_s", 0.0))  # a re-run finds work done
+        if started and not (self.folder / "demo-finished").exists():  # a re-run finds work done
+            report |= demo_times(report.get("demo_starts_s", {}), started, self.folder)
         write_atomic(self.folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False))
         write_atomic(self.folder / "report.html", page(report, self.folder))
         return report
+
+
+def demo_times(starts_s: dict[str, float], started: str, folder: Path) -> dict:
+    """`wall_s` of a demo that may have been interrupted: the sum of what its starts took so far.
+
+    `starts_s` has the seconds of each start, by its unix time; `started` is the one that runs. An
+    earlier one went on until the last file in `folder` was written before this one began.
+    """
+    starts_s, now_s = dict(starts_s), float(started)
+    if starts_s and started not in starts_s:
+        written = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
+        last, last_s = [*starts_s.items()][-1]
+        until_s = max((s for s in written if s < now_s), default=0.0)
+        starts_s[last] = max(last_s, round(until_s - float(last), 1))
+    starts_s[started] = round(time.time() - now_s, 1)
+    times = {"demo_starts_s": starts_s, "wall_s": round(sum(starts_s.values()), 1)}
+    return times | {"interruptions": len(starts_s) - 1}
 
 
 def finite(figures):

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -61,6 +62,31 @@ def test_the_clock_of_the_demo_is_recorded(run, monkeypatch):
     assert "wall_s" not in run.record()
     monkeypatch.setenv("KIT_DEMO_STARTED", "0")
     assert run.record()["wall_s"] > 1e9
+
+
+def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypatch):
+    now_s = int(time.time())
+    for began_s in (now_s - 1000, now_s - 300):
+        monkeypatch.setenv("KIT_DEMO_STARTED", str(began_s))
+        with monkeypatch.context() as clock:
+            clock.setattr("kit.report.time.time", lambda began_s=began_s: began_s + 50.0)
+            found = run.record()
+        log = run.path("train.jsonl")  # what was written after the last record counts, too
+        log.write_text("")
+        os.utime(log, (began_s + 200, began_s + 200))
+        os.utime(run.folder / "report.json", (began_s + 50, began_s + 50))
+        os.utime(run.folder / "report.html", (began_s + 50, began_s + 50))
+    assert found["wall_s"] == 200 + 50 and found["interruptions"] == 1
+    assert list(found["demo_starts_s"].values()) == [200, 50]
+
+
+def test_a_demo_that_finds_its_work_done_keeps_its_clock(run, monkeypatch):
+    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 100))
+    first_s = run.record()["wall_s"]
+    run.path("demo-finished").touch()
+    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 5))
+    found = run.record()
+    assert (found["wall_s"], found["interruptions"]) == (first_s, 0)
 
 
 class Page(HTMLParser):
