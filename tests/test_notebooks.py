@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kit.hardware import PRODUCT
+
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 MAX_CELL_LINES = 15
@@ -83,6 +85,25 @@ def test_no_library_code(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 assert lines <= MAX_DEF_LINES, f"{node.name} in cell {cell.id}: {lines} lines"
+
+
+@each
+def test_text_is_spelt_in_the_language_of_the_data(path):
+    """`normalize` takes Amharic where nothing is said; a notebook always says it."""
+    nodes = [node for cell in code_cells(path) for node in ast.walk(parse(cell))]
+    calls = [
+        n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "normalize"
+    ]
+    assert all(len(call.args) == 2 for call in calls)
+
+
+def test_the_picture_of_a_product_names_the_size_that_is_timed(monkeypatch):
+    titles, (rows, inner, columns) = [], PRODUCT["cpu"]
+    monkeypatch.setattr("kit.plots.bars", lambda names, values, unit, title: titles.append(title))
+    monkeypatch.setattr("kit.plots.show", lambda figure: None)
+    cell = next(c for c in code_cells(FOLDER / "00_setup.ipynb") if "product_seconds" in c.source)
+    exec(cell.source, {})
+    assert titles == [f"One {rows} x {inner} x {columns} product on the CPU"]
 
 
 @each
