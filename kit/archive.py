@@ -20,7 +20,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
-from kit.config import digest, require, require_disk, require_within, write_atomic
+from kit.config import (
+    digest,
+    make_folder,
+    require,
+    require_disk,
+    require_within,
+    write_atomic,
+    writing,
+)
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # in a folder that stands whole: which archive it came from
@@ -80,11 +88,12 @@ def unpack(
         return folder
     begun = folder.with_name(f".{folder.name}.unpacking")
     shutil.rmtree(begun, ignore_errors=True)  # what an interrupted call left
-    begun.mkdir(parents=True)
+    make_folder(begun)
     try:
         _unpack_into(archive, suffix, begun, config, progress)
         write_atomic(begun / MARK, key)
-        begun.rename(folder)
+        with writing(folder):
+            begun.rename(folder)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
     return folder
@@ -163,7 +172,10 @@ class Writer:
         except OSError as error:
             if error.errno in _CLASHES:
                 self.refuse(f"{name[:200]!r}, which the disk does not take ({error.strerror})")
-            raise
+            if error.errno is None:  # bz2's word for damaged data
+                raise
+            with writing(self.folder / name[:200]):
+                raise
 
     def make_folder(self, name: str) -> None:
         with self.placing(name) as path:

@@ -25,7 +25,7 @@ from torch import Tensor
 from kit.audio import DatasetError
 from kit.batches import DataConfig, chunks
 from kit.codec import MelCodec, load_wave
-from kit.config import digest, file_digest, require_disk, write_atomic
+from kit.config import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.ledger import Utterance
 from kit.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
 from kit.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ def build_cache(
     DiskError for a full disk, CacheError when `rows` alone need more than `max_cache_gib`.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     sweep(folder)
     clips = clip_digests(rows, digests)
     found = find_clips(folder, key, set(clips), say)

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kit.config import file_digest, replacing, require_disk, write_atomic
+from kit.config import file_digest, make_folder, replacing, require_disk, write_atomic
 
 
 class CheckpointError(ValueError):
@@ -59,7 +59,7 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
     when the disk is full; older checkpoints stay.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for left_by_a_kill in folder.glob(".step-*"):
         left_by_a_kill.unlink()
     tensors, plain = flatten(tree)

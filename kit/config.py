@@ -197,32 +197,65 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
         )
 
 
+_FULL = "Free some disk space and run again; finished work is kept."
+_CLOSED = (
+    "This user may not write there, or the disk is read-only: set KIT_RUNS to a folder that can be "
+    "written to, and run again."
+)
+_GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
+CURES_OF_DISKS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
+}
+OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell what the disk objects to inside the block as a DiskError with `path` and the cure."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        reason, cure = error.strerror or str(error), CURES_OF_DISKS.get(error.errno, "")
+        raise DiskError(
+            error.errno, f"could not write {path}: {reason}. {cure or OTHER_CURE}"
+        ) from error
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
 
     Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
-    Raises DiskError with the cure when the disk is full.
+    Raises DiskError with the cure when the disk is full, closed to writing or gone.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = None
     try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DiskError(
-            error.errno,
-            f"could not write {path}: {error.strerror}. "
-            "Free some disk space and run again; finished work is kept.",
-        ) from error
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(handle)
+            temporary = Path(name)
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
+            os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with contextlib.suppress(OSError):  # its folder is gone: so is it
+                temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> Path:
+    """`path` as a folder, made with those above it. Raises DiskError with the cure."""
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

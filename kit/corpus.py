@@ -26,6 +26,7 @@ from kit.config import (
     LARGEST_SEED,
     ConfigError,
     digest,
+    make_folder,
     require,
     require_disk,
     require_within,
@@ -255,7 +256,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         return folder
     _forget_others(folder, key)
     wavs = folder / "wavs"
-    wavs.mkdir(parents=True, exist_ok=True)
+    make_folder(wavs)
     require_disk(folder, config.utterances * CLIP_BYTES)
     rows = [
         (f"{split}_{i:06d}", text, i % config.speakers)

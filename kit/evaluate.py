@@ -7,6 +7,7 @@ manifest; nothing of training.
 """
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kit.codec import MelCodec, load_wave
+from kit.config import write_atomic
 from kit.ledger import Utterance
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, cer
@@ -98,13 +100,17 @@ def save_samples(
     folder: Path,
     most: int = 3,
 ) -> list[dict]:
-    """Write the first few waveforms of each variant; returns rows for the report's `samples`."""
+    """Write the first few waveforms of each variant; returns rows for the report's `samples`.
+
+    Raises DiskError with the cure where they cannot be written.
+    """
     rows = []
     for variant, (texts, waves) in named.items():
         for i, (text, wave) in enumerate(itertools.islice(zip(texts, waves), most)):
             path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            soundfile.write(path, wave.numpy(), rate)
+            file = io.BytesIO()
+            soundfile.write(file, wave.numpy(), rate, format="WAV")
+            write_atomic(path, file.getvalue())
             rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
     return rows
 

@@ -7,6 +7,7 @@ byte before it uses one, and runs nothing it reads. Knows voices; nothing of tra
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import os
@@ -20,7 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
-from kit.config import brief, build, digest, file_digest, nearest, replacing, write_atomic
+from kit.config import (
+    brief,
+    build,
+    digest,
+    file_digest,
+    make_folder,
+    nearest,
+    replacing,
+    write_atomic,
+    writing,
+)
 from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
@@ -121,7 +132,10 @@ def export_voice(
         )
     with staged(prepare(folder)) as new:
         with replacing(new / "model.safetensors") as file:
-            safetensors.torch.save_file(tensors, file)
+            try:
+                safetensors.torch.save_file(tensors, file)
+            except safetensors.SafetensorError as error:  # it has words of its own for a full disk
+                raise OSError(errno.ENOSPC, str(error)) from error
         save_codec(voice.codec, new / "codec.safetensors")
         write_atomic(new / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
         save_references(voice.references, new / "references.safetensors", voice.habits)
@@ -141,12 +155,13 @@ def staged(folder: Path) -> Iterator[Path]:
     """
     new = folder / ".new"
     shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
-    new.mkdir()
+    make_folder(new)
     try:
         yield new
-        (folder / CARD).unlink(missing_ok=True)
-        for name in (*FILES, CARD):
-            os.replace(new / name, folder / name)
+        with writing(folder):
+            (folder / CARD).unlink(missing_ok=True)
+            for name in (*FILES, CARD):
+                os.replace(new / name, folder / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
@@ -155,8 +170,7 @@ def prepare(folder: Path) -> Path:
     """`folder`, made where there is none."""
     if folder.exists() and not folder.is_dir():
         raise VoiceError(f"{folder} is a file: name a folder to export to.")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return make_folder(folder)
 
 
 def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig) -> Card:

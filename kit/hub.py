@@ -19,7 +19,15 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from kit.config import digest, require, require_disk, require_within, write_atomic
+from kit.config import (
+    digest,
+    make_folder,
+    require,
+    require_disk,
+    require_within,
+    write_atomic,
+    writing,
+)
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
@@ -78,7 +86,7 @@ def from_huggingface(
     used, DiskError when the disk is full.
     """
     into = Path(into)
-    (into / "wavs").mkdir(parents=True, exist_ok=True)
+    make_folder(into / "wavs")
     key = digest(dataclasses.replace(config, save_every=1))
     if _finished(into, key):
         return into
@@ -175,8 +183,9 @@ def _take(
         file = io.BytesIO()
         soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
         part = into / "wavs" / f"{name}.part"
-        part.write_bytes(file.getvalue())
-        part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
+        with writing(part):
+            part.write_bytes(file.getvalue())
+            part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
         table.write(f"{name}|{text}|{text}|{speaker}\n".encode())
         place.seconds += len(wave) / rate
     place.rows += 1

@@ -37,8 +37,12 @@ def jsonl_log(path: Path) -> Listener:
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
             file = file or _open_whole(path)
+            require_there(path)
             if file.write(line) < len(line):  # all that a full disk could still take
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except DiskError:
+            file = None
+            raise
         except OSError as error:
             file = None
             raise DiskError(
@@ -49,6 +53,20 @@ def jsonl_log(path: Path) -> Listener:
         last_s = event.unix_s
 
     return write
+
+
+def require_there(path: Path) -> None:
+    """Raise DiskError when the file that is being written is at `path` no more.
+
+    A deleted file takes all that is written to it, in silence, and is gone when it is closed.
+    """
+    if not path.exists():
+        raise DiskError(
+            errno.ENOENT,
+            f"{path} was deleted or moved while training wrote it, with its run's folder perhaps. "
+            "Training stops here: bring the folder back and run again, it goes on from the last "
+            "checkpoint there; without one it begins anew",
+        )
 
 
 def _open_whole(path: Path):

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kit.audio import ClipMeasure, DatasetError, measure_clip
-from kit.config import CONFIGS
+from kit.config import CONFIGS, make_folder, writing
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
 CHUNK = 64  # clips between two appended pieces of the cache
@@ -42,7 +42,8 @@ def measure_clips(
 
     `workers` at a time (default: as many as this process has cores), as threads or `processes`
     (default: whichever is faster). `progress(done, total)` is called as they are finished.
-    Raises DatasetError when the folder of a clip is gone; what was measured is in `cache`.
+    Raises DatasetError when the folder of a clip is gone, DiskError when `cache` cannot be written;
+    what was measured is in `cache`.
     """
     absolute = {path: os.path.abspath(path) for path in paths}
     found = _known(cache, set(absolute.values()), decode_s)
@@ -54,7 +55,12 @@ def measure_clips(
     if processes is None:
         processes = workers >= PROCESSES_FROM_CORES and len(todo) >= PROCESSES_FROM_CLIPS
     if todo:
-        with _appendable(cache) as file, _Pool(workers, decode_s, processes) as pool:
+        # Around all of it: what a full disk did not take is written again when the file is closed.
+        with (
+            writing(cache),
+            _appendable(cache) as file,
+            _Pool(workers, decode_s, processes) as pool,
+        ):
             for lines in pool.chunks(todo):
                 found |= _take(lines, file, len(found), total)
                 progress(len(found), total)
@@ -129,7 +135,7 @@ def _lines(cache: Path) -> Iterator[dict]:
 
 def _appendable(cache: Path):
     """The cache opened for appending, on a line of its own behind a torn one."""
-    Path(cache).parent.mkdir(parents=True, exist_ok=True)
+    make_folder(Path(cache).parent)
     file = open(cache, "ab+")  # noqa: SIM115  closed by the caller's `with`
     if file.tell():
         file.seek(-1, os.SEEK_END)

@@ -19,7 +19,7 @@ import numpy as np
 import soundfile
 
 from kit.codec import MelCodec
-from kit.config import digest, require_disk, write_atomic
+from kit.config import digest, make_folder, require_disk, write_atomic, writing
 from kit.container import UnreadableError, opened
 from kit.cut import CutConfig, Span, plan_cuts
 from kit.ledger import Utterance
@@ -98,7 +98,9 @@ def cut_recording(
     for number, clip in enumerate(clips, 1):
         rows.append({"id": f"{name}_{number:04d}", "text": clip.text, "seconds": clip.seconds})
         # No fsync for each of a thousand clips: they count only once the recording's mark stands.
-        (into / "wavs" / f"{rows[-1]['id']}.wav").write_bytes(_samples(listener, clip))
+        path = into / "wavs" / f"{rows[-1]['id']}.wav"
+        with writing(path):
+            path.write_bytes(_samples(listener, clip))
     losses += _missing(listener)
     return rows, [
         Loss(file=audio.name, start_s=s.start_s, end_s=s.end_s, reason=s.reason) for s in losses
@@ -150,7 +152,7 @@ def cut_long(
     """
     folder, into = Path(folder), Path(into)
     recordings = find_recordings(folder)
-    (into / "wavs").mkdir(parents=True, exist_ok=True)
+    make_folder(into / "wavs")
     require_disk(into, sum(audio.stat().st_size for audio in recordings))
     lengths_s = [_seconds(audio) for audio in recordings]
     total_s, weights = sum(lengths_s), fingerprint(recognizer)

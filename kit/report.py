@@ -17,7 +17,7 @@ from pathlib import Path
 
 from IPython.display import display
 
-from kit.config import CONFIGS, ConfigError, load_preset, merge, write_atomic
+from kit.config import CONFIGS, ConfigError, load_preset, make_folder, merge, write_atomic
 from kit.hardware import choose_preset, detect, versions
 from kit.recommend import overlay
 
@@ -32,7 +32,7 @@ class Run:
     def path(self, *parts: str) -> Path:
         """A path inside the run's folder, its parent made."""
         path = self.folder.joinpath(*parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return path
 
     def section(self, name: str) -> dict:

@@ -24,7 +24,16 @@ import torch
 
 from kit.batches import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan
 from kit.choice import Trial, Variant, compare
-from kit.config import build, digest, load_preset, merge, require, require_within
+from kit.config import (
+    build,
+    digest,
+    load_preset,
+    make_folder,
+    merge,
+    require,
+    require_within,
+    writing,
+)
 from kit.hardware import Hardware, peak_memory_bytes, versions
 from kit.model import SpeechGPT
 from kit.sequence import EffectiveBatch, GPTConfig, collate
@@ -281,8 +290,8 @@ def read_results(path: Path) -> list[dict]:
 
 def append_result(path: Path, result: dict) -> None:
     """Add one line to a results file, on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    make_folder(path.parent)
+    with writing(path), open(path, "a+b") as file:
         # What a kill cut short must not swallow the next line.
         whole = file.tell() == 0 or path.read_bytes().endswith(b"\n")
         file.write((b"" if whole else b"\n") + json.dumps(result).encode() + b"\n")

@@ -125,7 +125,9 @@ ALLOWED = {
         *("sampling", "voice"),
     },
     "program": {"config", "decoder", "model", "sequence", "voice", "export"},
-    "evaluate": {"text", "codec", "recognizer", "ledger", "model", "sampling", "voice"},
+    "evaluate": {
+        *("config", "text", "codec", "recognizer", "ledger", "model", "sampling", "voice"),
+    },
     "bench": {"config", "hardware", "sampling", "generate", "voice"},
     "variants": {"cache", "quantize", "sampling", "agreement", "voice", "bench"},
     "xtts": {"config", "text", "codec", "recognizer", "model"},
