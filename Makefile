@@ -24,13 +24,13 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-browser bench-data bench-train bench-infer lint clean
+.PHONY: help demo lab test test-plain-cpu test-browser bench-data bench-train bench-infer lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  PYTHON=python3.12  which Python makes .venv (3.11, 3.12 or 3.13)"
 	@echo "  TORCH=cpu          torch without CUDA: 1 GB in place of 5, from download.pytorch.org"
@@ -110,6 +110,9 @@ lab: $(STAMP)  ## JupyterLab on the first notebook
 
 test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user installed, notebooks too
+	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)
 
 test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)

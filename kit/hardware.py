@@ -146,12 +146,18 @@ def choose_precision(hw: Hardware) -> Choice:
             reason=f"compute capability {version} has no tensor cores: fp16 would gain too little "
             "for its narrow range",
         )
-    # In turns, so that a busy moment slows both.
-    pairs = [(product_seconds(torch.float32), product_seconds(torch.bfloat16)) for _ in range(4)]
-    fp32_s, bf16_s = map(min, zip(*pairs))
-    ratio = fp32_s / bf16_s
-    faster = f"a bf16 product ran {ratio:.1f}x as fast as an fp32 one on this processor"
-    return Choice(value="bf16" if ratio > 1.3 else "fp32", reason=faster)
+    fp32_s, bf16_s = [], []
+    for _ in range(8):  # in turns, so that a busy moment slows both
+        fp32_s.append(product_seconds(torch.float32, 1))
+        bf16_s.append(product_seconds(torch.bfloat16, 1))
+        if bf16_s[0] > 4 * fp32_s[0]:
+            break  # emulated; a second product may take another half a second
+    ratio = min(fp32_s) / min(bf16_s)
+    faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
+    if ratio > 1.3:
+        return Choice(value="bf16", reason=faster)
+    slow = ": bf16 is emulated here" if ratio < 0.5 else ""
+    return Choice(value="fp32", reason=f"{faster}{slow}")
 
 
 def dotted(capability: tuple) -> str:
@@ -231,21 +237,27 @@ def choose_preset(hw: Hardware) -> Choice:
     return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
 
 
-def free_cores(hw: Hardware, samples: int = 4, sample_s: float = 0.5) -> Choice:
+def free_cores(hw: Hardware, samples: int = 16, sample_s: float = 0.5) -> Choice:
     """How many cores nobody else keeps busy; at least one.
 
-    The quietest of a few samples counts, and work that yields to ours (niced) does not: a moment's
-    noise must not halve the speed of an hour.
+    The quietest sample counts, and work that yields to ours (niced) does not: a moment's noise must
+    not halve the speed of an hour. An idle machine is known by its first sample.
     """
     import psutil
 
-    idle = []
-    for _ in range(samples):
+    busy = float(hw.cores)
+    for number in range(1, samples + 1):
         shares = psutil.cpu_times_percent(sample_s)
-        idle.append((shares.idle + getattr(shares, "nice", 0.0)) / 100)
-    busy = hw.cores * (1 - min(1.0, max(idle)))
-    free = max(1, round(hw.cores - busy))
-    return Choice(value=str(free), reason=f"{hw.cores} cores, {busy:.1f} of them busy just now")
+        idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100
+        busy = min(busy, hw.cores * (1 - idle))
+        free = max(1, round(hw.cores - busy))
+        if free == hw.cores:
+            return Choice(value=str(free), reason=f"{free} cores, none of them busy")
+    reason = (
+        f"{hw.cores} cores, {busy:.1f} of them busy for {number * sample_s:.0f} s: close what else "
+        "computes and run this cell again to have them all"
+    )
+    return Choice(value=str(free), reason=reason)
 
 
 def use_threads(hw: Hardware) -> Choice:

@@ -17,10 +17,13 @@ import torch
 
 from kit.config import require
 from kit.model import SpeechGPT
+from kit.optim import TOGETHER
 from kit.sequence import GPTConfig
 
 FP32_BYTES, HALF_BYTES = 4, 2
-MUON_BYTES = 9  # of its working copies per entry of a matrix: fp32 update, two bf16, Gram matrices
+# Of Muon's working copies per entry of a stack of matrices: the update, two of its products'
+# operands, Gram matrices.
+MUON_FP32_BYTES, MUON_HALF_BYTES = 17, 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,11 +132,13 @@ def bottom_backward_bytes(config: GPTConfig, step: Step) -> int:
 
 
 def update_bytes(config: GPTConfig, step: Step) -> int:
-    """Working copies of the largest matrix that is updated on its own."""
+    """Working copies of the largest matrix that is updated on its own; with Muon, of a stack."""
     matrix = 4 * config.width**2
+    stack = max(matrix, min(TOGETHER, config.layers * matrix))
+    muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
     table = max(matrix, config.width * max(config.code_vocab, config.text_vocab))
     adamw = 0 if step.fused else 2 * FP32_BYTES * table
-    return max(adamw, MUON_BYTES * matrix if step.optimizer == "muon" else 0)
+    return max(adamw, muon if step.optimizer == "muon" else 0)
 
 
 def earlier_bytes(config: GPTConfig, step: Step) -> int:

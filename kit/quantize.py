@@ -113,13 +113,16 @@ class WeightOnlyInt8(nn.Module):
         rounded, scale = int8(weight)
         self.weight, self.scale = nn.Buffer(rounded), nn.Buffer(scale.to(dtype))
         self.bias = nn.Buffer(bias.detach().to(dtype))
+        # Of many rows: where a CPU emulates bf16, fp32 is ten times as fast.
+        emulated = weight.device.type == "cpu" and not has_bf16()
+        self.product_dtype = torch.float32 if emulated else dtype
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and len(x) <= FEW_ROWS:
             return torch._weight_int8pack_mm(x, self.weight, self.scale) + self.bias
         # Whole numbers are up to 127 times too large: fp16 would overflow.
-        y = F.linear(x / 128, self.weight.to(x.dtype))
-        return torch.addcmul(self.bias, y, self.scale * 128)
+        y = F.linear((x / 128).to(self.product_dtype), self.weight.to(self.product_dtype))
+        return torch.addcmul(self.bias, y.to(x.dtype), self.scale * 128)
 
 
 class CompiledInt8(nn.Module):
@@ -205,6 +208,10 @@ def choose(
         return WeightOnlyInt8, low, f"int8 weights, {half} activations{why}"
     if weights == "bf16" and half == "fp16":
         return Plain, low, "fp16: this GPU has no bf16"
+    if weights == "bf16" and cpu and not has_bf16():
+        instead = "fp16" if eager_cpu and has_fbgemm() else "fp32"
+        kind, dtype, ran = choose(instead, device, compiled)
+        return kind, dtype, f"{ran}; this processor has no bf16 products"
     if weights == "fp32" and eager_cpu and torch.backends.mkl.is_available():
         return SplitByThread, torch.float32, "fp32, shared out among threads"
     if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
@@ -219,6 +226,20 @@ def has_fbgemm() -> bool:
     """Whether this build of torch has packed int8 and fp16 products for this processor."""
     there = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
     return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
+
+
+def has_bf16() -> bool:
+    """Whether oneDNN multiplies in bf16 on this processor, asked of it by packing a small weight.
+
+    True where torch has no oneDNN to ask.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return True
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=torch.bfloat16), 1)
+    except RuntimeError:  # "bf16 path needs the cpu support avx_ne_convert or avx512bw, ..."
+        return False
+    return True
 
 
 def weight_bytes(model: nn.Module) -> int:

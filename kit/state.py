@@ -46,8 +46,9 @@ class TrainState:
     def __init__(self, model: SpeechGPT, config: TrainConfig, speed: SpeedConfig, hw: Hardware):
         self.model, self.config, self.speed, self.hw = model.to(hw.device), config, speed, hw
         self.applied: Applied = apply(model, speed, hw)
-        self.optimizers = make_optimizers(model, config, fused=speed.fused_adamw)
-        self.scaler = loss_scaler(hw.device, self.applied.precision)
+        precision = self.applied.precision
+        self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision)
+        self.scaler = loss_scaler(hw.device, precision)
         self.ema = self._average()
         self.adaptation, self.best = Adaptation(), Best()
         self.step, self.position = 0, None

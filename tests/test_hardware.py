@@ -57,9 +57,22 @@ def test_precision_follows_the_compute_capability_and_says_so(capability, wanted
 def test_precision_of_a_cpu_is_measured(monkeypatch):
     for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
         times = {torch.float32: speed, torch.bfloat16: 1.0}
-        monkeypatch.setattr("kit.hardware.product_seconds", lambda dtype, t=times: t[dtype])
+        monkeypatch.setattr("kit.hardware.product_seconds", lambda dtype, _=3, t=times: t[dtype])
         choice = choose_precision(CPU)
-        assert choice.value == wanted and f"{speed:.1f}x" in choice.reason
+        assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
+
+
+def test_emulated_bf16_is_told_after_one_product(monkeypatch):
+    asked = []
+
+    def product_seconds(dtype, repeats):
+        asked.append(dtype)
+        return 0.6 if dtype == torch.bfloat16 else 0.01
+
+    monkeypatch.setattr("kit.hardware.product_seconds", product_seconds)
+    choice = choose_precision(CPU)
+    assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
+    assert asked == [torch.float32, torch.bfloat16]
 
 
 # What cards of these sizes report; a little is always taken.
@@ -161,6 +174,27 @@ def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, samples, wanted):
         assert use_threads(CPU).value == str(wanted) and torch.get_num_threads() == wanted
     finally:
         torch.set_num_threads(before)
+
+
+def test_something_busy_for_two_seconds_takes_no_core_away(monkeypatch):
+    monkeypatch.setattr("psutil.cpu_times_percent", idle(*[(50, 0)] * 6, (99, 0)))
+    assert free_cores(CPU).value == "2"
+
+
+def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(monkeypatch):
+    looks = []
+    answers = {"percent": 97.0}
+
+    def cpu_times_percent(seconds):
+        looks.append(seconds)
+        return SimpleNamespace(idle=answers["percent"], nice=0.0)
+
+    monkeypatch.setattr("psutil.cpu_times_percent", cpu_times_percent)
+    assert free_cores(CPU).value == "2" and len(looks) == 1
+    answers["percent"] = 50.0
+    choice = free_cores(CPU)
+    assert choice.value == "1" and sum(looks) <= 10
+    assert "1.0 of them busy" in choice.reason and "run this cell again" in choice.reason
 
 
 def test_autocast_reaches_matrix_products():

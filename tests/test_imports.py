@@ -71,7 +71,7 @@ ALLOWED = {
     # the model, and what makes it fast
     "sequence": {"config"},
     "model": {"sequence"},
-    "memory": {"config", "model", "sequence"},
+    "memory": {"config", "model", "optim", "sequence"},
     "compiling": {"hardware"},
     "speedups": {"config", "hardware", "compiling", "model", "sequence"},
     "ema": {"config"},

@@ -7,8 +7,9 @@ import pytest
 import torch
 from helpers import TRAIN, tiny_model
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit.optim import Adaptation, lr_factor, make_optimizers
+from kit.optim import TOGETHER, Adaptation, Muon, lr_factor, make_optimizers, orthogonalize, stacks
 from kit.steps import TrainConfig
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
@@ -69,6 +70,101 @@ def test_every_parameter_is_in_exactly_one_optimizer_group():
         made = make_optimizers(model, config, fused=False)
         held = [p for o in made for g in o.param_groups for p in g["params"]]
         assert len(held) == len(set(held)) == len(list(model.parameters()))
+
+
+class Dtypes(TorchDispatchMode):
+    """Notes the number formats of all that is computed inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, call, types, args=(), kwargs=None):
+        result = call(*args, **(kwargs or {}))
+        self.found |= {result.dtype} if isinstance(result, torch.Tensor) else set()
+        return result
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_muon_multiplies_in_the_precision_of_the_run(precision, dtype):
+    model = tiny_model()
+    config = dataclasses.replace(TRAIN, optimizer="muon")
+    _, muon = make_optimizers(model, config, fused=False, precision=precision)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with Dtypes() as used:
+        muon.step()
+    assert used.found == {torch.float32, dtype}
+
+
+SHAPES = [(48, 32), (32, 96), (32, 32), (48, 32)]
+
+
+def matrices_with_gradients() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    found = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    for p in found:
+        p.grad = torch.randn_like(p)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("iterations", [1, 3, 5])
+def test_muon_steps_as_torchs_does(dtype, iterations):
+    """torch's is always in bf16: apart from rounding, any of ours makes the same step."""
+    settings = {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.9, "ns_steps": iterations}
+    start, mine, theirs = (matrices_with_gradients() for _ in range(3))
+    for optimizer in (Muon(mine, dtype, **settings), torch.optim.Muon(theirs, **settings)):
+        for _ in range(3):
+            optimizer.step()
+    for a, b, before in zip(mine, theirs, start):
+        assert (a - b).norm() < 0.03 * (b - before).norm()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 0.03)]
+)
+@pytest.mark.parametrize("iterations", [1, 3, 5, 8])
+def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype, near):
+    a, b, c = 3.4445, -4.7750, 2.0315
+    matrices = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(0))
+    wanted = matrices.double() / matrices.double().norm(dim=(1, 2), keepdim=True)
+    for _ in range(iterations):
+        u, s, v = torch.linalg.svd(wanted, full_matrices=False)
+        wanted = u * (a * s + b * s**3 + c * s**5)[:, None] @ v
+    for turned in (matrices, matrices.mT):
+        found = orthogonalize(turned, iterations, dtype).double()
+        found = found if turned is matrices else found.mT
+        assert (found - wanted).norm() < near * wanted.norm()
+
+
+def test_muon_goes_on_from_a_checkpoint_of_torchs():
+    mine, theirs = matrices_with_gradients(), matrices_with_gradients()
+    settings = {"lr": 0.1, "weight_decay": 0.1}
+    before = torch.optim.Muon(theirs, **settings)
+    before.step()
+    after = Muon(mine, torch.float32, **settings)
+    after.load_state_dict(before.state_dict())
+    again = after.state_dict()
+    assert again["param_groups"] == before.state_dict()["param_groups"]
+    for number, kept in before.state_dict()["state"].items():
+        (name,) = kept
+        assert torch.equal(again["state"][number][name], kept[name])
+
+
+def test_a_stack_holds_equal_matrices_and_not_too_much():
+    made = matrices_with_gradients()
+    found = list(stacks(made))
+    assert [[tuple(p.shape) for p in stack] for stack in found] == [
+        [(48, 32), (48, 32)],
+        [(32, 96)],
+        [(32, 32)],
+    ]
+    large = [nn.Parameter(torch.empty(1024, 1024, device="meta")) for _ in range(5)]
+    assert [len(stack) for stack in stacks(large)] == [TOGETHER // 1024**2] * 2 + [1]
 
 
 def rates(losses, config=None) -> tuple[list[float], list[str]]:

@@ -21,6 +21,7 @@ from kit.quantize import (
     SplitByThread,
     WeightOnlyInt8,
     choose,
+    has_bf16,
     has_fbgemm,
     int8,
     weight_bytes,
@@ -29,8 +30,9 @@ from kit.quantize import (
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no packed int8 products here")
-needs_mkldnn = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN"
+needs_bf16 = pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and has_bf16()),
+    reason="this torch was built without oneDNN, or this processor has no bf16 products",
 )
 # Layer, activations, and how far its result may be off, as a share of the result's size.
 LAYERS = [
@@ -38,7 +40,7 @@ LAYERS = [
     (Plain, BF16, 0.01),
     (Plain, FP16, 0.002),
     (SplitByThread, FP32, 1e-6),
-    pytest.param(OneDnn, BF16, 0.01, marks=needs_mkldnn),
+    pytest.param(OneDnn, BF16, 0.01, marks=needs_bf16),
     pytest.param(Fbgemm16, FP32, 0.001, marks=needs_fbgemm),
     pytest.param(DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
     (WeightOnlyInt8, BF16, 0.015),
@@ -154,12 +156,49 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
         ("int4", Int4, BF16, "int4 weights, bf16 activations"),
     ],
 )
-def test_what_a_cpu_takes(weights, kind, dtype, ran):
+def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
+    monkeypatch.setattr("kit.quantize.has_bf16", lambda: True)
     if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
     if weights == "fp32" and not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
     assert choose(weights, CPU, compiled=False) == (kind, dtype, ran)
+
+
+def no_bf16_packing(weight, rows):
+    """What oneDNN says on a processor without AVX-512."""
+    raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx512bw")
+
+
+@pytest.fixture
+def plain_cpu(monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch was built without oneDNN")
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", no_bf16_packing)
+
+
+def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
+    kind, dtype, ran = choose("bf16", CPU, compiled=True)
+    assert (kind, dtype) == (Plain, FP32)
+    assert ran == "fp32; this processor has no bf16 products"
+    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: True)
+    kind, dtype, ran = choose("bf16", CPU, compiled=False)
+    assert (kind, dtype) == (Fbgemm16, FP32)
+    assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
+    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: False)
+    kind, dtype, ran = choose("bf16", CPU, compiled=False)
+    assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
+
+
+def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
+    torch.manual_seed(0)
+    layer = WeightOnlyInt8(nn.Linear(64, 40), BF16)
+    x = torch.randn(FEW_ROWS + 1, 64)
+    weight = layer.weight.float() * layer.scale.float()[:, None]
+    wanted = torch.nn.functional.linear(x.to(BF16).float(), weight, layer.bias.float())
+    found = layer(x.to(BF16))
+    assert found.dtype == BF16 and layer.product_dtype == FP32
+    assert (found.float() - wanted).norm() / wanted.norm() < 0.005
 
 
 @pytest.mark.parametrize("bf16", [True, False])

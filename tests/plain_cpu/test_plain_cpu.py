@@ -1,0 +1,99 @@
+"""The kit on a processor without AVX-512 and bf16, as most laptops have: `make test-plain-cpu`.
+
+Two stand-ins on any x86-64 machine. Environment variables keep torch's and oneDNN's kernels to
+AVX2: quick, so whole test files run with them. QEMU's user mode pretends a Haswell to every
+question a library may ask: slow (torch's import alone takes half a minute), and the strictest
+there is, as an instruction that a Haswell lacks ends the process.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+HASWELL = ["qemu-x86_64", "-cpu", "Haswell"]
+ALONE = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "JUPYTER_PREFER_ENV_PATH": "1"}
+NO_QEMU = "there is no qemu-x86_64 here: apt-get install qemu-user, or dnf install qemu-user"
+
+pytestmark = pytest.mark.skipif(
+    platform.machine().lower() not in ("x86_64", "amd64"), reason="not an x86-64 processor"
+)
+needs_qemu = pytest.mark.skipif(not shutil.which(HASWELL[0]), reason=NO_QEMU)
+
+
+def run(command: list[str], **env: str) -> str:
+    """What `command` prints, in the repository's root; its last lines where it fails."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | ALONE | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, "\n".join(done.stdout.splitlines()[-60:])
+    return done.stdout
+
+
+ASKED = """
+import torch
+from kit.quantize import choose, has_bf16
+kind, dtype, ran = choose("bf16", torch.device("cpu"), compiled=False)
+print(torch.backends.cpu.get_cpu_capability(), has_bf16(), kind.__name__, ran, sep="|")
+"""
+ANSWER = ["AVX2", "False", "Fbgemm16"]
+
+
+def test_the_variables_take_bf16_away():
+    *found, ran = run([sys.executable, "-c", ASKED], **AVX2).strip().split("|")
+    assert found == ANSWER and "no bf16 products" in ran
+
+
+@needs_qemu
+def test_a_haswell_has_no_bf16():
+    *found, ran = run([*HASWELL, sys.executable, "-c", ASKED]).strip().splitlines()[-1].split("|")
+    assert found == ANSWER and "no bf16 products" in ran
+
+
+@pytest.mark.parametrize("name", ["quantize", "agreement", "decoder", "generate", "optim"])
+def test_what_speaks_and_trains_works_with_avx2_alone(name):
+    """Uncompiled: what a compiler makes for a smaller instruction set is the compiler's affair."""
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    run([*pytest_, f"tests/test_{name}.py", "-k", "not compile"], **AVX2)
+
+
+@needs_qemu
+def test_the_notebooks_run_on_a_haswell(tmp_path):
+    """00 and 04 to their end at tiny size; the voice they need is made without the emulator."""
+    env = {"KIT_RUNS": str(tmp_path / "runs"), "KIT_RUN": "demo", "KIT_PRESET": "tiny"}
+    env["JUPYTER_PATH"] = str(tmp_path)
+    spec = tmp_path / "kernels" / "haswell" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    start = [*HASWELL, sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": start, "display_name": "Haswell", "language": "python"}))
+
+    def notebook(name: str, kernel: str) -> str:
+        made = tmp_path / f"{name}-{kernel}.ipynb"
+        papermill = [sys.executable, "-m", "papermill", "--kernel", kernel, "--cwd", "notebooks"]
+        papermill += ["--start-timeout", "900", "--no-progress-bar", "--log-level", "WARNING"]
+        run([*papermill, f"notebooks/{name}.ipynb", str(made)], **env)
+        return made.read_text(encoding="utf-8")
+
+    notebook("00_setup", "haswell")
+    for name in ("01_data_prep", "02_train", "03_evaluate_ema"):
+        notebook(name, "python3")
+    said = notebook("04_inference", "haswell")
+    assert "this processor has no bf16 products" in said
+    report = json.loads((tmp_path / "runs" / "demo" / "report.json").read_text(encoding="utf-8"))
+    assert report["setup"]["precision"] == "fp32" and "bf16" in report["infer"]["variants"]
