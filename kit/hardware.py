@@ -237,7 +237,7 @@ def choose_preset(hw: Hardware) -> Choice:
     return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
 
 
-def free_cores(hw: Hardware, samples: int = 16, sample_s: float = 0.5) -> Choice:
+def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice:
     """How many cores nobody else keeps busy; at least one.
 
     The quietest sample counts, and work that yields to ours (niced) does not: a moment's noise must
@@ -246,15 +246,15 @@ def free_cores(hw: Hardware, samples: int = 16, sample_s: float = 0.5) -> Choice
     import psutil
 
     busy = float(hw.cores)
-    for number in range(1, samples + 1):
+    for _ in range(samples):
         shares = psutil.cpu_times_percent(sample_s)
         idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100
         busy = min(busy, hw.cores * (1 - idle))
         free = max(1, round(hw.cores - busy))
         if free == hw.cores:
-            return Choice(value=str(free), reason=f"{free} cores, none of them busy")
+            return Choice(value=str(free), reason=f"{free} cores, {busy:.1f} of them busy just now")
     reason = (
-        f"{hw.cores} cores, {busy:.1f} of them busy for {number * sample_s:.0f} s: close what else "
+        f"{hw.cores} cores, {busy:.1f} of them busy for {samples * sample_s:g} s: close what else "
         "computes and run this cell again to have them all"
     )
     return Choice(value=str(free), reason=reason)
