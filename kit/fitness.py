@@ -2,21 +2,24 @@
 
 `tokenizer_report` measures on held-out text; `count_tokens` streams training text of any size and
 goes on where a killed run stopped; `vocabulary_advice` says from such counts whether the vocabulary
-is too large or too small, and why. Changes nothing.
+is too large or too small, and why; `fitted_tokenizer` trains one that is not too large.
 """
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
 from kit.config import digest
 from kit.extract import Progress
+from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.text import TextError, unicode_script
 from kit.tokenizer import Tokenizer
 
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+_FITTINGS = 3  # times a vocabulary is made smaller, at most: fewer merges leave other counts
 _RARE = 5  # a character seen fewer times than this teaches nobody its sound
 
 
@@ -78,16 +81,23 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
     """A `vocab_size` to try next for the text that gave these counts, and the reason.
 
     The rule is Gowda and May's (2020): as many pieces as possible while nineteen in twenty have 100
-    examples. Single characters and bytes, which any size needs, do not count.
+    examples. Single characters and bytes, which any size needs, do not count; nor do the parts of
+    pieces that have them, which a BPE makes on its way there and hardly uses afterwards.
     """
     model = tokenizer.model
     size = model.vocab_size()
-    learned = [i for i in range(size) if len(model.id_to_piece(i)) > 1 and not _fixed(model, i)]
-    often = sum(pieces.get(i, 0) >= OFTEN for i in learned)
-    if often < _OFTEN_SHARE * len(learned):
+    learned = {
+        i: model.id_to_piece(i)
+        for i in range(size)
+        if len(model.id_to_piece(i)) > 1 and not _fixed(model, i)
+    }
+    known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
+    often, parts = len(known), _parts(known)
+    rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
+    if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
-            f"Too large for this text: {len(learned) - often} of {len(learned)} pieces longer than "
-            f"a character occur fewer than {OFTEN} times, too few to learn how they sound."
+            f"Too large for this text: {rare} of {len(learned)} pieces longer than a character "
+            f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
     length = _mean_length(model, pieces)
     if length < _SHORT_PIECES:
@@ -97,6 +107,33 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
             f"{OFTEN} times or more: there is room for more of them."
         )
     return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
+
+
+def fitted_tokenizer(lines: list[str], path: Path, config: TokenizerConfig) -> Path:
+    """A tokenizer at `path` for `lines` (normalised), as `train_tokenizer` makes it.
+
+    With `config.fitted`, of as many pieces as `vocabulary_advice` says this text can teach,
+    `config.vocab_size` at most. Raises TextError as `train_tokenizer` does.
+    """
+    train_tokenizer(lines, path, config)
+    for _ in range(_FITTINGS if config.fitted else 0):
+        tokenizer = Tokenizer(path)
+        pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
+        size = vocabulary_advice(tokenizer, pieces)[0]
+        if size >= tokenizer.model.vocab_size():
+            break
+        train_tokenizer(lines, path, dataclasses.replace(config, vocab_size=size))
+    return path
+
+
+def _parts(texts: list[str]) -> set[str]:
+    """Every stretch of characters of each text."""
+    return {
+        text[start:end]
+        for text in texts
+        for start in range(len(text))
+        for end in range(start + 1, len(text) + 1)
+    }
 
 
 def _fixed(model, piece: int) -> bool:

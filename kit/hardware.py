@@ -228,13 +228,26 @@ def _expected_attention(capability: tuple, precision: str, head_width: int) -> s
 
 
 def choose_preset(hw: Hardware) -> Choice:
-    """The preset whose memory tier fits the training device."""
-    gib = hw.memory_bytes / 2**30
+    """The preset that suits the training device: by its memory, and an old card by its speed.
+
+    What a card reports is a little less than its name says.
+    """
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
-    tiers = ((72, "80gb"), (20, "24gb"), (14, "t4"), (10, "12gb"), (0, "8gb"))
+    gib = hw.memory_bytes / 2**30
+    has, version = f"{hw.name} has {gib:.0f} GiB", ".".join(map(str, hw.capability))
+    if hw.capability < (7, 0):
+        name = "t4" if gib >= 10 else "8gb"
+        slow = f"compute capability {version} has no half-precision units: a small model"
+        return Choice(value=name, reason=f"{has}, but {slow}")
+    if hw.capability < (8, 0) and 14 <= gib < 20:
+        why = f"compute capability {version} has no bf16: it is slow before it is full"
+        return Choice(value="t4", reason=f"{has}, and {why}")
+    tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
     name = next(name for floor, name in tiers if gib >= floor)
-    return Choice(value=name, reason=f"{hw.name} has {gib:.0f} GiB")
+    if 36 <= gib < 72:
+        has += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"
+    return Choice(value=name, reason=has)
 
 
 def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice:

@@ -27,6 +27,7 @@ _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192 bytes, drops li
 class TokenizerConfig:
     kind: str = "bpe"  # "bpe" or "unigram"
     vocab_size: int = 410  # pieces; an upper bound unless `exact`
+    fitted: bool = False  # fewer where the text cannot teach as many (`kit.fitness`)
     exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
     byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
     character_coverage: float = 1.0  # share of characters that get a piece of their own
@@ -38,6 +39,8 @@ class TokenizerConfig:
     def __post_init__(self):
         require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
         require(self.vocab_size > 0, self, "vocab_size", "a few hundred pieces at least.")
+        either = not (self.fitted and self.exact)
+        require(either, self, "fitted", "a vocabulary is fitted or exact, not both.")
         covered = 0.9 <= self.character_coverage <= 1
         require(covered, self, "character_coverage", "must lie in 0.9 to 1.")
         size = self.input_sentence_size

@@ -11,7 +11,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from kit.config import ConfigError, require
+from kit.config import ConfigError, require, require_types
 from kit.progress import clock
 from kit.steps import TrainConfig
 
@@ -124,6 +124,33 @@ def plan(
         *_saving_advice(found, config, costs, limits),
     )
     return dataclasses.replace(found, advice=advice)
+
+
+def for_corpus(
+    config: TrainConfig, epoch_steps: int, asked: int = 0, begun: int = 0
+) -> TrainConfig:
+    """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
+
+    What a person `asked` for comes first, then the number a run was `begun` with (0: neither), else
+    `epochs` passes, between `least_steps` and `steps`. Warm-up, validations and hearings follow.
+    """
+    require_types(TrainConfig, {"steps": asked})
+    steps = asked or begun
+    if not steps and config.epochs:
+        passes = math.ceil(config.epochs * epoch_steps)
+        steps = min(config.steps, max(config.least_steps, passes))
+    return config.for_steps(steps or config.steps)
+
+
+def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
+    """'844 steps = 20 epochs over 3 hours', and what may end them before."""
+    epochs = config.steps / epoch_steps
+    few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
+    whole = f"{config.steps:,} steps = {few} epochs over {hours:.3g} hours"
+    if not config.end_patience:
+        return whole
+    judged = "hearings" if config.gate_every else "validations"
+    return f"{whole}; {config.end_patience} {judged} with none better end it before"
 
 
 def checkpoint_bytes(folder: Path, parameters: int, ema: bool) -> int:

@@ -100,6 +100,7 @@ def figures(row: dict, pace: Pace) -> dict[str, str]:
     speed, left_s = pace.speed(), pace.left_s(row)
     texts = {
         "step": f"{row['step']:,} / {row['steps']:,}",
+        "epoch": f"{row['epoch'] + 1}" if row.get("epoch") is not None else None,
         "loss": _number(row.get("loss")),
         "validation": _number(row.get("val_loss")),
         "EMA": _number(row.get("ema_val_loss")),

@@ -42,9 +42,9 @@ BY_MEMORY = (
         ),
     ),
     (
-        12,
+        10,
         (
-            ("speed.gradient_checkpointing", True, "leaves room for other programs in 8 to 12 GiB"),
+            ("speed.gradient_checkpointing", True, "leaves room for other programs in 8 GiB"),
             ("data.micro_batch", 16, "with recomputed layers a pass of 16 rows stays small"),
         ),
     ),
@@ -54,7 +54,7 @@ BY_MEMORY = (
             (
                 "speed.gradient_checkpointing",
                 False,
-                "12 to 16 GiB hold the layers of a mid-size model",
+                "10 to 16 GiB hold the layers of a mid-size model",
             ),
         ),
     ),

@@ -76,7 +76,8 @@ class TrainSession:
         torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
         checked = self.check(speed, grad_accum) if self.check else ""
-        self.state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
+        config = self.config if self.gate else self.config.without_gate()
+        self.state = TrainState(SpeechGPT(self.model), config, speed, self.hw)
         self.state.notes += [*self.state.applied.notes, *self._resume()]
         self.state.notes += [checked] if checked else []
         for left in range(self.config.rollbacks, -1, -1):
@@ -153,14 +154,15 @@ class TrainSession:
         return [*notes, f"resumed from step {self.state.step}"]
 
     def _finish(self) -> None:
-        """Leave the last weights, and the average: of the best step where a gate has judged.
+        """Leave the last weights, and the average: of the best step where that decides the end.
 
         Without an average the gate has heard the weights themselves: those of the best step stay.
         """
         state, average = self.state, self.folder / WEIGHTS["ema"]
         if state.ema:
             save_model(state.model, self.folder / WEIGHTS["raw"])
-        if self.config.gate_every and 0 < state.best.step < state.step:
+        judged = state.config.gate_every or state.config.val_patience
+        if judged and 0 < state.best.step < state.step:
             state.restore(checkpoint.load(checkpoint.of_step(self.checkpoints, state.best.step)))
         if state.ema:
             with state.ema.swapped_in():
@@ -187,6 +189,7 @@ def summary(rows: list[dict], applied: Applied | None = None) -> dict:
     last = next((r for r in reversed(rows) if r["val_loss"] is not None), {})
     figures = {
         "steps": rows[-1]["step"],
+        "epochs": rows[-1].get("epoch"),
         "steps_per_s": len(rows) / seconds,
         "tokens_per_s": sum(r["tokens"] for r in rows) / seconds,
         "peak_memory_bytes": max(r["memory_bytes"] for r in rows),

@@ -31,7 +31,7 @@ class Best:
 
     step: int = 0  # 0: none yet
     score: float = math.inf  # lower is better
-    waited: int = 0  # hearings since then
+    waited: int = 0  # hearings (or validations) since then
 
     def see(self, step: int, score: float) -> None:
         better = score < self.score
@@ -81,21 +81,24 @@ class TrainState:
         note = self.adaptation.see_validation(self.config, loss)
         self.notes += [note] if note else []
         if not self.config.gate_every:
-            self.best.see(self.step, loss)
+            self._judge(loss, "validation loss", "validations")
 
     def see_gate(self, figures: dict) -> None:
         """A voice is better that is understood better; a sentence without an end counts whole."""
-        self.best.see(self.step, figures["cer"] + 1 - figures["eos_rate"])
+        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "hearings")
+
+    def _judge(self, score: float, what: str, judgements: str) -> None:
+        self.best.see(self.step, score)
         if self.settled:
             self.notes.append(
-                f"no better voice in {self.best.waited} hearings: training ends here, "
+                f"no better {what} in {self.best.waited} {judgements}: training ends here, "
                 f"the best is that of step {self.best.step}"
             )
 
     @property
     def settled(self) -> bool:
-        """Whether the gate has asked for the end of the run."""
-        return 0 < self.config.gate_patience <= self.best.waited
+        """Whether the gate, or without one the validation loss, has asked for the end."""
+        return 0 < self.config.end_patience <= self.best.waited
 
     def tree(self) -> dict:
         """Everything a checkpoint must hold."""

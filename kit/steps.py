@@ -19,7 +19,9 @@ class Diverged(TrainError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: int = 900  # optimiser steps
+    steps: int = 900  # optimiser steps; with `epochs`, at most
+    epochs: float = 0.0  # passes over the data that set the steps; 0: `steps`, whatever the data
+    least_steps: int = 1  # with `epochs`, however little the data
     optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
@@ -36,6 +38,9 @@ class TrainConfig:
     val_every: int = 100  # steps
     gate_every: int = 0  # steps between the quality gate's hearings; 0: no gate
     gate_patience: int = 0  # hearings without a better one before the run ends; 0: never early
+    val_patience: int = (
+        0  # validations without a better one, where no gate is asked; 0: never early
+    )
     checkpoint_every: int = 100  # steps
     keep: int = 2  # newest checkpoints; the best one is kept besides
     patience: int = 5  # non-finite steps in a row before going back to a checkpoint
@@ -46,10 +51,12 @@ class TrainConfig:
         known = ("constant", "linear", "cosine")
         require(self.schedule in known, self, "schedule", f"choose one of {', '.join(known)}.")
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
-        for name in ("steps", "muon_steps", "val_every", "checkpoint_every"):
+        for name in ("steps", "least_steps", "muon_steps", "val_every", "checkpoint_every"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
         for name in ("plateau", "spike", "gate_every", "gate_patience", "patience", "rollbacks"):
             require(getattr(self, name) >= 0, self, name, "must be 0 or more.")
+        within = not self.epochs or self.least_steps <= self.steps
+        require(within, self, "least_steps", f"must not be above `steps` ({self.steps}).")
         require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
@@ -58,11 +65,39 @@ class TrainConfig:
         require_within(self, 1e-9, 1e9, "clip_norm")  # so large a one never clips
         require_within(self, 0, 1e9, "spike", "warmup_steps", "plateau", "patience")
         require_within(self, 0, 1e9, "steps", "val_every", "gate_every", "gate_patience")
+        require_within(self, 0, 1e9, "least_steps", "val_patience")
+        require_within(self, 0, 1e6, "epochs")
         require_within(self, 1, 1e9, "checkpoint_every", "keep")
         require_within(self, 0, 1000, "rollbacks", "muon_steps")
         require_within(self, 0, LARGEST_SEED, "seed")
         timely = not self.gate_patience or self.gate_every
         require(timely, self, "gate_patience", "needs `gate_every`, or no gate is ever asked.")
+
+    @property
+    def end_patience(self) -> int:
+        """Judgements without a better one before the run ends, of the gate or of validation."""
+        return self.gate_patience if self.gate_every else self.val_patience
+
+    def for_steps(self, steps: int) -> "TrainConfig":
+        """These settings for a run of another length.
+
+        The warm-up takes a tenth of it at most, and it is validated and heard ten times at least.
+        """
+        if steps == self.steps:
+            return self
+        tenth = max(1, steps // 10)
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            epochs=0.0,
+            warmup_steps=min(self.warmup_steps, tenth),
+            val_every=min(self.val_every, tenth),
+            gate_every=min(self.gate_every, tenth),
+        )
+
+    def without_gate(self) -> "TrainConfig":
+        """These settings where nobody can hear the voice: the validation loss judges alone."""
+        return dataclasses.replace(self, gate_every=0, gate_patience=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,3 +117,4 @@ class StepEvent:
     ema_val_loss: float | None = None  # averaged weights
     gate: dict | None = None  # the quality gate's figures, on gate steps
     note: str = ""  # what happened besides
+    epoch: int | None = None  # whole passes over the data so far; None: the data do not tell

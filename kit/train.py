@@ -73,6 +73,7 @@ def train(
             unix_s=time.time(),
             memory_bytes=peak_memory_bytes(state.hw.device),
             note=state.take_notes(),
+            epoch=(batch.position or {}).get("epoch"),
             **found,
         )
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from kit import extract
-from kit.fitness import count_tokens, script_shares, tokenizer_report, vocabulary_advice
+from kit.config import ConfigError
+from kit.fitness import (
+    count_tokens,
+    fitted_tokenizer,
+    script_shares,
+    tokenizer_report,
+    vocabulary_advice,
+)
 from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.text import TextError
 from kit.tokenizer import Tokenizer
@@ -115,3 +122,33 @@ def test_a_vocabulary_of_well_known_pieces_fits(tmp_path):
     t = trained(tmp_path, lines, vocab_size=300)
     size, reason = advice(t, lines, tmp_path)
     assert size == len(t.model) and reason.startswith("Fits")
+
+
+def words_of(count: int, seed: int = 0) -> list[str]:
+    """Lines of eight words, drawn from 400 of which few are frequent."""
+    rng = random.Random(seed)
+    words = ["".join(rng.choices("abdegiklmnorstu", k=rng.randint(2, 7))) for _ in range(400)]
+    shares = [1 / (rank + 1) for rank in range(len(words))]
+    return [" ".join(rng.choices(words, shares, k=8)) for _ in range(count)]
+
+
+def test_a_fitted_vocabulary_follows_the_text(tmp_path):
+    sizes = {}
+    for count in (50, 500, 5000):
+        lines, config = words_of(count), TokenizerConfig(vocab_size=2000, fitted=True)
+        tokenizer = Tokenizer(fitted_tokenizer(lines, tmp_path / "fitted.model", config))
+        pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
+        assert not vocabulary_advice(tokenizer, pieces)[1].startswith("Too large"), count
+        sizes[count] = tokenizer.model.vocab_size()
+    assert 256 < sizes[50] < sizes[500] < sizes[5000] <= 2000
+
+
+def test_a_vocabulary_that_is_not_to_be_fitted_stays(tmp_path):
+    config = TokenizerConfig(vocab_size=400)
+    fixed = fitted_tokenizer(words_of(50), tmp_path / "fixed.model", config)
+    assert Tokenizer(fixed).model.vocab_size() == 400
+
+
+def test_fitted_and_exact_exclude_each_other():
+    with pytest.raises(ConfigError, match=r"TokenizerConfig\.fitted"):
+        TokenizerConfig(fitted=True, exact=True)

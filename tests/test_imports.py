@@ -39,7 +39,7 @@ ALLOWED = {
     "extract": {"config", "text", "bytefile", "place", "sources"},
     "pieces": {"config", "text", "extract"},
     "tokenizer": {"text"},
-    "fitness": {"config", "text", "extract", "tokenizer"},
+    "fitness": {"config", "text", "extract", "pieces", "tokenizer"},
     "g2p": {"config", "corpus"},
     "container": set(),
     "audio": {"bytefile", "container"},

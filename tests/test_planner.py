@@ -8,7 +8,7 @@ import pytest
 
 from kit import planner
 from kit.config import ConfigError
-from kit.planner import Limits, checkpoint_bytes, measure, plan
+from kit.planner import Limits, checkpoint_bytes, for_corpus, in_epochs, measure, plan
 from kit.steps import StepEvent, TrainConfig
 
 GB = 10**9
@@ -38,6 +38,53 @@ def disk(monkeypatch):
 
 def make(folder, rows=None, config=CONFIG, limits=None, **more):
     return plan(rows or log(400), config, GB // 10, folder, limits, **more)
+
+
+# Steps from the data.
+
+EPOCHS = TrainConfig(
+    steps=20_000, epochs=16, least_steps=4000, warmup_steps=500, val_every=250, gate_every=1000
+)
+
+
+@pytest.mark.parametrize(("epoch_steps", "steps"), [(10, 4000), (500, 8000), (5000, 20_000)])
+def test_steps_follow_from_the_data_between_least_and_most(epoch_steps, steps):
+    assert for_corpus(EPOCHS, epoch_steps).steps == steps
+
+
+def test_without_epochs_the_steps_are_the_presets():
+    assert for_corpus(CONFIG, 10) is CONFIG
+
+
+def test_what_is_asked_for_wins_and_what_was_begun_stays():
+    assert for_corpus(EPOCHS, 500, asked=300, begun=8000).steps == 300
+    assert for_corpus(EPOCHS, 700, begun=8000).steps == 8000  # the corpus has grown since
+    with pytest.raises(ConfigError, match=r"TrainConfig\.steps = -5"):
+        for_corpus(EPOCHS, 500, asked=-5)
+    with pytest.raises(ConfigError, match=r"TrainConfig\.steps must be int, got '300'"):
+        for_corpus(EPOCHS, 500, asked="300")
+
+
+def test_warm_up_and_judgements_fit_the_steps_there_are():
+    short = for_corpus(EPOCHS, 500, asked=300)
+    assert (short.warmup_steps, short.val_every, short.gate_every) == (30, 30, 30)
+    long = for_corpus(EPOCHS, 1000)
+    assert (long.warmup_steps, long.val_every, long.gate_every) == (500, 250, 1000)
+    assert for_corpus(EPOCHS, 500, asked=1).val_every == 1
+    assert for_corpus(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
+
+
+def test_steps_are_told_in_epochs_and_hours():
+    patient = dataclasses.replace(EPOCHS, gate_patience=5, val_patience=10)
+    said = in_epochs(for_corpus(patient, 500), 500, 8.7)
+    assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 hearings with none better")
+    assert "10 validations" in in_epochs(patient.without_gate(), 500, 8.7)
+    assert in_epochs(TrainConfig(steps=340), 100, 1.654) == "340 steps = 3.4 epochs over 1.65 hours"
+
+
+def test_a_least_above_the_most_is_refused():
+    with pytest.raises(ConfigError, match=r"TrainConfig\.least_steps = 4000"):
+        TrainConfig(steps=1000, epochs=16, least_steps=4000)
 
 
 # Time.

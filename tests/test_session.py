@@ -237,6 +237,20 @@ def test_without_an_average_the_weights_of_the_best_hearing_stay(tmp_path):
         assert torch.equal(parameter, best["model"][name])
 
 
+def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
+    losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
+    monkeypatch.setattr("kit.session.validation_loss", lambda *_: next(losses))
+    config = dataclasses.replace(
+        TRAIN, steps=40, val_every=3, val_patience=2, gate_every=3, gate_patience=5
+    )
+    session = tiny_session(tmp_path, config)
+    events = list(session.run(ON, Event()))
+    assert events[-1].step == 12 and session.finished() and not session.resumable()
+    best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
+    for name, parameter in load_model(tmp_path / "model-ema.safetensors").named_parameters():
+        assert torch.equal(parameter, best["ema"][name])
+
+
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)

@@ -352,6 +352,23 @@ def test_the_gate_chooses_the_best_step_and_ends_the_run():
     assert "training ends here, the best is that of step 4" in events[-1].note
 
 
+def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
+    config = dataclasses.replace(TRAIN, steps=30, val_every=2, val_patience=3)
+    s, found = state(config), iter([3.0, 1.0, 2.0, 1.5, 1.2])
+    events = run(s, validate=lambda: next(found))
+    assert events[-1].step == 10 and s.settled and s.best.step == 4
+    assert events[-1].note.startswith("no better validation loss in 3 validations: training ends")
+
+
+def test_where_a_gate_hears_the_validation_loss_ends_nothing():
+    config = dataclasses.replace(
+        TRAIN, steps=8, val_every=1, val_patience=1, gate_every=4, gate_patience=2
+    )
+    s, found = state(config), iter(range(1, 9))
+    assert len(run(s, validate=lambda: float(next(found)), gate=gate_of([(0.9, 1.0)] * 2))) == 8
+    assert s.best.step == 4
+
+
 def test_a_better_hearing_keeps_the_run_going():
     config = dataclasses.replace(TRAIN, steps=8, gate_every=1, gate_patience=2)
     s = state(config)

@@ -1,0 +1,235 @@
+"""Presets of real cards: values of their own, memory and time that the card they are for has."""
+
+import dataclasses
+
+import pytest
+import yaml
+from helpers import CPU
+
+from kit.batches import EXTRA_TOKENS, DataConfig
+from kit.codec import CodecConfig
+from kit.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.fit import Workload, change
+from kit.hardware import Hardware, choose_precision, choose_preset
+from kit.memory import parameter_count
+from kit.planner import Limits, checkpoint_bytes, for_corpus, plan
+from kit.recommend import recommend
+from kit.sampling import GenerateConfig
+from kit.sequence import GPTConfig
+from kit.speedups import SpeedConfig
+from kit.steps import TrainConfig
+from kit.trials import TrialConfig
+
+SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
+FRAMES_PER_S = 22050 / 256  # mel frames
+# (GiB as the driver reports them, compute capability, tier)
+CARDS = {
+    "GTX 1650": (3.9, (7, 5), "8gb"),
+    "GTX 1060": (5.9, (6, 1), "8gb"),
+    "GTX 1080": (7.9, (6, 1), "8gb"),
+    "RTX 2070": (7.8, (7, 5), "8gb"),
+    "RTX 3050": (7.8, (8, 6), "8gb"),
+    "GTX 1080 Ti": (10.9, (6, 1), "t4"),
+    "T4": (14.6, (7, 5), "t4"),
+    "P100": (15.9, (6, 0), "t4"),
+    "V100": (15.8, (7, 0), "t4"),
+    "P40": (22.4, (6, 1), "t4"),
+    "RTX 2080 Ti": (10.7, (7, 5), "12gb"),
+    "RTX 3060": (11.6, (8, 6), "12gb"),
+    "RTX 4080": (15.7, (8, 9), "12gb"),
+    "L4": (22.2, (8, 9), "24gb"),
+    "RTX 3090": (23.6, (8, 6), "24gb"),
+    "V100 32": (31.7, (7, 0), "24gb"),
+    "A100 40": (39.4, (8, 0), "24gb"),
+    "A6000": (47.4, (8, 6), "24gb"),
+    "A100 80": (79.1, (8, 0), "80gb"),
+    "H200": (139.8, (9, 0), "80gb"),
+}
+TIERS = ("8gb", "t4", "12gb", "24gb", "80gb")
+GPU_PRESETS = (*TIERS, "xtts_v2")
+each_card = pytest.mark.parametrize("name", CARDS)
+each_tier = pytest.mark.parametrize("name", GPU_PRESETS)
+
+
+def card(name: str) -> Hardware:
+    gib, capability, _ = CARDS[name]
+    size = int(gib * 2**30)
+    return dataclasses.replace(
+        CPU, device="cuda", name=name, memory_bytes=size, capability=capability
+    )
+
+
+def workload(preset: dict, hw: Hardware, **over) -> Workload:
+    built = {section: build(cls, preset[section]) for section, cls in SECTIONS.items()}
+    precision = choose_precision(hw).value
+    return Workload(hw=hw, precision=precision, **built | preset["memory"] | over)
+
+
+def bases(name: str) -> list[str]:
+    """What the preset extends, and what that extends."""
+    own = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    return [own["extends"], *bases(own["extends"])] if "extends" in own else []
+
+
+@each_tier
+def test_no_gpu_tier_is_the_cpu_demos_child(name):
+    assert "cpu" not in bases(name) and "base/gpu" in bases(name)
+
+
+# What the CPU demo takes to be done within a coffee break.
+OF_THE_DEMO = {
+    "corpus": ("speakers",),
+    "text": ("vocab_size",),
+    "codec": ("frames_per_code", "width", "steps", "batch"),
+    "data": ("effective_batch", "short_first", "reference_frames"),
+    "model": ("layers", "width", "latents"),
+    "train": ("optimizer", "lr", "steps", "warmup_steps", "val_every", "checkpoint_every"),
+    "recognizer": ("steps", "utterances"),
+    "align": ("clips",),
+    "generate": ("temperature", "candidates"),
+    "infer": ("lengths", "batches", "formats", "compiled"),
+    "trials": ("steps", "warmup_steps"),
+}
+
+
+@each_tier
+def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
+    preset, demo = load_preset(name), load_preset("cpu")
+    for section, keys in OF_THE_DEMO.items():
+        for key in keys:
+            assert preset[section][key] != demo[section].get(key), f"{section}.{key}"
+    for key in ("muon_lr", "muon_steps"):  # nothing reads them beside AdamW
+        assert key not in preset["train"]
+
+
+@each_tier
+def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
+    preset = load_preset(name)
+    data, train = build(DataConfig, preset["data"]), build(TrainConfig, preset["train"])
+    codec, trials = build(CodecConfig, preset["codec"]), build(TrialConfig, preset["trials"])
+    model = build(GPTConfig, preset["model"])
+    assert 3.0 <= round(data.reference_frames / FRAMES_PER_S, 1) <= 6.0
+    assert 40 < codec.frame_rate < 50 and model.max_code_s(codec.frame_rate) > 13.9
+    assert 30 <= trials.steps <= 50 and trials.warmup_steps >= 10
+    assert preset["text"]["fitted"] and 1000 <= preset["text"]["vocab_size"] <= 4000
+    assert train.epochs and train.least_steps >= 1000
+    assert train.gate_every and train.gate_patience and train.val_patience
+    assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
+    assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
+    assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
+
+
+@each_tier
+def test_the_limit_on_babble_leaves_a_usual_reading_room(name):
+    """Letters take some 3 codes, slowly read 6; a piece of the vocabulary has up to four."""
+    preset = load_preset(name)
+    codes_per_letter = build(CodecConfig, preset["codec"]).frame_rate / 14
+    assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter
+
+
+def test_the_base_is_no_tier():
+    assert "gpu" not in {path.stem for path in CONFIGS.glob("*.yaml")}
+    with pytest.raises(ConfigError, match="no preset `gpu`"):
+        load_preset("gpu")
+
+
+# Cards.
+
+
+@each_card
+def test_every_card_gets_its_tier_with_a_reason(name):
+    hw, wanted = card(name), CARDS[name][2]
+    choice = choose_preset(hw)
+    assert choice.value == wanted, choice.reason
+    assert name in choice.reason and "GiB" in choice.reason
+
+
+def test_the_reason_names_what_decided():
+    reason = lambda name: choose_preset(card(name)).reason  # noqa: E731
+    assert "no half-precision units" in reason("P100") and "no bf16" in reason("T4")
+    assert "80gb trains here, too, in smaller passes" in reason("A100 40")
+
+
+@each_card
+def test_every_cards_tier_fits_in_the_precision_it_has(name):
+    hw = card(name)
+    work = workload(load_preset(CARDS[name][2]), hw)
+    room = int(work.max_memory_fraction * hw.memory_bytes)
+    assert work.planned_bytes <= room, change(work, room)
+
+
+def test_the_largest_tier_fits_40_gib_in_smaller_passes():
+    hw = card("A100 40")
+    work = workload(load_preset("80gb"), hw)
+    room = work.max_memory_fraction * hw.memory_bytes
+    assert work.with_rows(16).planned_bytes <= room < work.planned_bytes
+
+
+@each_card
+def test_what_is_recommended_agrees_with_the_tier(name):
+    hw = card(name)
+    preset = load_preset(CARDS[name][2])
+    laid = preset
+    for advice in recommend(hw):
+        section, key = advice.setting.split(".")
+        laid = merge(laid, {section: {key: advice.value}})
+    recompute = "gradient_checkpointing"
+    assert laid["speed"][recompute] == preset["speed"].get(recompute, False)
+    work = workload(laid, hw)
+    room = int(work.max_memory_fraction * hw.memory_bytes)
+    assert work.planned_bytes <= room, change(work, room)
+
+
+# Time. Assumed, not measured: a T4 computes 12 of its 65 TFLOP/s in such training, and the 24
+# sentences of the gate take it half a minute.
+T4_FLOPS = 12e12
+GATE_S = 30.0
+CLIP_S = 4.0
+
+
+def t4_step_s(preset: dict) -> float:
+    """Six FLOP a weight and token, for trunk and reference encoder, of rows of CLIP_S."""
+    model, data = build(GPTConfig, preset["model"]), build(DataConfig, preset["data"])
+    codes = CLIP_S * build(CodecConfig, preset["codec"]).frame_rate
+    letters_a_s, letters_a_piece = 14, 2
+    tokens = model.latents + codes + CLIP_S * letters_a_s / letters_a_piece + EXTRA_TOKENS
+    trunk = 12 * model.layers * model.width**2
+    encoder = 4 * model.cond_blocks * model.width**2
+    flop = 6 * (trunk * tokens + encoder * data.reference_frames)
+    return data.effective_batch * flop / T4_FLOPS
+
+
+@pytest.mark.parametrize(("hours", "most_hours"), [(1.65, 1), (3, 1), (20, 1.5), (100, 4)])
+def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
+    preset = load_preset("t4")
+    train, data = build(TrainConfig, preset["train"]), build(DataConfig, preset["data"])
+    epoch_steps = int(3600 * hours / CLIP_S / data.effective_batch)
+    config, step_s = for_corpus(train, epoch_steps), t4_step_s(preset)
+    rows = []
+    for step in range(1, 2 * config.gate_every + 1):
+        heard = step % config.gate_every == 0
+        judged = step % config.val_every == 0
+        rows.append(
+            {
+                "step": step,
+                "val_loss": 2.0 if judged else None,
+                "gate": {"cer": 0.5} if heard else None,
+                "wall_s": step_s + 5.0 * judged + GATE_S * heard,
+            }
+        )
+    size = checkpoint_bytes(tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True)
+    found = plan(rows, config, size, tmp_path, Limits(quota_bytes=15 * 10**9), done=0)
+    assert found.sessions == 1 and found.fits and not found.advice
+    assert found.left_s < 3600 * most_hours
+
+
+def test_checkpoints_of_all_tiers_but_the_largest_leave_room_on_a_free_drive(tmp_path):
+    for name in TIERS[:-1]:
+        preset = load_preset(name)
+        config = build(TrainConfig, preset["train"])
+        size = checkpoint_bytes(
+            tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True
+        )
+        rows = [{"step": step, "wall_s": 0.3} for step in (1, 2)]
+        found = plan(rows, config, size, tmp_path, Limits(quota_bytes=12 * 10**9), done=0)
+        assert found.disk_most_bytes < 12e9, name
