@@ -270,8 +270,9 @@ def _time_advice(
         return []
     reached = done + int(max(0.0, session_s - age_s) / found.per_step_s)
     return [
-        f"This session reaches about step {reached:,}. Lower `steps` (now {config.steps:,}) to "
-        "that, or run the notebook again after each disconnect: it goes on by itself."
+        f"This session reaches about step {reached:,}. Lower `STEPS` in 02_train (now "
+        f"{config.steps:,}) to that, or run the notebook again after each disconnect: it goes on "
+        "by itself."
     ]
 
 

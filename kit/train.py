@@ -133,7 +133,7 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
             f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
             "checkpointing and mixed precision on and run again: it goes on from its last "
             "checkpoint. Or begin a new run without the longest utterances (`LONGEST_S` in "
-            "01_data_prep), or with the preset of a smaller tier."
+            "01_data_prep), or with the preset of a smaller model."
         )
     state.micro_rows = 2 ** math.ceil(math.log2(rows)) // 2
     state.notes.append(
