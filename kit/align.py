@@ -5,7 +5,7 @@ through any text at all. Where the text is what was said the two are the same an
 word too many, a word too few or a recording cut short costs several nats a character, wherever in
 the clip it is. Silence costs nothing, whatever a recogniser that never met it makes of it. (The
 alignment is torchaudio's; scoring it this way: Kürzinger et al. 2020.) The recogniser is one
-trained on recordings of the same language, as notebook 03 does; it may have learned from the very
+trained on recordings of the same language, as notebook 01 does; it may have learned from the very
 clips it judges, for a few wrong ones teach it nothing. Knows nothing of how clips are mended.
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M mels, T mel frames.
@@ -237,8 +237,9 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
         raise AlignError(
             f"The typical clip scores {middle:.2f} nats a character, where 0 is perfect and "
             f"{config.hopeless} is the least that tells anything: the recogniser does not know "
-            "these voices or this language, or most texts belong to other recordings. Train it "
-            "on clips like these (notebook 03), or check the order of the texts."
+            "these voices or this language, or most texts belong to other recordings. Check the "
+            "order of the texts, or let 01_data_prep train it longer on clips like these "
+            "(`minutes` of the preset's section `recognizer`)."
         )
     spread = 1.4826 * float(np.median(np.abs(scores - middle))) if len(scores) else 0.0
     return middle - max(config.spread * spread, config.least_gap)

@@ -171,7 +171,7 @@ def test_a_recogniser_that_is_less_sure_is_given_more_room():
 
 
 def test_a_recogniser_of_another_language_tells_nothing_and_says_so():
-    with pytest.raises(AlignError, match=r"typical clip scores -7\.00.*notebook 03"):
+    with pytest.raises(AlignError, match=r"typical clip scores -7\.00.*01_data_prep"):
         lowest_score(scored(-7.0, -6.0, -8.0), CONFIG)
 
 
