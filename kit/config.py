@@ -172,6 +172,18 @@ def brief(what: object, most: int = 200) -> str:
     return words if len(words) <= most else f"{words[:most]}..."
 
 
+def no_utf8(path) -> str:
+    """What is wrong with a path whose name is not UTF-8, in words; "" where it is.
+
+    Such names cannot stand in tables, logs or on a page, and break what prints them.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return f"{str(path)!a} has a name that is not UTF-8: rename it in plain letters"
+    return ""
+
+
 def digest(*parts) -> str:
     """12 hex digits that change when any part (dataclass, dict, str, number) changes."""
     plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +31,8 @@ from kit.config import (
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+LONGEST_S = 3600.0  # of one row, and at most so many channels: more is no recording, but a bomb
+MOST_CHANNELS = 16
 ROOM_BYTES = 2**28  # of free disk, below which no clip is begun
 
 
@@ -178,7 +180,7 @@ def _take(
         wave, rate = _wave_of(row, config)
     except IngestError as error:
         note = dataclasses.asdict(Skipped(row=place.rows, reason=str(error)))
-        skipped.write(json.dumps(note, ensure_ascii=False).encode() + b"\n")
+        skipped.write(json.dumps(note, ensure_ascii=False).encode(errors="replace") + b"\n")
     else:
         file = io.BytesIO()
         soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
@@ -192,6 +194,8 @@ def _take(
 
 
 def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
+    if not isinstance(row, Mapping):
+        raise IngestError(f"columns by their names expected, got {type(row).__name__}")
     column = config.text_column or next((c for c in TEXT_COLUMNS if c in row), "")
     if not isinstance(row.get(column), str) or not row[column].strip():
         known = config.text_column or " or ".join(TEXT_COLUMNS)
@@ -203,6 +207,7 @@ def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
 
 def _one_line(text: str) -> str:
     """`text` as it can stand in a table without quoting."""
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair is no character
     return " ".join(text.replace("|", " ").replace("\0", " ").split())
 
 
@@ -239,7 +244,13 @@ def _samples(array) -> np.ndarray:
 
 def _decoded(data: bytes) -> tuple[np.ndarray, int]:
     try:
-        return soundfile.read(io.BytesIO(data), dtype="float32")
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.frames > LONGEST_S * file.samplerate or file.channels > MOST_CHANNELS:
+                raise IngestError(
+                    f"its {len(data):,} bytes tell of {file.frames / file.samplerate:.3g} s in "
+                    f"{file.channels} channels: at most {LONGEST_S:.0f} s in {MOST_CHANNELS}"
+                )
+            return file.read(dtype="float32"), file.samplerate
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise IngestError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
 

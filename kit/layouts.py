@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kit.audio import DatasetError
 from kit.bytefile import Fault, StreamError, special_file
-from kit.config import brief
+from kit.config import brief, no_utf8
 from kit.ledger import Finding, ManifestConfig, Utterance
 from kit.place import held_out
 from kit.sources import rows
@@ -23,6 +23,7 @@ AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
 COMMON_VOICE_SPLITS = ("train.tsv", "dev.tsv", "test.tsv")
 # Names of the split that is held out, as other datasets spell it.
 HELD_OUT = frozenset({"held_out", "dev", "valid", "validation", "val", "eval"})
+RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 AUDIO_KEYS, TEXT_KEYS = ("audio", "audio_filepath", "path"), ("text", "sentence")
 
 
@@ -111,6 +112,8 @@ def recognise(source: Path) -> tuple[str, list[Path]]:
 
     Raises DatasetError that says what was expected and what was found.
     """
+    if no_utf8(source.absolute()):
+        raise DatasetError(f"{no_utf8(source.absolute())}.")
     if source.is_file():
         beside = {".csv": "wavs", ".tsv": "clips"}.get(source.suffix, ".")
         layout = {".csv": "LJSpeech", ".tsv": "Common Voice", ".jsonl": "JSONL", ".json": "JSONL"}
@@ -138,6 +141,7 @@ def _not_recognised(source: Path) -> str:
         found = ", ".join(some[:8]) + (f" and {len(some) - 8} more" if len(some) > 8 else "")
     elif source.exists():
         found = f"a file {source.name}"
+    found = found.encode(errors="replace").decode()  # names that are not UTF-8
     return (
         f"{source} is not a dataset in a layout known here: expected metadata.csv (id|text) and "
         "wavs/ (LJSpeech), validated.tsv or train.tsv and clips/ (Common Voice), or manifest.jsonl "
@@ -227,7 +231,8 @@ def _jsonl_row(found: dict, table: Path, number: int, base: Path, split: str) ->
         have = ", ".join(f"{key}: {type(value).__name__}" for key, value in found.items())
         reason = f"`audio` and `text`, both strings, expected; got {have or 'nothing'}"
         return _bad_row(table, number, str(found.get("id", "")), reason)
-    if (audio + text).encode(errors="ignore").decode() != audio + text:  # \u escapes can spell it
+    told = [audio, text, *(str(found.get(key)) for key in ("id", "speaker", "split"))]
+    if no_utf8("".join(told)):  # \u escapes can spell it
         reason = "half of a surrogate pair, which is no character"
         return _bad_row(table, number, "", reason, cure="save the table as UTF-8")
     if found.get("offset"):
@@ -268,6 +273,9 @@ def _believe(record: Record, config: ManifestConfig) -> Utterance | Finding:
         return refuse("row", reason, "give a path below it; a JSONL's start from `audio_root`")
     if not _stays_inside(record.id):
         return refuse("row", f"the id must be a name, not lead out of a folder: {record.id!r}")
+    if record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
+        reason = f"no speaker can be called {record.speaker!r}"
+        return refuse("row", reason, "name the speaker in plain letters")
     text = normalize(record.text, config.language)
     if not letters(text):
         return refuse("row", "the text is empty", "write what is said, or take the line out")

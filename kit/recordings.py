@@ -19,7 +19,7 @@ import numpy as np
 import soundfile
 
 from kit.codec import MelCodec
-from kit.config import digest, make_folder, require_disk, write_atomic, writing
+from kit.config import digest, make_folder, no_utf8, require_disk, write_atomic, writing
 from kit.container import UnreadableError, opened
 from kit.cut import CutConfig, Span, plan_cuts
 from kit.ledger import Utterance
@@ -49,6 +49,9 @@ def find_recordings(folder: Path) -> list[Path]:
     """The audio files under `folder`. Raises CutError when none has a transcript beside it."""
     here = Path(folder).rglob("*")
     found = sorted(p for p in here if p.suffix.lower() in AUDIO and p.is_file())
+    for path in found:
+        if no_utf8(path):
+            raise CutError(f"{no_utf8(path)}.")
     if not any(p.with_suffix(".txt").is_file() for p in found):
         raise CutError(
             f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "

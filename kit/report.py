@@ -152,10 +152,8 @@ def git(*words: str) -> str:
 def page(report: dict, folder: Path) -> str:
     """The record as one self-contained page: figures as tables, samples as audio players."""
     parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table(report)]
-    players = [
-        player(s, folder) for s in report.get("samples", []) if (folder / s["wav"]).is_file()
-    ]
-    parts.append("<h2>Samples</h2>" + "".join(players) if players else "")
+    players = [player(sample, folder) for sample in report.get("samples", [])]
+    parts.append("<h2>Samples</h2>" + "".join(players) if any(players) else "")
     style = (
         "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
         "td{padding:.15rem .8rem;border-bottom:1px solid #ddd;vertical-align:top}"
@@ -207,6 +205,16 @@ def show(value) -> str:
 
 
 def player(sample: dict, folder: Path) -> str:
-    data = base64.b64encode((folder / sample["wav"]).read_bytes()).decode()
+    """A sample as sound to play; "" where its file is gone, words where it may not be shown.
+
+    Whoever is sent the page would get the file: none from outside the run's folder goes into it.
+    """
+    path = (folder / sample["wav"]).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        told = f"{sample['wav']} is left out: it does not lie in the run's folder."
+        return f"<p>{html.escape(told)}</p>"
+    if not path.is_file():
+        return ""
+    data = base64.b64encode(path.read_bytes()).decode()
     text = html.escape(f"{sample['text']} ({sample['split']}, {Path(sample['wav']).stem})")
     return f"<p>{text}<audio controls src='data:audio/wav;base64,{data}'></audio></p>"

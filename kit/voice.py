@@ -254,7 +254,12 @@ def cut_off(text: str) -> str:
 
 
 def save_references(references: dict[str, Tensor], path: Path, habits: Habits = Habits()) -> None:
-    """A log-mel (M, T) for each speaker, and the habits of the recordings."""
+    """A log-mel (M, T) for each speaker, and the habits of the recordings.
+
+    Raises VoiceError for a speaker with the one name that such files keep for themselves.
+    """
+    if "__metadata__" in references:
+        raise VoiceError("No speaker can be called `__metadata__`: name them otherwise.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
     write_atomic(path, file_bytes(tensors, dataclasses.asdict(habits)))
 

@@ -98,7 +98,15 @@ def test_decoded_audio_is_taken_too(tmp_path, shape):
     assert rate == RATE and np.abs(found - wave).max() < 1e-3
 
 
+def bomb() -> bytes:
+    """Six hours of silence, packed to some kilobytes."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(6 * 3600 * 4000, np.int16), 4000, format="FLAC")
+    return file.getvalue()
+
+
 BAD = {
+    "a bomb": ({"audio": {"bytes": bomb()}}, "tell of 2.16e+04 s in 1 channels"),
     "no text": ({"text": " "}, "no text in"),
     "text of another kind": ({"text": 7}, "no text in"),
     "no audio": ({"audio": None}, "no audio bytes or array"),
@@ -121,6 +129,23 @@ def test_a_bad_row_is_skipped_with_its_number_and_reason(tmp_path, kind):
     assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
     skipped = [json.loads(line) for line in (folder / "skipped.jsonl").open(encoding="utf-8")]
     assert [s["row"] for s in skipped] == [1] and reason in skipped[0]["reason"]
+
+
+@pytest.mark.parametrize("odd", [None, [], "row", 7])
+def test_a_row_that_is_none_is_skipped_too(tmp_path, odd):
+    good = {"audio": {"bytes": clip(0)}, "text": "ሰላም"}
+    folder = from_huggingface([good, odd, good], tmp_path / "out", CONFIG)
+    assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
+    (skipped,) = (folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
+    assert f"columns by their names expected, got {type(odd).__name__}" in skipped
+
+
+def test_half_a_character_breaks_neither_table_nor_reasons(tmp_path):
+    good = {"audio": {"bytes": clip(0)}, "text": "ሰላም \ud800", "speaker": "a\udce9"}
+    bad = {"audio": None, "text": "ሰላም", "\ud800": 1}
+    folder = from_huggingface([good, {"\ud800": 1}, bad], tmp_path / "out", CONFIG)
+    assert table(folder) == [["00000000", "ሰላም ?", "ሰላም ?", "a?"]]
+    assert len((folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_text_cannot_break_the_table(tmp_path):

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from clips import TEXT
@@ -235,6 +237,15 @@ JSON_ROWS = {
     "../ id": ({"audio": "a.wav", "text": TEXT, "id": "../x"}, "the id must"),
     "gone": ({"audio": "b.wav", "text": TEXT}, "no recording"),
     "half a pair": (b'{"audio": "a.wav", "text": "\\ud800"}', ""),
+    "half a speaker": (b'{"audio": "a.wav", "id": "x", "text": "a b", "speaker": "\\ud800"}', ""),
+    "a reserved speaker": (
+        {"audio": "a.wav", "id": "x", "text": TEXT, "speaker": "__metadata__"},
+        "no speaker can be called '__metadata__'",
+    ),
+    "an odd speaker": (
+        {"audio": "a.wav", "id": "x", "text": TEXT, "speaker": "a\nb"},
+        "no speaker can be called",
+    ),
 }
 
 
@@ -363,3 +374,18 @@ def test_a_dataset_of_nothing_is_an_error_that_says_what_was_found(tmp_path, kin
     with pytest.raises(DatasetError, match=re.escape(words)) as caught:
         read_dataset(tmp_path, LOOSE)
     assert name in str(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode there")
+def test_a_folder_whose_name_is_not_utf_8_is_told_in_words_that_can_be_printed(tmp_path):
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    dataset(tmp_path / "plain", f"a|{TEXT}\n", {"a": speech()}).rename(odd)
+    for look in (odd, odd / "metadata.csv"):
+        with pytest.raises(DatasetError, match=r"caf\\udce9.*not UTF-8: rename it") as caught:
+            read_dataset(look, LOOSE)
+        assert str(caught.value).encode()
+    (tmp_path / "mine").mkdir()
+    odd.rename(tmp_path / "mine" / odd.name)
+    with pytest.raises(DatasetError, match=r"found caf\?/") as caught:
+        read_dataset(tmp_path / "mine", LOOSE)
+    assert str(caught.value).encode()

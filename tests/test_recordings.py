@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -397,3 +398,13 @@ def test_a_long_flac_of_unknown_length_is_cut_like_any_other(tmp_path):
     rows, _ = cut(tmp_path / "in", tmp_path / "out", progress=lambda *now: told.append(now))
     assert [text for _, text in rows] == texts
     assert told[-1] == pytest.approx((len(wave) / rate, len(wave) / rate))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")
+def test_a_recording_whose_name_is_not_utf_8_is_told(tmp_path):
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.wav"
+    record(tmp_path / "a.wav", paused(sentences(2)), "x")
+    os.rename(tmp_path / "a.wav", odd)
+    with pytest.raises(CutError, match=r"caf\\udce9\.wav.*not UTF-8: rename it") as caught:
+        find_recordings(tmp_path)
+    assert str(caught.value).encode()

@@ -1,5 +1,6 @@
 """One run, one folder, one record."""
 
+import base64
 import dataclasses
 import errno
 import json
@@ -203,3 +204,15 @@ def test_a_run_keeps_to_the_data_it_was_begun_with(run):
     run.settle("data", "my voice")
     with pytest.raises(ConfigError, match=r"begun with the data `my voice`, .*KIT_RUN"):
         run.settle("data", "another")
+
+
+@pytest.mark.parametrize("way", ["absolute", "above", "link"])
+def test_no_file_from_outside_the_run_goes_into_the_page(tmp_path, way):
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(b"nobody's business")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link.wav").symlink_to(secret)
+    wav = {"absolute": str(secret), "above": "../secret.wav", "link": "link.wav"}[way]
+    found = page({"samples": [{"text": "a", "wav": wav, "split": "b"}]}, tmp_path / "run")
+    assert base64.b64encode(secret.read_bytes()).decode() not in found
+    assert f"{wav} is left out: it does not lie in the run" in found

@@ -31,6 +31,7 @@ from kit.voice import (
     Voice,
     VoiceError,
     load_model,
+    load_references,
     load_voice,
     load_voices,
     remark,
@@ -419,3 +420,10 @@ def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
 def test_helpers_models_differ_by_seed():
     a, b = tiny_model(0), tiny_model(1)
     assert not torch.equal(a.code_head.weight, b.code_head.weight)
+
+
+def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_path):
+    with pytest.raises(VoiceError, match="No speaker can be called `__metadata__`"):
+        save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
+    save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
+    assert list(load_references(tmp_path / "r.safetensors")[0]) == ["a/ሰላም \u200c|"]
