@@ -17,6 +17,12 @@ from torch import Tensor, nn
 
 from kit.config import require_within
 
+PATIENCE = 20  # steps in a row that fp16 may overflow while its scale is sought
+
+
+class CourseError(ValueError):
+    """A training that went astray; the message says where, and what to do."""
+
 
 def loss_scaler(device: str, precision: str) -> torch.amp.GradScaler:
     """A scaler of losses: at work for `precision` "fp16", without effect otherwise."""
@@ -194,11 +200,22 @@ def train_course(
     scaler: torch.amp.GradScaler,
     clip_norm: float | None = None,
 ) -> Iterator[tuple[int, float]]:
-    """AdamW on `batch_loss()` for as long as `course` says, yielding (step, loss)."""
+    """AdamW on `batch_loss()` for as long as `course` says, yielding (step, loss).
+
+    Raises CourseError where the loss is not finite, in fp16 where it stays so.
+    """
+    astray = 0  # steps in a row
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.01)
     schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
     while not course.done:
         loss = batch_loss()
+        astray = 0 if math.isfinite(loss.item()) else astray + 1
+        if astray > (PATIENCE if scaler.is_enabled() else 0):
+            raise CourseError(
+                f"The loss was {loss.item()} at step {course.step + 1}. Lower `lr` (now {lr:g}) or "
+                "turn mixed precision off, and look among the recordings for one with absurd "
+                "samples; then run again. Nothing of this training was kept."
+            )
         taken = descend(loss, optimizer, scaler, clip_norm)
         if taken:
             schedule.step()
@@ -211,4 +228,6 @@ def train_course(
 def one_cycle(
     optimizer: torch.optim.Optimizer, lr: float, steps: int, warmup_share: float
 ) -> torch.optim.lr_scheduler.OneCycleLR:
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=warmup_share)
+    # PyTorch divides by the steps of warm-up less one, which must not be 0.
+    share = warmup_share if warmup_share * steps != 1 else 1.5 / steps
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=share)

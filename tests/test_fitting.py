@@ -11,7 +11,15 @@ from torch import nn
 
 from kit.codec import CodecConfig, MelCodec, codec_course, train_codec
 from kit.config import ConfigError
-from kit.fitting import Course, CourseConfig, descend, loss_scaler
+from kit.fitting import (
+    PATIENCE,
+    Course,
+    CourseConfig,
+    CourseError,
+    descend,
+    loss_scaler,
+    one_cycle,
+)
 from kit.hardware import autocast
 from kit.recognizer import (
     Recognizer,
@@ -86,6 +94,37 @@ def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name
         steps = train_recognizer(model, mels, texts, "cpu", "fp16")
     assert all(math.isfinite(loss) for _, loss in steps)
     assert len(scales) == 3 and scales[0] == 65536.0
+
+
+@pytest.mark.parametrize("name", ["codec", "recogniser"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, precision):
+    broken = torch.full((22050,), math.nan)
+    if name == "codec":
+        codec = MelCodec(dataclasses.replace(CODEC, steps=3))
+        steps = train_codec(codec, [broken], "cpu", precision)
+    else:
+        model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=3, batch=2), "ab")
+        steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", precision)
+    with pytest.raises(CourseError, match=r"The loss was nan at step 1\. Lower `lr` \(now 0\.00"):
+        list(steps)
+
+
+def test_a_loss_that_stays_infinite_in_fp16_ends_the_training_too():
+    model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=90, batch=2), "ab")
+    steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", "fp16")
+    with pytest.raises(CourseError, match=rf"at step {PATIENCE + 1}"):
+        list(steps)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 9, 10, 11])
+def test_every_number_of_steps_can_be_trained(steps):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = one_cycle(optimizer, 1e-3, steps, warmup_share=0.1)
+    for _ in range(steps - 1):
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr()[0] < 1e-6
 
 
 # --- how long -------------------------------------------------------------------------------
