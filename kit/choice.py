@@ -115,10 +115,17 @@ def choose(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
 
     For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
     takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
+    Raises ConfigError when not one variant ran: nothing is known then of any switch.
     """
     if goal not in ("speed", "memory"):
         raise ConfigError(f"goal = {goal!r}: choose speed or memory.")
     ran = {r.on: r for r in rows if r.kind in ("baseline", "alone", "added", "all") and r.loss}
+    if rows and not ran:
+        raise ConfigError(
+            f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
+            f"The baseline: {rows[0].reason}. Mend that, delete the run's folder bench/ and run "
+            "this notebook again."
+        )
     return [_decide(row, ran, goal) for row in rows if row.kind == "alone"]
 
 

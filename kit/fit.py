@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile
 
 from kit.batches import DataConfig, padded
 from kit.config import require
-from kit.hardware import Hardware, hush_profiler
+from kit.hardware import Hardware, hush_profiler, is_here
 from kit.memory import Step, plan_bytes
 from kit.model import SpeechGPT
 from kit.recovery import is_oom
@@ -109,6 +109,8 @@ class Verdict:
             how += f", measured {gib(self.measured_bytes)}"
         elif self.tried:
             how += ", and a real step ran out of memory"
+        elif self.fits:
+            how += ", not tried (no such GPU here)"
         said = f"micro_batch {self.micro_batch}: {how}, of {gib(self.limit_bytes)} it may use."
         return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
 
@@ -136,7 +138,7 @@ class Search:
 
 
 def limit_memory(hw: Hardware, fraction: float) -> int:
-    """Bytes this process may use: `fraction` of the device, and no more than is free.
+    """Bytes this process may use: `fraction` of the device, and no more than is free there.
 
     On CUDA the allocator is told, too, for the life of the process: a run that wants more gets an
     out-of-memory error, and others on the same card keep their share.
@@ -144,6 +146,8 @@ def limit_memory(hw: Hardware, fraction: float) -> int:
     share = int(fraction * hw.memory_bytes)
     if hw.device == "cpu":
         return min(share, max(0, psutil.virtual_memory().available - CPU_RESERVE_BYTES))
+    if not is_here(hw):
+        return share
     torch.cuda.set_per_process_memory_fraction(fraction)
     return min(share, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
 
@@ -152,12 +156,15 @@ def preflight(work: Workload) -> Verdict:
     """Plan `work`'s longest step, try it where that is safe, and say what to change.
 
     Nothing of the run is touched: model, optimizer and random numbers are throwaways. On the CPU
-    the plan alone refuses, for a process that takes all the memory there is gets killed.
+    the plan alone refuses, for a process that takes all the memory there is gets killed. For a GPU
+    that is not here the plan alone answers.
     """
     limit, planned = limit_memory(work.hw, work.max_memory_fraction), work.planned_bytes
-    tried = planned <= limit * (1 if work.hw.device == "cpu" else HOPELESS)
+    here, hopeless = is_here(work.hw), limit * (1 if work.hw.device == "cpu" else HOPELESS)
+    tried = here and planned <= hopeless
     measured = trial_bytes(work) if tried else None
-    fits = measured is not None and measured <= limit
+    needed = planned if not here else measured
+    fits = needed is not None and needed <= limit
     # Where a step ran out below the limit, the limit is not what it seems.
     room = min(limit, planned * 3 // 4) if tried else limit
     return Verdict(
@@ -220,7 +227,9 @@ def milder(work: Workload) -> Iterator[Workload]:
     Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
     costs a third of a step, an average in the CPU's memory a copy, passes of few rows the most.
     """
-    free = {"sdpa": True, "mixed_precision": work.precision != "fp32"}
+    free = {"sdpa": True}
+    if work.precision != "fp32":  # else it would change nothing here
+        free["mixed_precision"] = True
     recompute = free | {"gradient_checkpointing": True}
     away = recompute | {"ema_offload": work.speed.ema and work.hw.device == "cuda"}
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]

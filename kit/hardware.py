@@ -183,6 +183,21 @@ def product_seconds(dtype: torch.dtype, repeats: int = 3, device: str = "cpu") -
     return min(timings(work, repeats))
 
 
+def product_ms(hw: Hardware) -> dict[str, float]:
+    """Milliseconds of one product (`PRODUCT`) in each precision that `hw` knows, by its name.
+
+    {} for a GPU that is not here. bf16 is left out where it is emulated, or not there at all.
+    """
+    if not is_here(hw):
+        return {}
+    dtypes = {"fp32": torch.float32}
+    if hw.device == "cuda":
+        dtypes["fp16"] = torch.float16
+    if hw.device == "cpu" or hw.capability >= (8, 0):
+        dtypes["bf16"] = torch.bfloat16
+    return {name: 1e3 * product_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
+
+
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
     """Seconds of each of `repeats` runs, after one that pays for what happens once, when `warm`."""
     if warm:
@@ -213,7 +228,7 @@ def attention_backend(
     with sdpa_kernel(ATTENTION_ORDER):
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
     name = SDPBackend(choice).name.removesuffix("_ATTENTION").lower().replace("_", " ")
-    return Choice(value=name, reason=f"the dispatcher's pick for {asked} on this {hw.device}")
+    return Choice(value=name, reason=f"the dispatcher's pick for {asked} on the {hw.name}")
 
 
 def _expected_attention(capability: tuple, precision: str, head_width: int) -> str:

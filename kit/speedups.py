@@ -106,6 +106,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     `model` gives the attention's shapes; without it those of a usual head.
     """
     precision, compiler = choose_precision(hw), compiler_available(hw.device, hw.capability)
+    compiles = compiler.value == "yes"
     product = precision.value if config.mixed_precision else "fp32"
     backend = _attention(hw, product, model or GPTConfig())
     gpu, only = hw.device == "cuda", "only a GPU has a use for it"
@@ -116,7 +117,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "tf32": _tf32(hw),
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
         "pinned_memory": (gpu, "copies run beside the GPU's work" if gpu else only),
-        "compile": (compiler.value == "yes", f"{compiler.reason}; the first steps are slow"),
+        "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only),

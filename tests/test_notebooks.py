@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers import CPU
 
 from kit.hardware import PRODUCT
 
@@ -101,9 +102,9 @@ def test_the_picture_of_a_product_names_the_size_that_is_timed(monkeypatch):
     titles, (rows, inner, columns) = [], PRODUCT["cpu"]
     monkeypatch.setattr("kit.plots.bars", lambda names, values, unit, title: titles.append(title))
     monkeypatch.setattr("kit.plots.show", lambda figure: None)
-    cell = next(c for c in code_cells(FOLDER / "00_setup.ipynb") if "product_seconds" in c.source)
-    exec(cell.source, {})
-    assert titles == [f"One {rows} x {inner} x {columns} product on the CPU"]
+    cell = next(c for c in code_cells(FOLDER / "00_setup.ipynb") if "product_ms" in c.source)
+    exec(cell.source, {"hw": CPU})
+    assert titles == [f"One {rows} x {inner} x {columns} product on the {CPU.name}"]
 
 
 @each

@@ -1,0 +1,214 @@
+"""The notebooks on a machine with another GPU than this one: every table and sentence is right.
+
+Their own cells run, in order, with `detect` answering as that machine's would. What only the device
+itself can tell (a product's time, a trial's figures) the cells say plainly, or get from figures
+such a card could have shown.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import code_index, world
+from test_notebooks import FOLDER, code_cells, parse
+
+from kit.choice import load_choice
+from kit.config import ConfigError
+from kit.hardware import Hardware, choose_precision
+from kit.report import open_run
+from kit.trials import Task, TrialConfig
+
+GIB = 2**30
+# What such cards report of themselves, and the preset of their memory.
+CARDS = {
+    "T4": ("Tesla T4", (7, 5), 14.6, "t4"),
+    "RTX 3060": ("NVIDIA GeForce RTX 3060", (8, 6), 11.6, "12gb"),
+    "P100": ("Tesla P100-PCIE-16GB", (6, 0), 15.9, "t4"),
+    "A100 40": ("NVIDIA A100-SXM4-40GB", (8, 0), 39.4, "24gb"),
+    "A100 80": ("NVIDIA A100-SXM4-80GB", (8, 0), 79.2, "80gb"),
+    "H100": ("NVIDIA H100 80GB HBM3", (9, 0), 79.1, "80gb"),
+}
+# What follows from the compute capability: precision, attention kernel, torch.compile, TF32.
+FOLLOWS = {
+    (6, 0): ("fp32", "no tensor cores", "efficient", False, False),
+    (7, 5): ("fp16", "no bf16, but fp16", "efficient", True, False),
+    (8, 0): ("bf16", "bf16 units", "flash", True, True),
+    (8, 6): ("bf16", "bf16 units", "flash", True, True),
+    (9, 0): ("bf16", "bf16 units", "flash", True, True),
+}
+OF_A_CPU = (
+    "no GPU",
+    "this cpu",
+    "this cuda",
+    "this processor",
+    "product on the CPU",
+    "C++ compiler",
+)
+
+
+@pytest.fixture(params=CARDS)
+def card(request, monkeypatch, tmp_path) -> Hardware:
+    """A machine with that card, and a run of its own."""
+    name, capability, gib, _ = CARDS[request.param]
+    hw = Hardware(
+        device="cuda",
+        name=name,
+        cores=8,
+        ram_bytes=32 * GIB,
+        memory_bytes=int(gib * GIB),
+        capability=capability,
+    )
+    for place in ("kit.hardware.detect", "kit.report.detect"):
+        monkeypatch.setattr(place, lambda: hw)
+    quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
+    monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)
+    monkeypatch.setenv("KIT_RUN", tmp_path.name)
+    monkeypatch.delenv("KIT_PRESET", raising=False)
+    threads = torch.get_num_threads()
+    yield hw
+    torch.set_num_threads(threads)
+
+
+class Shown:
+    """Cells of a notebook run one after another; `text` is all they showed."""
+
+    def __init__(self, notebook: str, monkeypatch, capsys):
+        self.cells, self.capsys = code_cells(FOLDER / f"{notebook}.ipynb"), capsys
+        self.names, self.text, self.titles = {"__name__": "__main__"}, "", []
+        monkeypatch.setattr("kit.report.display", self.show)
+        monkeypatch.setattr("kit.plots.show", self.draw)
+        monkeypatch.chdir(FOLDER)
+
+    def show(self, data: dict, raw: bool = False) -> None:
+        print(data["text/plain"])
+
+    def draw(self, figure) -> None:
+        self.titles += [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+
+    def run(self, before: str = "") -> str:
+        """Every cell, or those before the one that holds `before`; returns what they printed."""
+        for cell in self.cells:
+            if before and before in cell.source:
+                break
+            exec(compile(parse(cell), cell.id, "exec"), self.names)
+        self.text = self.capsys.readouterr().out
+        return self.text
+
+    def line(self, begin: str) -> str:
+        """The one line of a table that begins so."""
+        (found,) = (line for line in self.text.splitlines() if line.startswith(begin))
+        return " ".join(found.removeprefix(begin).split())
+
+
+def begun_run(card: Hardware) -> Path:
+    """The run's folder with what 01_data_prep leaves, and the log of a run that was begun."""
+    index, run = code_index(), open_run()
+    shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
+    shutil.copy(world() / "tokenizer.model", run.path("tokenizer.model"))
+    run.record(data={"codes": os.path.relpath(index, run.folder), "language": "am"})
+    rows = [step_row(number) for number in range(1, 30)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    run.path("train.jsonl").write_text(lines, encoding="utf-8")
+    return run.folder
+
+
+def step_row(number: int) -> dict:
+    """A line of train.jsonl, one step in half a second."""
+    plain = {"step": number, "steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0}
+    times = {"step_s": 0.5, "unix_s": 0.5 * number, "wall_s": 0.5 if number > 1 else None}
+    others = {"tokens": 900, "memory_bytes": 2**30, "val_loss": None, "ema_val_loss": None}
+    return plain | times | others | {"gate": None, "note": ""}
+
+
+def test_00_says_what_follows_from_the_card(card, monkeypatch, capsys):
+    shown = Shown("00_setup", monkeypatch, capsys)
+    shown.run()
+    precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
+    version = "{}.{}".format(*card.capability)
+    assert shown.line("precision ").startswith(f"{precision}: compute capability {version}")
+    assert why in shown.line("precision ")
+    assert shown.line("attention kernel ").startswith(f"{kernel}: expected for {precision}")
+    assert shown.line("torch.compile ").startswith("yes: Triton" if compiles else "no: Triton")
+    preset = next(row[3] for row in CARDS.values() if row[0] == card.name)
+    assert shown.line("preset for this machine ").startswith(f"{preset}: {card.name} has")
+    assert f"No {card.name} is here to be timed." in shown.text
+    assert any(card.name in title for title in shown.titles)
+    assert shown.line("speed.sdpa ").startswith(f"on: {kernel if kernel == 'flash' else 'memory-'}")
+    half = shown.line("speed.mixed_precision ")
+    assert half.startswith("off" if precision == "fp32" else "on")
+    assert ("speed.compile                off" in shown.text) == (not compiles)
+    assert ("speed.tf32                   on" in shown.text) == tf32
+    assert "It fits." in shown.text or "Change: " in shown.text
+    assert "mixed_precision off" not in shown.text, "no cure where there is no half precision"
+    assert [words for words in OF_A_CPU if words in shown.text] == []
+
+
+def test_02_plans_for_the_card(card, monkeypatch, capsys):
+    begun_run(card)
+    shown = Shown("02_train", monkeypatch, capsys)
+    shown.run(before="from kit.evaluate import hearing")
+    precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
+    assert f"cuda: {card.name}" in shown.text
+    half = shown.line("Mixed precision ")
+    assert half.startswith("off" if precision == "fp32" else "on") and why in half
+    assert f"kernel: {kernel} (expected for {precision}" in shown.line("Fused attention (SDPA) ")
+    compiler = shown.line("torch.compile ")
+    assert ("Triton compiles for this GPU" in compiler) == compiles
+    assert ("the first steps are slow" in compiler) == compiles
+    assert ("is below 8.0 and lacks it" in shown.line("TF32 products ")) == (not tf32)
+    assert "only a GPU" not in shown.text
+    assert "It fits." in shown.text and "not tried (no such GPU here)" in shown.text
+    share = 0.9 * card.memory_bytes / GIB
+    assert f"of {share:.2f} GiB it may use" in shown.text
+    assert shown.line("a step ").startswith("0.5 s")
+    assert [words for words in OF_A_CPU if words in shown.text] == []
+
+
+def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
+    """What a trial of such a card could have shown: every switch a tenth faster."""
+    precision = choose_precision(task.hw).value if "mixed_precision" in on else "fp32"
+    return {
+        "seconds": config.steps * 0.9 ** len(on),
+        "tokens": 1000 * config.steps,
+        "steps": config.steps,
+        "loss": 3.0,
+        "skipped": 0,
+        "warmup_s": 2.0,
+        "peak_memory_bytes": 2 * GIB - len(on) * GIB // 20,
+        "compilations": 1,
+        "recompilations": 0,
+        "precision": precision,
+        "attention": "flash" if "sdpa" in on else "explicit softmax",
+        "notes": [],
+    }
+
+
+def test_05_judges_what_the_card_has(card, monkeypatch, capsys):
+    monkeypatch.setattr("kit.trials.in_a_process", figures)
+    shown = Shown("05_benchmark", monkeypatch, capsys)
+    shown.run()
+    _, _, _, compiles, tf32 = FOLLOWS[card.capability]
+    has = {"torch.compile": compiles, "TF32 products": tf32, "Pinned memory": True}
+    has["Mixed precision"] = card.capability >= (7, 0)
+    for label, there in has.items():
+        assert ("keep  " if there else "drop  ") + label in shown.text
+    assert "only a GPU" not in shown.text and f"# Measured on {card.name}" in shown.text
+    chosen = load_choice(open_run().path("speed.yaml"))
+    assert chosen["compile"] == compiles and chosen["tf32"] == tf32
+    assert shown.titles == ["Speed", "Peak memory"]
+    assert [words for words in OF_A_CPU if words in shown.text] == []
+
+
+def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch, capsys):
+    """No file says that every switch was measured and does not pay."""
+    monkeypatch.setenv("KIT_RUN", "nothing-runs")
+    error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
+    monkeypatch.setattr("kit.trials.in_a_process", lambda *_: error)
+    shown = Shown("05_benchmark", monkeypatch, capsys)
+    with pytest.raises(ConfigError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
+        shown.run()
+    assert not open_run().path("speed.yaml").exists()
