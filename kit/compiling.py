@@ -89,6 +89,17 @@ def python_header() -> Path:
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
+def compiler_error(error: BaseException) -> str:
+    """The first line of what torch's compiler or Triton failed with; "" for any other error.
+
+    What is asked beforehand cannot tell everything: a compiler may be there and not work.
+    """
+    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+        return ""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join([type(error).__name__, *lines[:1]])[:300]
+
+
 def not_compiled(reason: str) -> str:
     return f"; not compiled: {reason}"
 

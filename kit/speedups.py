@@ -78,6 +78,14 @@ class Applied:
         """Whether the switch `name` is really on."""
         return any(s.on for s in self.switches if s.name == name)
 
+    def without(self, name: str, reason: str) -> "Applied":
+        """The same after the switch `name` had to be given up."""
+        rows = [
+            dataclasses.replace(s, on=False, ran="off", reason=reason) if s.name == name else s
+            for s in self.switches
+        ]
+        return dataclasses.replace(self, switches=tuple(rows))
+
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
         word = {True: "asked for", False: "not asked for"}

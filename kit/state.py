@@ -19,7 +19,7 @@ from kit import checkpoint
 from kit.ema import EMA
 from kit.fitting import loss_scaler
 from kit.hardware import Hardware
-from kit.model import SpeechGPT
+from kit.model import SpeechGPT, run_layer
 from kit.optim import Adaptation, lr_factor, make_optimizers
 from kit.speedups import Applied, SpeedConfig, apply
 from kit.steps import TrainConfig, TrainError
@@ -67,6 +67,12 @@ class TrainState:
         for group in (g for o in self.optimizers for g in o.param_groups):
             group["lr"] = group["peak_lr"] * factor
         return self.config.lr * factor
+
+    def stop_compiling(self, why: str) -> None:
+        """Train on uncompiled, as the compiler failed with `why`; the log and the record say so."""
+        self.model.gpt.run_layer = run_layer
+        self.applied = self.applied.without("compile", why)
+        self.notes.append(f"torch.compile is off from here, it failed: {why}")
 
     def averaged(self):
         """The context in which the model holds its averaged weights, if there are any."""

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from kit import checkpoint
+from kit.compiling import compiler_error
 from kit.fitting import apply_gradients
 from kit.hardware import autocast, peak_memory_bytes
 from kit.model import SpeechGPT, weighted_loss
@@ -94,8 +95,8 @@ def opened(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
 def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
     """Gradients of the whole effective batch, one micro-batch at a time; returns its loss.
 
-    Out of memory, it begins the same batch again in passes of half as many rows. Raises TrainError
-    when a single row does not fit.
+    Out of memory, it begins the same batch again in passes of half as many rows; where the
+    compiler fails, uncompiled. Raises TrainError when a single row does not fit.
     """
     state.model.train()
     before = checkpoint.random_state()  # dropout is drawn alike when the batch is repeated
@@ -103,14 +104,19 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
         try:
             return forward_backward(state, batch)
         except (RuntimeError, MemoryError) as error:
-            if not is_oom(error):
+            compiled = state.applied.on("compile") and not is_oom(error)
+            failed = compiler_error(error) if compiled else ""
+            if not is_oom(error) and not failed:
                 raise
         # Out of the handler the error lets go of the activations it holds.
         state.model.zero_grad(set_to_none=True)
         if state.hw.device == "cuda":
             torch.cuda.empty_cache()
         checkpoint.restore_random_state(before)
-        halve(state, batch)
+        if failed:
+            state.stop_compiling(failed)
+        else:
+            halve(state, batch)
 
 
 def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:

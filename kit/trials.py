@@ -177,6 +177,8 @@ def measure(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         events.append(event)
         if event.step == config.warmup_steps:
             warmup_s, made = time.perf_counter() - began_s, compilations()
+    if "compile" in on and not state.applied.on("compile"):  # its figures are another variant's
+        return {"error": "; ".join(event.note for event in events if event.note)}
     return _figures(events, config.warmup_steps) | {
         "warmup_s": warmup_s,
         "peak_memory_bytes": peak_memory_bytes(task.hw.device) - idle_bytes,

@@ -81,7 +81,8 @@ ALLOWED = {
     "recovery": {"sequence"},
     "state": {"hardware", "model", "speedups", "ema", "checkpoint", "fitting", "steps", "optim"},
     "train": {
-        *("hardware", "model", "sequence", "checkpoint", "fitting", "steps", "recovery", "state"),
+        *("hardware", "compiling", "model", "sequence", "checkpoint", "fitting", "steps"),
+        *("recovery", "state"),
     },
     # what a run costs and what pays: beside the loop, never in it
     "logs": {"config"},

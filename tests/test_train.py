@@ -4,13 +4,16 @@ import copy
 import dataclasses
 import itertools
 import math
+import shutil
 import threading
 
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
+from torch._inductor import cpp_builder
 
+from kit.compiling import compiler_available
 from kit.config import ConfigError
 from kit.hardware import Choice
 from kit.optim import lr_factor
@@ -299,6 +302,26 @@ def test_one_row_too_large_is_a_verdict_with_a_cure():
     with pytest.raises(TrainError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
         run(short)
     assert short.step == 1
+
+
+def test_a_compiler_that_fails_is_left_and_the_batch_done_again():
+    """It is there, so the switch is on offer, and then it cannot compile a line."""
+    broken = shutil.which("false")
+    if compiler_available("cpu").value == "no" or not broken:
+        pytest.skip("needs a C++ compiler, and a command that fails in its place")
+    plain = losses(run(state()))
+    with torch._inductor.config.patch(**{"cpp.cxx": (None, broken), "force_disable_caches": True}):
+        cpp_builder.cpp_compiler_search.cache_clear()
+        compiled = state(compile=True)
+        assert compiled.applied.on("compile")
+        events = run(compiled)
+    cpp_builder.cpp_compiler_search.cache_clear()
+    assert losses(events) == plain
+    (note,) = (event.note for event in events if event.note)
+    assert note.startswith("torch.compile is off from here, it failed: ") and len(note) < 400
+    assert not compiled.applied.on("compile")
+    assert "failed" not in compiled.applied.table()["Fused attention (SDPA)"]
+    assert compiled.applied.table()["torch.compile"].startswith("off (asked for; ")
 
 
 def test_an_error_that_is_no_shortage_is_not_hidden():
