@@ -24,7 +24,8 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-plain-cpu test-browser bench-data bench-train bench-infer lint clean
+.PHONY: help demo lab test test-plain-cpu test-browser bench-data bench-train bench-infer check-gpu lint \
+  clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -134,6 +135,9 @@ $(VENV)/.extra-bench-infer: tests/bench/infer-requirements.txt $(STAMP)
 
 bench-infer: $(VENV)/.extra-bench-infer  ## speaking beside its peers: runs/bench/infer.json
 	@$(BIN)/python tests/bench/bench_infer.py $(ARGS)
+
+check-gpu: $(STAMP)  ## what only a GPU can show, in ten minutes: runs/bench/gpu.json
+	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing
