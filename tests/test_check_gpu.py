@@ -18,6 +18,7 @@ import check_gpu  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
 
 SETTING = Setting(hw=CPU, steps=3, codes=4)
+EXACT = ("parity", "recovery", "resume", "codec", "recogniser")  # the same on any device
 KEYS = {"row", "value", "unit", "peer", "peer_value", "ratio"}
 
 
@@ -36,11 +37,7 @@ def test_every_part_finds_what_it_looks_for(part):
     failed = [row for row in rows if row.get("status") == "failed"]
     assert not failed and any(row["value"] is not None for row in rows) == (part != "tests")
     assert all(math.isfinite(row["value"]) for row in rows if row["value"] is not None)
-
-
-def test_half_precision_recovery_and_going_on_are_judged_well():
-    for part in ("parity", "recovery", "resume", "codec", "recogniser"):
-        rows = list(check_gpu.attempt(part, SETTING))
+    if part in EXACT:
         assert {row.get("status", "ok") for row in rows} <= {"ok", "skipped"}, rows
 
 
