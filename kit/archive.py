@@ -10,10 +10,13 @@ import bz2
 import contextlib
 import dataclasses
 import errno
+import glob
 import gzip
 import lzma
+import math
 import shutil
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,13 +25,13 @@ from typing import BinaryIO
 
 from kit.config import (
     digest,
-    make_folder,
     require,
     require_disk,
     require_within,
     write_atomic,
     writing,
 )
+from kit.lock import Lock, held
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # in a folder that stands whole: which archive it came from
@@ -70,11 +73,16 @@ def archive_suffix(path: Path) -> str:
 
 
 def unpack(
-    archive: Path, into: Path, config: ArchiveConfig, progress: Callable = lambda *_: None
+    archive: Path,
+    into: Path,
+    config: ArchiveConfig,
+    progress: Callable = lambda *_: None,
+    say: Callable[[str], None] = print,
 ) -> Path:
     """Unpack `archive` to a folder of its name under `into`, or do nothing where that stands whole.
 
-    `progress(done, total)` counts bytes of the archive. Interrupted, it begins again. Raises
+    `progress(done, total)` counts bytes of the archive. Interrupted, it begins again; where another
+    process is unpacking the same, `say` hears of it and this one waits for the result. Raises
     ArchiveError for a damaged archive, an unsafe member or a bomb, and DiskError when the disk is
     too small; nothing of it is then left behind.
     """
@@ -86,17 +94,37 @@ def unpack(
     key = digest(archive.name, archive.stat().st_size, archive.stat().st_mtime_ns)
     if _stands(folder, key):
         return folder
-    begun = folder.with_name(f".{folder.name}.unpacking")
-    shutil.rmtree(begun, ignore_errors=True)  # what an interrupted call left
-    make_folder(begun)
+    # Another process may be at it: what it unpacks is then there when it ends.
+    with held(
+        folder.with_name(f".{folder.name}.lock"), f"unpacking {archive}", math.inf, say
+    ) as lock:
+        if not _stands(folder, key):
+            _unpack_whole(archive, suffix, folder, key, config, progress, lock)
+    return folder
+
+
+def _unpack_whole(
+    archive: Path,
+    suffix: str,
+    folder: Path,
+    key: str,
+    config: ArchiveConfig,
+    progress: Callable,
+    lock: Lock,
+) -> None:
+    """`archive` as the folder `folder`, which appears by one rename."""
+    for left_by_a_kill in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
+    begun = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
     try:
+        begun.chmod(0o755)  # mkdtemp lets only its owner in
         _unpack_into(archive, suffix, begun, config, progress)
+        lock.confirm()  # while this machine slept, another may have cleared `begun` away
         write_atomic(begun / MARK, key)
         with writing(folder):
             begun.rename(folder)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
-    return folder
 
 
 def _stands(folder: Path, key: str) -> bool:

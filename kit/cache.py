@@ -30,6 +30,8 @@ from kit.ledger import Utterance
 from kit.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
 from kit.tokenizer import Tokenizer
 
+# What may be removed to make room: nothing else that lies in the folder is the cache's.
+OWN = ("codes-*.safetensors", "index-*.safetensors")
 CLIPS_AT_ONCE = 32  # encoded together
 Place = tuple[Path, int]  # the shard a clip lies in, and its row there
 
@@ -144,7 +146,7 @@ def encode_missing(
     def make(path: Path) -> None:
         rows = [missing[clip] for clip in parts[path]]
         data = seal(encode(rows, codec, config) | {"clips": as_bytes(parts[path])})
-        make_room(folder, config.max_cache_gib, len(data), keep | set(parts))
+        make_room(folder, OWN, config.max_cache_gib, len(data), keep | set(parts))
         write_atomic(path, data)
 
     for path in claimed(list(parts), make):
@@ -189,7 +191,7 @@ def write_index(
     data = seal(tensors)
     index = folder / f"index-{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
     new_bytes = 0 if index.is_file() else len(data)
-    make_room(folder, config.max_cache_gib, new_bytes, {index, *shards})
+    make_room(folder, OWN, config.max_cache_gib, new_bytes, {index, *shards})
     write_atomic(index, data)
     touch({index, *shards})
     return index

@@ -37,6 +37,39 @@ def nearest(name: str, known) -> str:
     return f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(map(str, known))}."
 
 
+# What Windows keeps for devices, whatever suffix follows.
+RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
+RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}
+LONGEST_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
+
+
+def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
+    """`name`, if it can be that of one folder, on any system. Raises ConfigError naming `setting`.
+
+    `taken` are names that mean something else beside it, in lower case.
+    """
+    told = f"{setting} = {brief(repr(name), 60)}"
+    cure = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
+    unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
+    if not name.strip():
+        raise ConfigError(f"{told} names no folder. {cure}")
+    if unfit:
+        raise ConfigError(
+            f"{told} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {cure}"
+        )
+    if name != name.strip() or name.startswith(".") or name.endswith("."):
+        raise ConfigError(
+            f"{told} cannot name a folder: no dot or space may stand at an end. {cure}"
+        )
+    if len(os.fsencode(name)) > LONGEST_NAME_BYTES:
+        raise ConfigError(f"{told} is too long: at most {LONGEST_NAME_BYTES} bytes. {cure}")
+    if name.lower().split(".")[0].rstrip() in RESERVED:
+        raise ConfigError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
+    if name.lower() in taken:
+        raise ConfigError(f"{told} is a folder of the kit's own. {cure}")
+    return name
+
+
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
 

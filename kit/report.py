@@ -17,9 +17,22 @@ from pathlib import Path
 
 from IPython.display import display
 
-from kit.config import CONFIGS, ConfigError, load_preset, make_folder, merge, write_atomic
+from kit.config import (
+    CONFIGS,
+    ConfigError,
+    brief,
+    load_preset,
+    make_folder,
+    merge,
+    require_folder_name,
+    write_atomic,
+)
 from kit.hardware import choose_preset, detect, versions
+from kit.lock import held
 from kit.recommend import overlay
+
+OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
+RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (kit.lock.STALE_S)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +58,7 @@ class Run:
         What a notebook left (codec, voice) belongs to the data it was made from.
         """
         mark = self.folder / what
-        begun = mark.read_text(encoding="utf-8") if mark.is_file() else value
+        begun = read_mark(mark) or value
         if begun != value:
             raise ConfigError(
                 f"The run `{self.name}` was begun with the {what} `{begun}`, now `{value}` is "
@@ -59,7 +72,8 @@ class Run:
 
     def found(self, section: str, name: str, notebook: str):
         """A figure that `notebook` recorded. Raises ConfigError when it has not run yet."""
-        value = self.report().get(section, {}).get(name)
+        figures = self.report().get(section)
+        value = figures.get(name) if isinstance(figures, dict) else None
         if value is None:
             raise ConfigError(
                 f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first."
@@ -67,19 +81,37 @@ class Run:
         return value
 
     def report(self) -> dict:
+        """All that was recorded. Raises ConfigError when the file is damaged."""
         path = self.folder / "report.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            report = json.loads(path.read_bytes()) if path.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged ({brief(error)}): {self._again(path)}") from error
+        if not isinstance(report, dict):
+            raise ConfigError(f"{path} holds no figures by name: {self._again(path)}")
+        return report
+
+    def _again(self, path: Path) -> str:
+        return (
+            f"move or delete it and run the notebooks of `{self.name}` again from 00_setup; "
+            "finished work is not done again."
+        )
 
     def record(self, **figures) -> dict:
-        """Merge `figures` (nested dicts allowed) into report.json and redraw report.html."""
-        report = merge(self.report(), finite(figures))
-        report |= {"preset": self.preset_name, "versions": versions(), "device": detect().name}
-        report |= {"git": git_state()}
-        started = os.environ.get("KIT_DEMO_STARTED")
-        if started and not (self.folder / "demo-finished").exists():  # a re-run finds work done
-            report |= demo_times(report.get("demo_starts_s", {}), started, self.folder)
-        write_atomic(self.folder / "report.json", json.dumps(report, indent=1, ensure_ascii=False))
-        write_atomic(self.folder / "report.html", page(report, self.folder))
+        """Merge `figures` (nested dicts allowed) into report.json and redraw report.html.
+
+        Processes that record at the same time wait for each other, so none loses a section.
+        """
+        about = {"preset": self.preset_name, "versions": versions(), "device": detect().name}
+        about["git"] = git_state()
+        with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
+            report = merge(self.report(), finite(figures)) | about
+            started = os.environ.get("KIT_DEMO_STARTED")
+            if started and not (self.folder / "demo-finished").exists():  # a re-run finds work done
+                report |= demo_times(report.get("demo_starts_s", {}), started, self.folder)
+            plain = json.dumps(report, indent=1, ensure_ascii=False)
+            write_atomic(self.folder / "report.json", plain)
+            write_atomic(self.folder / "report.html", page(report, self.folder))
         return report
 
 
@@ -100,6 +132,20 @@ def demo_times(starts_s: dict[str, float], started: str, folder: Path) -> dict:
     return times | {"interruptions": len(starts_s) - 1}
 
 
+def read_mark(mark: Path) -> str:
+    """The one line of a small file of the kit's own; "" where there is none.
+
+    Raises ConfigError when it is damaged.
+    """
+    try:
+        return mark.read_text(encoding="utf-8") if mark.is_file() else ""
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError(
+            f"{mark} is damaged ({brief(error)}): it holds one line of text, the {mark.name} this "
+            "run was begun with. Write that there, or delete the file."
+        ) from error
+
+
 def finite(figures):
     """`figures` with None for every number that is not finite: JSON has no word for those."""
     if isinstance(figures, dict):
@@ -112,15 +158,15 @@ def finite(figures):
 def open_run(preset: str = "", use: str = "") -> Run:
     """The run named by KIT_RUN (default "demo") with `preset`, or KIT_PRESET.
 
-    Without either, a run goes on with the preset it was begun with, and a new one takes what
+    The name is that of one folder, and none of the kit's own (OWN_FOLDERS), else ConfigError.
+    Without either preset, a run goes on with the preset it was begun with, and a new one takes what
     fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
     `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep. The
     positions that 01_data_prep gave the model for its corpus are laid over it, too.
     """
-    name = os.environ.get("KIT_RUN", "demo")
-    runs = Path(os.environ.get("KIT_RUNS", CONFIGS.parent / "runs"))
-    mark = runs / name / "preset"
-    begun = mark.read_text(encoding="utf-8").strip() if mark.is_file() else None
+    name = require_folder_name(os.environ.get("KIT_RUN", "demo"), "KIT_RUN", OWN_FOLDERS)
+    runs = Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs")
+    begun = read_mark(runs / name / "preset").strip()
     asked = preset or os.environ.get("KIT_PRESET")
     preset = asked or begun or choose_preset(detect()).value
     run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
@@ -128,9 +174,10 @@ def open_run(preset: str = "", use: str = "") -> Run:
     mark = run.folder / "use"
     if use:
         write_atomic(mark, use)
-    kept = mark.read_text(encoding="utf-8") if mark.is_file() else ""
+    kept = read_mark(mark)
     laid = merge(run.preset, overlay(kept).sections) if kept else run.preset
-    positions = run.report().get("data", {}).get("positions", {})
+    data = run.report().get("data")
+    positions = data.get("positions", {}) if isinstance(data, dict) else {}
     return dataclasses.replace(run, preset=merge(laid, {"model": positions}))
 
 

@@ -20,6 +20,7 @@ import torch
 from kit import checkpoint
 from kit.config import build, write_atomic
 from kit.hardware import Hardware
+from kit.lock import Lock, held
 from kit.logs import jsonl_log
 from kit.model import SpeechGPT
 from kit.recovery import is_oom
@@ -44,6 +45,7 @@ class TrainSession:
     check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
     state: TrainState | None = None  # of the latest run
+    lock: Lock | None = None  # held while it runs: one process trains a run
 
     @property
     def log_path(self) -> Path:
@@ -66,12 +68,16 @@ class TrainSession:
         """Train with the switches in `values` until done or stopped, going on where a run stands.
 
         A finished run has nothing left to do and yields nothing. The switches may be others than
-        those that preflight saw, so `check` is asked first. Raises TrainError, and what it raises.
+        those that preflight saw, so `check` is asked first. Raises TrainError, what `check` raises,
+        and LockError while another process trains this run.
         """
-        values = dict(values)
-        grad_accum = values.pop("grad_accum", 1)
         if self.finished():
             return
+        with held(self.folder / "train.lock", "training") as self.lock:
+            yield from self._run(dict(values), stop)
+
+    def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
+        grad_accum = values.pop("grad_accum", 1)
         torch.set_num_threads(self.threads)  # counts for the calling thread alone
         torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
@@ -90,6 +96,7 @@ class TrainSession:
                 if not is_oom(error):
                     raise
                 raise advice(error) from error
+        self.lock.confirm()
         saved = checkpoint.of_step(self.checkpoints, self.state.step)
         if self.state.step and not saved.exists():
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
@@ -104,8 +111,13 @@ class TrainSession:
             model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
         )
         gate = partial(self.gate, model) if self.gate else None
-        listeners = (jsonl_log(self.log_path), checkpointer(state, self.checkpoints, stop))
-        yield from listen(train(state, batches, validate, stop, gate), *listeners, *self.listeners)
+        listeners = (
+            lambda _: self.lock.confirm(),
+            jsonl_log(self.log_path),
+            checkpointer(state, self.checkpoints, stop),
+            *self.listeners,
+        )
+        yield from listen(train(state, batches, validate, stop, gate), *listeners)
 
     def _batches(self, grad_accum: int):
         batches = self.make_batches(self.state.position, grad_accum)

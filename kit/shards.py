@@ -123,12 +123,17 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def make_room(folder: Path, cap_gib: float, needed_bytes: int, used: set[Path]) -> None:
+def make_room(
+    folder: Path, names: tuple[str, ...], cap_gib: float, needed_bytes: int, used: set[Path]
+) -> None:
     """Remove the longest unused files, none of `used`, until `needed_bytes` more fit the cap.
 
-    Raises CacheError when what is in use fills the cap alone.
+    Only files called like one of `names` are counted and removed. Raises CacheError when what is in
+    use fills the cap alone.
     """
-    files, cap_bytes = ages(folder, "*.safetensors"), cap_gib * 2**30
+    files, cap_bytes = {}, cap_gib * 2**30
+    for name in names:
+        files |= ages(folder, name)
     total_bytes = needed_bytes + sum(size for _, size in files.values())
     for path in sorted(files, key=lambda p: files[p][0], reverse=True):
         if total_bytes <= cap_bytes:

@@ -2,8 +2,10 @@
 
 import gzip
 import io
+import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import tarfile
@@ -15,6 +17,7 @@ import pytest
 
 from kit.archive import ArchiveConfig, ArchiveError, unpack
 from kit.config import ConfigError, DiskError
+from kit.lock import LockError
 
 FILES = {
     "cv/am/validated.tsv": b"path\tsentence\n" * 50,
@@ -266,8 +269,9 @@ def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
         target=unpack_slowly, args=(archive, into)
     )
     process.start()
-    begun = into / ".many.unpacking"
+    begun = into / "not yet"
     while not (begun.is_dir() and len(list(begun.iterdir())) > 5):
+        begun = next(into.glob(".many.unpacking*"), begun)
         assert process.is_alive()
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
@@ -276,6 +280,42 @@ def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
     (begun / "junk").write_text("left by another day")
     assert contents(unpack(archive, into, CONFIG)) == files
     assert [p.name for p in into.iterdir()] == ["many"]
+
+
+def test_two_that_unpack_one_archive_get_the_same_whole_folder(tmp_path):
+    files = {f"{i}.bin": bytes([i]) * 100 for i in range(200)}
+    archive, into = pack(tmp_path / "many.tar.gz", files), tmp_path / "into"
+    several = []
+    for _ in range(2):
+        target = {"target": unpack_slowly, "args": (archive, into)}
+        several.append(multiprocessing.get_context("fork").Process(**target))
+        several[-1].start()
+        time.sleep(0.3)  # the second finds the first in the middle
+    waiting = []
+    assert contents(unpack(archive, into, CONFIG, say=waiting.append)) == files
+    assert len(waiting) == 1 and "unpacking" in waiting[0]
+    for process in several:
+        process.join()
+        assert process.exitcode == 0
+    assert contents(into / "many") == files
+    assert [p.name for p in into.iterdir()] == ["many"]
+
+
+def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
+    files = {f"{i}.bin": bytes([i]) * 100 for i in range(20)}
+    archive, into = pack(tmp_path / "many.tar.gz", files), tmp_path / "into"
+    seen = []
+
+    def taken_over(*_):
+        seen.append(1)
+        if len(seen) == 10:  # as if this machine had slept
+            shutil.rmtree(next(into.glob(".many.unpacking*")))
+            other = {"machine": "elsewhere", "pid": 7, "token": "abcd", "beat_s": time.time()}
+            (into / ".many.lock").write_text(json.dumps(other))
+
+    with pytest.raises(LockError, match="process 7 on elsewhere"):
+        unpack(archive, into, CONFIG, taken_over)
+    assert not (into / "many").exists()
 
 
 @pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_members": 0}, {"most_ratio": 0.5}])

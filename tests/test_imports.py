@@ -18,6 +18,7 @@ ALLOWED = {
     # ground floor
     "config": set(),
     "hardware": {"config"},
+    "lock": {"config"},
     "numbers": set(),
     "numbers_am": {"numbers"},
     "lang_am": {"numbers", "numbers_am"},
@@ -52,7 +53,7 @@ ALLOWED = {
     "mel": set(),
     "codec": {"config", "hardware", "text", "store", "audio", "fitting", "griffin_lim", "mel"},
     "recognizer": {"config", "hardware", "text", "store", "fitting", "codec"},
-    "archive": {"config"},
+    "archive": {"config", "lock"},
     "hub": {"config", "audio"},
     "ingest": {"archive", "audio", "hub", "layouts"},
     "align": {"config", "text", "audio", "ledger", "codec", "recognizer"},
@@ -102,11 +103,11 @@ ALLOWED = {
     "monitor": {"hardware"},
     "profiling": {"config", "hardware", "frontend"},
     # a run: the loop with its files; what comes of it
-    "report": {"config", "hardware", "recommend"},
+    "report": {"config", "hardware", "lock", "recommend"},
     "session": {
         *("config", "hardware", "model", "sequence", "speedups", "checkpoint", "steps"),
         *("recovery", "state"),
-        *("train", "voice", "logs"),
+        *("train", "voice", "lock", "logs"),
     },
     # leaves: notebooks use them, train does not
     "sentences": {"text"},

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import errno
 import json
+import multiprocessing
 import os
 import re
 import time
@@ -216,3 +217,87 @@ def test_no_file_from_outside_the_run_goes_into_the_page(tmp_path, way):
     found = page({"samples": [{"text": "a", "wav": wav, "split": "b"}]}, tmp_path / "run")
     assert base64.b64encode(secret.read_bytes()).decode() not in found
     assert f"{wav} is left out: it does not lie in the run" in found
+
+
+def record_sections(run: Run, prefix: str, count: int) -> None:
+    for number in range(count):
+        run.record(**{f"{prefix}{number}": {"figure": number}})
+
+
+def test_two_processes_that_record_lose_no_section(run):
+    several = []
+    for prefix in ("one", "two"):
+        target = {"target": record_sections, "args": (run, prefix, 12)}
+        several.append(multiprocessing.get_context("fork").Process(**target))
+        several[-1].start()
+    for process in several:
+        process.join()
+        assert process.exitcode == 0
+    found = on_disk(run)
+    wanted = {f"{prefix}{number}" for prefix in ("one", "two") for number in range(12)}
+    assert wanted <= found.keys()
+    assert {p.name for p in run.folder.iterdir()} == {"report.json", "report.html"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b'{"data": {"codes"', b"[]", b"7", b"\xff\xfe", b"[" * 99_999]
+)
+def test_a_damaged_record_is_named_with_the_cure_and_kept(run, data):
+    run.path("report.json").write_bytes(data)
+    for use in (run.report, run.index, lambda: run.record(train={"loss": 1.0})):
+        with pytest.raises(ConfigError, match=r"report\.json .*move or delete it.*00_setup"):
+            use()
+    assert run.path("report.json").read_bytes() == data
+
+
+def test_a_section_of_another_kind_is_no_figure(run):
+    run.path("report.json").write_text('{"data": 3}')
+    with pytest.raises(ConfigError, match=r"has no `data\.codes` yet: run 01_data_prep"):
+        run.index()
+
+
+@pytest.mark.parametrize("mark", ["preset", "use", "data"])
+def test_a_damaged_mark_of_a_run_is_named(place, mark):
+    run = open_run("tiny")
+    (run.folder / mark).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=rf"{mark} is damaged .*Write that there, or delete"):
+        open_run().settle("data", "my voice")
+
+
+NO_NAMES = {
+    "": "names no folder",
+    "   ": "names no folder",
+    "../../x": "holds '/'",
+    "/etc": "holds '/'",
+    "a\\b": "cannot name a folder",
+    "C:x": "holds ':'",
+    "a" * 300: "too long",
+    "ሰ" * 40: "too long",
+    "a\nb": "cannot name a folder",
+    "a\0b": "cannot name a folder",
+    ".": "no dot or space",
+    "..": "no dot or space",
+    ".hidden": "no dot or space",
+    "dot.": "no dot or space",
+    " a": "no dot or space",
+    "con": "device of Windows",
+    "NUL.txt": "device of Windows",
+    "lpt1": "device of Windows",
+    "codes": "folder of the kit's own",
+    "Codes": "folder of the kit's own",
+    "bench": "folder of the kit's own",
+}
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
+def test_a_name_that_is_no_plain_folder_is_refused(place, monkeypatch, name):
+    monkeypatch.setattr("os.environ", {**os.environ, "KIT_RUN": name})  # it takes no NUL itself
+    with pytest.raises(ConfigError, match=rf"KIT_RUN = .*{NO_NAMES[name]}.*Choose letters"):
+        open_run("tiny")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("name", ["demo", "my-voice_2", "v1.2", "ድምፅ", "a b", "console", "common"])
+def test_plain_names_are_taken(place, monkeypatch, name):
+    monkeypatch.setenv("KIT_RUN", name)
+    assert open_run("tiny").folder == place / name

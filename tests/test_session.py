@@ -3,8 +3,10 @@
 import dataclasses
 import errno
 import itertools
+import json
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from threading import Event
@@ -16,6 +18,7 @@ from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, tra
 
 from kit import checkpoint
 from kit.fit import FitError
+from kit.lock import LockError
 from kit.logs import read_log
 from kit.session import summary
 from kit.steps import TrainError
@@ -140,6 +143,36 @@ def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path)
     assert [figures(e) for e in rest] == [figures(e) for e in whole][step:]
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in whole]
     assert weights(folder) == weights(tmp_path / "whole")
+
+
+def test_a_second_trainer_is_told_who_holds_the_run(processes, tmp_path):
+    config = dataclasses.replace(TRAIN, steps=2000, checkpoint_every=1)
+    child = start(processes, tmp_path, config)
+    wait_for(child, lambda: lines(tmp_path) >= 3)
+    said = rf"is in use: process {child.pid} on \S+ has been at training since 20"
+    with pytest.raises(LockError, match=said):
+        train_in(tmp_path, config)
+    before = lines(tmp_path)
+    wait_for(child, lambda: lines(tmp_path) >= before + 3)
+    assert child.is_alive()  # nobody took its files away
+    kill(child)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "train.jsonl").open()]
+    assert steps == list(range(1, len(steps) + 1))  # nobody logged beside it
+    again = tiny_session(tmp_path, config)
+    assert next(again.run(ON, Event())).step > 3
+
+
+def test_a_finished_run_is_locked_by_nobody(whole):
+    assert not list(whole[0].glob("*.lock*"))
+
+
+def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(LockError, match=r"run is gone, it was moved or deleted during training"):
+        for event in tiny_session(folder).run(ON, Event()):
+            if event.step == 4:
+                shutil.rmtree(folder)
+    assert not folder.exists()
 
 
 def exploding(session, steps, times: int = 99):

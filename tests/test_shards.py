@@ -13,6 +13,8 @@ TENSORS = {
     "none": np.zeros(0, dtype=np.int64),
 }
 
+ALL = ("*.safetensors",)
+
 
 def test_what_is_sealed_comes_back_whatever_its_layout(tmp_path):
     (tmp_path / "a").write_bytes(seal(TENSORS))
@@ -58,17 +60,17 @@ def files(folder, ages) -> list:
 @pytest.mark.parametrize("needed, left", [(0, 4), (1000, 3), (1001, 2), (2000, 2)])
 def test_the_longest_unused_go_first_and_no_more_than_needed(tmp_path, needed, left):
     paths = files(tmp_path, [1, 9, 5, 7])
-    make_room(tmp_path, 4000 / 2**30, needed, set())
+    make_room(tmp_path, ALL, 4000 / 2**30, needed, set())
     kept = [paths[i] for i in (0, 2, 3, 1)][:left]  # from young to old
     assert {p for p in paths if p.exists()} == set(kept)
 
 
 def test_what_is_in_use_stays_however_old(tmp_path):
     paths = files(tmp_path, [1, 9, 5])
-    make_room(tmp_path, 3000 / 2**30, 1000, {paths[1]})
+    make_room(tmp_path, ALL, 3000 / 2**30, 1000, {paths[1]})
     assert [p.exists() for p in paths] == [True, True, False]
     with pytest.raises(CacheError, match="max_cache_gib"):
-        make_room(tmp_path, 3000 / 2**30, 2500, {paths[1]})
+        make_room(tmp_path, ALL, 3000 / 2**30, 2500, {paths[1]})
     assert paths[1].exists()
 
 
@@ -112,3 +114,11 @@ def test_a_maker_that_fails_leaves_no_claim(tmp_path):
     with pytest.raises(OSError, match="full"):
         list(claimed([tmp_path / "0.safetensors"], fail))
     assert not list(tmp_path.iterdir())
+
+
+def test_room_is_made_of_the_caches_own_files_alone(tmp_path):
+    for name in ("codes-a.safetensors", "model-ema.safetensors", "codec.safetensors"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    make_room(tmp_path, ("codes-*.safetensors",), 0.5 * 2000 / 2**30, 1000, set())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model-ema.safetensors", "codec.safetensors"}

@@ -1,0 +1,221 @@
+"""One process at a time, and no dead one keeps the others out: with real processes and kills."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from kit import lock as locks
+from kit.config import DiskError
+from kit.lock import Holder, LockError, held, read_holder
+
+
+def hold(path, seconds: float) -> None:
+    with held(path, "training"):
+        time.sleep(seconds)
+
+
+def count_up(path, times: int) -> None:
+    """Add one to the number in a file, `times` times: read, and written a moment later."""
+    for _ in range(times):
+        with held(path, "counting", wait_s=60):
+            number = path.with_name("number")
+            now = int(number.read_text())
+            time.sleep(0.001)
+            number.write_text(str(now + 1))
+
+
+def start(target, *args):
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def wait_for(path) -> Holder:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        holder = read_holder(path)
+        if holder and holder.token:
+            return holder
+        time.sleep(0.005)
+    raise AssertionError(f"nobody took {path}")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "train.lock"
+
+
+def write(path, holder: Holder) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(dataclasses.asdict(holder)))
+
+
+def stranger(age_s: float, **over) -> Holder:
+    """The holder of a lock on another machine, last heard of `age_s` seconds ago."""
+    now = time.time()
+    told = {"machine": "elsewhere 0123", "pid": 7, "token": "abcd", "what": "training"}
+    return Holder(**told | over, since_s=now - 7200, beat_s=now - age_s)
+
+
+def test_a_second_one_is_told_who_holds_it(path):
+    process = start(hold, path, 60)
+    wait_for(path)
+    said = rf"run is in use: process {process.pid} on \S+ has been at training since 20\d\d-.*Stop"
+    with pytest.raises(LockError, match=said), held(path, "training", wait_s=0.1):
+        pass
+    process.terminate()
+    process.join()
+
+
+def test_it_is_removed_at_the_end_also_after_an_error(path):
+    with pytest.raises(RuntimeError), held(path, "training"):
+        raise RuntimeError
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_killed_holder_keeps_nobody_out(path):
+    process = start(hold, path, 60)
+    wait_for(path)
+    process.kill()
+    process.join()
+    assert path.is_file()
+    with held(path, "training", wait_s=0):
+        assert read_holder(path).pid == os.getpid()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_killed_holder_that_nobody_has_buried_is_dead_as_well(path):
+    code = f"import time; from kit.lock import held\nwith held({str(path)!r}, 'x'): time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_for(path)
+    process.kill()  # a zombie from here on: its parent has not waited for it
+    with held(path, "training", wait_s=10):
+        pass
+    process.wait()
+
+
+def test_a_waiting_one_gets_its_turn_and_says_that_it_waits(path):
+    process, told = start(hold, path, 0.5), []
+    wait_for(path)
+    with held(path, "training", wait_s=30, say=told.append):
+        assert read_holder(path).pid == os.getpid()
+    process.join()
+    assert len(told) == 1 and told[0].startswith("Waiting: ") and str(process.pid) in told[0]
+
+
+def test_of_many_that_want_a_dead_ones_lock_one_gets_it_at_a_time(path):
+    write(path, stranger(0, machine=locks.machine(), pid=2**22 + 5))
+    path.with_name("number").write_text("0")
+    several = [start(count_up, path, 25) for _ in range(4)]
+    for process in several:
+        process.join()
+    assert [process.exitcode for process in several] == [0] * 4
+    assert path.with_name("number").read_text() == "100"
+    assert [p.name for p in path.parent.iterdir()] == ["number"]
+
+
+def test_another_machine_is_believed_until_its_signs_of_life_stop(path):
+    write(path, stranger(locks.STALE_S - 60))
+    said = rf"process 7 on elsewhere .*run again in (59|60) s.*Or delete .*{path.name}"
+    with pytest.raises(LockError, match=said), held(path, "training", wait_s=0):
+        pass
+    write(path, stranger(locks.STALE_S + 1))
+    with held(path, "training", wait_s=0):
+        assert read_holder(path).pid == os.getpid()
+
+
+def test_a_number_that_another_process_has_now_is_not_taken_for_the_holder(path):
+    process = start(time.sleep, 60)  # began long after the lock was taken
+    write(path, stranger(locks.STALE_S + 1, machine=locks.machine(), pid=process.pid))
+    with held(path, "training", wait_s=0):
+        assert read_holder(path).pid == os.getpid()
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("text", ["", '{"pid": ', "[]", '{"pid": "x"}', "\0" * 50, "[" * 99_999])
+def test_a_torn_file_keeps_nobody_out_for_long(path, text):
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(LockError, match="just made"), held(path, "training", wait_s=0):
+        pass
+    os.utime(path, (1, 1))
+    with held(path, "training", wait_s=0):
+        assert read_holder(path).pid == os.getpid()
+
+
+def test_a_claim_of_one_killed_while_taking_over_keeps_nobody_out(path):
+    write(path, stranger(locks.STALE_S + 1))
+    claim = path.with_name(f"{path.name}.abcd")
+    claim.touch()
+    with pytest.raises(LockError), held(path, "training", wait_s=0):
+        pass
+    os.utime(claim, (1, 1))
+    with held(path, "training", wait_s=5):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_holder_shows_signs_of_life(path, monkeypatch):
+    monkeypatch.setattr(locks, "BEAT_S", 0.02)
+    with held(path, "training"):
+        first = wait_for(path).beat_s
+        until = time.monotonic() + 20
+        while read_holder(path).beat_s == first and time.monotonic() < until:
+            time.sleep(0.01)
+        assert read_holder(path).beat_s > first
+    time.sleep(0.1)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_one_that_slept_while_another_took_over_is_told(path):
+    with held(path, "training") as mine:
+        mine.confirm()
+        write(path, stranger(0))
+        with pytest.raises(LockError, match="process 7 on elsewhere"):
+            mine.confirm()
+    assert read_holder(path).pid == 7  # what is another's is not removed
+
+
+def test_a_lock_file_removed_by_hand_is_made_again(path):
+    with held(path, "training") as mine:
+        path.unlink()
+        mine.confirm()
+        assert read_holder(path).token == mine.mine.token
+
+
+def test_a_folder_that_was_removed_is_told(path):
+    with held(path, "training") as mine:
+        shutil.rmtree(path.parent)
+        with pytest.raises(LockError, match=r"run is gone, .* during training: put it back"):
+            mine.confirm()
+    assert not path.parent.exists()
+
+
+def test_a_second_thread_is_refused_and_an_abandoned_loop_is_not(path):
+    first = held(path, "training")
+    first.__enter__()  # a generator that nobody will close
+    with held(path, "training", wait_s=0):
+        pass
+    first = held(path, "training")
+    thread = threading.Thread(target=hold, args=(path, 2))
+    thread.start()
+    wait_for(path)
+    with pytest.raises(LockError, match="this very notebook"), held(path, "training", wait_s=0):
+        pass
+    thread.join()
+
+
+def test_where_nothing_can_be_written_the_cure_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match=r"could not write .*KIT_RUNS"):  # noqa: SIM117
+        with held(tmp_path / "file" / "train.lock", "training"):
+            pass
