@@ -9,6 +9,7 @@ and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of model
 import contextlib
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import safetensors
@@ -17,6 +18,15 @@ import torch
 from torch import Tensor
 
 from kit.config import file_digest, make_folder, replacing, require_disk, write_atomic
+
+_DAMAGE = (
+    safetensors.SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,  # a header that holds no names
+    AttributeError,
+    RecursionError,
+)
 
 
 class CheckpointError(ValueError):
@@ -117,18 +127,28 @@ def load(path: Path) -> dict:
             return unflatten({name: file.get_tensor(name) for name in file.keys()} | plain)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+    except _DAMAGE as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
-def load_newest(folder: Path) -> tuple[dict | None, list[str]]:
-    """The newest sound checkpoint under `folder` (or None), and notes on what was passed over."""
+def load_newest(
+    folder: Path, require: Callable[[dict], None] = lambda tree: None
+) -> tuple[dict | None, list[str]]:
+    """The newest sound checkpoint under `folder` (or None), and notes on what was passed over.
+
+    `require(tree)` raises CheckpointError where a tree is not what the caller can go on from.
+    """
     notes = []
     for path in reversed(checkpoints(folder)):
         try:
-            return load(path), notes
+            tree = load(path)
+            try:
+                require(tree)
+            except CheckpointError as error:
+                raise CheckpointError(f"{path} is damaged: {error}.") from error
+            return tree, notes
         except CheckpointError as error:
             notes.append(f"{error} Going on from the one before.")
     return None, notes

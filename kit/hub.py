@@ -20,6 +20,8 @@ import numpy as np
 import soundfile
 
 from kit.config import (
+    brief,
+    build,
     digest,
     make_folder,
     require,
@@ -134,10 +136,16 @@ def _finished(into: Path, key: str) -> bool:
 def _position(into: Path, key: str) -> Position:
     """Where an interrupted call with the same settings was; else the beginning."""
     file = into / "position.json"
-    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if saved.get("key") != key:
-        return Position()
-    place = Position(**saved["position"])
+    try:
+        saved = json.loads(file.read_bytes()) if file.is_file() else {}
+        if saved.get("key") != key:
+            return Position()
+        place = build(Position, saved["position"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise IngestError(
+            f"{file} is damaged ({brief(error)}): it says how many rows are taken in. Delete it "
+            "to take them in again from the first, over what is there."
+        ) from error
     parts = {"metadata.part": place.table_bytes, "skipped.part": place.skipped_bytes}
     whole = all((into / n).is_file() and (into / n).stat().st_size >= s for n, s in parts.items())
     return place if whole else Position()

@@ -17,6 +17,10 @@ from pathlib import Path
 
 from kit.config import DiskError
 
+# Fields of an event that are numbers, or null.
+NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
+NUMBERS += ("val_loss", "ema_val_loss", "wall_s")
+
 Listener = Callable[[object], None]  # gets one StepEvent after the other
 
 
@@ -77,7 +81,12 @@ def _open_whole(path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():
         data = path.read_bytes()
-        os.truncate(path, data.rfind(b"\n") + 1)
+        whole_bytes = data.rfind(b"\n") + 1
+        if whole_bytes < len(data):
+            os.truncate(path, whole_bytes)
+            warnings.warn(
+                f"{path}: its last line was torn, by a kill perhaps, and is dropped.", stacklevel=4
+            )
     return open(path, "ab", buffering=0)
 
 
@@ -99,7 +108,7 @@ def read_log(path: Path) -> list[dict]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = _parse(line)
-        if row is None:
+        if row is None or (rows and not _fields(rows[0]) <= row.keys()):
             lost += line is not lines[-1]
         else:
             add_row(rows, row)
@@ -112,10 +121,24 @@ def _parse(line: bytes) -> dict | None:
     for text in (line, line[max(line.rfind(b'{"'), 0) :]):
         try:
             row = json.loads(text, parse_constant=lambda _: None)  # NaN, as older logs have it
-        except ValueError:  # UnicodeDecodeError is one
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
             continue
-        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+        return row if _is_event(row) else None
     return None
+
+
+def _is_event(row) -> bool:
+    """Whether `row` is what `jsonl_log` writes, this version's or an earlier one's."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return False
+    numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
+    plain = all(type(number) in (int, float) for number in numbers)
+    return plain and isinstance(row.get("gate"), dict | None)
+
+
+def _fields(row: dict) -> set[str]:
+    """The numbers that the log of `row` tells of every step; later versions tell more."""
+    return {*NUMBERS[:7]} & row.keys()
 
 
 def add_row(rows: list[dict], row: dict) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kit.audio import ClipMeasure, DatasetError
-from kit.config import write_atomic
+from kit.config import brief, write_atomic
 from kit.layouts import read_dataset
 from kit.ledger import Finding, Ledger, ManifestConfig, Utterance
 from kit.measures import measure_clips
@@ -68,8 +68,29 @@ def read_manifest(folder: Path) -> list[Utterance]:
     path = Path(folder) / "manifest.jsonl"
     if not path.is_file():
         raise DatasetError(f"There is no {path}: run notebook 01_data_prep first.")
-    with open(path, encoding="utf-8", newline="\n") as lines:
-        return [Utterance(**json.loads(line)) for line in lines]
+    rows = []
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(_utterance(json.loads(line)))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise DatasetError(
+                    f"{path}, line {number} is damaged ({brief(error)}): run notebook 01_data_prep "
+                    "again, it writes the manifest anew."
+                ) from error
+    if not rows:
+        raise DatasetError(f"{path} holds no row: run notebook 01_data_prep again.")
+    return rows
+
+
+def _utterance(values: dict) -> Utterance:
+    """A row of the manifest. Raises TypeError for what is none."""
+    row = Utterance(**values)
+    for name, value in vars(row).items():
+        kind = {"line": int, "seconds": int | float}.get(name, str)
+        if not isinstance(value, kind):
+            raise TypeError(f"`{name}` is {value!r}")
+    return row
 
 
 def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:

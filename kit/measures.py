@@ -8,6 +8,7 @@ notebook with it. Knows nothing of rules and texts.
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import queue
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +25,11 @@ from kit.audio import ClipMeasure, DatasetError, measure_clip
 from kit.config import CONFIGS, make_folder, writing
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
+STAMP = ("size", "mtime_ns")
+NEEDED = {"rate_hz", "channels", "subtype", "seconds"}
+FIGURES = {field.name for field in dataclasses.fields(ClipMeasure)}
+WORDS = {"subtype", "digest"}
+KINDS = (int, float, type(None))
 CHUNK = 64  # clips between two appended pieces of the cache
 # A clip takes a quarter millisecond, nearly half of it under Python's lock: two threads still gain,
 # more do not. A process costs 0.2 s to start and a fifth more work in all (12,380 clips: 4.6 s of
@@ -120,17 +127,41 @@ def _to_decode(value: ClipMeasure | str, decode_s: float) -> bool:
 
 
 def _lines(cache: Path) -> Iterator[dict]:
-    """The cache's lines that can be read; a kill may have torn one."""
+    """The cache's lines that can be read; a kill may have torn one, and that is said."""
     if not Path(cache).is_file():
         return
+    lost = 0
     with open(cache, "rb") as file:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and row.get("format") == FORMAT:
+            except (ValueError, RecursionError):
+                row = None
+            if _is_entry(row):
                 yield row
+            elif not isinstance(row, dict) or row.get("format") == FORMAT:
+                lost += bool(line.strip())
+    if lost:
+        warnings.warn(
+            f"{cache}: {lost} damaged lines are left out, their recordings are measured again.",
+            stacklevel=4,
+        )
+
+
+def _is_entry(row) -> bool:
+    """Whether `row` is a line as `measure_line` writes it."""
+    if not isinstance(row, dict) or row.get("format") != FORMAT:
+        return False
+    file = isinstance(row.get("path"), str) and {type(row.get(n)) for n in STAMP} == {int}
+    if "measure" not in row:
+        return file and isinstance(row.get("problem"), str)
+    figures = row["measure"]
+    if not isinstance(figures, dict) or not NEEDED <= figures.keys() <= NEEDED | FIGURES:
+        return False
+    words = all(isinstance(figures.get(name, ""), str | None) for name in WORDS)
+    numbers = [value for name, value in figures.items() if name not in WORDS]
+    there = all(figures[name] is not None for name in NEEDED)
+    return file and words and there and all(type(value) in KINDS for value in numbers)
 
 
 def _appendable(cache: Path):

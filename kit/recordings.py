@@ -12,6 +12,7 @@ import io
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def cut_long(
     for audio, name, length_s in zip(recordings, names_of(folder, recordings), lengths_s):
         key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), weights, config, walk)
         mark = into / "cut" / f"{name}.json"
-        done = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
+        done = _finished(mark)
         if done.get("key") != key:
             tell = lambda s, _, before_s=before_s: progress(before_s + s, total_s)  # noqa: E731
             made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
@@ -216,6 +217,18 @@ def cut_rows(
             )
         )
     return made
+
+
+def _finished(mark: Path) -> dict:
+    """What an earlier call noted of a recording; {} to hear it again, where that is damaged."""
+    try:
+        done = json.loads(mark.read_bytes()) if mark.is_file() else {}
+        if not isinstance(done, dict):
+            raise ValueError(f"it is {type(done).__name__}")
+        return done
+    except (ValueError, RecursionError) as error:
+        warnings.warn(f"{mark} is damaged ({error}): its recording is heard again.", stacklevel=3)
+        return {}
 
 
 def fingerprint(recognizer: Recognizer) -> str:

@@ -9,6 +9,7 @@ files; no widget.
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,7 +19,8 @@ from threading import Event
 import torch
 
 from kit import checkpoint
-from kit.config import build, write_atomic
+from kit.checkpoint import CheckpointError
+from kit.config import brief, build, write_atomic
 from kit.hardware import Hardware
 from kit.lock import Lock, held
 from kit.logs import jsonl_log
@@ -62,7 +64,14 @@ class TrainSession:
 
     def finished(self) -> bool:
         mark = self.folder / "train-finished"
-        return mark.exists() and int(mark.read_text(encoding="utf-8")) >= self.config.steps
+        try:
+            return mark.exists() and int(mark.read_text(encoding="utf-8")) >= self.config.steps
+        except (ValueError, OSError) as error:
+            raise TrainError(
+                f"{mark} is damaged ({brief(error)}): it holds the number of steps this run was "
+                "finished with. Write that number there, or delete the file: training then goes on "
+                "from the last checkpoint."
+            ) from error
 
     def run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         """Train with the switches in `values` until done or stopped, going on where a run stands.
@@ -141,7 +150,7 @@ class TrainSession:
 
     def _go_back(self, error: Diverged, left: int) -> None:
         """To the last good checkpoint, with half the learning rate; TrainError when none helps."""
-        tree, notes = checkpoint.load_newest(self.checkpoints)
+        tree, notes = checkpoint.load_newest(self.checkpoints, self.state.require_whole)
         if tree is None or not left:
             tried = self.config.rollbacks - left if tree else 0
             raise TrainError(
@@ -158,7 +167,12 @@ class TrainSession:
         ]
 
     def _resume(self) -> list[str]:
-        tree, notes = checkpoint.load_newest(self.checkpoints)
+        tree, notes = checkpoint.load_newest(self.checkpoints, self.state.require_whole)
+        if tree is None and notes:  # to begin anew would throw away what may yet be saved
+            raise TrainError(
+                f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
+                f"{brief(notes[0], 400)} Bring back a copy, or delete that folder to begin anew."
+            )
         if tree is None:
             self.log_path.unlink(missing_ok=True)
             return notes
@@ -175,7 +189,7 @@ class TrainSession:
             save_model(state.model, self.folder / WEIGHTS["raw"])
         judged = state.config.gate_every or state.config.val_patience
         if judged and 0 < state.best.step < state.step:
-            state.restore(checkpoint.load(checkpoint.of_step(self.checkpoints, state.best.step)))
+            self._restore_best()
         if state.ema:
             with state.ema.swapped_in():
                 save_model(state.model, average)
@@ -183,6 +197,21 @@ class TrainSession:
             save_model(state.model, self.folder / WEIGHTS["raw"])
             average.unlink(missing_ok=True)  # of an earlier, shorter training
         write_atomic(self.folder / "train-finished", str(self.config.steps))
+
+    def _restore_best(self) -> None:
+        """To the weights of the best step; the last ones stay, with a warning, where they are lost.
+
+        Whoever trained for days must not be left without a voice for one damaged file.
+        """
+        best = checkpoint.of_step(self.checkpoints, self.state.best.step)
+        try:
+            self.state.restore(checkpoint.load(best))
+        except CheckpointError as error:
+            warnings.warn(
+                f"{best} was the best step's ({error}): the voice is made of the last step, "
+                f"{self.state.step}.",
+                stacklevel=2,
+            )
 
 
 def advice(error: BaseException) -> TrainError:

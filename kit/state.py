@@ -13,9 +13,11 @@ import math
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kit import checkpoint
+from kit.checkpoint import CheckpointError
+from kit.config import brief, build
 from kit.ema import EMA
 from kit.fitting import loss_scaler
 from kit.hardware import Hardware
@@ -126,8 +128,30 @@ class TrainState:
             "optimizer_name": self.config.optimizer,
         }
 
-    def restore(self, tree: dict) -> None:
-        """Go on from a checkpoint's tree. Raises TrainError when it is of another model."""
+    def require_whole(self, tree: dict) -> None:
+        """Raise CheckpointError unless `restore` can go on from `tree`; nothing is changed.
+
+        Raises TrainError when it is whole, but of another model.
+        """
+        require_parts(tree, PARTS, "")
+        require_parts(tree["run"], RUN_PARTS, "run|")
+        require_json(tree)
+        self._require_same(tree)
+        names = {name: p.shape for name, p in self.model.named_parameters()}
+        require_tensors(tree["model"], names, "model|")
+        if tree["ema"]:
+            require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema|")
+        for number, optimizer in enumerate(self.optimizers):
+            sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+            moments = tree["optimizer"].get(str(number), {})
+            require_moments(moments, sizes, f"optimizer|{number}|")
+        require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random|")
+        wanted = self.scaler.state_dict()
+        if tree["scaler"] and not wanted.keys() <= tree["scaler"].keys():
+            raise CheckpointError(f"its `scaler` has no {sorted(wanted.keys() - tree['scaler'])}")
+
+    def _require_same(self, tree: dict) -> None:
+        """Raise TrainError when `tree` is of another model or optimizer."""
         shape = json.dumps(dataclasses.asdict(self.model.config))
         if tree["shape"] != shape:
             raise TrainError(
@@ -139,6 +163,10 @@ class TrainState:
                 f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
                 f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
             )
+
+    def restore(self, tree: dict) -> None:
+        """Go on from a checkpoint's tree. Raises TrainError and CheckpointError, as above."""
+        self.require_whole(tree)
         restore_weights(self.model, tree["model"])
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
@@ -168,6 +196,63 @@ class TrainState:
 def unmapped(moments: dict) -> dict:
     """Copies: what is still mapped from a checkpoint keeps Windows from removing that file."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in moments.items()}
+
+
+# What a tree and its `run` must hold, and of what kind.
+PARTS = {
+    "model": dict,
+    "ema": dict,
+    "optimizer": dict,
+    "scaler": dict,
+    "random": dict,
+    "run": dict,
+    "shape": str,
+    "optimizer_name": str,
+}
+RUN_PARTS = {"step": int, "steps": int, "position": str}
+
+
+def require_parts(tree: dict, parts: dict[str, type], where: str) -> None:
+    """Raise CheckpointError unless `tree` has `parts` of these kinds."""
+    for name, kind in parts.items():
+        if not isinstance(tree.get(name), kind) or isinstance(tree[name], bool):
+            found = type(tree[name]).__name__ if name in tree else "missing"
+            raise CheckpointError(f"its `{where}{name}` is {found}, not {kind.__name__}")
+
+
+def require_json(tree: dict) -> None:
+    """Raise CheckpointError unless what stands in a tree as JSON can be read."""
+    run = tree["run"]
+    try:
+        position, shape = json.loads(run["position"]), json.loads(tree["shape"])
+        build(Adaptation, json.loads(run.get("adaptation", "{}")))
+        build(Best, json.loads(run.get("best", "{}")))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its `run` cannot be read ({error})") from error
+    if not isinstance(position, dict | None) or not isinstance(shape, dict):
+        raise CheckpointError(f"its `position` or `shape` is {brief(position)}, {brief(shape)}")
+    if type(run.get("micro_rows", 0)) is not int:
+        raise CheckpointError(f"its `run|micro_rows` is {run['micro_rows']!r}")
+
+
+def require_tensors(found: dict, wanted: dict[str, torch.Size], where: str) -> None:
+    """Raise CheckpointError unless `found` has tensors of the `wanted` names and shapes."""
+    for name, shape in wanted.items():
+        tensor = found.get(name)
+        if not isinstance(tensor, Tensor) or tensor.shape != shape:
+            has = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
+            raise CheckpointError(f"its `{where}{name}` is {has}, not {tuple(shape)}")
+
+
+def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
+    """Raise CheckpointError unless an optimizer's `moments` are of parameters of these `sizes`."""
+    for number, tensors in moments.items():
+        known = number.isdigit() and int(number) < len(sizes)
+        if not known or not isinstance(tensors, dict):
+            raise CheckpointError(f"its `{where}{number}` belongs to no parameter")
+        for name, tensor in tensors.items():
+            if name != "step":  # a count
+                require_tensors({name: tensor}, {name: sizes[int(number)]}, f"{where}{number}|")
 
 
 @torch.no_grad()

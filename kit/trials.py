@@ -286,9 +286,11 @@ def read_results(path: Path) -> list[dict]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if isinstance(row, dict) and isinstance(row.get("on"), list):
+            rows.append(row)
     return rows
 
 

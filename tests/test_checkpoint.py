@@ -150,3 +150,24 @@ def test_the_header_is_readable_json(tmp_path):
     data = save(tree(3), tmp_path, 3).read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert json.loads(header["__metadata__"]["plain"])["run|step"] == 3
+
+
+def test_what_the_caller_cannot_go_on_from_is_passed_over_too(tmp_path):
+    for step in (1, 2):
+        save(tree(step), tmp_path, step)
+
+    def require(found):
+        if found["run"]["step"] == 2:
+            raise CheckpointError("its `model` is missing")
+
+    found, (note,) = load_newest(tmp_path, require)
+    assert found["run"]["step"] == 1
+    assert "step-0000002.safetensors is damaged: its `model` is missing" in note
+
+
+@pytest.mark.parametrize("plain", ["[]", "7", "[" * 99_999, '{"run|step|deep": 1, "run|step": 2}'])
+def test_a_header_of_another_kind_is_damage(tmp_path, plain):
+    path = tmp_path / "step-0000001.safetensors"
+    safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, {"plain": plain})
+    with pytest.raises(CheckpointError, match="damaged"):
+        load(path)

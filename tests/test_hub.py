@@ -273,3 +273,23 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         HubConfig(**wrong)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"key": "', b"[]", b"\xff", b"[" * 99_999, b"bad rows"])
+def test_a_damaged_position_is_named_with_its_cure(tmp_path, data):
+    def broken(count):
+        yield from rows(count)
+        raise OSError("the network is gone")
+
+    config = HubConfig(save_every=1)
+    with pytest.raises(IngestError, match="stream of rows failed"):
+        from_huggingface(broken(3), tmp_path / "out", config)
+    position = tmp_path / "out" / "position.json"
+    if data == b"bad rows":
+        saved = json.loads(position.read_bytes())
+        data = json.dumps(saved | {"position": {"rows": "three"}}).encode()
+    position.write_bytes(data)
+    with pytest.raises(IngestError, match=r"position\.json is damaged.*Delete it"):
+        from_huggingface(rows(5), tmp_path / "out", config)
+    position.unlink()
+    assert len(table(from_huggingface(rows(5), tmp_path / "out", config))) == 5

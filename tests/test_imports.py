@@ -80,7 +80,19 @@ ALLOWED = {
     "steps": {"config"},
     "optim": {"model", "steps"},
     "recovery": {"sequence"},
-    "state": {"hardware", "model", "speedups", "ema", "checkpoint", "fitting", "steps", "optim"},
+    "state": {
+        *(
+            "config",
+            "hardware",
+            "model",
+            "speedups",
+            "ema",
+            "checkpoint",
+            "fitting",
+            "steps",
+            "optim",
+        ),
+    },
     "train": {
         *("hardware", "compiling", "model", "sequence", "checkpoint", "fitting", "steps"),
         *("recovery", "state"),

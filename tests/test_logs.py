@@ -67,7 +67,8 @@ def test_what_is_not_finite_is_null_in_strict_json(tmp_path):
 
 def test_a_new_start_removes_the_piece_of_a_line_that_a_kill_left(tmp_path):
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
-    jsonl_log(path)(event(3))
+    with pytest.warns(UserWarning, match=r"log\.jsonl: its last line was torn.*is dropped"):
+        jsonl_log(path)(event(3))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3]
 
@@ -122,6 +123,17 @@ def test_a_log_that_does_not_exist_has_no_rows(tmp_path):
 def test_a_truncated_last_line_is_passed_over(tmp_path):
     path = write(tmp_path / "log.jsonl", [row(1), row(2)], '{"step": 3, "lo')
     assert [r["step"] for r in read_log(path)] == [1, 2]
+
+
+NO_EVENTS = ['{"step": 3}', "7", "[3]", "null", '{"step": true, "loss": 1}', "\0\0\0\0"]
+NO_EVENTS += ['{"step": 3, "loss": "x"}', '{"step": 3, "loss": 1, "gate": 4}', "[" * 99_999]
+
+
+@pytest.mark.parametrize("line", [*NO_EVENTS, '{"step": 3, "loss": 1e'])
+def test_a_line_that_is_no_event_is_left_out_and_said(tmp_path, line):
+    path = write(tmp_path / "log.jsonl", [row(1), row(2)], f"{line}\n")
+    with pytest.warns(UserWarning, match=r"log\.jsonl: 1 unreadable lines"):
+        assert [r["step"] for r in read_log(path)] == [1, 2]
 
 
 def test_what_a_resumed_run_wrote_behind_a_truncated_line_is_read(tmp_path):

@@ -144,3 +144,21 @@ def test_a_text_with_odd_line_separators_comes_back_whole(tmp_path):
 def test_a_missing_manifest_names_the_notebook(tmp_path):
     with pytest.raises(DatasetError, match="01_data_prep"):
         read_manifest(tmp_path)
+
+
+NO_ROWS = ['{"id": "a", "au', "[]", "7", "{}", '{"wings": 2}', "\0\0\0", "[" * 99_999, ""]
+NO_ROWS += ['{"id": 1, "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}']
+
+
+@pytest.mark.parametrize("line", NO_ROWS)
+def test_a_damaged_manifest_names_line_and_cure(tmp_path, line):
+    sound = '{"id": "a", "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}'
+    (tmp_path / "manifest.jsonl").write_text(f"{sound}\n{line}\n")
+    with pytest.raises(DatasetError, match=r"manifest\.jsonl, line 2 is damaged.*01_data_prep"):
+        read_manifest(tmp_path)
+
+
+def test_a_manifest_of_no_rows_is_told(tmp_path):
+    (tmp_path / "manifest.jsonl").touch()
+    with pytest.raises(DatasetError, match=r"manifest\.jsonl holds no row: run notebook 01"):
+        read_manifest(tmp_path)

@@ -194,3 +194,35 @@ def test_a_script_without_a_main_guard_can_use_processes(clips, tmp_path):
     command = [sys.executable, script, Path(clips[0]).parent, tmp_path / "c.jsonl", "True"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr
+
+
+def damaged(line: bytes, **over) -> bytes:
+    return json.dumps(json.loads(line) | over).encode()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda line: line[:40],
+        lambda line: b"\0" * 30,
+        lambda line: b"[" * 99_999,
+        lambda line: b"7",
+        lambda line: b'{"format": %d}' % measures.FORMAT,
+        lambda line: damaged(line, path=7),
+        lambda line: damaged(line, size="x"),
+        lambda line: damaged(line, measure=[1]),
+        lambda line: damaged(line, measure={"wings": 2}),
+        lambda line: damaged(line, measure=json.loads(line)["measure"] | {"seconds": "x"}),
+        lambda line: damaged(line, measure=json.loads(line)["measure"] | {"digest": 3}),
+    ],
+)
+def test_a_damaged_line_is_said_and_its_recording_measured_again(clips, tmp_path, read, spoil):
+    cache = tmp_path / "c.jsonl"
+    first = measure_clips(clips[:4], cache)
+    lines = cache.read_bytes().splitlines()
+    lines[1] = spoil(lines[1])
+    cache.write_bytes(b"".join(line + b"\n" for line in lines))
+    read.clear()
+    with pytest.warns(UserWarning, match=r"c\.jsonl: 1 damaged lines are left out"):
+        assert measure_clips(clips[:4], cache) == first
+    assert len(read) == 1

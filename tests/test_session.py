@@ -383,6 +383,87 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(whole, tmp_path):
     assert [figures(e) for e in rest] == [figures(e) for e in whole[1]][4:]
 
 
+def reshaped(tree: dict, name: str) -> dict:
+    tree["model"][name] = torch.zeros(3)
+    return tree
+
+
+def without(tree: dict, *keys: str) -> dict:
+    node = tree
+    for key in keys[:-1]:
+        node = node[key]
+    del node[keys[-1]]
+    return tree
+
+
+def with_run(tree: dict, **over) -> dict:
+    tree["run"] |= over
+    return tree
+
+
+WRONG_TREES = {
+    "a weight of another shape": lambda t: reshaped(t, "gpt.h.0.attn.c_attn.weight"),
+    "a weight missing": lambda t: without(t, "model", "final_norm.weight"),
+    "an average missing": lambda t: without(t, "ema", "final_norm.weight"),
+    "no updates": lambda t: without(t, "ema", "updates"),
+    "no model": lambda t: without(t, "model"),
+    "no run": lambda t: without(t, "run"),
+    "no step": lambda t: without(t, "run", "step"),
+    "no random state": lambda t: without(t, "random"),
+    "no shape": lambda t: without(t, "shape"),
+    "a step in words": lambda t: with_run(t, step="three"),
+    "a position that is none": lambda t: with_run(t, position="[1"),
+    "another position": lambda t: with_run(t, position="[1]"),
+    "a shape that is none": lambda t: t | {"shape": "[]"},
+    "a best that is none": lambda t: with_run(t, best='{"step": "x"}'),
+    "rows in words": lambda t: with_run(t, micro_rows="x"),
+    "an adaptation that is none": lambda t: with_run(t, adaptation='{"wings": 2}'),
+    "a moment of nothing": lambda t: t | {"optimizer": {"0": {"999": {"exp_avg": torch.ones(1)}}}},
+    "a moment of another shape": lambda t: t | {"optimizer": {"0": {"0": {"x": torch.ones(1)}}}},
+    "a random state of another kind": lambda t: t | {"random": {"cpu": torch.zeros(3)}},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_TREES)
+def test_a_checkpoint_with_the_wrong_tree_falls_back_to_the_one_before(whole, tmp_path, kind):
+    stopped(tmp_path, 4, inside=True)
+    folder = tmp_path / "checkpoints"
+    checkpoint.save(WRONG_TREES[kind](checkpoint.load_newest(folder)[0]), folder, 5, keep=3)
+    rest = train_in(tmp_path)
+    assert "0000005.safetensors is damaged: its `" in rest[0].note
+    assert "resumed from step 4" in rest[0].note
+    assert [figures(e) for e in rest] == [figures(e) for e in whole[1]][4:]
+
+
+def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
+    stopped(tmp_path, 4, inside=True)
+    log = (tmp_path / "train.jsonl").read_bytes()
+    for path in checkpoint.checkpoints(tmp_path / "checkpoints"):
+        path.write_bytes(b"junk")
+    with pytest.raises(TrainError, match=r"None of the 1 checkpoints in .* can be used.*delete"):
+        train_in(tmp_path)
+    assert (tmp_path / "train.jsonl").read_bytes() == log
+
+
+def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
+    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+    session = tiny_session(tmp_path, config)
+    session.gate = heard([0.9, 0.4, 0.5, 0.6])
+    best = checkpoint.of_step(tmp_path / "checkpoints", 6)
+    with pytest.warns(UserWarning, match=r"0000006.*damaged.*made of the last step, 12"):
+        for event in session.run(ON, Event()):
+            if event.step == 12:
+                best.write_bytes(b"junk")
+    assert session.finished() and load_model(tmp_path / "model-ema.safetensors")
+
+
+@pytest.mark.parametrize("data", [b"", b"soon", b"\xff\xfe", b"9" * 5000, b"[12]"])
+def test_a_damaged_mark_of_the_end_is_named_with_its_cure(tmp_path, data):
+    (tmp_path / "train-finished").write_bytes(data)
+    with pytest.raises(TrainError, match=r"train-finished is damaged.*or delete the file"):
+        train_in(tmp_path)
+
+
 def test_a_checkpoint_of_another_model_names_the_differences(tmp_path):
     stopped(tmp_path, 4, inside=True)
     with pytest.raises(TrainError, match=r"layers 2 -> 3, width 32 -> 64.*KIT_RUN"):
