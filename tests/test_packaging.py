@@ -80,6 +80,32 @@ def test_conda_python_is_supported():
     assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
 
 
+def test_the_oldest_python_is_told_alike():
+    """hashlib.file_digest came with 3.11."""
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert PROJECT["requires-python"] == ">=3.11"
+    assert whole["tool"]["ruff"]["target-version"] == "py311"
+    assert "(3, 11) <= v <= (3, 13)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["torch", "torchaudio"])
+def test_the_range_of_torch_ends_where_torchaudio_does(name):
+    """Without the end pip would put a torch beside torchaudio 2.11 that cannot import it."""
+    claimed = CORE[name].specifier
+    assert all(version in claimed for version in ("2.9.0", "2.10.0", "2.11.0"))  # Colab: 2.11.0
+    assert "2.8.0" not in claimed and "2.12.0" not in claimed
+    assert requirements_txt()["torch"] == requirements_txt()["torchaudio"]
+
+
+def test_colab_keeps_its_own_torch_and_widgets():
+    lines = (ROOT / "requirements-colab.txt").read_text(encoding="utf-8").splitlines()
+    asked = requirements(line for line in lines if line.strip() and not line.startswith("#"))
+    assert not {"torch", "torchaudio", "torchao", "numpy", "ipywidgets", "ipykernel"} & set(asked)
+    assert set(asked) <= set(CORE | EXTRAS["demo"])
+    assert not any(one.specifier for one in asked.values()), "what is there already stays"
+
+
 def imported(path: Path) -> tuple[set[str], set[str]]:
     """Packages that a file imports: (at its top level, only inside functions or `try`)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
