@@ -174,7 +174,7 @@ class MelCodec(nn.Module):
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
         """Mono waveform (B, L) in [-1, 1] at `sample_rate` -> codes (B, N)."""
-        return self.encode_mel(self._whole(self.mel(wave)[0]))[1]
+        return self.encode_mel(self._whole(self.mel.log_mel(wave)))[1]
 
     @torch.inference_mode()
     def encode_clips(self, waves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -193,7 +193,7 @@ class MelCodec(nn.Module):
     def _padded_mel(self, waves: list[Tensor]) -> tuple[Tensor, list[int]]:
         """Log-mels of clips (L,), padded with silence to (B, M, T), and the frames of each."""
         longest = max(len(w) for w in waves)
-        mel = self.mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))[0]
+        mel = self.mel.log_mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))
         return mel, [len(w) // self.config.hop_length + 1 for w in waves]
 
     def _whole(self, mel: Tensor) -> Tensor:

@@ -198,6 +198,13 @@ def product_ms(hw: Hardware) -> dict[str, float]:
     return {name: 1e3 * product_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
 
 
+def speed_words(hw: Hardware, threads: Choice, precision: Choice) -> str:
+    """What decides how fast this machine computes: its free cores and its products, measured."""
+    rows, inputs, outputs = PRODUCT[hw.device]
+    done = 2 * rows * inputs * outputs / product_seconds(torch.float32, device=hw.device)
+    return f"{threads.reason}; {precision.reason}; fp32 products at {done / 1e9:,.0f} GFLOP/s"
+
+
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
     """Seconds of each of `repeats` runs, after one that pays for what happens once, when `warm`."""
     if warm:

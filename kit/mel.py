@@ -31,11 +31,21 @@ class Mel(nn.Module):
         self.scale.fb = nn.Buffer(filters(sample_rate, n_fft, n_mels))
 
     def forward(self, wave: Tensor) -> tuple[Tensor, Tensor]:
+        magnitude = self.magnitude(self.long_enough(wave))
+        return self.log_scale(magnitude), magnitude.clamp(min=1e-2).log()
+
+    def log_mel(self, wave: Tensor) -> Tensor:
+        """Waveform (B, L) -> log-mel (B, M, T) alone, a row at a time: one stays in the caches."""
+        rows = self.long_enough(wave).split(1)
+        return torch.cat([self.log_scale(self.magnitude(row)) for row in rows])
+
+    def long_enough(self, wave: Tensor) -> Tensor:
         least = max(4 * self.hop, self.n_fft // 2 + 1)  # what reflect padding needs
-        wave = F.pad(wave, (0, max(0, least - wave.shape[-1])))
-        magnitude = self.magnitude(wave)
-        mel = (magnitude.mT @ self.scale.fb).mT
-        return mel.clamp(min=5e-4).log(), magnitude.clamp(min=1e-2).log()
+        return F.pad(wave, (0, max(0, least - wave.shape[-1])))
+
+    def log_scale(self, magnitude: Tensor) -> Tensor:
+        """Magnitudes (B, F, T) -> log-mel (B, M, T)."""
+        return (magnitude.mT @ self.scale.fb).mT.clamp(min=5e-4).log()
 
     def magnitude(self, wave: Tensor) -> Tensor:
         """Waveform (B, L) -> magnitudes (B, F, T)."""

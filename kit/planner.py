@@ -11,7 +11,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from kit.config import ConfigError, require, require_types
+from kit.config import ConfigError, require, require_types, require_within
 from kit.progress import clock
 from kit.steps import TrainConfig
 
@@ -31,6 +31,18 @@ class Limits:
         require(self.session_hours > 0, self, "session_hours", "must be above 0.")
         ok = self.quota_bytes is None or self.quota_bytes > 0
         require(ok, self, "quota_bytes", "must be above 0, or None for no quota.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Promise:
+    """How long a preset may keep a person waiting."""
+
+    minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
+    other_steps: int = 0  # the demo's other notebooks last as long as so many steps, as measured
+
+    def __post_init__(self):
+        require_within(self, 0, 1e6, "minutes")
+        require_within(self, 0, 1e9, "other_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,6 +163,39 @@ def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
         return whole
     judged = "hearings" if config.gate_every else "validations"
     return f"{whole}; {config.end_patience} {judged} with none better end it before"
+
+
+def shortened(
+    config: TrainConfig, step_s: float, promise: Promise, slow: str, asked: int = 0, begun: int = 0
+) -> tuple[TrainConfig, str]:
+    """`config` with the steps that fit into the promised minutes, and in words how long they take.
+
+    A step lasts `step_s` seconds with its share of validations and checkpoints; `slow` says what
+    that comes from. The number a person `asked` for stays, and else the one that the run was
+    `begun` with (0: neither).
+    """
+    steps = asked or begun or config.steps
+    whole, time = config.for_steps(steps), clock(steps * step_s)
+    fitting = int(60 * promise.minutes / step_s)
+    if asked or begun or not promise.minutes or steps <= fitting:
+        return whole, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
+    fewer = min(steps, max(fitting, 2 * config.warmup_steps, 1))
+    said = (
+        f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
+        f"promised, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be less "
+        f"clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
+    )
+    return whole.for_steps(fewer), said
+
+
+def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) -> str:
+    """How long training and the whole demo take, in words, before anything was trained."""
+    taken, said = shortened(config, step_s, promise, slow)
+    if not promise.other_steps:
+        return said
+    other_s = promise.other_steps * step_s
+    all_s = taken.steps * step_s + other_s
+    return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
 
 
 def checkpoint_bytes(folder: Path, parameters: int, ema: bool) -> int:

@@ -92,6 +92,20 @@ def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> T
     )
 
 
+def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
+    """Seconds of a training step of `preset` here: the mean of three on rows of usual length.
+
+    In this process, with the preset's switches but torch.compile, which takes longer to begin with.
+    """
+    task = preset_task(preset, hw, threads)
+    model = task.model
+    usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
+    on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
+    short = TrialConfig(steps=3, warmup_steps=1)
+    found = measure(dataclasses.replace(task, rows=usual), short, on)
+    return found["seconds"] / found["steps"]
+
+
 def published_task(hw: Hardware, threads: int) -> Task:
     """The released XTTS-v2's size on the rows of the published tables.
 

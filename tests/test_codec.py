@@ -278,3 +278,10 @@ def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_pa
     assert len(wave) == pytest.approx(RATE, abs=2)
     spectrum = torch.fft.rfft(wave).abs()
     assert int(spectrum.argmax()) == pytest.approx(440, abs=1)
+
+
+@pytest.mark.parametrize("samples", [300, 5000])
+def test_log_mels_alone_are_the_same_to_the_last_bit(samples):
+    waves = torch.randn(3, samples, generator=torch.Generator().manual_seed(0))
+    mel = Mel(RATE, 1024, 256, 80)
+    assert torch.equal(mel.log_mel(waves), mel(waves)[0])

@@ -34,6 +34,7 @@ from kit.loader import LoaderConfig
 from kit.longform import WalkConfig
 from kit.pieces import TokenizerConfig
 from kit.place import StreamConfig
+from kit.planner import Promise
 from kit.recognizer import RecognizerConfig
 from kit.sampling import GenerateConfig
 from kit.sequence import GPTConfig
@@ -55,6 +56,7 @@ SECTIONS = {
     "align": AlignConfig,
     "text": TokenizerConfig,
     "generate": GenerateConfig,
+    "promise": Promise,
 }
 PLAIN = {"evaluate", "infer", "memory"}  # read key by key in the notebooks
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

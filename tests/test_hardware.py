@@ -16,6 +16,7 @@ from helpers import CPU
 
 from kit.config import CONFIGS
 from kit.hardware import (
+    Choice,
     attention_backend,
     autocast,
     built_for,
@@ -26,6 +27,7 @@ from kit.hardware import (
     is_here,
     peak_memory_bytes,
     product_seconds,
+    speed_words,
     use_threads,
     versions,
 )
@@ -195,6 +197,13 @@ def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(mon
     choice = free_cores(CPU)
     assert choice.value == "1" and sum(looks) <= 10
     assert "1.0 of them busy" in choice.reason and "run this cell again" in choice.reason
+
+
+def test_what_decides_the_speed_is_told(monkeypatch):
+    monkeypatch.setattr("kit.hardware.product_seconds", lambda dtype, device: 0.01)
+    threads = Choice(value="1", reason="2 cores, 1.0 of them busy")
+    said = speed_words(CPU, threads, Choice(value="fp32", reason="bf16 is emulated here"))
+    assert said == "2 cores, 1.0 of them busy; bf16 is emulated here; fp32 products at 54 GFLOP/s"
 
 
 def test_autocast_reaches_matrix_products():

@@ -8,7 +8,17 @@ import pytest
 
 from kit import planner
 from kit.config import ConfigError
-from kit.planner import Limits, checkpoint_bytes, for_corpus, in_epochs, measure, plan
+from kit.planner import (
+    Limits,
+    Promise,
+    checkpoint_bytes,
+    for_corpus,
+    forecast,
+    in_epochs,
+    measure,
+    plan,
+    shortened,
+)
 from kit.steps import StepEvent, TrainConfig
 
 GB = 10**9
@@ -138,6 +148,57 @@ def test_saving_the_best_and_hearing_the_gate_are_counted():
 def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
     with pytest.raises(ConfigError, match="run a few steps first"):
         make(tmp_path, log(1))
+
+
+# The promise.
+
+PROMISE = Promise(minutes=12, other_steps=2000)
+SLOW = "2 cores, 1.0 of them busy; bf16 is emulated here"
+LONG = dataclasses.replace(CONFIG, steps=3400, schedule="linear")
+
+
+def test_a_machine_that_is_quick_enough_trains_all_steps():
+    config, said = shortened(LONG, 0.2, PROMISE, SLOW)
+    assert config == LONG
+    assert said == "Training: 3,400 steps of 0.2 s, about 11:20."
+
+
+def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
+    config, said = shortened(LONG, 0.72, PROMISE, SLOW)
+    assert config.steps == 1000 and config.schedule == LONG.schedule
+    assert "3,400 steps would take 40:48 here; 12 minutes are promised" in said
+    assert "takes 1,000 (12:00)" in said and "Set STEPS = 3400" in said
+    assert said.endswith(f"What is slow here: {SLOW}.")
+
+
+def test_a_schedule_of_few_steps_is_whole():
+    config, _ = shortened(LONG, 5.8, PROMISE, SLOW)
+    assert config.steps == 124 and config.warmup_steps == 12
+    hopeless, _ = shortened(LONG, 60.0, PROMISE, SLOW)
+    assert hopeless.steps == 2 * LONG.warmup_steps
+
+
+@pytest.mark.parametrize(("asked", "begun", "steps"), [(5000, 0, 5000), (0, 900, 900), (5, 900, 5)])
+def test_what_was_asked_for_or_begun_with_is_kept(asked, begun, steps):
+    config, said = shortened(LONG, 5.8, PROMISE, SLOW, asked, begun)
+    assert config.steps == steps and f"{steps:,} steps" in said
+
+
+def test_without_a_promise_nothing_is_taken_away():
+    assert shortened(LONG, 60.0, Promise(), SLOW)[0] == LONG
+
+
+def test_the_whole_demo_is_told_beforehand():
+    said = forecast(LONG, 0.2, PROMISE, SLOW)
+    assert said.endswith("The other notebooks: about 6:40. In all about 18:00.")
+    assert "In all about 36:00." in forecast(LONG, 0.72, PROMISE, SLOW)
+    assert "In all" not in forecast(LONG, 0.2, Promise(), SLOW)
+
+
+@pytest.mark.parametrize("field", ["minutes", "other_steps"])
+def test_a_promise_below_nothing_is_refused(field):
+    with pytest.raises(ConfigError, match=f"Promise.{field}"):
+        Promise(**{field: -1})
 
 
 # Sessions.

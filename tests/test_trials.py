@@ -27,6 +27,7 @@ from kit.trials import (
     read_results,
     run_trials,
     some_rows,
+    step_seconds,
     variants,
 )
 
@@ -190,3 +191,11 @@ def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
 def test_settings_that_measure_nothing_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"TrialConfig.{field}"):
         TrialConfig(**{field: value})
+
+
+def test_a_step_of_a_preset_is_timed_in_a_moment():
+    before = torch.get_num_threads()
+    try:
+        assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
+    finally:
+        torch.set_num_threads(before)
