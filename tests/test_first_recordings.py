@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import GPT
+from IPython.display import Audio
 
 from kit.align import AlignConfig, Alignment, match
 from kit.audio import ClipMeasure, DatasetError
@@ -17,9 +19,11 @@ from kit.lengths import fit_positions, ledger_limits, longest
 from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.report import open_run
 from kit.rules import own_faults
+from kit.sampling import GenerateConfig
 from kit.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
 from kit.tokenizer import Tokenizer
 from kit.trials import preset_task
+from kit.voice import Speech
 
 NOTEBOOKS = CONFIGS.parent / "notebooks"
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
@@ -157,3 +161,13 @@ def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
     (found,) = voice_is_sound(good, 0.4, 0.12)
     assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
     assert recognizer_doubt(0.02, 0.12) == recognizer_doubt(None, 0.12) == ""
+
+
+def test_a_voice_that_finds_no_end_is_heard_with_a_remark_and_stops_no_notebook(capsys):
+    notebook = json.loads((NOTEBOOKS / "04_inference.ipynb").read_text(encoding="utf-8"))
+    (cell,) = ("".join(c["source"]) for c in notebook["cells"] if c["id"] == "panel")
+    cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
+    voice = SimpleNamespace(speakers=["a"], speak=lambda *_: [cut])
+    names = {"Audio": Audio, "voice": voice, "voices": {"fp32": voice}, "rate": 22050}
+    exec(cell, names | {"text": "one", "sampling": GenerateConfig()})
+    assert "did not find the end of 'one'" in capsys.readouterr().out
