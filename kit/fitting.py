@@ -205,7 +205,7 @@ def train_course(
     Raises CourseError where the loss is not finite, in fp16 where it stays so.
     """
     astray = 0  # steps in a row
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.01, fused=True)
     schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
     while not course.done:
         loss = batch_loss()

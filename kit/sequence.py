@@ -48,7 +48,8 @@ class GPTConfig:
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
-        require_within(self, 1, 1000, "layers", "cond_blocks", "perceiver_layers")
+        require_within(self, 1, 1000, "layers")
+        require_within(self, 0, 1000, "cond_blocks", "perceiver_layers")
         require_within(self, 1, 65_536, "width", "heads", "perceiver_heads")
         require_within(self, 1, 65_536, "perceiver_head_width", "latents", "n_mels")
         require_within(self, 3, 2**24, "text_vocab", "code_vocab")  # START, STOP and something
