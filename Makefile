@@ -24,8 +24,8 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-plain-cpu test-browser bench-data bench-train bench-infer check-gpu lint \
-  clean
+.PHONY: help demo lab test test-plain-cpu test-browser test-matrix bench-data bench-train bench-infer \
+  check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -119,6 +119,9 @@ test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user install
 
 test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
+	@$(BIN)/python tests/matrix.py $(ARGS)
 
 bench-data: $(VENV)/.extra-bench  ## streaming beside its peers: runs/bench/data.json
 	@$(BIN)/python tests/bench/bench_data.py $(ARGS)

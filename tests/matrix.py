@@ -1,0 +1,188 @@
+"""The notebooks' own cells, in their order, at tiny sizes: for any preset, use and switch.
+
+test_matrix.py runs a few rows with every `make test`; `make test-matrix` runs all there are, prints
+a line for each and writes runs/bench/matrix.json. A row's preset keeps every choice of its own
+(schedule, optimizer, gate, dropout, formats ...), only its sizes are those of configs/tiny.yaml.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import nbformat
+import torch
+import yaml
+from IPython.core.inputtransformer2 import TransformerManager
+
+from kit.config import CONFIGS, load_preset, merge, write_atomic
+from kit.recommend import OVERLAYS
+from kit.speedups import LABELS, set_process
+
+ROOT = Path(__file__).resolve().parent.parent
+ALL = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
+WITH_DATA = ("00_setup", "02_train", "03_evaluate_ema", "04_inference")  # where 01 has run before
+PRESETS = tuple(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+# Smaller yet than tiny.yaml: what takes seconds there and shows no more than this does.
+SMALLER = {
+    "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2},
+    "codec": {"steps": 8},
+    "train": {"steps": 6, "warmup_steps": 2, "val_every": 3, "checkpoint_every": 2},
+    "recognizer": {"steps": 8, "utterances": 40},
+    "generate": {"candidates": 2, "max_codes_per_text_id": 1.0},
+    "evaluate": {"sentences": 3},
+    "infer": {"lengths": [6, 12], "batches": [1, 2], "rows": 2, "sentences": 2},
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One combination, and the notebooks to run; `switch` is `on` or off whatever the preset says.
+
+    Without 01 among the notebooks the row starts from the data that another run has made.
+    """
+
+    preset: str
+    use: str = ""
+    switch: str = ""
+    on: bool = False
+    notebooks: tuple = WITH_DATA
+
+    @property
+    def name(self) -> str:
+        said = f"{self.switch}-{'on' if self.on else 'off'}" if self.switch else ""
+        return "-".join(filter(None, (self.preset, self.use, said)))
+
+
+def every_row() -> list[Row]:
+    """Each preset with each use, all notebooks; each preset with each switch alone, off and on."""
+    laid = [(preset, use) for preset in PRESETS for use in ("", *OVERLAYS)]
+    rows = [Row(preset=preset, use=use, notebooks=ALL) for preset, use in laid]
+    flips = [(name, on) for name in LABELS for on in (False, True)]
+    alone = [(preset, *flip) for preset in PRESETS for flip in flips]
+    return rows + [Row(preset=preset, switch=name, on=on) for preset, name, on in alone]
+
+
+def shrunk(row: Row) -> dict:
+    """The row's preset with its own choices, tiny sizes, and the row's switch."""
+    own = load_preset(row.preset)
+    sizes = yaml.safe_load((CONFIGS / "tiny.yaml").read_text(encoding="utf-8"))
+    del sizes["extends"]
+    small = merge(merge(own, sizes), SMALLER)
+    small["infer"]["formats"] = own["infer"]["formats"]
+    small["train"]["gate_every"] = 3 if own["train"].get("gate_every") else 0
+    if own["train"].get("epochs"):  # then steps follow from the data
+        small["train"]["least_steps"] = 2
+    passes = own["data"]["effective_batch"] // own["data"]["micro_batch"]
+    small["data"]["micro_batch"] = max(1, small["data"]["effective_batch"] // passes)
+    if row.switch:
+        small["speed"] = small["speed"] | {row.switch: row.on}
+    return small
+
+
+@contextlib.contextmanager
+def surroundings(row: Row, runs: Path) -> Iterator[None]:
+    """A notebook's: its folder, its environment, its preset; all put back at the end."""
+    there, paths, threads = Path.cwd(), [*sys.path], torch.get_num_threads()
+    told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
+    preset = shrunk(row)
+    with patch.dict(os.environ, told), patch("kit.report.load_preset", lambda name: preset):
+        os.chdir(ROOT / "notebooks")
+        try:
+            yield
+        finally:
+            os.chdir(there)
+            sys.path[:] = paths
+            torch.set_num_threads(threads)
+            set_process(dict.fromkeys(LABELS, False))
+
+
+def run_cells(name: str, **parameters) -> dict:
+    """Execute the code cells of notebook `name` with `parameters` changed; the names they left.
+
+    What a cell raises has the cell's id as a note.
+    """
+    path = ROOT / "notebooks" / f"{name}.ipynb"
+    book, names = nbformat.read(path, as_version=nbformat.NO_CONVERT), {"__name__": "__notebook__"}
+    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+        source = TransformerManager().transform_cell(cell.source)
+        try:
+            exec(compile(source, f"{name}[{cell.id}]", "exec"), names)
+        except BaseException as error:
+            error.add_note(f"In cell {cell.id} of {name}.")
+            raise
+        if "parameters" in cell.metadata.get("tags", []):
+            names.update(parameters)
+    return names
+
+
+def data_of(preset: str, runs: Path) -> Path:
+    """The folder of a run in which 01 has run with `preset`, made when first asked for."""
+    row = Row(preset=preset, switch="data")
+    if not (runs / row.name / "report.json").is_file():
+        with surroundings(dataclasses.replace(row, switch=""), runs):
+            os.environ["KIT_RUN"] = row.name
+            run_cells("01_data_prep")
+    return runs / row.name
+
+
+def run_row(row: Row, runs: Path, data: Path | None = None) -> dict[str, float]:
+    """Run the row's notebooks in runs/<its name>; the seconds each took.
+
+    `data` is a run's folder to begin with, whatever its preset was; its corpus stays where it is.
+    """
+    if data:
+        ignored = shutil.ignore_patterns("corpus", "preset")
+        shutil.copytree(data, runs / row.name, ignore=ignored)
+    seconds = {}
+    with surroundings(row, runs):
+        for name in row.notebooks:
+            began_s = time.perf_counter()
+            run_cells(name, **({"USE": row.use} if name == "00_setup" else {}))
+            seconds[name] = round(time.perf_counter() - began_s, 1)
+    return seconds
+
+
+def outcome(row: Row, runs: Path) -> dict:
+    """A line of the table: the row, what each notebook took, and what ended it."""
+    said, seconds, why = io.StringIO(), {}, ""
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            data = None if "01_data_prep" in row.notebooks else data_of(row.preset, runs)
+            seconds = run_row(row, runs, data)
+    except Exception as error:
+        first = str(error).strip().split("\n")[0][:300]
+        why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
+    shutil.rmtree(runs / row.name, ignore_errors=True)
+    named = {name: getattr(row, name) for name in ("preset", "use", "switch", "on")}
+    return named | {"ended": not why, "seconds": seconds, "error": why}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench")
+    parser.add_argument("--only", default="", help="rows whose name has this in it")
+    options = parser.parse_args()
+    rows, done = [row for row in every_row() if options.only in row.name], []
+    with tempfile.TemporaryDirectory(prefix="kit-matrix-") as runs:
+        for number, row in enumerate(rows, 1):
+            done.append(outcome(row, Path(runs)))
+            took_s, how = sum(done[-1]["seconds"].values()), done[-1]["error"] or "ended"
+            print(f"{number:4}/{len(rows)}  {row.name:40} {took_s:6.1f} s  {how}", flush=True)
+            write_atomic(options.folder / "matrix.json", json.dumps(done, indent=1))
+    failed = sum(not row["ended"] for row in done)
+    print(f"{len(done) - failed} of {len(done)} rows ended without an exception")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Notebooks run to their end whatever preset, use and switches: a few rows of the whole matrix.
+
+The rows begin with one run's data (01_data_prep). All rows: `make test-matrix`.
+"""
+
+from pathlib import Path
+
+import matrix
+import pytest
+from matrix import Row
+
+# Between them: weights without an average and with one, gate and none, muon and adamw, passes that
+# add up, dropout, both kinds of schedule, recomputed layers, every number format of the presets.
+FEW = [
+    Row(preset="cpu", use="speed"),
+    Row(preset="24gb", use="low_memory"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def data(runs) -> Path:
+    return matrix.data_of("cpu", runs)
+
+
+@pytest.mark.parametrize("row", FEW, ids=lambda row: row.name)
+def test_every_notebook_runs_to_its_end(row, runs, data, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, *_: None)  # compiling takes a minute a row
+    matrix.run_row(row, runs, data)
+    said, left = capsys.readouterr().out, {path.name for path in (runs / row.name).glob("model-*")}
+    one = row.use == "speed"
+    assert left == {"model-raw.safetensors"} | (set() if one else {"model-ema.safetensors"})
+    assert ("One set of weights" in said) == one
+
+
+def test_the_whole_matrix_has_every_preset_use_and_switch():
+    rows = matrix.every_row()
+    assert len({row.name for row in rows}) == len(rows)
+    presets, uses, flips = len(matrix.PRESETS), 1 + len(matrix.OVERLAYS), 2 * len(matrix.LABELS)
+    assert len(rows) == presets * (uses + flips)
+
+
+def test_a_row_keeps_its_presets_choices_at_tiny_sizes():
+    own, small = matrix.load_preset("24gb"), matrix.shrunk(Row(preset="24gb"))
+    assert small["train"]["steps"] < 10 < own["train"]["steps"]
+    assert small["model"]["layers"] == 2 and small["model"]["dropout"] == own["model"]["dropout"]
+    for section, name in (("train", "optimizer"), ("train", "schedule"), ("infer", "formats")):
+        assert small[section][name] == own[section][name]
+    assert matrix.shrunk(Row(preset="cpu", switch="ema", on=False))["speed"]["ema"] is False
+
+
+def test_an_exception_names_its_cell_and_ends_its_row_alone(tmp_path, monkeypatch):
+    def stop(name, **parameters):
+        raise ValueError("no")
+
+    monkeypatch.setattr("matrix.run_cells", stop)
+    found = matrix.outcome(Row(preset="tiny", notebooks=("01_data_prep",)), tmp_path)
+    assert not found["ended"] and found["error"].startswith("ValueError: no")
