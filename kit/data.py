@@ -102,6 +102,14 @@ class CodeStream(IterableDataset):
         batches = plan(self.lengths, self.config, epoch)
         return [[self.members[i] for i in batch] for batch in batches]
 
+    def usual(self, count: int) -> list:
+        """`count` batches of the first epoch, their sizes spread as those of all: to time steps."""
+        lengths = dict(zip(self.members, self.lengths))
+        batches = sorted(self.plan(0), key=lambda batch: sum(lengths[i] for i in batch))
+        middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]
+        random.Random(0).shuffle(middles)  # the first step is not timed: it is not the shortest
+        return [self.batch(batches[i], 0, i, self.position) for i in middles]
+
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
         role, roles = (worker.id, worker.num_workers) if worker else (0, 1)

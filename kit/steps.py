@@ -81,18 +81,20 @@ class TrainConfig:
     def for_steps(self, steps: int) -> "TrainConfig":
         """These settings for a run of another length.
 
-        The warm-up takes a tenth of it at most, and it is validated and heard ten times at least.
+        The warm-up takes a tenth of it at most, and it is validated and heard as often as the
+        longer run would be, or ten times where that is less often.
         """
         if steps == self.steps:
             return self
         tenth = max(1, steps // 10)
+        share = steps / self.steps
         return dataclasses.replace(
             self,
             steps=steps,
             epochs=0.0,
             warmup_steps=min(self.warmup_steps, tenth),
-            val_every=min(self.val_every, tenth),
-            gate_every=min(self.gate_every, tenth),
+            val_every=min(self.val_every, max(tenth, round(self.val_every * share))),
+            gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
         )
 
     def without_gate(self) -> "TrainConfig":

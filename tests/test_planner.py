@@ -84,6 +84,12 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert for_corpus(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
 
 
+def test_a_shorter_run_is_validated_no_more_often_than_the_longer_one():
+    seldom = TrainConfig(steps=2000, val_every=500)
+    assert seldom.for_steps(1000).val_every == 250
+    assert seldom.for_steps(4000).val_every == 500
+
+
 def test_steps_are_told_in_epochs_and_hours():
     patient = dataclasses.replace(EPOCHS, gate_patience=5, val_patience=10)
     said = in_epochs(for_corpus(patient, 500), 500, 8.7)
