@@ -248,10 +248,15 @@ _CLOSED = (
     "written to, and run again."
 )
 _GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
+_IN_THE_WAY = (
+    "A file stands where a folder is wanted: rename it, or set KIT_RUNS to another folder, and run "
+    "again."
+)
 CURES_OF_DISKS = {
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), _GONE),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
 }
 OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
 

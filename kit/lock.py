@@ -8,6 +8,7 @@ and processes alone.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from kit.config import DiskError, build, write_atomic
+from kit.config import DiskError, build, write_atomic, writing
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 300.0  # without one, after which a holder on another machine counts as gone
@@ -108,20 +109,17 @@ class Lock:
 
     def _make(self) -> bool:
         """Whether this process has just made the file."""
-        try:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if os.name == "nt" and isinstance(error, PermissionError):  # just being removed
+            file = new_file(self.path)
+            if file is None:
                 return False
-            raise _unwritable(self.path, error) from error
-        with open(file, "wb") as file:
-            file.write(_as_json(self.mine))
+            try:
+                with open(file, "wb") as file:
+                    file.write(_as_json(self.mine))
+            except OSError:
+                self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
+                raise
         return True
 
     def _take_over(self, gone: Holder) -> bool:
@@ -130,15 +128,14 @@ class Lock:
         Several may want to: the first to make a second file, named after that holder, does.
         """
         claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
-        try:
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
-        except FileExistsError:
+        with writing(claim):
+            file = new_file(claim)
+        if file is None:
             with contextlib.suppress(OSError):  # it died while it took over
                 if time.time() - claim.stat().st_mtime > TORN_S:
                     claim.unlink()
             return False
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        os.close(file)
         try:
             if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
                 return False
@@ -161,15 +158,16 @@ class Lock:
                     write_atomic(self.path, _as_json(now))
 
     def confirm(self) -> None:
-        """Raise LockError where this process holds the lock no longer.
+        """Raise LockError where another process took over, as when this machine slept for long.
 
-        So it is when the machine slept for long and another took over, or the folder was removed.
+        Raises DiskError where the folder was removed.
         """
         holder = read_holder(self.path)
         if holder is None and not self.path.parent.is_dir():
-            raise LockError(
+            raise DiskError(
+                errno.ENOENT,
                 f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}: put "
-                "it back and run again, or begin anew."
+                "it back and run again, or begin anew",
             )
         if holder is None and self._make():  # somebody removed the file alone
             return
@@ -192,6 +190,18 @@ class Lock:
                     self.path.unlink(missing_ok=True)
                 except PermissionError:  # Windows: somebody reads it at this moment
                     time.sleep(PAUSE_S)
+
+
+def new_file(path: Path) -> int | None:
+    """The handle of a file that this process has just made; None where there is one already."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return None
+    except PermissionError:
+        if os.name == "nt":  # it is just being removed
+            return None
+        raise
 
 
 def read_holder(path: Path) -> Holder | None:
@@ -271,11 +281,3 @@ def in_words(path: Path, holder: Holder) -> str:
 
 def _as_json(holder: Holder) -> bytes:
     return json.dumps(dataclasses.asdict(holder)).encode()
-
-
-def _unwritable(path: Path, error: OSError) -> DiskError:
-    return DiskError(
-        error.errno,
-        f"could not write {path}: {error.strerror}. Is the disk full, or may this user not write "
-        "there? Make room or choose another folder (KIT_RUNS), and run again",
-    )

@@ -152,11 +152,12 @@ def top_operators(ended: profile) -> tuple[str, list[dict]]:
     `self_ms` leaves out what an operator calls, and is of all recorded steps together, as are
     `calls` and `memory_bytes` (allocated less freed). `share` is of all operators' time.
     """
-    # Kernels and device-side marks are rows of their own besides the operators behind them.
+    # Kernels and device-side marks are rows of their own besides the operators behind them, and so
+    # are torch's own marks, such as ProfilerStep#7 and Optimizer.step#AdamW.step.
     averages = [
         found
         for found in ended.key_averages()
-        if found.device_type == DeviceType.CPU and not found.key.startswith("ProfilerStep")
+        if found.device_type == DeviceType.CPU and "#" not in found.key
     ]
     kind = "device" if any(found.self_device_time_total for found in averages) else "cpu"
     time_of, memory_of = f"self_{kind}_time_total", f"self_{kind}_memory_usage"

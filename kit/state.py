@@ -247,7 +247,7 @@ def require_tensors(found: dict, wanted: dict[str, torch.Size], where: str) -> N
 def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
     """Raise CheckpointError unless an optimizer's `moments` are of parameters of these `sizes`."""
     for number, tensors in moments.items():
-        known = number.isdigit() and int(number) < len(sizes)
+        known = str(number).isdigit() and int(number) < len(sizes)  # text in a file, else whole
         if not known or not isinstance(tensors, dict):
             raise CheckpointError(f"its `{where}{number}` belongs to no parameter")
         for name, tensor in tensors.items():

@@ -383,7 +383,7 @@ def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size
     path = tmp_path / "bad.wav"
     path.write_bytes((corpus() / "wavs" / "train_000000.wav").read_bytes()[:size])
     rows = [dataclasses.replace(manifest()[0], audio=str(path))]
-    with pytest.raises(DatasetError, match=r"bad\.wav is (truncated|empty)"):
+    with pytest.raises(DatasetError, match=r"bad\.wav .*is (truncated|empty)"):
         build(tmp_path / "cache", rows)
 
 

@@ -195,7 +195,7 @@ def test_a_lock_file_removed_by_hand_is_made_again(path):
 def test_a_folder_that_was_removed_is_told(path):
     with held(path, "training") as mine:
         shutil.rmtree(path.parent)
-        with pytest.raises(LockError, match=r"run is gone, .* during training: put it back"):
+        with pytest.raises(DiskError, match=r"run is gone, .* during training: put it back"):
             mine.confirm()
     assert not path.parent.exists()
 

@@ -162,7 +162,7 @@ def test_02_plans_for_the_card(card, monkeypatch, capsys):
     assert ("is below 8.0 and lacks it" in shown.line("TF32 products ")) == (not tf32)
     assert "only a GPU" not in shown.text
     assert "It fits." in shown.text and "not tried (no such GPU here)" in shown.text
-    share = 0.9 * card.memory_bytes / GIB
+    share = open_run().section("memory")["max_memory_fraction"] * card.memory_bytes / GIB
     assert f"of {share:.2f} GiB it may use" in shown.text
     assert shown.line("a step ").startswith("0.5 s")
     assert [words for words in OF_A_CPU if words in shown.text] == []

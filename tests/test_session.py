@@ -17,6 +17,7 @@ import torch
 from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
 from kit import checkpoint
+from kit.config import DiskError
 from kit.fit import FitError
 from kit.lock import LockError
 from kit.logs import read_log
@@ -168,7 +169,7 @@ def test_a_finished_run_is_locked_by_nobody(whole):
 
 def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(LockError, match=r"run is gone, it was moved or deleted during training"):
+    with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
         for event in tiny_session(folder).run(ON, Event()):
             if event.step == 4:
                 shutil.rmtree(folder)
