@@ -3,6 +3,7 @@
 The rows begin with one run's data (01_data_prep). All rows: `make test-matrix`.
 """
 
+import os
 from pathlib import Path
 
 import matrix
@@ -11,9 +12,12 @@ from matrix import Row
 
 # Between them: weights without an average and with one, gate and none, muon and adamw, passes that
 # add up, dropout, both kinds of schedule, recomputed layers, every number format of the presets.
+slow = pytest.mark.skipif(
+    "KIT_SLOW" not in os.environ, reason="a row takes half a minute; KIT_SLOW=1 runs this one, too"
+)
 FEW = [
     Row(preset="cpu", use="speed"),
-    Row(preset="24gb", use="low_memory"),
+    pytest.param(Row(preset="24gb", use="low_memory"), marks=slow),
 ]
 
 
