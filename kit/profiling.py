@@ -111,7 +111,9 @@ class StepProfiler:
 
     def _in_words(self, trace: Path) -> str:
         first, last = self.result["steps"]
-        most = ", ".join(f"{o['name']} {o['share']:.0%}" for o in self.result["operators"][:3])
+        # The words name operators alone; torch's own marks (Optimizer.step#...) stay in the table.
+        operators = [o for o in self.result["operators"] if "#" not in o["name"]]
+        most = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operators[:3])
         cut = "" if self.result["complete"] else " (incomplete: the run ended)"
         return (
             f"Profile of steps {first:,} to {last:,}{cut}: {most or 'no operator ran'}. "
@@ -152,12 +154,11 @@ def top_operators(ended: profile) -> tuple[str, list[dict]]:
     `self_ms` leaves out what an operator calls, and is of all recorded steps together, as are
     `calls` and `memory_bytes` (allocated less freed). `share` is of all operators' time.
     """
-    # Kernels and device-side marks are rows of their own besides the operators behind them, and so
-    # are torch's own marks, such as ProfilerStep#7 and Optimizer.step#AdamW.step.
+    # Kernels and device-side marks are rows of their own besides the operators behind them.
     averages = [
         found
         for found in ended.key_averages()
-        if found.device_type == DeviceType.CPU and "#" not in found.key
+        if found.device_type == DeviceType.CPU and not found.key.startswith("ProfilerStep")
     ]
     kind = "device" if any(found.self_device_time_total for found in averages) else "cpu"
     time_of, memory_of = f"self_{kind}_time_total", f"self_{kind}_memory_usage"
