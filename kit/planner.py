@@ -38,7 +38,7 @@ class Promise:
     """How long a preset may keep a person waiting."""
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
-    other_steps: int = 0  # the demo's other notebooks last as long as so many steps, as measured
+    other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
 
     def __post_init__(self):
         require_within(self, 0, 1e6, "minutes")
