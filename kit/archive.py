@@ -23,14 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
-from kit.config import (
-    digest,
-    require,
-    require_disk,
-    require_within,
-    write_atomic,
-    writing,
-)
+from kit.config import require, require_within
+from kit.files import digest, require_disk, write_atomic, writing
 from kit.lock import Lock, held
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")

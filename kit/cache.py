@@ -25,7 +25,7 @@ from torch import Tensor
 from kit.audio import DatasetError
 from kit.batches import DataConfig, chunks
 from kit.codec import MelCodec, load_wave
-from kit.config import digest, file_digest, make_folder, require_disk, write_atomic
+from kit.files import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.ledger import Utterance
 from kit.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
 from kit.tokenizer import Tokenizer

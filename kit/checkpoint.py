@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from kit.config import file_digest, make_folder, replacing, require_disk, write_atomic
+from kit.files import file_digest, make_folder, replacing, require_disk, write_atomic
 
 _DAMAGE = (
     safetensors.SafetensorError,

@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from kit.config import ConfigError, read_yaml, write_atomic
+from kit.config import ConfigError, read_yaml
+from kit.files import write_atomic
 
 GIB = 2**30
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative

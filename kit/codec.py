@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.config import build, require, require_within
-from kit.fitting import Course, CourseConfig, loss_scaler, train_course
+from kit.fitting import Course, CourseConfig, train_course
+from kit.gradients import loss_scaler
 from kit.griffin_lim import GriffinLim
 from kit.hardware import autocast
 from kit.mel import Mel

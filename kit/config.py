@@ -5,19 +5,11 @@ A preset is a YAML file of plain values, one section per concern (`corpus`, `cod
 and turns a misspelt key or a wrong type into a sentence. It knows no concern by name.
 """
 
-import contextlib
-import dataclasses
-import difflib
-import errno
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
+
+from kit.words import brief, nearest
 
 LARGEST_SEED = 2**63 - 1  # that every generator of random numbers takes
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -25,49 +17,6 @@ CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the message names the field, the value and the cure."""
-
-
-class DiskError(OSError):
-    """No room, or no right, to write; the message says where and what to do."""
-
-
-def nearest(name: str, known) -> str:
-    """' Did you mean `x`?' when a known name is close to `name`, else the list of known names."""
-    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
-    return f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(map(str, known))}."
-
-
-# What Windows keeps for devices, whatever suffix follows.
-RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
-RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}
-LONGEST_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
-
-
-def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
-    """`name`, if it can be that of one folder, on any system. Raises ConfigError naming `setting`.
-
-    `taken` are names that mean something else beside it, in lower case.
-    """
-    told = f"{setting} = {brief(repr(name), 60)}"
-    cure = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
-    unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
-    if not name.strip():
-        raise ConfigError(f"{told} names no folder. {cure}")
-    if unfit:
-        raise ConfigError(
-            f"{told} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {cure}"
-        )
-    if name != name.strip() or name.startswith(".") or name.endswith("."):
-        raise ConfigError(
-            f"{told} cannot name a folder: no dot or space may stand at an end. {cure}"
-        )
-    if len(os.fsencode(name)) > LONGEST_NAME_BYTES:
-        raise ConfigError(f"{told} is too long: at most {LONGEST_NAME_BYTES} bytes. {cure}")
-    if name.lower().split(".")[0].rstrip() in RESERVED:
-        raise ConfigError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
-    if name.lower() in taken:
-        raise ConfigError(f"{told} is a folder of the kit's own. {cure}")
-    return name
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
@@ -197,118 +146,3 @@ def require_within(config, least: float, most: float, *fields: str) -> None:
 
 def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
-
-
-def brief(what: object, most: int = 200) -> str:
-    """`what` in words, cut where it is long: a message may quote a whole file."""
-    words = str(what)
-    return words if len(words) <= most else f"{words[:most]}..."
-
-
-def no_utf8(path) -> str:
-    """What is wrong with a path whose name is not UTF-8, in words; "" where it is.
-
-    Such names cannot stand in tables, logs or on a page, and break what prints them.
-    """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return f"{str(path)!a} has a name that is not UTF-8: rename it in plain letters"
-    return ""
-
-
-def digest(*parts) -> str:
-    """12 hex digits that change when any part (dataclass, dict, str, number) changes."""
-    plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]
-    text = json.dumps(plain, sort_keys=True, default=str, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of the file at `path`, read a part at a time."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def require_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes:
-        raise DiskError(
-            errno.ENOSPC,
-            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
-            f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
-            "another disk",
-        )
-
-
-_FULL = "Free some disk space and run again; finished work is kept."
-_CLOSED = (
-    "This user may not write there, or the disk is read-only: set KIT_RUNS to a folder that can be "
-    "written to, and run again."
-)
-_GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
-_IN_THE_WAY = (
-    "A file stands where a folder is wanted: rename it, or set KIT_RUNS to another folder, and run "
-    "again."
-)
-CURES_OF_DISKS = {
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
-    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
-}
-OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Tell what the disk objects to inside the block as a DiskError with `path` and the cure."""
-    try:
-        yield
-    except DiskError:
-        raise
-    except OSError as error:
-        reason, cure = error.strerror or str(error), CURES_OF_DISKS.get(error.errno, "")
-        raise DiskError(
-            error.errno, f"could not write {path}: {reason}. {cure or OTHER_CURE}"
-        ) from error
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
-
-    Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
-    Raises DiskError with the cure when the disk is full, closed to writing or gone.
-    """
-    path = Path(path)
-    temporary = None
-    try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            os.close(handle)
-            temporary = Path(name)
-            yield temporary
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
-            os.replace(temporary, path)
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):  # its folder is gone: so is it
-                temporary.unlink(missing_ok=True)
-
-
-def make_folder(path: Path) -> Path:
-    """`path` as a folder, made with those above it. Raises DiskError with the cure."""
-    with writing(path):
-        Path(path).mkdir(parents=True, exist_ok=True)
-    return Path(path)
-
-
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` to `path` as `replacing` does."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.batches import EXTRA_TOKENS, DataConfig, chunks, micro_batches, padded, plan
 from kit.cache import CacheError, CodeCache
-from kit.config import digest
+from kit.files import digest
 from kit.hardware import Hardware
 
 # What a position must agree in, and how to say that it does not.

@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.compiling import StepGraph, not_compiled, quickest, quiet_inductor, will_compile
-from kit.config import nearest, require
+from kit.config import require
 from kit.model import Layer, SpeechGPT
 from kit.quantize import FORMATS, choose
 from kit.store import checksum, is_sound
+from kit.words import nearest
 
 ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
 KEPT_BYTES = 2**26  # of a cache between two texts

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kit.codec import MelCodec, load_wave
-from kit.config import write_atomic
+from kit.files import write_atomic
 from kit.ledger import Utterance
 from kit.model import SpeechGPT
 from kit.recognizer import Recognizer, cer

@@ -21,17 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from kit.codec import load_codec, save_codec
-from kit.config import (
-    brief,
-    build,
-    digest,
-    file_digest,
-    make_folder,
-    nearest,
-    replacing,
-    write_atomic,
-    writing,
-)
+from kit.config import build
+from kit.files import digest, file_digest, make_folder, replacing, write_atomic, writing
 from kit.model import SpeechGPT
 from kit.quantize import int8
 from kit.sampling import GenerateConfig
@@ -47,6 +38,7 @@ from kit.voice import (
     require_one_run,
     save_references,
 )
+from kit.words import brief, nearest
 
 FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"

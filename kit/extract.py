@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from kit.bytefile import ByteFile, Fault
-from kit.config import digest, nearest, write_atomic
+from kit.files import digest, write_atomic
 from kit.place import StreamConfig
 from kit.sources import open_source, rows
 from kit.text import TextError, normalize
+from kit.words import nearest
 
 EVERY = 10_000  # items between two marks
 _FAULTS_TOLD = 20  # by name; the rest are counted

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from kit.config import digest
 from kit.extract import Progress
+from kit.files import digest
 from kit.pieces import TokenizerConfig, train_tokenizer
 from kit.text import TextError, unicode_script
 from kit.tokenizer import Tokenizer

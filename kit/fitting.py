@@ -1,10 +1,9 @@
-"""How the codec and the recogniser are trained: safely in fp16, and for as long as a corpus asks.
+"""How long the codec and the recogniser are trained: as long as a corpus asks.
 
-`loss_scaler`, `apply_gradients` and `descend` keep small gradients from vanishing in fp16 (loss
-scaling: Micikevicius et al. 2018). A `Course` says how long: a cycle of `steps` steps with warm-up
-and decay (one cycle: Smith and Topin 2018), then a look at held-out clips; while the figure is not
-good enough and still falls, another cycle of twice the length (warm restarts: Loshchilov and Hutter
-2017), until the minutes are up. Knows a loss and a figure; nothing of sound or text.
+A `Course` is a cycle of `steps` steps with warm-up and decay (one cycle: Smith and Topin 2018),
+then a look at held-out clips; while the figure is not good enough and still falls, another cycle of
+twice the length (warm restarts: Loshchilov and Hutter 2017), until the minutes are up. Knows a loss
+and a figure; nothing of sound or text.
 """
 
 import dataclasses
@@ -16,53 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from kit.config import require_within
+from kit.gradients import descend
 
 PATIENCE = 20  # steps in a row that fp16 may overflow while its scale is sought
 
 
 class CourseError(ValueError):
     """A training that went astray; the message says where, and what to do."""
-
-
-def loss_scaler(device: str, precision: str) -> torch.amp.GradScaler:
-    """A scaler of losses: at work for `precision` "fp16", without effect otherwise."""
-    return torch.amp.GradScaler(device, enabled=precision == "fp16")
-
-
-def apply_gradients(
-    scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], finite: bool = True
-) -> bool:
-    """One step of every optimizer; whether it was taken.
-
-    Where gradients overflowed fp16, or `finite` says that they did, the step is left out and the
-    scale is lowered. They must have been unscaled.
-    """
-    scale = scaler.get_scale()
-    if finite:
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-    scaler.update()
-    return finite and scaler.get_scale() >= scale
-
-
-def descend(
-    loss: Tensor,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    clip_norm: float | None = None,
-) -> bool:
-    """Backward pass of `loss` and one step, gradients clipped if asked; whether it was taken.
-
-    Gradients are gone afterwards.
-    """
-    scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    if clip_norm is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
-    taken = apply_gradients(scaler, [optimizer])
-    optimizer.zero_grad(set_to_none=True)
-    return taken
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,15 +26,6 @@ def front_end() -> tuple[str, str]:
     return "live", "the front end shows what a thread sends after its cell has ended"
 
 
-def in_words(error: BaseException) -> str:
-    """An exception as one plain line. A ValueError's message is written for the user already."""
-    text = " ".join(str(error).split())
-    text = text if len(text) <= 400 else f"{text[:400]}..."
-    if isinstance(error, ValueError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def plain_errors() -> None:
     """From now on an error that the kit itself raises shows as one sentence, without the frames.
 

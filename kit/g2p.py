@@ -12,7 +12,7 @@ import json
 import re
 import sys
 
-from kit.corpus import Espeak, run_apart
+from kit.espeak import Espeak, run_apart
 
 _UTF8, _IPA = 1, 2  # espeak-ng's numbers for what goes in and what comes out
 _OTHER_LANGUAGE = re.compile(r"\([\w-]+\)")  # (en)...(am): where it borrowed another's rules

@@ -19,17 +19,9 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from kit.config import (
-    brief,
-    build,
-    digest,
-    make_folder,
-    require,
-    require_disk,
-    require_within,
-    write_atomic,
-    writing,
-)
+from kit.config import build, require, require_within
+from kit.files import digest, make_folder, require_disk, write_atomic, writing
+from kit.words import brief
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from kit.audio import DatasetError
 from kit.bytefile import Fault, StreamError, special_file
-from kit.config import brief, no_utf8
 from kit.ledger import Finding, ManifestConfig, Utterance
 from kit.place import held_out
 from kit.sources import rows
 from kit.text import letters, normalize
+from kit.words import brief, no_utf8
 
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
 COMMON_VOICE_SPLITS = ("train.tsv", "dev.tsv", "test.tsv")

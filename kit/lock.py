@@ -22,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from kit.config import DiskError, build, write_atomic, writing
+from kit.config import build
+from kit.files import DiskError, write_atomic, writing
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 300.0  # without one, after which a holder on another machine counts as gone

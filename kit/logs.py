@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.config import DiskError
+from kit.files import DiskError
 
 # Fields of an event that are numbers, or null.
 NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kit.audio import ClipMeasure, DatasetError
-from kit.config import brief, write_atomic
+from kit.files import write_atomic
 from kit.layouts import read_dataset
 from kit.ledger import Finding, Ledger, ManifestConfig, Utterance
 from kit.measures import measure_clips
 from kit.rules import judge
+from kit.words import brief
 
 
 def check_dataset(

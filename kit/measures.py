@@ -22,7 +22,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from kit.audio import ClipMeasure, DatasetError, measure_clip
-from kit.config import CONFIGS, make_folder, writing
+from kit.config import CONFIGS
+from kit.files import make_folder, writing
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
 STAMP = ("size", "mtime_ns")

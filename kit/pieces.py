@@ -16,8 +16,9 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from kit.config import require, require_within, write_atomic
+from kit.config import require, require_within
 from kit.extract import extracted, is_plain, plain_lines
+from kit.files import write_atomic
 from kit.text import TextError
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192 bytes, drops lines in silence

@@ -12,8 +12,8 @@ import statistics
 from pathlib import Path
 
 from kit.config import ConfigError, require, require_types, require_within
-from kit.progress import clock
 from kit.steps import TrainConfig
+from kit.words import clock
 
 RECENT = 1000  # newest rows that count
 SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often

@@ -16,9 +16,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from kit.config import write_atomic
-from kit.frontend import in_words
+from kit.files import write_atomic
 from kit.hardware import hush_profiler
+from kit.words import in_words
 
 WAIT, WARMUP, ACTIVE = 2, 2, 6  # steps
 TOP = 25  # operators in the table

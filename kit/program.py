@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.config import replacing, write_atomic
 from kit.decoder import Decoder
 from kit.export import prepare
+from kit.files import replacing, write_atomic
 from kit.model import SpeechGPT
 from kit.sequence import GPTConfig
 from kit.voice import Voice

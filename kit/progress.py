@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from kit.frontend import in_words
+from kit.words import clock, in_words
 
 GIB = 2**30
 
@@ -70,13 +70,6 @@ class Pace:
     def left_s(self, row: dict) -> float | None:
         speed = self.speed()
         return (row["steps"] - row["step"]) / speed[0] if speed else None
-
-
-def clock(seconds: float) -> str:
-    """125 -> "2:05", 3725 -> "1:02:05"."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def session_age_s() -> float:

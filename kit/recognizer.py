@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from kit.codec import Block
 from kit.config import build, require_within
-from kit.fitting import Course, CourseConfig, loss_scaler, train_course
+from kit.fitting import Course, CourseConfig, train_course
+from kit.gradients import loss_scaler
 from kit.hardware import autocast
 from kit.store import load_module, save_module
 from kit.text import letters

@@ -8,8 +8,9 @@ tells. Knows devices and YAML; sets nothing.
 
 import dataclasses
 
-from kit.config import CONFIGS, ConfigError, load_preset, nearest
+from kit.config import CONFIGS, ConfigError, load_preset
 from kit.hardware import Hardware
+from kit.words import nearest
 
 OVERLAYS = ("speed", "balanced", "quality", "low_memory")
 

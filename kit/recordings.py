@@ -20,14 +20,15 @@ import numpy as np
 import soundfile
 
 from kit.codec import MelCodec
-from kit.config import digest, make_folder, no_utf8, require_disk, write_atomic, writing
 from kit.container import UnreadableError, opened
 from kit.cut import CutConfig, Span, plan_cuts
+from kit.files import digest, make_folder, require_disk, write_atomic, writing
 from kit.ledger import Utterance
 from kit.listen import Listener
 from kit.longform import Walk, WalkConfig, read_tokens
 from kit.recognizer import Recognizer
 from kit.store import checksum
+from kit.words import no_utf8
 
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 

@@ -17,19 +17,12 @@ from pathlib import Path
 
 from IPython.display import display
 
-from kit.config import (
-    CONFIGS,
-    ConfigError,
-    brief,
-    load_preset,
-    make_folder,
-    merge,
-    require_folder_name,
-    write_atomic,
-)
+from kit.config import CONFIGS, ConfigError, load_preset, merge
+from kit.files import make_folder, require_folder_name, write_atomic
 from kit.hardware import choose_preset, detect, versions
 from kit.lock import held
 from kit.recommend import overlay
+from kit.words import brief
 
 OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
 RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (kit.lock.STALE_S)

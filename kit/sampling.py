@@ -13,7 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from kit.config import digest, require, require_types, require_within
+from kit.config import require, require_types, require_within
+from kit.files import digest
 
 COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
 MANY = 64  # candidates, at most

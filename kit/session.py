@@ -20,18 +20,20 @@ import torch
 
 from kit import checkpoint
 from kit.checkpoint import CheckpointError
-from kit.config import brief, build, write_atomic
+from kit.config import build
+from kit.files import write_atomic
 from kit.hardware import Hardware
 from kit.lock import Lock, held
 from kit.logs import jsonl_log
 from kit.model import SpeechGPT
+from kit.model_file import WEIGHTS, save_model
 from kit.recovery import is_oom
 from kit.sequence import GPTConfig
 from kit.speedups import Applied, SpeedConfig, pin
 from kit.state import TrainState
 from kit.steps import Diverged, StepEvent, TrainConfig, TrainError
 from kit.train import checkpointer, listen, train, validation_loss
-from kit.voice import WEIGHTS, save_model
+from kit.words import brief
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import ipywidgets as widgets
 from IPython.display import Audio, display
 
-from kit.frontend import front_end, in_words
+from kit.frontend import front_end
 from kit.view import button, message
+from kit.words import in_words
 
 
 class SpeakPanel:

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from kit import checkpoint
 from kit.checkpoint import CheckpointError
-from kit.config import brief, build
+from kit.config import build
 from kit.ema import EMA
-from kit.fitting import loss_scaler
+from kit.gradients import loss_scaler
 from kit.hardware import Hardware
 from kit.model import SpeechGPT, run_layer
 from kit.optim import Adaptation, lr_factor, make_optimizers
 from kit.speedups import Applied, SpeedConfig, apply
 from kit.steps import TrainConfig, TrainError
+from kit.words import brief
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kit import shards
-from kit.config import brief, write_atomic
+from kit.files import write_atomic
+from kit.words import brief
 
 
 def save_module(

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from kit.bytefile import StreamError
-from kit.config import digest
+from kit.files import digest
 from kit.lines import TAIL_BYTES, LineSource, as_text, bare, require_plain, unix_ends
 from kit.place import StreamConfig
 

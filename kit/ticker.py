@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from IPython.display import display
 
 from kit.frontend import front_end
-from kit.progress import clock
+from kit.words import clock
 
 
 class Ticker:

@@ -18,7 +18,7 @@ from torch import nn
 
 from kit import checkpoint
 from kit.compiling import compiler_error
-from kit.fitting import apply_gradients
+from kit.gradients import apply_gradients
 from kit.hardware import autocast, peak_memory_bytes
 from kit.model import SpeechGPT, weighted_loss
 from kit.recovery import cut, is_oom

@@ -24,16 +24,8 @@ import torch
 
 from kit.batches import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan
 from kit.choice import Trial, Variant, compare
-from kit.config import (
-    build,
-    digest,
-    load_preset,
-    make_folder,
-    merge,
-    require,
-    require_within,
-    writing,
-)
+from kit.config import build, load_preset, merge, require, require_within
+from kit.files import digest, make_folder, writing
 from kit.hardware import Hardware, peak_memory_bytes, versions
 from kit.model import SpeechGPT
 from kit.sequence import EffectiveBatch, GPTConfig, collate

@@ -16,11 +16,12 @@ from IPython import get_ipython
 from IPython.display import Image, display
 
 from kit import plots
-from kit.frontend import Clicks, front_end, in_words
+from kit.frontend import Clicks, front_end
 from kit.live import LossFigure
 from kit.logs import add_row, read_log
 from kit.progress import Lines, Pace, Worker, figures, newest, outlook, verdict
 from kit.view import View
+from kit.words import in_words
 
 FRAME_S = 0.5  # a frame every half second,
 COST = 0.01  # or less often, so that drawing takes at most this share of the time

@@ -20,22 +20,21 @@ import torch
 from torch import Tensor
 
 from kit.codec import MelCodec, load_codec
-from kit.config import build, require_within, write_atomic
+from kit.config import build, require_within
 from kit.decoder import Decoder, DecoderConfig
+from kit.files import write_atomic
 from kit.generate import Spoken, decoding, generate
 from kit.model import SpeechGPT
+from kit.model_file import WEIGHTS, ModelFileError, load_model
 from kit.sampling import GenerateConfig, seed_of
 from kit.sentences import Part, fade, join, split
-from kit.sequence import GPTConfig
-from kit.store import contents, file_bytes, load_module, save_module
+from kit.store import contents, file_bytes
 from kit.stream_audio import AudioStream
 from kit.text import TextError, normalize
 from kit.tokenizer import Tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 STREAM_CODES = 4  # handed to the vocoder together
-# What training leaves in a run's folder: the last weights, and their average where one was kept.
-WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}
 
 
 class VoiceError(ValueError):
@@ -214,17 +213,6 @@ class Voice:
         return row.stopped
 
 
-def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Weights (as `dtype`) and configuration in one file, written atomically."""
-    save_module(path, model, dtype, config=dataclasses.asdict(model.config))
-
-
-def load_model(path: Path) -> SpeechGPT:
-    """The model saved at `path`, in fp32 and eval mode. Raises VoiceError when it is not sound."""
-    make = lambda header: SpeechGPT(build(GPTConfig, header["config"]))  # noqa: E731
-    return load_module(path, make, VoiceError, "run notebook 02_train.")
-
-
 def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
     """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
     if not speech.stopped:
@@ -295,8 +283,12 @@ def load_voice(
         "references": folder / "references.safetensors",
     }
     mels, habits = load_references(files["references"])
+    try:
+        model = load_model(files["model"])
+    except ModelFileError as error:
+        raise VoiceError(str(error)) from error
     voice = Voice(
-        model=load_model(files["model"]).to(device),
+        model=model.to(device),
         codec=load_codec(files["codec"]),
         tokenizer=Tokenizer(files["tokenizer"]),
         references=mels,

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader
 from kit.batches import DataConfig
 from kit.cache import CodeCache, build_cache, speaker_references
 from kit.codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
-from kit.corpus import CorpusConfig, make_corpus, run_apart
+from kit.corpus import CorpusConfig, make_corpus
 from kit.data import CodeStream, validation_batches
+from kit.espeak import run_apart
 from kit.hardware import Hardware
 from kit.ledger import ManifestConfig, Utterance
 from kit.manifest import load_manifest

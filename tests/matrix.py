@@ -24,7 +24,8 @@ import torch
 import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 
-from kit.config import CONFIGS, load_preset, merge, write_atomic
+from kit.config import CONFIGS, load_preset, merge
+from kit.files import write_atomic
 from kit.recommend import OVERLAYS
 from kit.speedups import LABELS, set_process
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from kit.archive import ArchiveConfig, ArchiveError, unpack
-from kit.config import ConfigError, DiskError
+from kit.config import ConfigError
+from kit.files import DiskError
 from kit.lock import LockError
 
 FILES = {

@@ -27,7 +27,7 @@ from kit.cache import (
     speaker_references,
 )
 from kit.codec import load_codec
-from kit.config import DiskError
+from kit.files import DiskError
 from kit.manifest import read_manifest
 from kit.tokenizer import Tokenizer
 

@@ -13,20 +13,11 @@ from kit.align import AlignConfig
 from kit.archive import ArchiveConfig
 from kit.batches import DataConfig
 from kit.codec import CodecConfig
-from kit.config import (
-    CONFIGS,
-    ConfigError,
-    build,
-    digest,
-    load_preset,
-    merge,
-    nearest,
-    require,
-    write_atomic,
-)
+from kit.config import CONFIGS, ConfigError, build, load_preset, merge, require
 from kit.corpus import CorpusConfig
 from kit.cut import CutConfig
 from kit.decoder import DecoderConfig
+from kit.files import digest, write_atomic
 from kit.fitting import CourseConfig
 from kit.hub import HubConfig
 from kit.ledger import ManifestConfig
@@ -42,6 +33,7 @@ from kit.speedups import SpeedConfig
 from kit.steps import TrainConfig
 from kit.trials import TrialConfig
 from kit.voice import Habits
+from kit.words import nearest
 
 SECTIONS = {
     "corpus": CorpusConfig,

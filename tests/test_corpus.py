@@ -15,14 +15,8 @@ import torch
 from helpers import CORPUS, RATE, manifest, spoken_by_espeak
 
 from kit.config import ConfigError
-from kit.corpus import (
-    SAMPLE_RATE,
-    SPEAKERS,
-    CorpusConfig,
-    load_words,
-    make_corpus,
-    sentences,
-)
+from kit.corpus import CorpusConfig, load_words, make_corpus, sentences
+from kit.espeak import SAMPLE_RATE, SPEAKERS
 from kit.ledger import ManifestConfig
 from kit.manifest import load_manifest
 from kit.mel import Mel

@@ -15,9 +15,9 @@ from helpers import CODEC, dataset, opinionated_voice, speech, tiny_session
 
 from kit.archive import ArchiveConfig, unpack
 from kit.codec import MelCodec, save_codec
-from kit.config import DiskError, write_atomic
 from kit.evaluate import save_samples
 from kit.export import export_voice
+from kit.files import DiskError, write_atomic
 from kit.ledger import ManifestConfig
 from kit.manifest import check_dataset
 from kit.report import Run

@@ -16,7 +16,7 @@ from helpers import GPT, LINES, opinionated_voice
 from torch import nn
 
 from kit import export
-from kit.config import ConfigError, digest
+from kit.config import ConfigError
 from kit.decoder import Decoder, DecoderConfig
 from kit.export import (
     CARD,
@@ -28,6 +28,7 @@ from kit.export import (
     read_card,
     unpacked,
 )
+from kit.files import digest
 from kit.generate import generate
 from kit.quantize import int8
 from kit.sampling import GenerateConfig

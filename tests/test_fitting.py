@@ -11,15 +11,8 @@ from torch import nn
 
 from kit.codec import CodecConfig, MelCodec, codec_course, train_codec
 from kit.config import ConfigError
-from kit.fitting import (
-    PATIENCE,
-    Course,
-    CourseConfig,
-    CourseError,
-    descend,
-    loss_scaler,
-    one_cycle,
-)
+from kit.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle
+from kit.gradients import descend, loss_scaler
 from kit.hardware import autocast
 from kit.recognizer import (
     Recognizer,

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from kit import lock as locks
-from kit.config import DiskError
+from kit.files import DiskError
 from kit.lock import Holder, LockError, held, read_holder
 
 

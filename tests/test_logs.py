@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.config import DiskError
+from kit.files import DiskError
 from kit.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
 from kit.steps import StepEvent
 

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from kit.progress import Lines, Pace, Worker, clock, figures, outlook, session_age_s, verdict
+from kit.progress import Lines, Pace, Worker, figures, outlook, session_age_s, verdict
+from kit.words import clock
 
 
 def test_times_are_written_as_a_clock():

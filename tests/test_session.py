@@ -17,13 +17,13 @@ import torch
 from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
 from kit import checkpoint
-from kit.config import DiskError
+from kit.files import DiskError
 from kit.fit import FitError
 from kit.lock import LockError
 from kit.logs import read_log
+from kit.model_file import load_model
 from kit.session import summary
 from kit.steps import TrainError
-from kit.voice import load_model
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, steps=40, checkpoint_every=1)  # mostly writing checkpoints

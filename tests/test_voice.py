@@ -22,6 +22,7 @@ from kit.codec import CodecError
 from kit.config import ConfigError
 from kit.decoder import Decoder
 from kit.model import SpeechGPT
+from kit.model_file import load_model, save_model
 from kit.sampling import GenerateConfig
 from kit.store import contents, file_bytes
 from kit.text import TextError, letters, normalize
@@ -30,12 +31,10 @@ from kit.voice import (
     Speech,
     Voice,
     VoiceError,
-    load_model,
     load_references,
     load_voice,
     load_voices,
     remark,
-    save_model,
     save_references,
     wav_bytes,
 )

@@ -26,7 +26,7 @@ import soundfile
 
 from kit.audio import measure_clip
 from kit.batches import DataConfig, padding_waste
-from kit.config import write_atomic
+from kit.files import write_atomic
 from kit.jsonarray import JsonArray
 from kit.lines import JsonLines, TextLines
 from kit.loader import Loader, LoaderConfig, as_it_is, pack, unpack

@@ -43,7 +43,7 @@ from gpu_training import (
 )
 from rows import table
 
-from kit.config import write_atomic
+from kit.files import write_atomic
 from kit.hardware import detect
 
 WHOLE_S = 590

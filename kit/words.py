@@ -1,0 +1,46 @@
+"""What the kit says to people, in words: names, paths, times and errors.
+
+Knows nothing of what is talked about.
+"""
+
+import difflib
+
+
+def nearest(name: str, known) -> str:
+    """' Did you mean `x`?' when a known name is close to `name`, else the list of known names."""
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1)
+    return f" Did you mean `{close[0]}`?" if close else f" Known: {', '.join(map(str, known))}."
+
+
+def brief(what: object, most: int = 200) -> str:
+    """`what` in words, cut where it is long: a message may quote a whole file."""
+    words = str(what)
+    return words if len(words) <= most else f"{words[:most]}..."
+
+
+def no_utf8(path) -> str:
+    """What is wrong with a path whose name is not UTF-8, in words; "" where it is.
+
+    Such names cannot stand in tables, logs or on a page, and break what prints them.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return f"{str(path)!a} has a name that is not UTF-8: rename it in plain letters"
+    return ""
+
+
+def clock(seconds: float) -> str:
+    """125 -> "2:05", 3725 -> "1:02:05"."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as one plain line. A ValueError's message is written for the user already."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 400 else f"{text[:400]}..."
+    if isinstance(error, ValueError) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
