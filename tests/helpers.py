@@ -19,22 +19,22 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
-from kit.batches import DataConfig
-from kit.cache import CodeCache, build_cache, speaker_references
-from kit.codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
-from kit.corpus import CorpusConfig, make_corpus
-from kit.data import CodeStream, validation_batches
-from kit.espeak import run_apart
-from kit.hardware import Hardware
-from kit.ledger import ManifestConfig, Utterance
-from kit.manifest import load_manifest
-from kit.model import SpeechGPT
-from kit.pieces import TokenizerConfig, train_tokenizer
-from kit.sequence import EffectiveBatch, GPTConfig, collate, pack
-from kit.session import TrainSession
-from kit.steps import TrainConfig
-from kit.tokenizer import Tokenizer
-from kit.voice import Habits, Voice
+from kit.audio.mel_codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
+from kit.base.hardware import Hardware
+from kit.batches.batching import DataConfig
+from kit.batches.code_cache import CodeCache, build_cache, speaker_references
+from kit.batches.code_stream import CodeStream, validation_batches
+from kit.dataset.ledger import ManifestConfig, Utterance
+from kit.dataset.manifest import load_manifest
+from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.inference.voice import Habits, Voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
+from kit.text.espeak import run_apart
+from kit.text.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.training.run import TrainSession
+from kit.training.settings import TrainConfig
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 
@@ -84,7 +84,7 @@ def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
     rows = [(f"{i:03d}", text) for i, text in enumerate(texts)]
     with tempfile.TemporaryDirectory() as folder:
         job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
-        run_apart("kit.corpus", job).check_returncode()
+        run_apart("kit.dataset.synthetic", job).check_returncode()
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
 

@@ -24,10 +24,10 @@ import torch
 import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 
-from kit.config import CONFIGS, load_preset, merge
-from kit.files import write_atomic
-from kit.recommend import OVERLAYS
-from kit.speedups import LABELS, set_process
+from kit.base.config import CONFIGS, load_preset, merge
+from kit.base.files import write_atomic
+from kit.training.switches import LABELS, set_process
+from kit.tuning.recommend import OVERLAYS
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
@@ -96,7 +96,10 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
     there, paths, threads = Path.cwd(), [*sys.path], torch.get_num_threads()
     told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
     preset = shrunk(row)
-    with patch.dict(os.environ, told), patch("kit.report.load_preset", lambda name: preset):
+    with (
+        patch.dict(os.environ, told),
+        patch("kit.notebook.run_record.load_preset", lambda name: preset),
+    ):
         os.chdir(ROOT / "notebooks")
         try:
             yield

@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.agreement import Row, compare, forced, linear_bytes
-from kit.decoder import Decoder, DecoderConfig
-from kit.quantize import has_bf16, weight_bytes
-from kit.sequence import pack
+from kit.inference.agreement import Row, compare, forced, linear_bytes
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.linear_formats import has_bf16, weight_bytes
+from kit.model.sequence import pack
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import soundfile
 import torch
 from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.align import (
+from kit.base.config import ConfigError
+from kit.dataset.alignment import (
     AlignConfig,
     AlignError,
     Alignment,
@@ -22,8 +23,7 @@ from kit.align import (
     refuse_mismatched,
     worst,
 )
-from kit.config import ConfigError
-from kit.ledger import Utterance
+from kit.dataset.ledger import Utterance
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()

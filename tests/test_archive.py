@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.archive import ArchiveConfig, ArchiveError, unpack
-from kit.config import ConfigError
-from kit.files import DiskError
-from kit.lock import LockError
+from kit.base.config import ConfigError
+from kit.base.files import DiskError
+from kit.base.lock import LockError
+from kit.dataset.archive import ArchiveConfig, ArchiveError, unpack
 
 FILES = {
     "cv/am/validated.tsv": b"path\tsentence\n" * 50,
@@ -196,7 +196,7 @@ def test_the_disk_is_looked_at_while_a_tar_is_unpacked(tmp_path, monkeypatch):
     free = iter([2**40, 10, 10])
     usage = lambda _: type("usage", (), {"free": next(free)})  # noqa: E731
     monkeypatch.setattr("shutil.disk_usage", usage)
-    monkeypatch.setattr("kit.archive.DISK_STEP_BYTES", 2**20)
+    monkeypatch.setattr("kit.dataset.archive.DISK_STEP_BYTES", 2**20)
     with pytest.raises(DiskError, match="MB left"):
         unpack(archive, tmp_path / "into", CONFIG)
 

@@ -10,7 +10,7 @@ import pytest
 from clips import BAD, GOOD, encoded, flac_telling, hour, voice, wav_with_comment
 from helpers import RATE, in_time, speech
 
-from kit.audio import (
+from kit.audio.clip import (
     MOST_TAPS,
     ClipMeasure,
     DatasetError,

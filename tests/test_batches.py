@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from kit.batches import (
+from kit.base.config import ConfigError
+from kit.batches.batching import (
     DataConfig,
     cut_by_tokens,
     micro_batches,
@@ -17,7 +18,6 @@ from kit.batches import (
     passes,
     plan,
 )
-from kit.config import ConfigError
 
 
 def config(**over) -> DataConfig:

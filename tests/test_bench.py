@@ -7,10 +7,15 @@ import pytest
 import torch
 from helpers import manifest, real_voice
 
-from kit.bench import first_sound_seconds, median_seconds, real_time_factor, speak_seconds
-from kit.decoder import Decoder
-from kit.sampling import GenerateConfig
-from kit.voice import Speech, Voice
+from kit.inference.bench import (
+    first_sound_seconds,
+    median_seconds,
+    real_time_factor,
+    speak_seconds,
+)
+from kit.inference.decoder import Decoder
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Speech, Voice
 
 GREEDY = GenerateConfig(temperature=0)
 
@@ -27,7 +32,7 @@ def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
         asked.append((len(texts), len(cond), config.exact_codes))
         time.sleep(0.02 if len(asked) == 1 else 0.001)  # the first call pays for warming up
 
-    monkeypatch.setattr("kit.bench.generate", generate)
+    monkeypatch.setattr("kit.inference.bench.generate", generate)
     assert speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
     assert asked == [(4, 4, 30)] * 4
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from helpers import DATA, code_cache, corpus, manifest, speech, tokenizer, trained_codec, world
 
-from kit.audio import DatasetError
-from kit.cache import (
+from kit.audio.clip import DatasetError
+from kit.audio.mel_codec import load_codec
+from kit.base.files import DiskError
+from kit.batches.code_cache import (
     CacheError,
     CodeCache,
     build_cache,
@@ -26,10 +28,8 @@ from kit.cache import (
     slowest_pace,
     speaker_references,
 )
-from kit.codec import load_codec
-from kit.files import DiskError
-from kit.manifest import read_manifest
-from kit.tokenizer import Tokenizer
+from kit.dataset.manifest import read_manifest
+from kit.text.tokenizer import Tokenizer
 
 ROWS = 30  # of the manifest, for caches built here
 SMALL = dataclasses.replace(DATA, shard=3)  # ten shards

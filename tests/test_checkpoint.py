@@ -9,8 +9,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from kit import checkpoint
-from kit.checkpoint import CheckpointError, checkpoints, flatten, load, load_newest, save, unflatten
+from kit.training import checkpoint
+from kit.training.checkpoint import (
+    CheckpointError,
+    checkpoints,
+    flatten,
+    load,
+    load_newest,
+    save,
+    unflatten,
+)
 
 
 def tree(step: int = 1) -> dict:

@@ -5,9 +5,17 @@ import dataclasses
 import pytest
 import yaml
 
-from kit.choice import Variant, cells, choose, chosen, compare, load_choice, write_choice
-from kit.config import ConfigError, build
-from kit.speedups import SpeedConfig
+from kit.base.config import ConfigError, build
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_results import (
+    Variant,
+    cells,
+    choose,
+    chosen,
+    compare,
+    load_choice,
+    write_choice,
+)
 
 LABELS = {"sdpa": "Fused attention", "tf32": "TF32", "gradient_checkpointing": "Checkpointing"}
 SWITCHES = tuple(LABELS)

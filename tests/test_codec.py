@@ -11,8 +11,8 @@ import torch
 from helpers import CODEC, RATE, manifest, speech, trained_codec, waves, world
 from torch import Tensor
 
-from kit.audio import resampling
-from kit.codec import (
+from kit.audio.clip import resampling
+from kit.audio.mel_codec import (
     FSQ,
     CodecConfig,
     CodecError,
@@ -22,9 +22,9 @@ from kit.codec import (
     save_codec,
     train_codec,
 )
-from kit.config import ConfigError
-from kit.mel import Mel, filters
-from kit.store import NotFiniteError, file_bytes
+from kit.audio.spectrogram import Mel, filters
+from kit.base.config import ConfigError
+from kit.base.weights_file import NotFiniteError, file_bytes
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from helpers import CPU
 
-from kit.compiling import (
+from kit.base.compiler import (
     compiler_available,
     not_compiled,
     quickest,
     quiet_inductor,
     will_compile,
 )
-from kit.hardware import Choice
+from kit.base.hardware import Choice
 
 
 def test_nothing_is_compiled_that_was_not_asked_for():
@@ -28,7 +28,7 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch):
         asked.append(device)
         return Choice(value="no", reason="no C++ compiler (install g++)")
 
-    monkeypatch.setattr("kit.compiling.compiler_available", compiler_available)
+    monkeypatch.setattr("kit.base.compiler.compiler_available", compiler_available)
     compiles, words = will_compile(True, torch.device("cpu"))
     assert not compiles and words == "; not compiled: no C++ compiler (install g++)"
     assert asked == ["cpu"] and words == not_compiled("no C++ compiler (install g++)")
@@ -42,7 +42,7 @@ def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, sys
     """torch looks for one name alone: another compiler on the path would not help it."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr("kit.compiling.python_header", lambda: Path(__file__))
+    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
     monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
@@ -56,7 +56,7 @@ def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, sys
 def test_without_pythons_header_nothing_is_compiled(monkeypatch, tmp_path, device):
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    monkeypatch.setattr("kit.compiling.python_header", lambda: tmp_path / "Python.h")
+    monkeypatch.setattr("kit.base.compiler.python_header", lambda: tmp_path / "Python.h")
     monkeypatch.setattr(sys, "platform", "linux")
     found = compiler_available(device, (8, 0) if device == "cuda" else None)
     assert found.value == "no" and "Python.h" in found.reason and "python3-dev" in found.reason
@@ -69,7 +69,7 @@ GPUS = [((6, 0), "no"), ((6, 1), "no"), ((7, 0), "yes"), ((7, 5), "yes"), ((9, 0
 def test_triton_serves_gpus_from_volta_on(monkeypatch, capability, value):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    monkeypatch.setattr("kit.compiling.python_header", lambda: Path(__file__))
+    monkeypatch.setattr("kit.base.compiler.python_header", lambda: Path(__file__))
     found = compiler_available("cuda", capability)
     assert found.value == value
     assert ("{}.{}".format(*capability) in found.reason) == (value == "no")

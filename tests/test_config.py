@@ -9,31 +9,31 @@ import os
 import pytest
 import yaml
 
-from kit.align import AlignConfig
-from kit.archive import ArchiveConfig
-from kit.batches import DataConfig
-from kit.codec import CodecConfig
-from kit.config import CONFIGS, ConfigError, build, load_preset, merge, require
-from kit.corpus import CorpusConfig
-from kit.cut import CutConfig
-from kit.decoder import DecoderConfig
-from kit.files import digest, write_atomic
-from kit.fitting import CourseConfig
-from kit.hub import HubConfig
-from kit.ledger import ManifestConfig
-from kit.loader import LoaderConfig
-from kit.longform import WalkConfig
-from kit.pieces import TokenizerConfig
-from kit.place import StreamConfig
-from kit.planner import Promise
-from kit.recognizer import RecognizerConfig
-from kit.sampling import GenerateConfig
-from kit.sequence import GPTConfig
-from kit.speedups import SpeedConfig
-from kit.steps import TrainConfig
-from kit.trials import TrialConfig
-from kit.voice import Habits
-from kit.words import nearest
+from kit.audio.fitting import CourseConfig
+from kit.audio.mel_codec import CodecConfig
+from kit.audio.recognizer import RecognizerConfig
+from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge, require
+from kit.base.files import digest, write_atomic
+from kit.base.words import nearest
+from kit.batches.batching import DataConfig
+from kit.dataset.alignment import AlignConfig
+from kit.dataset.archive import ArchiveConfig
+from kit.dataset.huggingface import HubConfig
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.long_recordings.cut import CutConfig
+from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.dataset.synthetic import CorpusConfig
+from kit.inference.decoder import DecoderConfig
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Habits
+from kit.model.sequence import GPTConfig
+from kit.streams.loader import LoaderConfig
+from kit.streams.position import StreamConfig
+from kit.text.train_tokenizer import TokenizerConfig
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import TrialConfig
+from kit.tuning.session_plan import Promise
 
 SECTIONS = {
     "corpus": CorpusConfig,

@@ -14,12 +14,12 @@ import soundfile
 import torch
 from helpers import CORPUS, RATE, manifest, spoken_by_espeak
 
-from kit.config import ConfigError
-from kit.corpus import CorpusConfig, load_words, make_corpus, sentences
-from kit.espeak import SAMPLE_RATE, SPEAKERS
-from kit.ledger import ManifestConfig
-from kit.manifest import load_manifest
-from kit.mel import Mel
+from kit.audio.spectrogram import Mel
+from kit.base.config import ConfigError
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.manifest import load_manifest
+from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
+from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
 EVERYBODY = len(SPEAKERS)
 SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1, speakers=EVERYBODY)
@@ -171,7 +171,7 @@ def test_three_speakers_say_one_sentence_in_three_ways():
 
 def test_espeak_starts_once_in_a_process_and_tells_of_silence():
     code = """
-from kit.corpus import Espeak
+from kit.dataset.synthetic import Espeak
 espeak = Espeak("am")
 espeak.speaker(0)
 for call in (lambda: espeak.say(" "), lambda: Espeak("am")):
@@ -196,6 +196,6 @@ def test_what_cannot_be_spoken_is_refused(field, value):
 def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
     few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
     few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
-    monkeypatch.setattr("kit.corpus.load_words", lambda language: few)
+    monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
     with pytest.raises(ConfigError, match=r"yields only \d+ of the 250 sentences"):
         sentences(CorpusConfig())

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from kit.config import ConfigError
-from kit.cut import CutConfig, boundaries, choose_cuts, plan_cuts, runs_of
-from kit.listen import Pause
-from kit.longform import Heard, Token
+from kit.base.config import ConfigError
+from kit.dataset.long_recordings.cut import CutConfig, boundaries, choose_cuts, plan_cuts, runs_of
+from kit.dataset.long_recordings.transcript import Heard, Token
+from kit.dataset.long_recordings.windows import Pause
 
 CONFIG = CutConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
 

@@ -13,11 +13,11 @@ import torch
 from helpers import CPU, DATA, code_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
-from kit.batches import EXTRA_TOKENS, DataConfig
-from kit.cache import CacheError, CodeCache
-from kit.data import CodeStream, loader_settings, padding_share, validation_batches
-from kit.model import weighted_loss
-from kit.sequence import collate
+from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.batches.code_cache import CacheError, CodeCache
+from kit.batches.code_stream import CodeStream, loader_settings, padding_share, validation_batches
+from kit.model.gpt import weighted_loss
+from kit.model.sequence import collate
 
 
 def keep(parts, place):

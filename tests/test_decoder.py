@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from helpers import GPT, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
-from kit.compiling import compiler_available
-from kit.config import ConfigError
-from kit.decoder import Cache, DecodeError, Decoder, DecoderConfig, attend
-from kit.generate import generate
-from kit.sampling import GenerateConfig
-from kit.sequence import pack
+from kit.base.compiler import compiler_available
+from kit.base.config import ConfigError
+from kit.inference.decoder import Cache, DecodeError, Decoder, DecoderConfig, attend
+from kit.inference.generate import generate
+from kit.inference.sampling import GenerateConfig
+from kit.model.sequence import pack
 
 COMPILED = DecoderConfig(compile=True)
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=0)
@@ -128,7 +128,7 @@ def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
     decoded(decoder, *rows(2))
     decoder.tidy()
     assert decoder.spare
-    monkeypatch.setattr("kit.decoder.KEPT_BYTES", 1000)
+    monkeypatch.setattr("kit.inference.decoder.KEPT_BYTES", 1000)
     decoder.tidy()
     assert not decoder.spare
 
@@ -220,7 +220,9 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
 
 def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(model, compiler, monkeypatch):
     decoder, seconds = Decoder(model, COMPILED), iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
-    monkeypatch.setattr("kit.decoder.quickest", lambda work: work() is None or next(seconds))
+    monkeypatch.setattr(
+        "kit.inference.decoder.quickest", lambda work: work() is None or next(seconds)
+    )
     for count in (1, 2, 1):
         texts, codes, cond = rows(count)
         found = decoded(decoder, texts, codes, cond)
@@ -254,7 +256,7 @@ def pretended_capture(work):
 
 
 def graphed(model, monkeypatch, capture=pretended_capture) -> Decoder:
-    monkeypatch.setattr("kit.compiling.captured", capture)
+    monkeypatch.setattr("kit.base.compiler.captured", capture)
     decoder = Decoder(model)
     decoder.graphs, decoder.shrinks = True, False
     return decoder

@@ -13,14 +13,14 @@ import torch
 from clips import TEXT
 from helpers import CODEC, dataset, opinionated_voice, speech, tiny_session
 
-from kit.archive import ArchiveConfig, unpack
-from kit.codec import MelCodec, save_codec
-from kit.evaluate import save_samples
-from kit.export import export_voice
-from kit.files import DiskError, write_atomic
-from kit.ledger import ManifestConfig
-from kit.manifest import check_dataset
-from kit.report import Run
+from kit.audio.mel_codec import MelCodec, save_codec
+from kit.base.files import DiskError, write_atomic
+from kit.dataset.archive import ArchiveConfig, unpack
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.manifest import check_dataset
+from kit.inference.evaluate import save_samples
+from kit.inference.export import export_voice
+from kit.notebook.run_record import Run
 
 LOOSE = ManifestConfig(held_out_percent=0)
 

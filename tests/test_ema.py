@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.ema import EMA
+from kit.training.ema import EMA
 
 
 def model() -> nn.Module:

@@ -14,7 +14,8 @@ from helpers import (
     waves,
 )
 
-from kit.evaluate import (
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
+from kit.inference.evaluate import (
     Scores,
     floor,
     hearing,
@@ -23,11 +24,10 @@ from kit.evaluate import (
     transcribe,
     voice_is_sound,
 )
-from kit.model import SpeechGPT
-from kit.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
-from kit.sampling import GenerateConfig
-from kit.text import letters
-from kit.voice import Voice
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice
+from kit.model.gpt import SpeechGPT
+from kit.text.normalize import letters
 
 GOOD = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
 
@@ -70,7 +70,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
 def test_a_recogniser_that_hears_right_has_no_error(voice, recognizer, monkeypatch):
     rows = manifest()[:3]
     heard = iter([[letters(r.text) for r in rows], [""] * 3])
-    monkeypatch.setattr("kit.evaluate.transcribe", lambda *a: next(heard))
+    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(heard))
     assert floor(rows, recognizer, voice.codec) == (0.0, 1.0)
 
 

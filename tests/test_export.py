@@ -15,10 +15,11 @@ import torch
 from helpers import GPT, LINES, opinionated_voice
 from torch import nn
 
-from kit import export
-from kit.config import ConfigError
-from kit.decoder import Decoder, DecoderConfig
-from kit.export import (
+from kit.base.config import ConfigError
+from kit.base.files import digest
+from kit.inference import export
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.export import (
     CARD,
     FILES,
     SCALE,
@@ -28,11 +29,10 @@ from kit.export import (
     read_card,
     unpacked,
 )
-from kit.files import digest
-from kit.generate import generate
-from kit.quantize import int8
-from kit.sampling import GenerateConfig
-from kit.voice import Voice, VoiceError
+from kit.inference.generate import generate
+from kit.inference.linear_formats import int8
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice, VoiceError
 
 ROOT = Path(__file__).parent.parent
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
@@ -187,7 +187,7 @@ def test_references_that_are_not_finite_are_refused(voice, tmp_path):
         export_voice(dataclasses.replace(voice, references=mels), tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:There is no kit/lang_zz")
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/zz")
 @pytest.mark.parametrize("where", ["in the voice", "as a link", "beside it"])
 def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch, where):
     folder = export_voice(dataclasses.replace(voice, language="zz"), tmp_path / "voice")
@@ -197,22 +197,22 @@ def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch, wh
     place = folder.parent if where == "beside it" else folder
     if where == "as a link":
         (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "elsewhere" / "lang_zz.py").write_text(evil)
-        (folder / "lang_zz.py").symlink_to(tmp_path / "elsewhere" / "lang_zz.py")
+        (tmp_path / "elsewhere" / "zz.py").write_text(evil)
+        (folder / "zz.py").symlink_to(tmp_path / "elsewhere" / "zz.py")
     else:
-        (place / "lang_zz.py").write_text(evil)
-        (place / "kit").mkdir()
-        (place / "kit" / "lang_zz.py").write_text(evil)
+        (place / "zz.py").write_text(evil)
+        (place / "kit" / "text" / "languages").mkdir(parents=True)
+        (place / "kit" / "text" / "languages" / "zz.py").write_text(evil)
     again = load_export(folder)
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend("")
     monkeypatch.syspath_prepend(str(place))
     assert again.speak(LINES[:1], "alma", OWN)[0].parts == (LINES[0],)
     assert load_export(folder).ids(LINES[0]) == voice.ids(LINES[0])
-    assert not list(tmp_path.rglob("run")) and "lang_zz" not in sys.modules
+    assert not list(tmp_path.rglob("run")) and "zz" not in sys.modules
 
 
-@pytest.mark.parametrize("language", ["../lang_am", "os.path", "", "a" * 300, "am\n"])
+@pytest.mark.parametrize("language", ["../am", "os.path", "", "a" * 300, "am\n"])
 def test_a_card_whose_language_is_no_code_is_refused(folder, language):
     sealed(folder, language=language)
     refused(folder, "is no language code")

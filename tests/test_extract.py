@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kit import extract
-from kit.extract import Progress, extracted, plain_lines
-from kit.sources import StreamError
-from kit.text import TextError
+from kit.streams.open import StreamError
+from kit.text import extract
+from kit.text.extract import Progress, extracted, plain_lines
+from kit.text.normalize import TextError
 
 
 def table(path: Path, count: int = 60) -> Path:

@@ -9,21 +9,21 @@ import torch
 from helpers import GPT
 from IPython.display import Audio
 
-from kit.align import AlignConfig, Alignment, match
-from kit.audio import ClipMeasure, DatasetError
-from kit.config import CONFIGS, build
-from kit.evaluate import Scores, recognizer_doubt, voice_is_sound
-from kit.hardware import detect
-from kit.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.lengths import fit_positions, ledger_limits, longest
-from kit.pieces import TokenizerConfig, train_tokenizer
-from kit.report import open_run
-from kit.rules import own_faults
-from kit.sampling import GenerateConfig
-from kit.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
-from kit.tokenizer import Tokenizer
-from kit.trials import preset_task
-from kit.voice import Speech
+from kit.audio.clip import ClipMeasure, DatasetError
+from kit.base.config import CONFIGS, build
+from kit.base.hardware import detect
+from kit.batches.lengths import fit_positions, ledger_limits, longest
+from kit.dataset.alignment import AlignConfig, Alignment, match
+from kit.dataset.checks import own_faults
+from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
+from kit.inference.evaluate import Scores, recognizer_doubt, voice_is_sound
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Speech
+from kit.model.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
+from kit.notebook.run_record import open_run
+from kit.text.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.tuning.ab_test import preset_task
 
 NOTEBOOKS = CONFIGS.parent / "notebooks"
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)

@@ -10,9 +10,13 @@ import pytest
 import torch
 from helpers import CPU, GPT
 
-from kit.batches import DataConfig
-from kit.config import CONFIGS, ConfigError, build, load_preset, merge
-from kit.fit import (
+from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.base.hardware import Hardware
+from kit.batches.batching import DataConfig
+from kit.model.sequence import GPTConfig
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.preflight import (
     FitError,
     Workload,
     change,
@@ -25,11 +29,7 @@ from kit.fit import (
     preflight,
     trial_bytes,
 )
-from kit.hardware import Hardware
-from kit.recommend import OVERLAYS, overlay
-from kit.sequence import GPTConfig
-from kit.speedups import SpeedConfig
-from kit.steps import TrainConfig
+from kit.tuning.recommend import OVERLAYS, overlay
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
@@ -292,7 +292,7 @@ def test_a_peak_is_measured_though_it_is_gone_at_the_end():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_plan_is_near_the_measured_peak():
-    from kit.hardware import choose_precision, detect
+    from kit.base.hardware import choose_precision, detect
 
     hw = detect()
     work = dataclasses.replace(tier("8gb"), hw=hw, precision=choose_precision(hw).value)

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from kit import extract
-from kit.config import ConfigError
-from kit.fitness import (
+from kit.base.config import ConfigError
+from kit.text import extract
+from kit.text.normalize import TextError
+from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_report import (
     count_tokens,
     fitted_tokenizer,
     script_shares,
     tokenizer_report,
     vocabulary_advice,
 )
-from kit.pieces import TokenizerConfig, train_tokenizer
-from kit.text import TextError
-from kit.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"] * 10
 

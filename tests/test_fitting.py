@@ -9,18 +9,18 @@ import torch
 from helpers import CODEC, manifest, trained_codec, waves
 from torch import nn
 
-from kit.codec import CodecConfig, MelCodec, codec_course, train_codec
-from kit.config import ConfigError
-from kit.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle
-from kit.gradients import descend, loss_scaler
-from kit.hardware import autocast
-from kit.recognizer import (
+from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle
+from kit.audio.mel_codec import CodecConfig, MelCodec, codec_course, train_codec
+from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
     alphabet_of,
     recognizer_course,
     train_recognizer,
 )
+from kit.base.config import ConfigError
+from kit.base.gradients import descend, loss_scaler
+from kit.base.hardware import autocast
 
 TINY_GRADIENT = 2.0**-26  # below fp16's smallest number, 2^-24
 

@@ -10,8 +10,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from test_ui import until
 
-from kit.frontend import Clicks, front_end
-from kit.words import in_words
+from kit.base.words import in_words
+from kit.notebook.kernel import Clicks, front_end
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.g2p import phonemize
+from kit.text.phonemes import phonemize
 
 
 def test_phonemes_keep_the_line_and_its_punctuation():

@@ -7,10 +7,17 @@ import pytest
 import torch
 from helpers import GPT, opinionated_model, random_rows, tiny_model
 
-from kit.decoder import DecodeError, Decoder, DecoderConfig
-from kit.generate import GenerationError, best_of, decode, decoding, generate, length_limit
-from kit.sampling import GenerateConfig, sample, seed_of
-from kit.sequence import pack
+from kit.inference.decoder import DecodeError, Decoder, DecoderConfig
+from kit.inference.generate import (
+    GenerationError,
+    best_of,
+    decode,
+    decoding,
+    generate,
+    length_limit,
+)
+from kit.inference.sampling import GenerateConfig, sample, seed_of
+from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)
@@ -166,7 +173,7 @@ def test_a_model_that_never_ends_is_told_after_all(model, retries):
 
 def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
     made = []
-    monkeypatch.setattr("kit.generate.best_of", lambda *a: made.append(1) or best_of(*a))
+    monkeypatch.setattr("kit.inference.generate.best_of", lambda *a: made.append(1) or best_of(*a))
     endless = with_stop(model, -1e4)
     assert generate(endless, *requests(2), GREEDY)[0].temperature == 0
     generate(endless, *requests(2), dataclasses.replace(SAMPLED, exact_codes=5))
@@ -236,7 +243,7 @@ def test_numbers_that_outgrow_their_format_are_told(model, monkeypatch):
     huge.gpt.h[0].mlp.c_proj.bias.data[3] = 1e6  # no fp16 number, a sound bf16 one
     for sound in ("bf16", "fp16"):  # on a CPU fp16 is how weights lie; what is counted is fp32
         generate(Decoder(huge, DecoderConfig(weights=sound)), *requests(2), GREEDY)
-    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: False)  # as on a GPU
+    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)  # as on a GPU
     with pytest.raises(GenerationError, match=r"not finite.*Take bf16"):
         generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 

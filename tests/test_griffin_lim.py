@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import torchaudio
 from helpers import speech, waves
 
-from kit.griffin_lim import NOISE_FRAMES, GriffinLim, overlap_add
+from kit.audio.griffin_lim import NOISE_FRAMES, GriffinLim, overlap_add
 
 
 def magnitude_of(wave: torch.Tensor, hop: int = 256) -> torch.Tensor:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from helpers import CPU
 
-from kit.config import CONFIGS
-from kit.hardware import (
+from kit.base.config import CONFIGS
+from kit.base.hardware import (
     Choice,
     attention_backend,
     autocast,
@@ -59,7 +59,9 @@ def test_precision_follows_the_compute_capability_and_says_so(capability, wanted
 def test_precision_of_a_cpu_is_measured(monkeypatch):
     for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
         times = {torch.float32: speed, torch.bfloat16: 1.0}
-        monkeypatch.setattr("kit.hardware.product_seconds", lambda dtype, _=3, t=times: t[dtype])
+        monkeypatch.setattr(
+            "kit.base.hardware.product_seconds", lambda dtype, _=3, t=times: t[dtype]
+        )
         choice = choose_precision(CPU)
         assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
 
@@ -71,7 +73,7 @@ def test_emulated_bf16_is_told_after_one_product(monkeypatch):
         asked.append(dtype)
         return 0.6 if dtype == torch.bfloat16 else 0.01
 
-    monkeypatch.setattr("kit.hardware.product_seconds", product_seconds)
+    monkeypatch.setattr("kit.base.hardware.product_seconds", product_seconds)
     choice = choose_precision(CPU)
     assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
     assert asked == [torch.float32, torch.bfloat16]
@@ -200,7 +202,7 @@ def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(mon
 
 
 def test_what_decides_the_speed_is_told(monkeypatch):
-    monkeypatch.setattr("kit.hardware.product_seconds", lambda dtype, device: 0.01)
+    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, device: 0.01)
     threads = Choice(value="1", reason="2 cores, 1.0 of them busy")
     said = speed_words(CPU, threads, Choice(value="fp32", reason="bf16 is emulated here"))
     assert said == "2 cores, 1.0 of them busy; bf16 is emulated here; fp32 products at 54 GFLOP/s"
@@ -241,7 +243,7 @@ def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system,
     resource = pytest.importorskip("resource", reason="only POSIX systems have it")
     used = SimpleNamespace(ru_maxrss=7_000_000)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: None))
-    monkeypatch.setattr("kit.hardware.OWN_STATUS", Path("not/on/this/system"))
+    monkeypatch.setattr("kit.base.hardware.OWN_STATUS", Path("not/on/this/system"))
     monkeypatch.setattr(resource, "getrusage", lambda _who: used)
     monkeypatch.setattr(sys, "platform", system)
     assert peak_memory_bytes("cpu") == 7_000_000 * unit_bytes

@@ -13,10 +13,10 @@ import pytest
 import soundfile
 from helpers import RATE, dataset, speech
 
-from kit.config import ConfigError
-from kit.hub import HubConfig, IngestError, from_huggingface, open_huggingface
-from kit.layouts import read_dataset
-from kit.ledger import ManifestConfig
+from kit.base.config import ConfigError
+from kit.dataset.huggingface import HubConfig, IngestError, from_huggingface, open_huggingface
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import ManifestConfig
 
 CONFIG = HubConfig()
 

@@ -9,12 +9,12 @@ import pytest
 import soundfile
 from helpers import RATE, dataset, speech
 
-from kit import ingest
-from kit.archive import ArchiveError
-from kit.hub import IngestError
-from kit.ingest import fetch_dataset
-from kit.layouts import read_dataset
-from kit.ledger import ManifestConfig
+from kit.dataset import fetch as ingest
+from kit.dataset.archive import ArchiveError
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.huggingface import IngestError
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import ManifestConfig
 
 
 def clip(number: int) -> bytes:

@@ -4,8 +4,14 @@ import random
 
 import pytest
 
-from kit.numbers_am import ONES, digits_to_words, ethiopic_numeral, number_to_words, ordinal
-from kit.text import normalize
+from kit.text.languages.am import (
+    ONES,
+    digits_to_words,
+    ethiopic_numeral,
+    number_to_words,
+    ordinal,
+)
+from kit.text.normalize import normalize
 
 NORMALIZED = [
     # letters that sound alike, one spelling

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from kit.lang_en import number_to_words
-from kit.text import normalize
+from kit.text.languages.en import number_to_words
+from kit.text.normalize import normalize
 
 NORMALIZED = [
     ("“Hello”,  WORLD 42!", "hello, world forty two!"),

@@ -11,9 +11,9 @@ import pytest
 from clips import TEXT
 from helpers import dataset, in_time, speech
 
-from kit.audio import DatasetError
-from kit.layouts import held_out, read_dataset
-from kit.ledger import Finding, ManifestConfig
+from kit.audio.clip import DatasetError
+from kit.dataset.layouts import held_out, read_dataset
+from kit.dataset.ledger import Finding, ManifestConfig
 
 LOOSE = ManifestConfig(held_out_percent=0)
 HEADER = "client_id\tpath\tsentence\tup_votes\n"

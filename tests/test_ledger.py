@@ -3,10 +3,18 @@
 import pytest
 from clips import TEXT
 
-from kit import ledger as ledger_room
-from kit.audio import DatasetError
-from kit.config import ConfigError
-from kit.ledger import CURES, Finding, Ledger, ManifestConfig, Utterance, by_kind, ledger_table
+from kit.audio.clip import DatasetError
+from kit.base.config import ConfigError
+from kit.dataset import ledger as ledger_room
+from kit.dataset.ledger import (
+    CURES,
+    Finding,
+    Ledger,
+    ManifestConfig,
+    Utterance,
+    by_kind,
+    ledger_table,
+)
 
 
 def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kit.cache import CodeCache
-from kit.lengths import grid_lengths, length_report, percentile
+from kit.batches.code_cache import CodeCache
+from kit.batches.lengths import grid_lengths, length_report, percentile
 
 
 def cache(codes: list[int], texts: list[int]) -> CodeCache:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from test_stream import SMALL, lines_file, mix, stream
 
-from kit.bytefile import StreamError
-from kit.config import ConfigError
-from kit.lines import JsonLines, TextLines
-from kit.loader import Loader, LoaderConfig, Shares
-from kit.place import StreamConfig
+from kit.base.config import ConfigError
+from kit.streams.file import StreamError
+from kit.streams.lines import JsonLines, TextLines
+from kit.streams.loader import Loader, LoaderConfig, Shares
+from kit.streams.position import StreamConfig
 
 
 def loader(path, workers: int, shuffle: bool = True, batch: int = 16, **over) -> Loader:

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from kit import lock as locks
-from kit.files import DiskError
-from kit.lock import Holder, LockError, held, read_holder
+from kit.base import lock as locks
+from kit.base.files import DiskError
+from kit.base.lock import Holder, LockError, held, read_holder
 
 
 def hold(path, seconds: float) -> None:
@@ -93,7 +93,10 @@ def test_a_killed_holder_keeps_nobody_out(path):
 
 
 def test_a_killed_holder_that_nobody_has_buried_is_dead_as_well(path):
-    code = f"import time; from kit.lock import held\nwith held({str(path)!r}, 'x'): time.sleep(60)"
+    code = (
+        "import time; from kit.base.lock import held\n"
+        f"with held({str(path)!r}, 'x'): time.sleep(60)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code])
     wait_for(path)
     process.kill()  # a zombie from here on: its parent has not waited for it

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.files import DiskError
-from kit.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
-from kit.steps import StepEvent
+from kit.base.files import DiskError
+from kit.training.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
+from kit.training.settings import StepEvent
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_tensorboard = pytest.mark.skipif(

@@ -7,11 +7,11 @@ import pytest
 from clips import BAD, GOOD, TEXT, encoded, voice
 from helpers import dataset, manifest, speech, world
 
-from kit.audio import DatasetError
-from kit.layouts import read_dataset
-from kit.ledger import ManifestConfig, by_kind
-from kit.manifest import check_dataset, load_manifest, read_manifest, write_fixed
-from kit.text import letters
+from kit.audio.clip import DatasetError
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import ManifestConfig, by_kind
+from kit.dataset.manifest import check_dataset, load_manifest, read_manifest, write_fixed
+from kit.text.normalize import letters
 
 RULES = ManifestConfig(held_out_percent=0)
 
@@ -65,7 +65,7 @@ def test_what_is_found_is_what_lies_on_disk(tmp_path):
 def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
     folder, told = many(tmp_path / "data", 5, 0), []
     first = check_dataset(folder, RULES, tmp_path / "run")
-    monkeypatch.setattr("kit.measures.measure_clip", None)
+    monkeypatch.setattr("kit.dataset.clip_stats.measure_clip", None)
     again = check_dataset(
         folder, RULES, tmp_path / "run", progress=lambda *counts: told.append(counts)
     )

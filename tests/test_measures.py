@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from clips import encoded, voice
 
-from kit import measures
-from kit.audio import ClipMeasure, DatasetError, measure_clip
-from kit.measures import measure_clips
+from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
+from kit.dataset import clip_stats as measures
+from kit.dataset.clip_stats import measure_clips
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -172,7 +172,7 @@ def test_a_killed_check_goes_on_where_it_was(clips, tmp_path, read):
 def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path, monkeypatch):
     """Processes whose decoder dies on one file, as on a damaged one that libsndfile trips over."""
     crash = (
-        "import os, sys, kit.measures as m; slow = m.measure_clip; "
+        "import os, sys, kit.dataset.clip_stats as m; slow = m.measure_clip; "
         f"m.measure_clip = lambda p, s: os._exit(139) if p == {clips[80]!r} else slow(p, s); "
         "m._serve()"
     )

@@ -6,14 +6,14 @@ import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
-from kit.batches import DataConfig
-from kit.config import ConfigError
-from kit.fit import Workload, trial_bytes
-from kit.hardware import Choice
-from kit.memory import Step, parameter_count, plan_bytes
-from kit.sequence import GPTConfig, pack
-from kit.speedups import SpeedConfig
-from kit.steps import TrainConfig
+from kit.base.config import ConfigError
+from kit.base.hardware import Choice
+from kit.batches.batching import DataConfig
+from kit.model.sequence import GPTConfig, pack
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.memory_plan import Step, parameter_count, plan_bytes
+from kit.tuning.preflight import Workload, trial_bytes
 
 SIZES = {"code_vocab": 402, "max_text": 64, "max_code": 128}
 SMALL = GPTConfig(layers=3, width=64, heads=4, **SIZES)
@@ -82,7 +82,7 @@ def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
 
 def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Workload:
     monkeypatch.setattr(
-        "kit.speedups.choose_precision", lambda hw: Choice(value=precision, reason="test")
+        "kit.training.switches.choose_precision", lambda hw: Choice(value=precision, reason="test")
     )
     rows, text_ids, codes = lengths
     return Workload(

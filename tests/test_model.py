@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from helpers import GPT, effective_batch, random_rows, tiny_model
 from torch import nn
 
-from kit.config import ConfigError
-from kit.memory import parameter_count
-from kit.model import Trunk, explicit_attention, weighted_loss
-from kit.sequence import GPTConfig, collate, pack
+from kit.base.config import ConfigError
+from kit.model.gpt import Trunk, explicit_attention, weighted_loss
+from kit.model.sequence import GPTConfig, collate, pack
+from kit.tuning.memory_plan import parameter_count
 
 XTTS_V2 = GPTConfig(
     layers=30,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import CPU
 
-from kit.monitor import Monitor, _Processes
+from kit.tuning.monitor import Monitor, _Processes
 
 MIB = 2**20
 ROOT = Path(__file__).parents[1]
@@ -125,7 +125,7 @@ def test_a_gpu_whose_load_cannot_be_read_says_why(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_gpu_is_read_whole():
-    from kit.hardware import detect
+    from kit.base.hardware import detect
 
     block = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")
     with Monitor(detect(), every_s=0.05) as monitor:

@@ -9,8 +9,16 @@ from helpers import TRAIN, tiny_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit.optim import TOGETHER, Adaptation, Muon, lr_factor, make_optimizers, orthogonalize, stacks
-from kit.steps import TrainConfig
+from kit.training.optim import (
+    TOGETHER,
+    Adaptation,
+    Muon,
+    lr_factor,
+    make_optimizers,
+    orthogonalize,
+    stacks,
+)
+from kit.training.settings import TrainConfig
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit import planner
-from kit.config import ConfigError
-from kit.planner import (
+from kit.base.config import ConfigError
+from kit.training.settings import StepEvent, TrainConfig
+from kit.tuning import session_plan as planner
+from kit.tuning.session_plan import (
     Limits,
     Promise,
     checkpoint_bytes,
@@ -19,7 +20,6 @@ from kit.planner import (
     plan,
     shortened,
 )
-from kit.steps import StepEvent, TrainConfig
 
 GB = 10**9
 CONFIG = TrainConfig(steps=10_000, val_every=50, checkpoint_every=100, keep=2)

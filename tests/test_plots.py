@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kit import plots
-from kit.live import LossFigure, roomy
+from kit.notebook import plots
+from kit.notebook.live_plot import LossFigure, roomy
 
 
 def row(step: int, **more) -> dict:

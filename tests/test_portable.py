@@ -17,8 +17,8 @@ import torch
 from helpers import TRAIN, tiny_session, train_in
 from test_notebooks import NOTEBOOKS, code_cells, parse
 
-from kit import checkpoint
-from kit.voice import Habits, load_references, save_references
+from kit.inference.voice import Habits, load_references, save_references
+from kit.training import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted((ROOT / "kit").glob("*.py"))
@@ -242,12 +242,12 @@ if __name__ == "__main__":
     import kit
     for found in pkgutil.iter_modules(kit.__path__):
         importlib.import_module(f"kit.{found.name}")
-    assert not hasattr(sys.modules["kit.hardware"].os, "sched_getaffinity")
+    assert not hasattr(sys.modules["kit.base.hardware"].os, "sched_getaffinity")
 
     import torch
     from kit import bytefile, hardware, lines, loader, logs, measures, monitor, trials
-    from kit.archive import ArchiveConfig, unpack
-    from kit.place import StreamConfig
+    from kit.dataset.archive import ArchiveConfig, unpack
+    from kit.streams.position import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
 
     assert hardware.detect().cores >= 1 and hardware.cpu_name()

@@ -6,19 +6,19 @@ import pytest
 import yaml
 from helpers import CPU
 
-from kit.batches import EXTRA_TOKENS, DataConfig
-from kit.codec import CodecConfig
-from kit.config import CONFIGS, ConfigError, build, load_preset, merge
-from kit.fit import Workload, change
-from kit.hardware import Hardware, choose_precision, choose_preset
-from kit.memory import parameter_count
-from kit.planner import Limits, checkpoint_bytes, for_corpus, plan
-from kit.recommend import recommend
-from kit.sampling import GenerateConfig
-from kit.sequence import GPTConfig
-from kit.speedups import SpeedConfig
-from kit.steps import TrainConfig
-from kit.trials import TrialConfig
+from kit.audio.mel_codec import CodecConfig
+from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.base.hardware import Hardware, choose_precision, choose_preset
+from kit.batches.batching import EXTRA_TOKENS, DataConfig
+from kit.inference.sampling import GenerateConfig
+from kit.model.sequence import GPTConfig
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import TrialConfig
+from kit.tuning.memory_plan import parameter_count
+from kit.tuning.preflight import Workload, change
+from kit.tuning.recommend import recommend
+from kit.tuning.session_plan import Limits, checkpoint_bytes, for_corpus, plan
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 FRAMES_PER_S = 22050 / 256  # mel frames

@@ -16,11 +16,11 @@ import torch
 from helpers import code_index, world
 from test_notebooks import FOLDER, code_cells, parse
 
-from kit.choice import load_choice
-from kit.config import ConfigError
-from kit.hardware import Hardware, choose_precision
-from kit.report import open_run
-from kit.trials import Task, TrialConfig
+from kit.base.config import ConfigError
+from kit.base.hardware import Hardware, choose_precision
+from kit.notebook.run_record import open_run
+from kit.tuning.ab_results import load_choice
+from kit.tuning.ab_test import Task, TrialConfig
 
 GIB = 2**30
 # What such cards report of themselves, and the preset of their memory.
@@ -62,7 +62,7 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
         memory_bytes=int(gib * GIB),
         capability=capability,
     )
-    for place in ("kit.hardware.detect", "kit.report.detect"):
+    for place in ("kit.base.hardware.detect", "kit.notebook.run_record.detect"):
         monkeypatch.setattr(place, lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)
@@ -79,8 +79,8 @@ class Shown:
     def __init__(self, notebook: str, monkeypatch, capsys):
         self.cells, self.capsys = code_cells(FOLDER / f"{notebook}.ipynb"), capsys
         self.names, self.text, self.titles = {"__name__": "__main__"}, "", []
-        monkeypatch.setattr("kit.report.display", self.show)
-        monkeypatch.setattr("kit.plots.show", self.draw)
+        monkeypatch.setattr("kit.notebook.run_record.display", self.show)
+        monkeypatch.setattr("kit.notebook.plots.show", self.draw)
         monkeypatch.chdir(FOLDER)
 
     def show(self, data: dict, raw: bool = False) -> None:
@@ -150,7 +150,7 @@ def test_00_says_what_follows_from_the_card(card, monkeypatch, capsys):
 def test_02_plans_for_the_card(card, monkeypatch, capsys):
     begun_run(card)
     shown = Shown("02_train", monkeypatch, capsys)
-    shown.run(before="from kit.evaluate import hearing")
+    shown.run(before="from kit.inference.evaluate import hearing")
     precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
     assert f"cuda: {card.name}" in shown.text
     half = shown.line("Mixed precision ")
@@ -188,7 +188,7 @@ def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
 
 
 def test_05_judges_what_the_card_has(card, monkeypatch, capsys):
-    monkeypatch.setattr("kit.trials.in_a_process", figures)
+    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", figures)
     shown = Shown("05_benchmark", monkeypatch, capsys)
     shown.run()
     _, _, _, compiles, tf32 = FOLLOWS[card.capability]
@@ -207,7 +207,7 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     """No file says that every switch was measured and does not pay."""
     monkeypatch.setenv("KIT_RUN", "nothing-runs")
     error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
-    monkeypatch.setattr("kit.trials.in_a_process", lambda *_: error)
+    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", lambda *_: error)
     shown = Shown("05_benchmark", monkeypatch, capsys)
     with pytest.raises(ConfigError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
         shown.run()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 
-from kit.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
-from kit.speedups import SpeedConfig
-from kit.state import TrainState
-from kit.train import listen, train
+from kit.training.loop import listen, train
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+from kit.tuning.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
 
 ROOT = Path(__file__).resolve().parent.parent
 WHOLE = WAIT + WARMUP + ACTIVE
@@ -122,7 +122,7 @@ def test_a_profile_that_fails_is_told_and_the_run_goes_on(tmp_path, monkeypatch)
     profiler = StepProfiler(blocked)
     assert run(profiler, steps=2 + WAIT + WARMUP + 1) == []  # closed at the end
     assert profiler.said.startswith("The profile failed.")
-    monkeypatch.setattr("kit.profiling.schedule", lambda **_: 1 / 0)
+    monkeypatch.setattr("kit.tuning.profiling.schedule", lambda **_: 1 / 0)
     assert run(profiler, steps=5) == []
     assert profiler.said.startswith("The profile failed.")
 

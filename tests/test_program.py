@@ -11,10 +11,10 @@ import pytest
 import torch
 from helpers import LINES, opinionated_voice
 
-from kit.generate import generate
-from kit.program import export_program
-from kit.sampling import GenerateConfig
-from kit.voice import Voice, VoiceError
+from kit.inference.generate import generate
+from kit.inference.sampling import GenerateConfig
+from kit.inference.torch_export import export_program
+from kit.inference.voice import Voice, VoiceError
 
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 

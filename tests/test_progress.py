@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from kit.progress import Lines, Pace, Worker, figures, outlook, session_age_s, verdict
-from kit.words import clock
+from kit.base.words import clock
+from kit.notebook.progress import Lines, Pace, Worker, figures, outlook, session_age_s, verdict
 
 
 def test_times_are_written_as_a_clock():

@@ -7,9 +7,9 @@ import torch
 from helpers import GPT, random_rows, tiny_model
 from torch import nn
 
-from kit.agreement import Row, compare, linear_bytes
-from kit.decoder import Decoder, DecoderConfig
-from kit.quantize import (
+from kit.inference.agreement import Row, compare, linear_bytes
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.linear_formats import (
     FEW_ROWS,
     SEVERAL_ROWS,
     CompiledInt8,
@@ -157,7 +157,7 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
     ],
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
-    monkeypatch.setattr("kit.quantize.has_bf16", lambda: True)
+    monkeypatch.setattr("kit.inference.linear_formats.has_bf16", lambda: True)
     if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
     if weights == "fp32" and not torch.backends.mkl.is_available():
@@ -181,11 +181,11 @@ def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monke
     kind, dtype, ran = choose("bf16", CPU, compiled=True)
     assert (kind, dtype) == (Plain, FP32)
     assert ran == "fp32; this processor has no bf16 products"
-    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: True)
+    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
     kind, dtype, ran = choose("bf16", CPU, compiled=False)
     assert (kind, dtype) == (Fbgemm16, FP32)
     assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
-    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: False)
+    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
     kind, dtype, ran = choose("bf16", CPU, compiled=False)
     assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
 
@@ -223,7 +223,7 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
     kind, dtype, ran = choose("int8", CPU, compiled=True)
     assert (kind, dtype) == (CompiledInt8, BF16) and f"{SEVERAL_ROWS} rows or more" in ran
-    monkeypatch.setattr("kit.quantize.has_fbgemm", lambda: False)
+    monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
     kind, dtype, ran = choose("int8", CPU, compiled=False)
     assert (kind, dtype) == (WeightOnlyInt8, BF16)
     assert "int8 products: none on this device" in ran

@@ -7,7 +7,7 @@ import torch
 import torchaudio
 from helpers import manifest, trained_codec, waves, world
 
-from kit.recognizer import (
+from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
     RecognizerError,

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 from helpers import CPU
 
-from kit.batches import DataConfig
-from kit.config import CONFIGS, ConfigError, build, load_preset, merge
-from kit.hardware import Hardware
-from kit.recommend import BY_USE, OVERLAYS, Advice, overlay, recommend, table
-from kit.sequence import GPTConfig
-from kit.speedups import SpeedConfig
-from kit.steps import TrainConfig
+from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.base.hardware import Hardware
+from kit.batches.batching import DataConfig
+from kit.model.sequence import GPTConfig
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.recommend import BY_USE, OVERLAYS, Advice, overlay, recommend, table
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -18,13 +18,7 @@ import torch
 from helpers import in_time, spoken_by_espeak
 from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.corpus import load_words
-from kit.cut import CutConfig
-from kit.layouts import read_dataset
-from kit.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.listen import Listener
-from kit.longform import Walk, WalkConfig, read_tokens, segments_of
-from kit.recognizer import (
+from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
     alphabet_of,
@@ -32,7 +26,19 @@ from kit.recognizer import (
     edit_distance,
     train_recognizer,
 )
-from kit.recordings import CutError, cut_long, cut_rows, find_recordings, names_of
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
+from kit.dataset.long_recordings.cut import CutConfig
+from kit.dataset.long_recordings.segment import (
+    CutError,
+    cut_long,
+    cut_rows,
+    find_recordings,
+    names_of,
+)
+from kit.dataset.long_recordings.transcript import Walk, WalkConfig, read_tokens, segments_of
+from kit.dataset.long_recordings.windows import Listener
+from kit.dataset.synthetic import load_words
 
 HEAR = ToneRecognizer().eval()
 CUT = CutConfig(min_s=0.5, max_s=6.0)

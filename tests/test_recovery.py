@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import GPT, effective_batch, random_rows, tiny_model
 
-from kit.recovery import cut, cut_rows, is_oom
-from kit.sequence import pack
+from kit.model.sequence import pack
+from kit.training.recovery import cut, cut_rows, is_oom
 
 
 def same(a, b) -> bool:

@@ -14,8 +14,17 @@ import pytest
 import soundfile
 from helpers import RATE, speech
 
-from kit.config import ConfigError
-from kit.report import Run, flat, git_state, html_grid, html_table, open_run, page, show
+from kit.base.config import ConfigError
+from kit.notebook.run_record import (
+    Run,
+    flat,
+    git_state,
+    html_grid,
+    html_table,
+    open_run,
+    page,
+    show,
+)
 
 
 @pytest.fixture
@@ -71,7 +80,9 @@ def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypa
     for began_s in (now_s - 1000, now_s - 300):
         monkeypatch.setenv("KIT_DEMO_STARTED", str(began_s))
         with monkeypatch.context() as clock:
-            clock.setattr("kit.report.time.time", lambda began_s=began_s: began_s + 50.0)
+            clock.setattr(
+                "kit.notebook.run_record.time.time", lambda began_s=began_s: began_s + 50.0
+            )
             found = run.record()
         log = run.path("train.jsonl")  # what was written after the last record counts, too
         log.write_text("")

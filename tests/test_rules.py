@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from clips import TEXT
 
-from kit.audio import ClipMeasure
-from kit.ledger import CURES, ManifestConfig, Utterance
-from kit.rules import judge, script, usual_paces
+from kit.audio.clip import ClipMeasure
+from kit.dataset.checks import judge, script, usual_paces
+from kit.dataset.ledger import CURES, ManifestConfig, Utterance
 
 RULES = ManifestConfig()
 SOUND = ClipMeasure(

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from kit.config import ConfigError
-from kit.sampling import GenerateConfig, Noise, penalize, sample, seed_of, shortlist
+from kit.base.config import ConfigError
+from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of, shortlist
 
 CPU = torch.device("cpu")
 OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)

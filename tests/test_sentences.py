@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from kit.sentences import CLAUSE_S, PARAGRAPH_S, SENTENCE_S, join, split
-from kit.text import TextError, letters, normalize
+from kit.text.normalize import TextError, letters, normalize
+from kit.text.sentences import CLAUSE_S, PARAGRAPH_S, SENTENCE_S, join, split
 
 RATE = 22050
 

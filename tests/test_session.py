@@ -16,14 +16,14 @@ import safetensors.torch
 import torch
 from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
-from kit import checkpoint
-from kit.files import DiskError
-from kit.fit import FitError
-from kit.lock import LockError
-from kit.logs import read_log
-from kit.model_file import load_model
-from kit.session import summary
-from kit.steps import TrainError
+from kit.base.files import DiskError
+from kit.base.lock import LockError
+from kit.model.weights import load_model
+from kit.training import checkpoint
+from kit.training.logs import read_log
+from kit.training.run import summary
+from kit.training.settings import TrainError
+from kit.tuning.preflight import FitError
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, steps=40, checkpoint_every=1)  # mostly writing checkpoints
@@ -232,7 +232,7 @@ def test_a_shortage_beside_the_batch_is_a_verdict(tmp_path, monkeypatch):
     def step(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("kit.train.update", step)
+    monkeypatch.setattr("kit.training.loop.update", step)
     with pytest.raises(TrainError, match=r"beside the batch.*smaller model.*last checkpoint"):
         train_in(tmp_path)
 
@@ -273,7 +273,7 @@ def test_without_an_average_the_weights_of_the_best_hearing_stay(tmp_path):
 
 def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monkeypatch):
     losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
-    monkeypatch.setattr("kit.session.validation_loss", lambda *_: next(losses))
+    monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
     config = dataclasses.replace(
         TRAIN, steps=40, val_every=3, val_patience=2, gate_every=3, gate_patience=5
     )

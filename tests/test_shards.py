@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from kit.shards import CacheError, claimed, make_room, seal, touch, unseal
+from kit.batches.shards import CacheError, claimed, make_room, seal, touch, unseal
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,

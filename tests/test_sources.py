@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from kit.bytefile import Fault, StreamError
-from kit.jsonarray import JsonArray
-from kit.lines import JsonLines, TextLines
-from kit.place import Split, StreamConfig
-from kit.sources import open_source, rows
-from kit.tables import Table
+from kit.streams.csv import Table
+from kit.streams.file import Fault, StreamError
+from kit.streams.json_array import JsonArray
+from kit.streams.lines import JsonLines, TextLines
+from kit.streams.open import open_source, rows
+from kit.streams.position import Split, StreamConfig
 
 ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
 
@@ -260,7 +260,7 @@ def test_json_arrays_read_in_small_pieces(tmp_path, monkeypatch):
     objects = [{"a": '\\"' * n + "," + "\\" * n} for n in range(12)]
     path = write(tmp_path, "a.json", json.dumps(objects))
     for count in (1, 2, 3, 5):
-        monkeypatch.setattr("kit.bytefile.ByteFile.chunks", chunks_by(count))
+        monkeypatch.setattr("kit.streams.file.ByteFile.chunks", chunks_by(count))
         assert list(JsonArray(path, small(16))) == objects
 
 

@@ -3,7 +3,7 @@
 import pytest
 from IPython.display import Audio
 
-from kit.speak import SpeakPanel
+from kit.notebook.panel.speak_panel import SpeakPanel
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 

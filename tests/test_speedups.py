@@ -10,10 +10,10 @@ from helpers import CPU, GPT, random_rows, tiny_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from kit.config import ConfigError, build
-from kit.hardware import Choice
-from kit.sequence import EffectiveBatch, pack
-from kit.speedups import LABELS, SpeedConfig, apply, compilations, pin, switches
+from kit.base.config import ConfigError, build
+from kit.base.hardware import Choice
+from kit.model.sequence import EffectiveBatch, pack
+from kit.training.switches import LABELS, SpeedConfig, apply, compilations, pin, switches
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
 GPU = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
@@ -33,14 +33,14 @@ def process_settings():
 @pytest.fixture
 def bf16(monkeypatch):
     choice = Choice(value="bf16", reason="measured")
-    monkeypatch.setattr("kit.speedups.choose_precision", lambda hw: choice)
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
 
 
 @pytest.fixture
 def bare(monkeypatch):
     """A machine without bf16 units and without a compiler."""
     choice = Choice(value="fp32", reason="bf16 is slower here")
-    monkeypatch.setattr("kit.speedups.choose_precision", lambda hw: choice)
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
@@ -132,7 +132,9 @@ def test_applying_again_takes_switches_back(bf16):
 def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch, bf16):
     ampere = dataclasses.replace(GPU, capability=(8, 0))
     picked = Choice(value="flash", reason="said")
-    monkeypatch.setattr("kit.speedups.attention_backend", lambda *_: picked)  # asks the GPU
+    monkeypatch.setattr(
+        "kit.training.switches.attention_backend", lambda *_: picked
+    )  # asks the GPU
     cudnn = torch.backends.cudnn
     for on in (True, False):
         applied = apply(tiny_model(), SpeedConfig(tf32=on, cudnn_benchmark=on), ampere)
@@ -149,7 +151,7 @@ def test_what_only_a_gpu_can_use_says_so(name):
 
 def test_tf32_wants_compute_capability_8(monkeypatch):
     picked = Choice(value="math", reason="said")
-    monkeypatch.setattr("kit.speedups.attention_backend", lambda *_: picked)
+    monkeypatch.setattr("kit.training.switches.attention_backend", lambda *_: picked)
     offered = {s.name: s for s in switches(SpeedConfig(), GPU)}
     assert not offered["tf32"].available and "7.5 is below 8.0" in offered["tf32"].reason
     assert all(offered[name].available for name in ON_GPU if name != "tf32")
@@ -267,7 +269,7 @@ def test_pinned_batches_hold_the_same_numbers():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["tf32", "cudnn_benchmark"])
 def test_low_level_switches_leave_the_loss_on_a_gpu(name):
-    from kit.hardware import detect
+    from kit.base.hardware import detect
 
     found = []
     for on in (False, True):

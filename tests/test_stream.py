@@ -11,11 +11,11 @@ import signal
 
 import pytest
 
-from kit.bytefile import StreamError
-from kit.config import ConfigError
-from kit.lines import TextLines
-from kit.mix import Mix
-from kit.place import Split, StreamConfig, permutation
+from kit.base.config import ConfigError
+from kit.streams.file import StreamError
+from kit.streams.lines import TextLines
+from kit.streams.mix import Mix
+from kit.streams.position import Split, StreamConfig, permutation
 
 SMALL = {"block_bytes": 64, "group_blocks": 4}  # many groups in a small file
 

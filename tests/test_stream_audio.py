@@ -7,8 +7,8 @@ import torch
 from helpers import CODEC, trained_codec
 from torch import Tensor
 
-from kit.codec import CodecError, MelCodec
-from kit.stream_audio import AudioStream
+from kit.audio.mel_codec import CodecError, MelCodec
+from kit.audio.streaming import AudioStream
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

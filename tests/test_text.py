@@ -6,8 +6,8 @@ import warnings
 
 import pytest
 
-from kit import text
-from kit.text import TextError, language_rules, letters, normalize
+from kit.text import normalize as text
+from kit.text.normalize import TextError, language_rules, letters, normalize
 
 # Signs that rules look for, so that random strings of them meet every rule and its neighbours.
 SIGNS = [*"0123456789  ..//--::,,፡።፣፤፩፪፲፻፼ዓምኤእአኣክሜግዶርወሮቤተቱኛኙነንውበከለየስኃ%$€'’\"()&²٣𝟛"]
@@ -24,12 +24,12 @@ def forget_languages():
 
 @pytest.fixture
 def languages(tmp_path, monkeypatch):
-    """A folder in the place of kit/, where languages are looked for."""
-    monkeypatch.setattr(text, "FOLDER", tmp_path)
+    """A folder in the place of the kit's, where languages are looked for."""
+    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
     return tmp_path
 
 
-@pytest.mark.filterwarnings("ignore:There is no kit/lang_")
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
 @pytest.mark.parametrize("language", ["am", "en", "none"])
 def test_any_string_is_taken_and_nothing_is_left_to_do(language):
     rng = random.Random(language)
@@ -67,7 +67,7 @@ SHARED = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:There is no kit/lang_")
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
 @pytest.mark.parametrize(("raw", "wanted"), SHARED)
 def test_every_language_shares(raw, wanted):
     assert normalize(raw, "none") == wanted
@@ -75,7 +75,7 @@ def test_every_language_shares(raw, wanted):
 
 def test_a_language_without_a_file_says_so_once():
     with pytest.warns(
-        UserWarning, match=r"no kit/lang_ti\.py.*keeps its letters.*how to add"
+        UserWarning, match=r"no kit/text/languages/ti\.py.*keeps its letters.*how to add"
     ) as told:
         assert normalize("ሠላም 5", "ti") == "ሠላም 5"
     assert told[0].filename == __file__  # it points at who asked
@@ -85,21 +85,21 @@ def test_a_language_without_a_file_says_so_once():
 
 
 def test_a_language_is_one_small_file(languages):
-    # The very file that the docstring of kit/text.py shows.
+    # The very file that the docstring of kit/text/normalize.py shows.
     example = text.__doc__.split("All of a file for Welsh:\n\n")[1].split("\n\nIt is given")[0]
     source = "\n".join(line.removeprefix("    ") for line in example.splitlines())
-    (languages / "lang_cy.py").write_text(source, encoding="utf-8")
+    (languages / "cy.py").write_text(source, encoding="utf-8")
     assert normalize("“Bara & Caws” ,", "cy") == "bara a caws,"
 
 
 def test_a_variant_finds_its_file(languages):
-    (languages / "lang_pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
+    (languages / "pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
     assert normalize("Oi", "pt-BR") == "oi sim"
 
 
 def test_a_language_file_without_its_function_is_told(languages):
-    (languages / "lang_q1.py").write_text("def normalise(text):\n    return text\n")
-    with pytest.raises(TextError, match=r"lang_q1\.py needs a function `normalize\(text\)"):
+    (languages / "q1.py").write_text("def normalise(text):\n    return text\n")
+    with pytest.raises(TextError, match=r"q1\.py needs a function `normalize\(text\)"):
         normalize("a", "q1")
 
 
@@ -109,11 +109,11 @@ def test_what_is_no_language_code_is_told(language):
         normalize("a", language)
 
 
-@pytest.mark.filterwarnings("ignore:There is no kit/lang_")
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
 def test_a_language_file_outside_the_kit_is_not_run(tmp_path, monkeypatch):
-    (tmp_path / "lang_zz.py").write_text("raise SystemExit('run')")
-    (tmp_path / "kit").mkdir()
-    (tmp_path / "kit" / "lang_zz.py").write_text("raise SystemExit('run')")
+    (tmp_path / "zz.py").write_text("raise SystemExit('run')")
+    (tmp_path / "kit" / "text" / "languages").mkdir(parents=True)
+    (tmp_path / "kit" / "text" / "languages" / "zz.py").write_text("raise SystemExit('run')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 from helpers import manifest, tokenizer, world
 
-from kit.config import ConfigError
-from kit.pieces import TokenizerConfig, train_tokenizer
-from kit.text import TextError, normalize
-from kit.tokenizer import Tokenizer
+from kit.base.config import ConfigError
+from kit.text.normalize import TextError, normalize
+from kit.text.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 SMALL = TokenizerConfig(vocab_size=400)
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"]
@@ -107,7 +107,7 @@ def test_a_file_is_normalised_where_asked(tmp_path, name):
 TRAIN = """
 import sys
 from pathlib import Path
-from kit.pieces import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=int(sys.argv[3]))
 train_tokenizer(Path(sys.argv[1]), Path(sys.argv[2]), config)
 """

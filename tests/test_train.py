@@ -13,14 +13,22 @@ from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_row
 from torch import nn
 from torch._inductor import cpp_builder
 
-from kit.compiling import compiler_available
-from kit.config import ConfigError
-from kit.hardware import Choice
-from kit.optim import lr_factor
-from kit.speedups import SpeedConfig
-from kit.state import TrainState
-from kit.steps import TrainConfig, TrainError
-from kit.train import accumulate, checkpointer, clip, listen, train, update, validation_loss
+from kit.base.compiler import compiler_available
+from kit.base.config import ConfigError
+from kit.base.hardware import Choice
+from kit.training.loop import (
+    accumulate,
+    checkpointer,
+    clip,
+    listen,
+    train,
+    update,
+    validation_loss,
+)
+from kit.training.optim import lr_factor
+from kit.training.settings import TrainConfig, TrainError
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
 
 
 def state(config: TrainConfig = TRAIN, shape: dict | None = None, **switches) -> TrainState:
@@ -58,7 +66,7 @@ def test_switches_that_change_no_arithmetic_change_no_bit(baseline, switch):
 
 def force_precision(monkeypatch, value: str) -> None:
     monkeypatch.setattr(
-        "kit.speedups.choose_precision", lambda hw: Choice(value=value, reason="test")
+        "kit.training.switches.choose_precision", lambda hw: Choice(value=value, reason="test")
     )
 
 

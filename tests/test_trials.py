@@ -11,11 +11,11 @@ import pytest
 import torch
 from helpers import CPU, DATA, GPT, TRAIN
 
-from kit import trials
-from kit.choice import Variant
-from kit.config import CONFIGS, ConfigError, load_preset
-from kit.hardware import detect
-from kit.trials import (
+from kit.base.config import CONFIGS, ConfigError, load_preset
+from kit.base.hardware import detect
+from kit.tuning import ab_test as trials
+from kit.tuning.ab_results import Variant
+from kit.tuning.ab_test import (
     TRIED,
     Task,
     TrialConfig,
@@ -158,7 +158,7 @@ import torch
 for name in ("_cuda_getDeviceCount", "_cuda_init"):
     if hasattr(torch._C, name):
         setattr(torch._C, name, lambda *_, n=name: print(n) or 0)
-import torch._dynamo, kit.trials
+import torch._dynamo, kit.tuning.ab_test
 """
 
 

@@ -4,15 +4,16 @@ import dataclasses
 import json
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from helpers import CPU
 
-from kit.monitor import Monitor
-from kit.profiling import StepProfiler
-from kit.speedups import Switch
-from kit.steps import StepEvent
-from kit.ui import TrainPanel
+from kit.notebook.panel.train_panel import TrainPanel
+from kit.training.settings import StepEvent
+from kit.training.switches import Switch
+from kit.tuning.monitor import Monitor
+from kit.tuning.profiling import StepProfiler
 
 SWITCHES = [
     Switch(name="sdpa", label="Fused attention", on=True, available=True, reason="math"),
@@ -311,7 +312,9 @@ def test_the_second_interrupt_leaves_the_cell_and_its_buttons_dead(log, monkeypa
 
 def test_an_interrupt_before_start_leaves_a_dead_panel_and_no_run(log, monkeypatch):
     panel = TrainPanel(SWITCHES, None, log)
-    monkeypatch.setattr("kit.ui.time.sleep", lambda s: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "kit.notebook.panel.train_panel.time.sleep", Mock(side_effect=KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         panel.run("cell")
     assert panel.worker is None and panel.view.start.disabled

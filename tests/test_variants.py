@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from helpers import code_cache, real_voice
 
-from kit.agreement import Cost
-from kit.sampling import GenerateConfig
-from kit.variants import (
+from kit.inference.agreement import Cost
+from kit.inference.sampling import GenerateConfig
+from kit.inference.variants import (
     Limits,
     Variant,
     choose,
@@ -16,7 +16,7 @@ from kit.variants import (
     ready_voices,
     table,
 )
-from kit.voice import Voice
+from kit.inference.voice import Voice
 
 COST = Cost(
     top1_agreement=1.0,

@@ -18,15 +18,12 @@ from helpers import (
     world,
 )
 
-from kit.codec import CodecError
-from kit.config import ConfigError
-from kit.decoder import Decoder
-from kit.model import SpeechGPT
-from kit.model_file import load_model, save_model
-from kit.sampling import GenerateConfig
-from kit.store import contents, file_bytes
-from kit.text import TextError, letters, normalize
-from kit.voice import (
+from kit.audio.mel_codec import CodecError
+from kit.base.config import ConfigError
+from kit.base.weights_file import contents, file_bytes
+from kit.inference.decoder import Decoder
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import (
     Habits,
     Speech,
     Voice,
@@ -38,6 +35,9 @@ from kit.voice import (
     save_references,
     wav_bytes,
 )
+from kit.model.gpt import SpeechGPT
+from kit.model.weights import load_model, save_model
+from kit.text.normalize import TextError, letters, normalize
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
 

@@ -6,8 +6,8 @@ It goes the whole real way, samples to mels to log-probabilities, in millisecond
 import numpy as np
 import torch
 
-from kit.codec import CodecConfig, MelCodec
-from kit.recognizer import Recognizer, RecognizerConfig
+from kit.audio.mel_codec import CodecConfig, MelCodec
+from kit.audio.recognizer import Recognizer, RecognizerConfig
 
 RATE = 22050
 LETTERS = "abcdefghijklm"

@@ -24,14 +24,14 @@ import orjson
 import psutil
 import soundfile
 
-from kit.audio import measure_clip
-from kit.batches import DataConfig, padding_waste
-from kit.files import write_atomic
-from kit.jsonarray import JsonArray
-from kit.lines import JsonLines, TextLines
-from kit.loader import Loader, LoaderConfig, as_it_is, pack, unpack
-from kit.place import StreamConfig
-from kit.tables import Table
+from kit.audio.clip import measure_clip
+from kit.base.files import write_atomic
+from kit.batches.batching import DataConfig, padding_waste
+from kit.streams.csv import Table
+from kit.streams.json_array import JsonArray
+from kit.streams.lines import JsonLines, TextLines
+from kit.streams.loader import Loader, LoaderConfig, as_it_is, pack, unpack
+from kit.streams.position import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
 ETHIOPIC = [chr(code) for code in range(0x1200, 0x1357)]

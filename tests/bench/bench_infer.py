@@ -37,9 +37,9 @@ from infer_itself import bytes_rows, cache_rows, warm_up_row
 from infer_voice import voice_rows
 from rows import record, result, table
 
-from kit.agreement import linear_bytes
-from kit.decoder import Decoder
-from kit.hardware import cpu_name, detect, free_cores
+from kit.base.hardware import cpu_name, detect, free_cores
+from kit.inference.agreement import linear_bytes
+from kit.inference.decoder import Decoder
 
 PEER = "transformers GPT2LMHeadModel.generate, fp32"
 

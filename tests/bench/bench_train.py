@@ -42,16 +42,16 @@ from train_steps import (
     xtts,
 )
 
-from kit.config import build, load_preset
-from kit.hardware import cpu_name, detect
-from kit.logs import jsonl_log
-from kit.model import SpeechGPT
-from kit.sequence import EffectiveBatch, GPTConfig, collate
-from kit.speedups import SpeedConfig, switches
-from kit.state import TrainState
-from kit.train import listen, train
-from kit.trials import make_batches, preset_task
-from kit.ui import TrainPanel
+from kit.base.config import build, load_preset
+from kit.base.hardware import cpu_name, detect
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, GPTConfig, collate
+from kit.notebook.panel.train_panel import TrainPanel
+from kit.training.logs import jsonl_log
+from kit.training.loop import listen, train
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig, switches
+from kit.tuning.ab_test import make_batches, preset_task
 
 COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
 

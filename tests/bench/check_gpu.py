@@ -43,8 +43,8 @@ from gpu_training import (
 )
 from rows import table
 
-from kit.files import write_atomic
-from kit.hardware import detect
+from kit.base.files import write_atomic
+from kit.base.hardware import detect
 
 WHOLE_S = 590
 # Rows of each part, and seconds it may take; what matters most comes first.

@@ -13,16 +13,16 @@ from collections.abc import Callable
 import torch
 from rows import result
 
-from kit.batches import DataConfig
-from kit.fit import release
-from kit.hardware import Hardware, choose_precision
-from kit.model import SpeechGPT
-from kit.sequence import EffectiveBatch, GPTConfig
-from kit.speedups import SpeedConfig
-from kit.state import TrainState
-from kit.steps import TrainConfig
-from kit.train import train
-from kit.trials import Task, make_batches, some_rows
+from kit.base.hardware import Hardware, choose_precision
+from kit.batches.batching import DataConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.training.loop import train
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import Task, make_batches, some_rows
+from kit.tuning.preflight import release
 
 TRAIN = TrainConfig(steps=100_000, val_every=100_000, lr=3e-4, warmup_steps=2)
 XTTS = GPTConfig(

@@ -16,15 +16,15 @@ from gpu_setting import Setting, checked, seconds, settle, told
 from infer_calls import greedy, random_model, request
 from rows import result
 
-from kit import decoder as decoders
-from kit.agreement import linear_bytes
-from kit.codec import CodecConfig, MelCodec, train_codec
-from kit.decoder import Decoder, DecoderConfig
-from kit.generate import decode
-from kit.model import SpeechGPT
-from kit.monitor import Monitor
-from kit.quantize import FORMATS
-from kit.recognizer import Recognizer, RecognizerConfig, train_recognizer
+from kit.audio.mel_codec import CodecConfig, MelCodec, train_codec
+from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
+from kit.inference import decoder as decoders
+from kit.inference.agreement import linear_bytes
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import decode
+from kit.inference.linear_formats import FORMATS
+from kit.model.gpt import SpeechGPT
+from kit.tuning.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS = ("decoder", "fit", "monitor", "speedups", "stream_audio", "trials")  # with marks for a GPU

@@ -25,15 +25,15 @@ from rows import result
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from kit import checkpoint
-from kit.choice import GIB, Trial, compare
-from kit.config import load_preset
-from kit.fit import Workload, release, trial_bytes
-from kit.hardware import attention_backend, autocast, choose_preset, hush_profiler
-from kit.model import Attention
-from kit.speedups import SpeedConfig, pin
-from kit.state import TrainState
-from kit.trials import Task, TrialConfig, in_a_process, measure, preset_task, variants
+from kit.base.config import load_preset
+from kit.base.hardware import attention_backend, autocast, choose_preset, hush_profiler
+from kit.model.gpt import Attention
+from kit.training import checkpoint
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig, pin
+from kit.tuning.ab_results import GIB, Trial, compare
+from kit.tuning.ab_test import Task, TrialConfig, in_a_process, measure, preset_task, variants
+from kit.tuning.preflight import Workload, release, trial_bytes
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
 FAR_OFF, AIM = 0.15, 0.05  # of the memory plan

@@ -14,11 +14,11 @@ import time
 import torch
 from torch import Tensor, nn
 
-from kit.decoder import Decoder, DecoderConfig
-from kit.generate import decoding
-from kit.model import SpeechGPT
-from kit.sampling import GenerateConfig
-from kit.sequence import GPTConfig
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import decoding
+from kit.inference.sampling import GenerateConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
 
 PROMPT, FRAMES, CODE_VOCAB = 128, 86, 1030  # positions, mel frames of the reference, codes
 SHAPES = {"S": {"width": 256, "heads": 4}, "L": {"width": 1024, "heads": 16}}

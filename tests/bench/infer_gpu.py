@@ -11,9 +11,9 @@ import torch
 from infer_calls import PROMPT, gpt2, greedy, random_model, ready, request
 from rows import result
 
-from kit.agreement import linear_bytes
-from kit.decoder import Decoder
-from kit.generate import decode
+from kit.inference.agreement import linear_bytes
+from kit.inference.decoder import Decoder
+from kit.inference.generate import decode
 
 PEER = "transformers GPT2LMHeadModel.generate, bf16 or fp16, static cache, compiled"
 LIMIT = "limit: this GPU reading 1 GiB to sum it"

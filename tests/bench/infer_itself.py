@@ -15,9 +15,9 @@ import torch
 from infer_calls import kit_call, random_model, ready, request
 from rows import result
 
-from kit.agreement import linear_bytes
-from kit.decoder import Decoder
-from kit.quantize import weight_bytes
+from kit.inference.agreement import linear_bytes
+from kit.inference.decoder import Decoder
+from kit.inference.linear_formats import weight_bytes
 
 
 def cache_rows(layers: dict[str, int], lengths: tuple[int, ...]) -> list[dict]:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from rows import result
 
-from kit.agreement import compare, forced
-from kit.bench import first_sound_seconds
-from kit.cache import CodeCache
-from kit.evaluate import score
-from kit.manifest import read_manifest
-from kit.recognizer import load_recognizer
-from kit.sampling import GenerateConfig
-from kit.variants import held_out_rows
-from kit.voice import Voice, load_voice
+from kit.audio.recognizer import load_recognizer
+from kit.batches.code_cache import CodeCache
+from kit.dataset.manifest import read_manifest
+from kit.inference.agreement import compare, forced
+from kit.inference.bench import first_sound_seconds
+from kit.inference.evaluate import score
+from kit.inference.sampling import GenerateConfig
+from kit.inference.variants import held_out_rows
+from kit.inference.voice import Voice, load_voice
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only", "int4")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come

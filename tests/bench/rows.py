@@ -7,7 +7,7 @@ A ratio above 1 means that the kit is better than its peer; what failed has no f
 import json
 from pathlib import Path
 
-from kit.files import write_atomic
+from kit.base.files import write_atomic
 
 
 def result(row: str, value, unit: str, peer: str, peer_value, ratio, **more) -> dict:

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.hardware import detect
-from kit.model import SpeechGPT
-from kit.sequence import Batch, EffectiveBatch, GPTConfig, pack
-from kit.speedups import SpeedConfig
-from kit.state import TrainState
-from kit.steps import TrainConfig
-from kit.train import train
+from kit.base.hardware import detect
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
+from kit.training.loop import train
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
 
 Step = Callable[[], float]
 ROWS, TEXT, CODES = 2, 60, 200

@@ -8,9 +8,9 @@ import wave
 from array import array
 from pathlib import Path
 
-from kit.logs import jsonl_log
-from kit.speedups import LABELS, Switch
-from kit.steps import StepEvent
+from kit.training.logs import jsonl_log
+from kit.training.settings import StepEvent
+from kit.training.switches import LABELS, Switch
 
 REASONS = {
     "sdpa": (True, True, "kernel: flash (compute capability 7.5)"),

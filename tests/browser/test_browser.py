@@ -18,8 +18,8 @@ KERNEL = {"name": "python3", "display_name": "Python 3"}  # without it JupyterLa
 SETUP = """
 import sys; sys.path[:0] = [{root!r}, {here!r}]
 from slow import SWITCHES, SlowTrainer, tone
-from kit.speak import SpeakPanel
-from kit.ui import TrainPanel
+from kit.notebook.panel.speak_panel import SpeakPanel
+from kit.notebook.panel.train_panel import TrainPanel
 trainer = SlowTrainer("log.jsonl")
 panel = TrainPanel(SWITCHES, trainer, "log.jsonl", numbers={{"grad_accum": 4}})
 """

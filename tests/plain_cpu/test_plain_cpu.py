@@ -48,7 +48,7 @@ def run(command: list[str], **env: str) -> str:
 
 ASKED = """
 import torch
-from kit.quantize import choose, has_bf16
+from kit.inference.linear_formats import choose, has_bf16
 kind, dtype, ran = choose("bf16", torch.device("cpu"), compiled=False)
 print(torch.backends.cpu.get_cpu_capability(), has_bf16(), kind.__name__, ran, sep="|")
 """

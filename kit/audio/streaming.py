@@ -1,0 +1,65 @@
+"""Sound while the codes are still coming.
+
+A code's sound is settled once the codec has seen `context` codes after it. So the stream keeps the
+last few codes, decodes them again with those that came since, and hands out the samples that no
+later code can change: put together they are what `decode` makes of all codes at once. Knows a
+codec's contract (kit/audio/mel_codec.py); nothing of the model that makes the codes.
+
+Shapes: N codes, L samples.
+"""
+
+import torch
+from torch import Tensor
+
+
+class AudioStream:
+    """Push codes as they come, play what comes back; `finish` gives the rest.
+
+    >>> stream = AudioStream(codec)
+    >>> for codes in pieces:
+    ...     play(stream.push(codes))
+    >>> play(stream.finish())
+
+    `first` and `longest` count codes. The first sound comes once `context` + `first` codes are
+    known; then every piece is twice as long as the one before, up to `longest`. Short pieces come
+    sooner, long ones cost less: with each, `context` codes on either side are decoded again.
+    """
+
+    def __init__(self, codec, first: int = 8, longest: int = 64):
+        self.codec, self.first, self.longest = codec, first, longest
+        self.code_samples = round(codec.sample_rate / codec.frame_rate)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.codes = torch.zeros(0, dtype=torch.long)  # those that still matter, on their device
+        self.start = 0  # number of codes[0] in the utterance
+        self.heard = 0  # codes whose samples were handed out
+        self.wanted = self.first  # settled codes that are worth decoding
+
+    def push(self, codes: Tensor) -> Tensor:
+        """Codes (N,), on any device -> the samples (L,) settled by now, on the CPU; often none.
+
+        Raises the codec's error for a code outside its vocabulary, at the latest in `finish`.
+        """
+        self.codes = torch.cat((self.codes.to(codes.device), codes))  # waits for no device
+        settled = self.start + len(self.codes) - self.codec.context
+        if settled - self.heard < self.wanted:
+            return torch.zeros(0)
+        self.wanted = min(2 * self.wanted, self.longest)
+        return self._decode_until(settled)
+
+    def finish(self) -> Tensor:
+        """The samples (L,) still owed. The next push begins another utterance."""
+        end = self.start + len(self.codes)
+        wave = self._decode_until(end) if end > self.heard else torch.zeros(0)
+        self._begin()
+        return wave
+
+    def _decode_until(self, end: int) -> Tensor:
+        """Samples of the codes from `heard` to `end`; forgets codes that no later sample needs."""
+        wave = self.codec.decode(self.codes[None], self.start)[0].cpu()
+        wave = wave[: (end - self.start) * self.code_samples]
+        wave = wave[(self.heard - self.start) * self.code_samples :]
+        keep = max(self.start, end - self.codec.context)
+        self.codes, self.start, self.heard = self.codes[keep - self.start :], keep, end
+        return wave

@@ -1,0 +1,177 @@
+"""Compiling a step: whether this machine can, and the compiler's settings for it.
+
+Tuning times several kernels for each product and keeps the quickest, once a machine: what it found
+lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
+"""
+
+import contextlib
+import importlib.util
+import io
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.base.hardware import Choice, dotted, timings
+
+
+def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
+    """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
+    if not asked:
+        return False, ""
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    found = compiler_available(device.type, capability)
+    return (True, "") if found.value == "yes" else (False, not_compiled(found.reason))
+
+
+def compiler_available(device: str, capability: tuple | None = None) -> Choice:
+    """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no".
+
+    `capability` is the GPU's. What the compiler writes is C++ for a CPU and Triton for a GPU; both
+    also need Python's own header, since what they build is loaded as a module.
+    """
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f'device is {device!r}: name "cuda" or "cpu".')
+    missing = _triton_missing(capability) if device == "cuda" else _cpp_missing()
+    if missing:
+        return Choice(value="no", reason=missing)
+    if device == "cuda":
+        return Choice(value="yes", reason="Triton compiles for this GPU")
+    return Choice(value="yes", reason=f"{cpp_compiler()} is installed")
+
+
+def cpp_compiler() -> str:
+    """The C++ compiler that torch.compile calls on this system: `CXX`, or the system's own."""
+    usual = {"win32": "cl", "darwin": "clang++"}
+    return os.environ.get("CXX", usual.get(sys.platform, "g++"))
+
+
+def _cpp_missing() -> str:
+    """What `torch.compile` lacks on this CPU, in words; "" when nothing."""
+    compiler = cpp_compiler()
+    if shutil.which(compiler):
+        return _header_missing()
+    cures = {
+        "cl": "install Visual Studio's C++ build tools and start from the prompt that knows cl",
+        "clang++": "install clang++ with xcode-select --install",
+    }
+    return f"no C++ compiler ({cures.get(compiler, f'install {compiler}')})"
+
+
+def _triton_missing(capability: tuple | None) -> str:
+    """What `torch.compile` lacks for this GPU, in words; "" when nothing."""
+    if capability is not None and capability < (7, 0):
+        return f"Triton needs compute capability 7.0, this GPU has {dotted(capability)}"
+    if importlib.util.find_spec("triton") is None:
+        windows = "; on Windows: pip install triton-windows" if sys.platform == "win32" else ""
+        return f"Triton is not installed{windows}"
+    if sys.platform == "win32":  # brings a compiler of its own
+        return ""
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    if not any(map(shutil.which, compilers)):
+        return f"Triton needs a C compiler ({' or '.join(compilers)} is not found: install gcc)"
+    return _header_missing()
+
+
+def _header_missing() -> str:
+    header = python_header()
+    return "" if header.is_file() else f"no {header} (on Debian: apt install python3-dev)"
+
+
+def python_header() -> Path:
+    """What every module that is compiled for this Python includes."""
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
+def compiler_error(error: BaseException) -> str:
+    """The first line of what torch's compiler or Triton failed with; "" for any other error.
+
+    What is asked beforehand cannot tell everything: a compiler may be there and not work.
+    """
+    if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+        return ""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join([type(error).__name__, *lines[:1]])[:300]
+
+
+def not_compiled(reason: str) -> str:
+    return f"; not compiled: {reason}"
+
+
+@contextlib.contextmanager
+def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
+    """The compiler with `settings`, and without what it tells its makers on stderr.
+
+    `weights` is the checksum of weights that are frozen: the compiler keeps on disk what it made of
+    them, and would give it to another model of the same shape.
+    """
+    # Whether the compiler knows this processor's instructions is asked in six processes otherwise.
+    quick = {"cpp.vec_isa_ok": True, "autotune_num_choices_displayed": 0}
+    inductor = torch._inductor.config.patch(quick | settings)
+    graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
+    own = torch.compiler.config.patch(cache_key_tag=weights)
+    told = logging.getLogger("torch.utils.cpp_extension")  # of a missing CUDA, on every CPU
+    level = told.level
+    told.setLevel(logging.ERROR)
+    try:
+        with inductor, graphs, own, contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        told.setLevel(level)
+
+
+def quickest(work: Callable[[], object], repeats: int = 5) -> float:
+    """Seconds of the quickest of a few runs, after one that pays for what happens once."""
+    return min(timings(work, repeats))
+
+
+class StepGraph:
+    """A step as a CUDA graph: hundreds of kernels, started by one call.
+
+    Not the compiler's own graphs (mode "reduce-overhead"): those can be replayed in one thread
+    alone, and need Triton. The caches are written where they lay when it was made; steps over
+    others, as of a second thread, run without the graph. To be called by one thread at a time.
+    """
+
+    def __init__(self, step: Callable[..., Tensor], args: tuple):
+        codes, number, at, layers, mask = args
+        self.step, self.layers, self.seen = step, layers, mask
+        self.inputs = [t.clone() for t in (codes, number, at)]
+        self.mask = None if mask is None else mask.clone()
+        self.replay, self.logits = captured(lambda: step(*self.inputs, layers, self.mask))
+
+    def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        return layers[0][0].data_ptr() == self.layers[0][0].data_ptr()
+
+    def __call__(
+        self, codes: Tensor, number: Tensor, at: Tensor, layers: list, mask: Tensor | None
+    ) -> Tensor:
+        if not self.owns(layers):
+            return self.step(codes, number, at, layers, mask)
+        for inside, now in zip(self.inputs, (codes, number, at)):
+            inside.copy_(now)
+        if mask is not self.seen:  # one mask serves all the steps of a text
+            self.mask.copy_(mask)
+            self.seen = mask
+        self.replay()
+        return self.logits.clone()  # the next step writes over them
+
+
+def captured(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """`work` as a CUDA graph: what replays it, and the tensor that then holds its result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiled, tuned and given its workspaces before
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
+        result = work()
+    return graph.replay, result

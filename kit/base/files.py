@@ -1,0 +1,152 @@
+"""Files written whole or not at all, and a disk's objections as sentences.
+
+A write goes to a temporary file, is synced and renamed, so a kill leaves all of the old or all of
+the new. Knows nothing of what is in a file.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from kit.base.config import ConfigError
+from kit.base.words import brief
+
+# What Windows keeps for devices, whatever suffix follows.
+RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
+RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}
+LONGEST_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
+
+
+def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
+    """`name`, if it can be that of one folder, on any system. Raises ConfigError naming `setting`.
+
+    `taken` are names that mean something else beside it, in lower case.
+    """
+    told = f"{setting} = {brief(repr(name), 60)}"
+    cure = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
+    unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
+    if not name.strip():
+        raise ConfigError(f"{told} names no folder. {cure}")
+    if unfit:
+        raise ConfigError(
+            f"{told} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {cure}"
+        )
+    if name != name.strip() or name.startswith(".") or name.endswith("."):
+        raise ConfigError(
+            f"{told} cannot name a folder: no dot or space may stand at an end. {cure}"
+        )
+    if len(os.fsencode(name)) > LONGEST_NAME_BYTES:
+        raise ConfigError(f"{told} is too long: at most {LONGEST_NAME_BYTES} bytes. {cure}")
+    if name.lower().split(".")[0].rstrip() in RESERVED:
+        raise ConfigError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
+    if name.lower() in taken:
+        raise ConfigError(f"{told} is a folder of the kit's own. {cure}")
+    return name
+
+
+class DiskError(OSError):
+    """No room, or no right, to write; the message says where and what to do."""
+
+
+def digest(*parts) -> str:
+    """12 hex digits that change when any part (dataclass, dict, str, number) changes."""
+    plain = [dataclasses.asdict(p) if dataclasses.is_dataclass(p) else p for p in parts]
+    text = json.dumps(plain, sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file at `path`, read a part at a time."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise DiskError(
+            errno.ENOSPC,
+            f"{folder} needs about {needed_bytes / 1e6:.0f} MB, its disk has "
+            f"{free_bytes / 1e6:.0f} MB left. Free some space, or set KIT_RUNS to a folder on "
+            "another disk",
+        )
+
+
+_FULL = "Free some disk space and run again; finished work is kept."
+_CLOSED = (
+    "This user may not write there, or the disk is read-only: set KIT_RUNS to a folder that can be "
+    "written to, and run again."
+)
+_GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
+_IN_THE_WAY = (
+    "A file stands where a folder is wanted: rename it, or set KIT_RUNS to another folder, and run "
+    "again."
+)
+CURES_OF_DISKS = {
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
+    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
+}
+OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell what the disk objects to inside the block as a DiskError with `path` and the cure."""
+    try:
+        yield
+    except DiskError:
+        raise
+    except OSError as error:
+        reason, cure = error.strerror or str(error), CURES_OF_DISKS.get(error.errno, "")
+        raise DiskError(
+            error.errno, f"could not write {path}: {reason}. {cure or OTHER_CURE}"
+        ) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
+
+    Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
+    Raises DiskError with the cure when the disk is full, closed to writing or gone.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            os.close(handle)
+            temporary = Path(name)
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)  # mkstemp lets only its owner read
+            os.replace(temporary, path)
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):  # its folder is gone: so is it
+                temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> Path:
+    """`path` as a folder, made with those above it. Raises DiskError with the cure."""
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` to `path` as `replacing` does."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)

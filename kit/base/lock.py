@@ -1,0 +1,284 @@
+"""One process at a time: a lock file that says who holds it, and that no dead process keeps.
+
+The system makes such a file for one process only, on network shares, Google Drive and Windows, too,
+where locks on open files are not to be relied on. Its holder renews it; one that has died on this
+machine is noticed at once, one on another machine when its signs of life have stopped. Knows files
+and processes alone.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import platform
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from kit.base.config import build
+from kit.base.files import DiskError, write_atomic, writing
+
+BEAT_S = 20.0  # between two signs of life
+STALE_S = 300.0  # without one, after which a holder on another machine counts as gone
+TORN_S = 10.0  # the same for a file that says nothing: a kill between its making and its first word
+PAUSE_S = 0.05  # between two looks at a lock that is held
+# Locks of this process, and the thread that took each.
+_OURS: dict[str, threading.Thread] = {}
+
+
+class LockError(ValueError):
+    """Another process is at work here; the message says which, since when, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """What a lock file says."""
+
+    machine: str = ""  # "": it says nothing yet
+    pid: int = 0
+    token: str = ""  # of this one lock: numbers of processes come again
+    what: str = "something"  # that is being done
+    since_s: float = 0.0  # Unix time
+    beat_s: float = 0.0  # Unix time of the latest sign of life
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the latest sign of life; clocks of two machines may differ a little."""
+        return max(0.0, time.time() - self.beat_s)
+
+
+@contextlib.contextmanager
+def held(
+    path: Path,
+    what: str,
+    wait_s: float = 1.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator["Lock"]:
+    """Hold the lock file `path`, the only one to do `what`, for the length of the block.
+
+    Waits up to `wait_s` for another holder, and tells `say` once; then raises LockError with who
+    holds it. A dead holder's lock is taken over. Raises DiskError where nothing can be written.
+    """
+    lock = Lock(Path(path), what)
+    lock.acquire(wait_s, say)
+    beating = threading.Thread(target=lock.beat, name=f"lock {path}", daemon=True)
+    beating.start()
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+class Lock:
+    """A lock file of this process; `held` makes, renews and removes it."""
+
+    def __init__(self, path: Path, what: str):
+        now_s = time.time()
+        self.path, self.over = path, threading.Event()
+        self.turn = threading.Lock()  # a sign of life must not undo the release
+        self.mine = Holder(
+            machine=machine(),
+            pid=os.getpid(),
+            token=secrets.token_hex(8),
+            what=what,
+            since_s=now_s,
+            beat_s=now_s,
+        )
+
+    def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
+        """Make the file, or take it over from a dead holder. LockError after `wait_s`."""
+        until_s = time.monotonic() + wait_s
+        told = False
+        while not self._make():
+            holder = read_holder(self.path)
+            if holder and is_gone(holder) and self._take_over(holder):
+                break
+            if time.monotonic() >= until_s:
+                raise LockError(in_words(self.path, holder or Holder()))
+            if holder and not told:
+                say(f"Waiting: {in_words(self.path, holder)}")
+                told = True
+            time.sleep(PAUSE_S)
+        _OURS[self.mine.token] = threading.current_thread()
+
+    def _make(self) -> bool:
+        """Whether this process has just made the file."""
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = new_file(self.path)
+            if file is None:
+                return False
+            try:
+                with open(file, "wb") as file:
+                    file.write(_as_json(self.mine))
+            except OSError:
+                self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
+                raise
+        return True
+
+    def _take_over(self, gone: Holder) -> bool:
+        """Whether this process has just replaced the holder that is gone.
+
+        Several may want to: the first to make a second file, named after that holder, does.
+        """
+        claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
+        with writing(claim):
+            file = new_file(claim)
+        if file is None:
+            with contextlib.suppress(OSError):  # it died while it took over
+                if time.time() - claim.stat().st_mtime > TORN_S:
+                    claim.unlink()
+            return False
+        os.close(file)
+        try:
+            if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
+                return False
+            write_atomic(self.path, _as_json(self.mine))
+            for left_by_a_kill in self.path.parent.glob(f".{self.path.name}.*"):
+                left_by_a_kill.unlink(missing_ok=True)
+            return True
+        finally:
+            claim.unlink(missing_ok=True)
+
+    def beat(self) -> None:
+        """Renew the file until it is released, or another's."""
+        while not self.over.wait(BEAT_S):
+            with contextlib.suppress(OSError), self.turn:  # a network that fails may come back
+                holder = read_holder(self.path)
+                if self.over.is_set() or (holder and holder.token != self.mine.token):
+                    return
+                if holder:
+                    now = dataclasses.replace(self.mine, beat_s=time.time())
+                    write_atomic(self.path, _as_json(now))
+
+    def confirm(self) -> None:
+        """Raise LockError where another process took over, as when this machine slept for long.
+
+        Raises DiskError where the folder was removed.
+        """
+        holder = read_holder(self.path)
+        if holder is None and not self.path.parent.is_dir():
+            raise DiskError(
+                errno.ENOENT,
+                f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}: put "
+                "it back and run again, or begin anew",
+            )
+        if holder is None and self._make():  # somebody removed the file alone
+            return
+        holder = holder or read_holder(self.path) or Holder()
+        if holder.token != self.mine.token:
+            raise LockError(in_words(self.path, holder))
+
+    def release(self) -> None:
+        """Remove the file, if it is still this process's own."""
+        if os.getpid() != self.mine.pid:  # a fork that got a copy of this object
+            return
+        with self.turn:
+            self.over.set()
+            _OURS.pop(self.mine.token, None)
+            for _ in range(20):
+                holder = read_holder(self.path)
+                if holder is None or holder.token != self.mine.token:
+                    return
+                try:
+                    self.path.unlink(missing_ok=True)
+                except PermissionError:  # Windows: somebody reads it at this moment
+                    time.sleep(PAUSE_S)
+
+
+def new_file(path: Path) -> int | None:
+    """The handle of a file that this process has just made; None where there is one already."""
+    try:
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return None
+    except PermissionError:
+        if os.name == "nt":  # it is just being removed
+            return None
+        raise
+
+
+def read_holder(path: Path) -> Holder | None:
+    """What the lock file says; None where there is none."""
+    try:
+        data, made_s = path.read_bytes(), path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    except PermissionError:  # Windows: it is just being replaced or removed
+        return Holder(beat_s=time.time())
+    try:
+        holder = build(Holder, json.loads(data))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        holder = Holder()
+    return holder if holder.token else Holder(beat_s=made_s)
+
+
+def is_gone(holder: Holder) -> bool:
+    """Whether the holder of a lock will not come back to it."""
+    if not holder.machine:
+        return holder.age_s > TORN_S
+    if holder.machine != machine():
+        return holder.age_s > STALE_S
+    if holder.pid == os.getpid():
+        thread = _OURS.get(holder.token)
+        # What this very thread began it is no longer at: an abandoned loop, an interrupted cell.
+        return thread is None or thread is threading.current_thread() or not thread.is_alive()
+    return not _is_alive(holder)
+
+
+def _is_alive(holder: Holder) -> bool:
+    try:
+        process = psutil.Process(holder.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # Another with the same number: it began after the lock was taken, and renews nothing.
+        other = process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
+        return not other
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of any process
+        return False
+    except psutil.AccessDenied:  # somebody else's
+        return True
+
+
+@cache
+def machine() -> str:
+    """Names this machine, or container, so that no other has the name by chance."""
+    address = uuid.getnode()
+    parts = [platform.node()]
+    if not address >> 40 & 1:  # a real one; where there is none it is drawn anew each time
+        parts.append(f"{address:012x}")
+    with contextlib.suppress(OSError):  # Linux: in another container the numbers mean others
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def in_words(path: Path, holder: Holder) -> str:
+    """Who holds the lock, and what to do."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
+    who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"
+    if not holder.machine:
+        return f"{path} was just made by another process: run again in {TORN_S:.0f} s."
+    if holder.machine == machine() and holder.pid == os.getpid():
+        who = f"this very notebook (process {holder.pid})"
+    left_s = max(0.0, STALE_S - holder.age_s)
+    told = (
+        f"{path.parent} is in use: {who} has been at {holder.what} since {began}, its last sign of "
+        f"life was {holder.age_s:.0f} s ago. Wait for its end, or stop it there"
+    )
+    if holder.machine == machine():
+        return f"{told} (the Stop button, or restart that notebook's kernel)."
+    return (
+        f"{told}. If that machine was taken away, run again in {left_s:.0f} s: what shows no life "
+        f"for {STALE_S:.0f} s is taken over. Or delete {path}."
+    )
+
+
+def _as_json(holder: Holder) -> bytes:
+    return json.dumps(dataclasses.asdict(holder)).encode()

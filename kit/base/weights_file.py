@@ -1,0 +1,130 @@
+"""A module in one safetensors file: weights, and a JSON header that says how to build it again.
+
+Written atomically, read without running anything. A file that is missing, damaged or of another
+shape is told in the words of whoever asked. Knows tensors and JSON alone.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from kit.base.files import write_atomic
+from kit.base.words import brief
+from kit.batches import shards
+
+
+def save_module(
+    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
+) -> None:
+    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`.
+
+    Raises NotFiniteError, and leaves what was there, where a weight is not finite as `dtype`.
+    """
+    state = module.state_dict().items()
+    weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
+    for name, weight in weights.items():
+        if not is_sound(name, weight):
+            raise NotFiniteError(
+                f"{path} is not written: {name} is not finite. Training went astray; begin it "
+                "again with a lower `lr`, or with mixed precision off."
+            )
+    write_atomic(path, file_bytes(weights, header))
+
+
+class NotFiniteError(ValueError):
+    """Weights that nothing can be computed with; the message says whose, and what to do."""
+
+
+def is_sound(name: str, values: Tensor) -> bool:
+    """Whether weights are finite. The code head's bias may be -inf: such a code is never said."""
+    fine = torch.isfinite(values)
+    return bool((fine | (values == float("-inf")) if name == "code_head.bias" else fine).all())
+
+
+def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
+    """A safetensors file of `tensors` and `header`, with their checksum; always the same bytes."""
+    # One entry: safetensors writes several in any order.
+    told = {"header": json.dumps(header | {"sha256": checksum(tensors)})}
+    return safetensors.torch.save(tensors, metadata=told)
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """Changes with any name, type, shape or byte of `tensors`."""
+    raw = {}  # bytes: NumPy has no bf16
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        raw[f"{name} {tensor.dtype} {tuple(tensor.shape)}"] = flat.view(torch.uint8).numpy()
+    return shards.checksum(raw)
+
+
+class ForeignError(ValueError):
+    """A safetensors file that nothing of this version wrote: it need not be damaged."""
+
+
+def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and header that `file_bytes` wrote to `path`.
+
+    Raises ForeignError where another wrote it, ValueError, OSError or SafetensorError for damage.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        told = file.metadata() or {}
+        if "header" not in told:
+            raise ForeignError("of another kind, or of another version of the kit")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    header = json.loads(told["header"])
+    told = header.pop("sha256", None)  # earlier versions wrote none
+    if told and told != checksum(tensors):
+        raise ValueError("its checksum is another")
+    for name, tensor in tensors.items():
+        if not is_sound(name, tensor):
+            raise ValueError(f"{name} is not finite")
+    return tensors, header
+
+
+def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure: str) -> nn.Module:
+    """`make(header)` filled with the weights at `path`, fp32, in eval mode.
+
+    Raises `error` with `cure` when the file is missing, damaged, or does not fit what was made.
+    """
+    if not Path(path).is_file():
+        raise error(f"There is no {path}: {cure}")
+    try:
+        weights, header = contents(path)
+        require_shapes(weights, make, header)
+        module = make(header)
+        module.load_state_dict(weights)
+    except ForeignError as why:
+        raise error(f"{path} is {why}: {cure}") from why
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,  # RecursionError is one
+    ) as why:
+        raise error(
+            f"{path} is damaged or of another kind ({brief(why)}): delete it, then {cure}"
+        ) from why
+    return module.eval()
+
+
+def require_shapes(weights: dict[str, Tensor], make: Callable, header: dict) -> None:
+    """Raise ValueError unless `make(header)` would have tensors of the shapes of `weights`.
+
+    Nothing is allocated: a header may ask for more than any memory holds.
+    """
+    with torch.device("meta"):
+        wanted = {name: tuple(t.shape) for name, t in make(header).state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in weights.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"{name} is {found.get(name, 'missing')}, its header means "
+                f"{wanted.get(name, 'none of that name')}"
+            )

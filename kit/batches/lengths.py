@@ -1,0 +1,162 @@
+"""How long the rows of a corpus are, what limit suits them, and which rows lie beyond it.
+
+Compiled models and CUDA graphs want few, fixed shapes; one clip of twenty seconds must not set the
+width of all. The report shows percentiles, suggests limits, and lists what they would refuse: that
+list belongs in the ledger, for nothing is ever cut short here. `fit_positions` gives a model the
+positions that a corpus needs. Knows counts, not audio or models.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from kit.batches.batching import EXTRA_TOKENS
+from kit.batches.code_cache import CodeCache
+from kit.dataset.ledger import Finding, Utterance, refuse
+from kit.model.sequence import MOST_CODE, MOST_TEXT, TEXT_EXTRA, GPTConfig
+from kit.text.tokenizer import Tokenizer
+
+PERCENTILES = (50, 90, 95, 99, 99.5, 100)
+LONGEST_PIECE = 16  # characters: SentencePiece's own limit
+MOST_CANDIDATES = 20  # lengths tried by `grid_lengths`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthReport:
+    """Percentiles by quantity, and limits that keep the given percentage of the rows."""
+
+    percentiles: dict[str, dict[float, float]]  # {"codes": {50: 61.0, ...}, "seconds": ...}
+    keep_percent: float
+    limit_frames: int  # mel frames, a multiple of 256
+    limit_codes: int  # what these frames are in codes
+    limit_s: float
+    limit_tokens: int  # of a whole row, text and codes, a multiple of 64
+    beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
+    beyond_share: float  # of all rows
+
+    def table(self) -> dict[str, str]:
+        """One line a quantity, for a notebook."""
+        line = lambda found: ", ".join(f"{p:g} %: {value:.4g}" for p, value in found.items())  # noqa: E731
+        return {name: line(found) for name, found in self.percentiles.items()}
+
+
+def longest(model: GPTConfig) -> GPTConfig:
+    """`model` with the most positions that `fit_positions` may give it."""
+    return model.with_positions(MOST_TEXT, MOST_CODE)
+
+
+def ledger_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
+    """Limits for a ManifestConfig: no row is refused that `model` could be given positions for.
+
+    Before there is a tokenizer, a text's letters are counted as if they made the longest pieces;
+    `fit_positions` counts again. `longest_s` above 0 refuses longer clips than those.
+    """
+    most = longest(model)
+    most_s = most.max_code_s(frame_rate)
+    return {
+        "longest_s": min(longest_s or most_s, most_s),
+        "most_characters": LONGEST_PIECE * (most.max_text - TEXT_EXTRA),
+    }
+
+
+def fit_positions(
+    model: GPTConfig, rows: list[Utterance], tokenizer: Tokenizer, frame_rate: float
+) -> tuple[GPTConfig, list[Finding]]:
+    """`model` with positions for the longest of `rows`, and ledger rows for those that fit none.
+
+    `frame_rate` in codes a second. Text is counted in pieces, as the model reads it.
+    """
+    most_ids, most_s = longest(model).max_text - TEXT_EXTRA, longest(model).max_code_s(frame_rate)
+    ids = [len(tokenizer.encode(row.text)) for row in rows]
+    codes = [math.ceil(row.seconds * frame_rate) + 1 for row in rows]
+    refused = []
+    for row, count in zip(rows, ids):
+        if count > most_ids:
+            reason = f"text of {count} pieces, the model has positions for {most_ids}"
+            refused.append(refuse(row, "long text", reason, row.seconds))
+        elif row.seconds > most_s:
+            reason = f"{row.seconds:.1f} s, the model has positions for {most_s:.1f} s"
+            refused.append(refuse(row, "too long", reason, row.seconds))
+    fitting = [count for count in ids if count <= most_ids]
+    return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
+
+
+def length_report(
+    cache: CodeCache,
+    frames_per_code: int,
+    codes_per_s: float,
+    split: str = "train",
+    keep_percent: float = 99.5,
+) -> LengthReport:
+    """The lengths of `split`, and the limits suggested for fixed shapes.
+
+    The frames limit is the `keep_percent`-th percentile rounded up to 256 mel frames; the token
+    limit holds that many codes beside the same percentile of text. Raises ValueError when the
+    split is empty.
+    """
+    ids, columns = counts(cache, split, codes_per_s)
+    highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
+    limit_frames = round_up(float(highest["codes"]) * frames_per_code, 256)
+    limit_codes = limit_frames // frames_per_code
+    limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
+    over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
+    listed = ("codes", "tokens", "seconds")
+    rows = [{"id": ids[i]} | {name: columns[name][i].item() for name in listed} for i in over]
+    return LengthReport(
+        percentiles={
+            name: {p: float(percentile(column, p)) for p in PERCENTILES}
+            for name, column in columns.items()
+        },
+        keep_percent=keep_percent,
+        limit_frames=limit_frames,
+        limit_codes=limit_codes,
+        limit_s=limit_codes / codes_per_s,
+        limit_tokens=limit_tokens,
+        beyond=sorted(rows, key=lambda row: row["tokens"], reverse=True),
+        beyond_share=len(rows) / len(ids),
+    )
+
+
+def counts(
+    cache: CodeCache, split: str, codes_per_s: float
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Ids of a split's rows, and each row's text ids, codes, tokens and seconds."""
+    members = cache.of_split(split)
+    if not members:
+        raise ValueError(f"The code cache holds no utterance of the split `{split}`.")
+    texts = np.array([len(cache.texts[i]) for i in members])
+    codes = np.array([len(cache.codes[i]) for i in members])
+    tokens = texts + codes + EXTRA_TOKENS
+    columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
+    return [cache.rows[i]["id"] for i in members], columns
+
+
+def percentile(column: np.ndarray, percent: float):
+    """The smallest value there that at least `percent` of the values do not exceed."""
+    return np.percentile(column, percent, method="higher")
+
+
+def round_up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def grid_lengths(lengths: Sequence[int], shapes: int = 4, multiple: int = 64) -> tuple[int, ...]:
+    """The few row lengths, multiples of `multiple`, that pad rows of `lengths` tokens the least.
+
+    The last holds the longest row. Fewer than `shapes` where fewer do as well.
+    """
+    wanted = sorted({round_up(length, multiple) for length in lengths})
+    step = -(-len(wanted) // MOST_CANDIDATES)  # of a wide spread every n-th is tried, the last too
+    wanted = wanted[::-1][::step][::-1]
+    rows = np.sort(np.asarray(lengths))
+
+    def cells(grid: tuple) -> int:
+        until = np.searchsorted(rows, grid, side="right")  # rows that each length has room for
+        return int((np.diff(until, prepend=0) * np.array(grid)).sum())
+
+    count = min(shapes, len(wanted)) - 1
+    choices = ((*low, wanted[-1]) for low in itertools.combinations(wanted[:-1], count))
+    return min(choices, key=cells)

@@ -1,0 +1,301 @@
+"""Does the text belong to the recording? Forced alignment finds the clips where it does not.
+
+The recogniser's best path through the given text is compared, frame by frame, with its best path
+through any text at all. Where the text is what was said the two are the same and the score is 0; a
+word too many, a word too few or a recording cut short costs several nats a character, wherever in
+the clip it is. Silence costs nothing, whatever a recogniser that never met it makes of it. (The
+alignment is torchaudio's; scoring it this way: Kürzinger et al. 2020.) The recogniser is one
+trained on recordings of the same language, as notebook 01 does; it may have learned from the very
+clips it judges, for a few wrong ones teach it nothing. Knows nothing of how clips are mended.
+
+Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M mels, T mel frames.
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchaudio.functional import forced_align, merge_tokens
+
+from kit.audio.clip import DatasetError
+from kit.audio.mel_codec import MelCodec, load_wave
+from kit.audio.recognizer import MEL_FRAMES, Recognizer
+from kit.base.config import require, require_within
+from kit.dataset.ledger import Finding, Utterance
+from kit.text.normalize import letters
+
+IMPOSSIBLE = -math.inf  # the score of a text that cannot be laid over its recording at all
+
+
+class AlignError(ValueError):
+    """Scores that tell nothing, because the recogniser does not know this kind of recording."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlignConfig:
+    clips: int = 0  # how many are heard, drawn by chance; 0: every one
+    batch: int = 16  # clips that go through the recogniser together
+    weak: float = -1.0  # a character scoring below this (nats) counts as weak
+    spread: float = 6.0  # refuse clips this many robust standard deviations below the median ...
+    least_gap: float = 0.4  # ... and at least this far (nats a character), however alike they are
+    hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
+
+    def __post_init__(self):
+        require(self.clips >= 0, self, "clips", "0 (every one) or more.")
+        require(self.batch >= 1, self, "batch", "must be at least 1.")
+        require(self.spread > 0, self, "spread", "must be positive.")
+        require(self.least_gap > 0, self, "least_gap", "must be positive.")
+        require_within(self, 0, 1e9, "clips", "batch", "spread", "least_gap")
+        require_within(self, -1e6, 0, "weak", "hopeless")
+
+    def draw(self, rows: list[Utterance]) -> list[Utterance]:
+        """The rows to be heard: all, or `clips` of them, the same ones every time."""
+        few = 0 < self.clips < len(rows)
+        return random.Random(0).sample(rows, self.clips) if few else rows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Word:
+    text: str
+    start_s: float
+    end_s: float
+    score: float  # mean log-probability of its characters, nats
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alignment:
+    score: float  # nats a character that the text costs; 0 is perfect, -inf impossible
+    weak_share: float = 1.0  # of its characters: weakly heard, or unknown to the recogniser
+    words: tuple[Word, ...] = ()
+    worst_at_s: float = 0.0  # where in the recording text and sound part most
+    reason: str = ""  # why it could not be aligned
+
+
+def frame_seconds(codec: MelCodec) -> float:
+    """Seconds of audio in one output frame of a recogniser fed with `codec`'s mels."""
+    return MEL_FRAMES * codec.config.hop_length / codec.sample_rate
+
+
+def frames_needed(ids: Tensor) -> int:
+    """Frames without which `ids` (N,) cannot be aligned: a letter said twice needs a blank."""
+    return len(ids) + int((ids[1:] == ids[:-1]).sum())
+
+
+def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
+    """Spans (start, end, score) of each character, and what each frame (S,) costs, at most 0.
+
+    `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
+    """
+    path, scores = forced_align(log_probs[None].contiguous(), ids[None].int())
+    spans = merge_tokens(path[0], scores[0])
+    return spans, scores[0] - log_probs.amax(-1)
+
+
+def loudness(mel: Tensor) -> Tensor:
+    """How loud each output frame (S,) of a log-mel (M, T) is, in nats: lowest in pauses."""
+    return mel.float().mean(0)[::MEL_FRAMES]
+
+
+def quiet_frames(loud: Tensor) -> Tensor:
+    """Which frames (S,) are pauses: in the lowest quarter between noise floor and speech."""
+    low, high = torch.quantile(loud, torch.tensor([0.01, 0.9]))
+    return loud < low + 0.25 * (high - low)
+
+
+def alignment_score(
+    recognizer: Recognizer, mel: Tensor, text: str, frame_s: float, config: AlignConfig
+) -> Alignment:
+    """`text` laid over one log-mel (M, T); `frame_s` is `frame_seconds(codec)`.
+
+    Never raises for a text that does not fit: the score is then -inf, with the reason.
+    """
+    log_probs = recognizer.log_probs([mel])[0]
+    return _aligned(recognizer, mel, log_probs, text, frame_s, config)
+
+
+def _aligned(
+    recognizer: Recognizer,
+    mel: Tensor,
+    log_probs: Tensor,
+    text: str,
+    frame_s: float,
+    config: AlignConfig,
+) -> Alignment:
+    ids = recognizer.encode(text)
+    reason = _impossible(log_probs, ids)
+    if reason:
+        return Alignment(score=IMPOSSIBLE, reason=reason)
+    spans, costs = best_path(log_probs, ids)
+    spoken = torch.zeros(len(costs), dtype=torch.bool)
+    for span in spans:
+        spoken[span.start : span.end] = True
+    costs = costs * (spoken | ~quiet_frames(loudness(mel)))
+    wanted = len(letters(text))
+    weak = sum(span.score < config.weak for span in spans) + wanted - len(spans)
+    return Alignment(
+        score=float(costs.sum()) / len(ids),
+        weak_share=weak / wanted,
+        words=tuple(_words(recognizer.alphabet, text, spans, frame_s)),
+        worst_at_s=_worst_frame(costs, frame_s) * frame_s,
+    )
+
+
+def _impossible(log_probs: Tensor, ids: Tensor) -> str:
+    if len(ids) == 0:
+        return "the recogniser knows no letter of the text"
+    if frames_needed(ids) > len(log_probs):
+        return f"{len(ids)} characters cannot be said in {len(log_probs)} frames"
+    return "" if torch.isfinite(log_probs).all() else "the recogniser's output is not finite"
+
+
+def _words(alphabet: str, text: str, spans: list, frame_s: float) -> Iterator[Word]:
+    """The words of `text` with their times; one whose letters are all unknown is left out."""
+    rest = iter(spans)
+    for number, word in enumerate(letters(text).split(" ")):
+        if number and " " in alphabet:
+            next(rest)  # the space before it
+        own = [next(rest) for char in word if char in alphabet]
+        if own:
+            yield Word(
+                text=word,
+                start_s=own[0].start * frame_s,
+                end_s=own[-1].end * frame_s,
+                score=sum(span.score for span in own) / len(own),
+            )
+
+
+def _worst_frame(costs: Tensor, frame_s: float, around_s: float = 0.5) -> int:
+    """The frame in the middle of the half second that costs most."""
+    width = min(len(costs), max(1, round(around_s / frame_s)))
+    return int(F.avg_pool1d(costs[None], width, stride=1)[0].argmin()) + width // 2
+
+
+def align_clips(
+    rows: list[Utterance],
+    recognizer: Recognizer,
+    codec: MelCodec,
+    config: AlignConfig,
+    progress: Callable = lambda *_: None,
+) -> list[Alignment]:
+    """An alignment for each of `rows`, in their order; `progress(done, total)` along the way.
+
+    A recording that cannot be read scores -inf, with the reason.
+    """
+    found: list = [None] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little of a batch is padding
+    for start in range(0, len(order), config.batch):
+        at = order[start : start + config.batch]
+        for i, alignment in zip(at, _align_batch([rows[i] for i in at], recognizer, codec, config)):
+            found[i] = alignment
+        progress(min(start + config.batch, len(rows)), len(rows))
+    return found
+
+
+def _align_batch(rows: list, recognizer: Recognizer, codec: MelCodec, config: AlignConfig) -> list:
+    waves = [_wave_or_reason(row, codec.sample_rate) for row in rows]
+    heard = [wave for wave in waves if isinstance(wave, Tensor)]
+    mels = codec.log_mels(heard) if heard else []
+    pairs = zip(mels, recognizer.log_probs(mels) if heard else [])
+    frame_s = frame_seconds(codec)
+    return [
+        _aligned(recognizer, *next(pairs), row.text, frame_s, config)
+        if isinstance(wave, Tensor)
+        else Alignment(score=IMPOSSIBLE, reason=wave)
+        for row, wave in zip(rows, waves)
+    ]
+
+
+def _wave_or_reason(row: Utterance, sample_rate: int) -> Tensor | str:
+    try:
+        return load_wave(row.audio, sample_rate)
+    except DatasetError as error:
+        return str(error)
+
+
+def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:
+    """The `count` (row, alignment) pairs with the lowest scores, the worst first: listen to them.
+
+    The usual reading: words missing in the text, words too many, another sentence's recording.
+    """
+    return sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:count]
+
+
+def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
+    """The score below which text and audio do not match: far under the median, in robust terms.
+
+    Median and median absolute deviation, which up to half of the clips cannot move far. Raises
+    AlignError when the median itself is hopeless, for then the scores tell nothing apart.
+    """
+    scores = np.array([a.score for a in alignments])
+    middle = float(np.median(scores)) if len(scores) else 0.0
+    if middle < config.hopeless:
+        raise AlignError(
+            f"The typical clip scores {middle:.2f} nats a character, where 0 is perfect and "
+            f"{config.hopeless} is the least that tells anything: the recogniser does not know "
+            "these voices or this language, or most texts belong to other recordings. Check the "
+            "order of the texts, or let 01_data_prep train it longer on clips like these "
+            "(`minutes` of the preset's section `recognizer`)."
+        )
+    spread = 1.4826 * float(np.median(np.abs(scores - middle))) if len(scores) else 0.0
+    return middle - max(config.spread * spread, config.least_gap)
+
+
+def refuse_mismatched(
+    rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
+) -> tuple[list[Utterance], list[Finding]]:
+    """`rows` whose text and audio belong together, and ledger rows for the others.
+
+    Raises AlignError as `lowest_score` does.
+    """
+    lowest = lowest_score(alignments, config)
+    kept, refused = [], []
+    for row, alignment in zip(rows, alignments):
+        if alignment.score >= lowest:
+            kept.append(row)
+        else:
+            refused.append(_mismatch(row, alignment, lowest))
+    return kept, refused
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match:
+    """What became of a check of texts against recordings."""
+
+    mismatched: list[Finding]
+    lowest: float | None  # the score below which clips were refused; None: nothing could be judged
+    note: str  # in words
+
+    @property
+    def judged(self) -> bool:
+        return self.lowest is not None
+
+
+def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
+    """`refuse_mismatched`, or, where the scores tell nothing apart, nothing refused and why."""
+    try:
+        lowest = lowest_score(alignments, config)
+    except AlignError as error:
+        return Match(mismatched=[], lowest=None, note=f"not judged: {error}")
+    mismatched = refuse_mismatched(rows, alignments, config)[1]
+    note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
+    return Match(mismatched=mismatched, lowest=lowest, note=note)
+
+
+def _mismatch(row: Utterance, alignment: Alignment, lowest: float) -> Finding:
+    measured = f"alignment score {alignment.score:.2f}, lowest allowed {lowest:.2f}"
+    detail = alignment.reason or f"{measured}, worst near {alignment.worst_at_s:.1f} s"
+    return Finding(
+        file=row.file,
+        line=row.line,
+        id=row.id,
+        kind="mismatch",
+        reason=f"text and audio do not match ({detail})",
+        seconds=row.seconds,
+        cure="listen to it: correct the text, or cut the recording where the text begins and ends",
+        audio=row.audio,
+    )

@@ -1,0 +1,302 @@
+"""Rows of the Hugging Face hub, or of anything that yields such rows, as an LJSpeech folder.
+
+`from_huggingface` takes any iterable of rows in the format of the `datasets` library and writes
+clip by clip, each whole or absent, going on where it was interrupted. Names and paths in the rows
+are never used, no code of a dataset is ever run. Knows nothing of what makes a clip fit for
+training: that is judged afterwards, as with any other folder.
+"""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import soundfile
+
+from kit.base.config import build, require, require_within
+from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
+from kit.base.words import brief
+
+TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
+SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
+LONGEST_S = 3600.0  # of one row, and at most so many channels: more is no recording, but a bomb
+MOST_CHANNELS = 16
+ROOM_BYTES = 2**28  # of free disk, below which no clip is begun
+
+
+class IngestError(ValueError):
+    """Rows that cannot be taken in; the message says what was expected, and what is kept."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubConfig:
+    audio_column: str = "audio"
+    text_column: str = ""  # "" takes the first of TEXT_COLUMNS that a row has
+    speaker_column: str = ""  # "" takes the first of SPEAKER_COLUMNS, or names no speaker
+    most_hours: float | None = None  # of audio written, then it ends; None: all of it
+    save_every: int = 100  # rows between two saved positions
+
+    def __post_init__(self):
+        some = self.most_hours is None or self.most_hours > 0
+        require(some, self, "most_hours", "must be positive, or null for all.")
+        require(self.save_every >= 1, self, "save_every", "must be at least 1.")
+        require_within(self, 0, 1e9, "most_hours", "save_every")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A row that was not taken in, by its place in the stream, from 0."""
+
+    row: int
+    reason: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class Position:
+    """How far a stream was taken in, and how long the two growing files were then."""
+
+    rows: int = 0
+    seconds: float = 0.0
+    table_bytes: int = 0
+    skipped_bytes: int = 0
+
+
+def from_huggingface(
+    rows: Iterable[dict],
+    into: Path,
+    config: HubConfig,
+    progress: Callable = lambda *_: None,
+) -> Path:
+    """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
+
+    A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
+    (L, C), "sampling_rate": Hz}, and text. Interrupted, a later call with the same rows goes on
+    behind those taken in; finished, it does nothing. `progress(rows, rows in all)` after each; one
+    more than `rows` where nobody knows. Raises IngestError when the stream fails or no row can be
+    used, DiskError when the disk is full.
+    """
+    into = Path(into)
+    make_folder(into / "wavs")
+    key = digest(dataclasses.replace(config, save_every=1))
+    if _finished(into, key):
+        return into
+    place = _position(into, key)
+    limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
+    total = _count(rows)
+    with (
+        _reopened(into / "metadata.part", place.table_bytes) as table,
+        _reopened(into / "skipped.part", place.skipped_bytes) as skipped,
+    ):
+        for row in _stream(rows, place.rows):
+            if place.seconds >= limit_s:
+                break
+            _take(row, place, into, config, table, skipped)
+            if place.rows % config.save_every == 0:
+                _save(place, key, into, table, skipped)
+            progress(place.rows, max(place.rows, total or place.rows + 1))
+        _save(place, key, into, table, skipped)
+    progress(place.rows, place.rows)
+    return _finish(into, key, place)
+
+
+def _count(rows: Iterable[dict]) -> int | None:
+    """How many `rows` there are, as far as they know themselves; a stream of the hub may."""
+    if hasattr(rows, "__len__"):
+        return len(rows)
+    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
+    return getattr(splits.get(str(getattr(rows, "split", ""))), "num_examples", None)
+
+
+def _finished(into: Path, key: str) -> bool:
+    mark = into / "complete"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == key:
+        return True
+    if (into / "metadata.csv").exists() and not (into / "position.json").exists():
+        raise IngestError(
+            f"{into} holds a dataset made with other settings, or by something else: move or "
+            "delete it, or write into another folder."
+        )
+    return False
+
+
+def _position(into: Path, key: str) -> Position:
+    """Where an interrupted call with the same settings was; else the beginning."""
+    file = into / "position.json"
+    try:
+        saved = json.loads(file.read_bytes()) if file.is_file() else {}
+        if saved.get("key") != key:
+            return Position()
+        place = build(Position, saved["position"])
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise IngestError(
+            f"{file} is damaged ({brief(error)}): it says how many rows are taken in. Delete it "
+            "to take them in again from the first, over what is there."
+        ) from error
+    parts = {"metadata.part": place.table_bytes, "skipped.part": place.skipped_bytes}
+    whole = all((into / n).is_file() and (into / n).stat().st_size >= s for n, s in parts.items())
+    return place if whole else Position()
+
+
+@contextlib.contextmanager
+def _reopened(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
+    """A growing file, cut back to what it held when the position was saved."""
+    with open(path, "ab") as file:
+        file.truncate(size_bytes)
+        file.seek(0, io.SEEK_END)
+        yield file
+
+
+def _stream(rows: Iterable[dict], start: int) -> Iterator[dict]:
+    """`rows` from number `start` on; whatever fails in it is told with what to do."""
+    try:
+        rows = rows.skip(start) if hasattr(rows, "skip") else itertools.islice(rows, start, None)
+        yield from rows
+    except Exception as error:  # the network, or a decoder: whatever the source may raise
+        raise IngestError(
+            f"The stream of rows failed: {type(error).__name__}: {error}. What was written is "
+            "kept: run again to go on behind it."
+        ) from error
+
+
+def _take(
+    row: dict,
+    place: Position,
+    into: Path,
+    config: HubConfig,
+    table: BinaryIO,
+    skipped: BinaryIO,
+) -> None:
+    """Write one row's clip and its line of the table, or the reason why it has none."""
+    name = f"{place.rows:08d}"
+    require_disk(into, ROOM_BYTES)
+    try:
+        text, speaker = _text_of(row, config)
+        wave, rate = _wave_of(row, config)
+    except IngestError as error:
+        note = dataclasses.asdict(Skipped(row=place.rows, reason=str(error)))
+        skipped.write(json.dumps(note, ensure_ascii=False).encode(errors="replace") + b"\n")
+    else:
+        file = io.BytesIO()
+        soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
+        part = into / "wavs" / f"{name}.part"
+        with writing(part):
+            part.write_bytes(file.getvalue())
+            part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
+        table.write(f"{name}|{text}|{text}|{speaker}\n".encode())
+        place.seconds += len(wave) / rate
+    place.rows += 1
+
+
+def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
+    if not isinstance(row, Mapping):
+        raise IngestError(f"columns by their names expected, got {type(row).__name__}")
+    column = config.text_column or next((c for c in TEXT_COLUMNS if c in row), "")
+    if not isinstance(row.get(column), str) or not row[column].strip():
+        known = config.text_column or " or ".join(TEXT_COLUMNS)
+        raise IngestError(f"no text in {known}; the columns are {', '.join(map(str, row))}")
+    speakers = [config.speaker_column] if config.speaker_column else SPEAKER_COLUMNS
+    speaker = next((row[c] for c in speakers if row.get(c) not in (None, "")), "")
+    return _one_line(row[column]), _one_line(str(speaker))[:64]
+
+
+def _one_line(text: str) -> str:
+    """`text` as it can stand in a table without quoting."""
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair is no character
+    return " ".join(text.replace("|", " ").replace("\0", " ").split())
+
+
+def _wave_of(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
+    """Mono samples (L,) and their rate in Hz."""
+    audio = row.get(config.audio_column)
+    if isinstance(audio, dict) and audio.get("bytes"):
+        wave, rate = _decoded(audio["bytes"])
+    elif isinstance(audio, dict) and audio.get("array") is not None:
+        wave, rate = _samples(audio["array"]), audio.get("sampling_rate")
+    else:
+        held = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
+        raise IngestError(
+            f"no audio bytes or array in column {config.audio_column!r}, but {held}: paths are not "
+            "followed; stream it with decode=False, or with the bytes embedded"
+        )
+    wave = wave.mean(axis=int(np.argmin(wave.shape))) if wave.ndim == 2 else wave
+    if not isinstance(rate, int) or not 1000 <= rate <= 384_000:
+        raise IngestError(f"the sampling rate is {rate!r}")
+    if wave.ndim != 1 or len(wave) == 0 or not np.isfinite(wave).all():
+        raise IngestError(f"audio of shape {wave.shape} is empty or holds no finite numbers")
+    return wave, rate
+
+
+def _samples(array) -> np.ndarray:
+    """Samples as float32; whole numbers are taken for what integer audio means by them."""
+    try:
+        wave = np.asarray(array)
+        scale = np.iinfo(wave.dtype).max if np.issubdtype(wave.dtype, np.integer) else 1.0
+        return wave.astype(np.float32) / np.float32(scale)
+    except (TypeError, ValueError) as error:
+        raise IngestError(f"its array holds no samples: {error}") from error
+
+
+def _decoded(data: bytes) -> tuple[np.ndarray, int]:
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.frames > LONGEST_S * file.samplerate or file.channels > MOST_CHANNELS:
+                raise IngestError(
+                    f"its {len(data):,} bytes tell of {file.frames / file.samplerate:.3g} s in "
+                    f"{file.channels} channels: at most {LONGEST_S:.0f} s in {MOST_CHANNELS}"
+                )
+            return file.read(dtype="float32"), file.samplerate
+    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+        raise IngestError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
+
+
+def _save(place: Position, key: str, into: Path, *files: BinaryIO) -> None:
+    """Note the position once everything before it is surely in the files."""
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())
+    place.table_bytes, place.skipped_bytes = (file.tell() for file in files)
+    saved = {"key": key, "position": dataclasses.asdict(place)}
+    write_atomic(into / "position.json", json.dumps(saved))
+
+
+def _finish(into: Path, key: str, place: Position) -> Path:
+    if place.table_bytes == 0:
+        first = (into / "skipped.part").read_text(encoding="utf-8").split("\n")[0]
+        raise IngestError(f"None of {place.rows} rows could be used. The first: {first or 'none'}")
+    for part, whole in (("skipped.part", "skipped.jsonl"), ("metadata.part", "metadata.csv")):
+        write_atomic(into / whole, (into / part).read_bytes())
+    write_atomic(into / "complete", key)
+    for name in ("skipped.part", "metadata.part", "position.json"):
+        (into / name).unlink()
+    return into
+
+
+def open_huggingface(name: str, config: str | None, split: str, revision: str | None = None):
+    """Rows of a dataset on the Hugging Face hub, or in a local folder, streamed undecoded.
+
+    No code of the dataset is ever run. Raises IngestError when the `datasets` package is missing,
+    the name is unknown, or there is no network.
+    """
+    try:
+        import datasets  # here, so that nobody else needs it
+    except ImportError as error:
+        raise IngestError(
+            "Streaming from the Hugging Face hub needs a package: pip install datasets."
+        ) from error
+    try:
+        rows = datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)
+    except Exception as error:  # of the network, the hub or the format: dozens of classes
+        raise IngestError(
+            f"{name!r} ({config or 'default'}, {split}) cannot be opened: {error}. Check the name "
+            "and the network; a dataset that brings a loading script needs its parquet version."
+        ) from error
+    audio = [c for c, kind in (rows.features or {}).items() if isinstance(kind, datasets.Audio)]
+    for column in audio:  # decoding needs FFmpeg and resamples; soundfile reads the bytes
+        rows = rows.cast_column(column, datasets.Audio(decode=False))
+    return rows

@@ -1,0 +1,115 @@
+"""From a folder of recordings to a checked manifest, and a ledger of all that was refused.
+
+The whole way: read the tables (layouts.py), measure every clip (clip_stats.py), judge (rules.py),
+write what came of it. `check_dataset` does it for a notebook; `write_fixed` leaves a cleaned table
+for other tools. Originals are only read. Knows nothing of tokens or codes.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from kit.audio.clip import ClipMeasure, DatasetError
+from kit.base.files import write_atomic
+from kit.base.words import brief
+from kit.dataset.checks import judge
+from kit.dataset.clip_stats import measure_clips
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import Finding, Ledger, ManifestConfig, Utterance
+
+
+def check_dataset(
+    source: Path,
+    config: ManifestConfig,
+    into: Path,
+    workers: int | None = None,
+    progress: Callable = lambda *_: None,
+) -> Ledger:
+    """Read and check a folder or table; write manifest, ledger and warnings as JSONL under `into`.
+
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so a check
+    that was killed goes on. `progress(done, total)` is called along the way. Raises DatasetError
+    when `source` is no dataset or vanishes; what was refused is for `Ledger.require_usable`.
+    """
+    into = Path(into)
+    found = read_dataset(source, config)
+    paths = [row.audio for row in found.rows]
+    cache = into / "measures.jsonl"
+    measures = measure_clips(paths, cache, config.longest_s, workers, progress=progress)
+    kept, refused, warned = judge(found.rows, measures, config)
+    figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
+    tables = {"kept": kept, "refused": found.refused + refused, "warned": warned}
+    ledger = Ledger(layout=found.layout, measures=figures, **tables)
+    write_checked(ledger, into)
+    return ledger
+
+
+def write_checked(ledger: Ledger, into: Path) -> None:
+    """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
+    tables = {"manifest": ledger.kept, "ledger": ledger.refused, "warnings": ledger.warned}
+    for name, table in tables.items():
+        _write_lines(Path(into) / f"{name}.jsonl", map(vars, table))
+
+
+def load_manifest(
+    source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
+) -> tuple[list[Utterance], list[Finding]]:
+    """`check_dataset`, insisting that it can be trained on: (kept rows, refusals).
+
+    Raises DatasetError when nothing is left, or more than `refuse_percent` of the hours is refused.
+    """
+    ledger = check_dataset(source, config, into, progress=progress)
+    ledger.require_usable(config, Path(into) / "ledger.jsonl")
+    return ledger.kept, ledger.refused
+
+
+def read_manifest(folder: Path) -> list[Utterance]:
+    """The checked manifest that 01_data_prep left in `folder`."""
+    path = Path(folder) / "manifest.jsonl"
+    if not path.is_file():
+        raise DatasetError(f"There is no {path}: run notebook 01_data_prep first.")
+    rows = []
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(_utterance(json.loads(line)))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise DatasetError(
+                    f"{path}, line {number} is damaged ({brief(error)}): run notebook 01_data_prep "
+                    "again, it writes the manifest anew."
+                ) from error
+    if not rows:
+        raise DatasetError(f"{path} holds no row: run notebook 01_data_prep again.")
+    return rows
+
+
+def _utterance(values: dict) -> Utterance:
+    """A row of the manifest. Raises TypeError for what is none."""
+    row = Utterance(**values)
+    for name, value in vars(row).items():
+        kind = {"line": int, "seconds": int | float}.get(name, str)
+        if not isinstance(value, kind):
+            raise TypeError(f"`{name}` is {value!r}")
+    return row
+
+
+def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
+    """A JSONL manifest of the rows that were kept, with their normalised texts and splits.
+
+    Paths are relative to `root`, the dataset's folder (or a table in it), and `read_dataset(path,
+    config)` reads it back with `audio_root=root`. Raises DatasetError when `path` lies inside
+    `root`: originals stay as they are.
+    """
+    path, root = Path(path).absolute(), Path(root).absolute()
+    root = root.parent if root.is_file() else root
+    if path.resolve().is_relative_to(root.resolve()):
+        raise DatasetError(f"{path} lies among the originals in {root}; choose another folder.")
+    keys = ("id", "text", "speaker", "split", "seconds")
+    inside = lambda row: os.path.relpath(os.path.abspath(row.audio), root)  # noqa: E731
+    _write_lines(path, ({"audio": inside(r)} | {k: vars(r)[k] for k in keys} for r in kept))
+    return path
+
+
+def _write_lines(path: Path, values: Iterable[dict]) -> None:
+    write_atomic(path, "".join(json.dumps(v, ensure_ascii=False) + "\n" for v in values))

@@ -1,0 +1,217 @@
+"""A speech corpus with no download: espeak-ng speaks sentences built from everyday words.
+
+`make_corpus` writes an LJSpeech folder (`metadata_SPLIT.csv` with `id|text|normalised|speaker`, and
+`wavs/`), so the embedded default and a user's own recordings take the very same path from there.
+Deterministic: one configuration, one folder, byte for byte. espeak-ng (GPL-3) is called through
+its C interface, never bundled. Knows nothing of tokens, codecs or models.
+"""
+
+import dataclasses
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import soundfile
+import yaml
+
+from kit.base.config import CONFIGS, LARGEST_SEED, ConfigError, require, require_within
+from kit.base.files import digest, make_folder, require_disk, write_atomic
+from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
+
+CLIP_BYTES = 85_000  # of a spoken sentence, on average
+# espeak-ng's C interface (speak_lib.h): names for the numbers used below.
+_SYNCHRONOUS, _UTF8, _RATE, _PITCH = 2, 1, 1, 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    language: str = "am"  # "am" or "en": the word list in configs/words/ and the espeak-ng voice
+    utterances: int = 12000  # training utterances
+    held_out: int = 250  # sentences of which no two neighbouring words occur in training
+    unseen: int = 100  # sentences each holding words that never occur in training
+    long: int = 30  # held-out sentences of about 20 words
+    max_words: int = 20  # longest training sentence, in words
+    speakers: int = 3  # how many of SPEAKERS take part
+    workers: int = 2  # processes that speak
+    seed: int = 0
+
+    def __post_init__(self):
+        require(self.language in ("am", "en"), self, "language", "choose `am` or `en`.")
+        require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
+        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long")
+        require_within(self, 1, 1000, "max_words", "workers")
+        require_within(self, 0, LARGEST_SEED, "seed")
+        require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
+
+
+class Grammar:
+    """Random sentences from a word list: slots in a fixed order, some of them optional."""
+
+    def __init__(self, words: dict, rng: random.Random):
+        self.words, self.rng = words, rng
+
+    def clause(self, rare: bool = False) -> list[str]:
+        """One clause: subject and verb agree; an adjective only before an object.
+
+        A rare clause takes words of the `unseen` list where there are any; its verbs stay known.
+        """
+        agreement = self.rng.randrange(len(self.words["subject"]))
+        present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
+        if "object" not in present:
+            present.discard("adjective")
+        return [
+            self._word(slot, agreement, rare) for slot, _ in self.words["order"] if slot in present
+        ]
+
+    def _word(self, slot: str, agreement: int, rare: bool) -> str:
+        if slot in ("subject", "verb"):
+            return self.rng.choice(self.words[slot][agreement])
+        return self.rng.choice((self.words["unseen"] if rare else self.words)[slot])
+
+    def sentence(self, longest: int, rare: bool = False) -> list[str]:
+        """One to several clauses joined by a conjunction; most sentences are a single clause.
+
+        An expression of several words ("at school") is one item of the list.
+        """
+        if not rare and self.rng.random() < 0.04:
+            return [self.rng.choice(self.words["phrase"])]
+        words = self.clause(rare)
+        while self.rng.random() < 0.25:
+            more = [self.rng.choice(self.words["and"]), *self.clause(rare)]
+            if len(words) + len(more) > longest:
+                break
+            words += more
+        return words
+
+
+def load_words(language: str) -> dict:
+    path = CONFIGS / "words" / f"{language}.yaml"
+    words = yaml.safe_load(path.read_text(encoding="utf-8"))
+    split = {k: v.split(", ") for k, v in words["unseen"].items()}
+    lists = {
+        k: [row.split(", ") for row in v] if k in ("subject", "verb") else v.split(", ")
+        for k, v in words.items()
+        if k not in ("order", "unseen")
+    }
+    return lists | {"unseen": split, "order": words["order"]}
+
+
+def sentences(config: CorpusConfig) -> dict[str, list[str]]:
+    """Texts by split. No two neighbouring words of `held_out` or `long` stand so in `train`.
+
+    An expression of several words counts as one word here. Raises ConfigError when the word list
+    is too small for what is asked.
+    """
+    rng = random.Random(f"{config.language} {config.seed}")
+    grammar = Grammar(load_words(config.language), rng)
+    held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)
+    long = _draw(lambda: grammar.sentence(22), config.long, lambda w: len(w) >= 18)
+    rare = {word for slot in grammar.words["unseen"].values() for word in slot}
+    has_rare = lambda words: len(words) >= 3 and not rare.isdisjoint(words)  # noqa: E731
+    unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, has_rare)
+    banned = {pair for words in held_out + long for pair in zip(words, words[1:])}
+    train = _draw(
+        lambda: grammar.sentence(config.max_words),
+        config.utterances,
+        lambda words: banned.isdisjoint(zip(words, words[1:])),
+        distinct=False,
+    )
+    splits = {"train": train, "held_out": held_out, "unseen": unseen, "long": long}
+    return {split: [" ".join(words) for words in rows] for split, rows in splits.items()}
+
+
+def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> list[list[str]]:
+    found, seen = [], set()
+    for _ in range(1000 * count + 1):
+        if len(found) == count:
+            return found
+        words = draw()
+        if keep(words) and not (distinct and tuple(words) in seen):
+            found.append(words)
+            seen.add(tuple(words))
+    raise ConfigError(f"The word list yields only {len(found)} of the {count} sentences asked for.")
+
+
+def speak_rows(job: dict) -> None:
+    """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`."""
+    espeak = Espeak(job["language"])
+    espeak.speaker(job["speaker"])
+    for name, text in job["rows"]:
+        soundfile.write(f"{job['folder']}/{name}.wav", espeak.say(text), SAMPLE_RATE)
+
+
+def _speak_apart(job: dict) -> int:
+    mark = Path(job["folder"]).parent / "spoken" / digest(job)
+    if mark.exists():
+        return len(job["rows"])
+    # A fresh process per job of fixed content: espeak-ng carries state from one call to the next.
+    run = run_apart("kit.dataset.synthetic", job)
+    if run.returncode:
+        raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
+    write_atomic(mark, "")
+    return len(job["rows"])
+
+
+def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda *_: None) -> Path:
+    """Write the corpus as an LJSpeech folder, or do nothing where it already stands whole.
+
+    `progress(done, total)` is called as utterances are finished. The id of an utterance starts
+    with its split (train, held_out, unseen, long). Raises DiskError, before it starts, when the
+    disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
+    """
+    folder = Path(folder).resolve()
+    mark = folder / "complete"
+    key = digest(dataclasses.replace(config, workers=1))  # how many speak changes nothing
+    if mark.exists() and mark.read_text(encoding="utf-8") == key:
+        return folder
+    _forget_others(folder, key)
+    wavs = folder / "wavs"
+    make_folder(wavs)
+    require_disk(folder, config.utterances * CLIP_BYTES)
+    rows = [
+        (f"{split}_{i:06d}", text, i % config.speakers)
+        for split, texts in sentences(config).items()
+        for i, text in enumerate(texts)
+    ]
+    jobs = []
+    for speaker in range(config.speakers):
+        own = [row[:2] for row in rows if row[2] == speaker]
+        common = {"folder": str(wavs), "language": config.language, "speaker": speaker}
+        jobs += [common | {"rows": own[i : i + 500]} for i in range(0, len(own), 500)]
+    done = 0
+    with ThreadPoolExecutor(config.workers) as pool:
+        for count in pool.map(_speak_apart, jobs):
+            done += count
+            progress(done, len(rows))
+    _write_tables(folder, rows)
+    write_atomic(mark, key)
+    return folder
+
+
+def _forget_others(folder: Path, key: str) -> None:
+    """Let nothing that another configuration left in `folder` pass for this one's."""
+    begun = folder / "begun"
+    if not begun.exists() or begun.read_text(encoding="utf-8") != key:
+        shutil.rmtree(folder / "spoken", ignore_errors=True)
+        (folder / "complete").unlink(missing_ok=True)
+        for table in folder.glob("metadata*.csv"):
+            table.unlink()
+        write_atomic(begun, key)
+
+
+def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:
+    """`metadata.csv` for training, `metadata_NAME.csv` for each other split."""
+    tables: dict[str, str] = {}
+    for name, text, speaker in rows:
+        split = name.rsplit("_", 1)[0]
+        tables[split] = tables.get(split, "") + f"{name}|{text}|{text}|voice{speaker}\n"
+    for split, table in tables.items():
+        write_atomic(folder / f"metadata_{split}.csv", table)
+
+
+if __name__ == "__main__":
+    speak_rows(json.load(sys.stdin))

@@ -1,0 +1,149 @@
+"""How good is the voice: figures anyone can measure again, with their noise floor beside them.
+
+Speaks held-out sentences, lets the recogniser write down what it hears, and counts: character
+error rate, how often the model found its own end, how long it took against the recording. The same
+recogniser on the recordings, and on the codec's round trip, gives the floor. Knows a `Voice` and a
+manifest; nothing of training.
+"""
+
+import dataclasses
+import io
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import soundfile
+import torch
+from torch import Tensor
+
+from kit.audio.mel_codec import MelCodec, load_wave
+from kit.audio.recognizer import Recognizer, cer
+from kit.base.files import write_atomic
+from kit.dataset.ledger import Utterance
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Speech, Voice
+from kit.model.gpt import SpeechGPT
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scores:
+    cer: float  # character error rate of the transcripts, 0.04 is 4 %
+    eos_rate: float  # share of sentences that ended by STOP
+    duration_ratio: float  # seconds spoken / seconds recorded, all sentences together
+    sentences: int
+    runaway_rate: float = 0.0  # share of sentences that took over twice as long as recorded
+    heard: tuple[str, ...] = ()
+
+    def figures(self) -> dict:
+        """The numbers alone, for the report."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "heard"}
+
+
+def transcribe(
+    recognizer: Recognizer, codec: MelCodec, waves: list[Tensor], batch: int = 25
+) -> list[str]:
+    """What the recogniser hears in each waveform (L,); an empty one is silence."""
+    least = 4 * codec.config.hop_length
+    heard = []
+    for part in (waves[i : i + batch] for i in range(0, len(waves), batch)):
+        mels = [codec.mel(w[None] if len(w) else torch.zeros(1, least))[0][0] for w in part]
+        heard += recognizer.transcribe(mels)
+    return heard
+
+
+def score(
+    voice: Voice,
+    rows: list[Utterance],
+    recognizer: Recognizer,
+    config: GenerateConfig,
+    batch: int = 64,
+) -> tuple[Scores, list[Speech]]:
+    """Speak every row's text in its own speaker's voice, `batch` at a time, and measure."""
+    speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config, batch)
+    heard = transcribe(recognizer, voice.codec, [s.wave for s in speech])
+    seconds = [len(s.wave) / voice.codec.sample_rate for s in speech]
+    scores = Scores(
+        cer=cer(heard, [r.text for r in rows]),
+        eos_rate=sum(s.stopped for s in speech) / len(speech),
+        duration_ratio=sum(seconds) / sum(r.seconds for r in rows),
+        runaway_rate=sum(s > 2 * r.seconds for s, r in zip(seconds, rows)) / len(rows),
+        sentences=len(rows),
+        heard=tuple(heard),
+    )
+    return scores, speech
+
+
+def hearing(
+    voice: Voice, rows: list[Utterance], recognizer: Recognizer, config: GenerateConfig
+) -> Callable[[SpeechGPT], dict]:
+    """A gate for training: what a model, in place of the voice's own, makes of `rows`."""
+
+    def listen(model: SpeechGPT) -> dict:
+        heard = dataclasses.replace(voice, model=model, decoder=None)
+        return score(heard, rows, recognizer, config)[0].figures()
+
+    return listen
+
+
+def floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> tuple[float, float]:
+    """CER on the recordings, and on the recordings after the codec's round trip."""
+    waves = [load_wave(r.audio, codec.sample_rate) for r in rows]
+    again = [codec.decode(codec.encode(w[None]))[0] for w in waves]
+    texts = [r.text for r in rows]
+    return tuple(cer(transcribe(recognizer, codec, w), texts) for w in (waves, again))
+
+
+def save_samples(
+    named: dict[str, tuple[list[str], list[Tensor]]],
+    split: str,
+    rate: int,
+    folder: Path,
+    most: int = 3,
+) -> list[dict]:
+    """Write the first few waveforms of each variant; returns rows for the report's `samples`.
+
+    Raises DiskError with the cure where they cannot be written.
+    """
+    rows = []
+    for variant, (texts, waves) in named.items():
+        for i, (text, wave) in enumerate(itertools.islice(zip(texts, waves), most)):
+            path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
+            file = io.BytesIO()
+            soundfile.write(file, wave.numpy(), rate, format="WAV")
+            write_atomic(path, file.getvalue())
+            rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
+    return rows
+
+
+def recognizer_doubt(cer_on_recordings: float | None, worst_cer: float) -> str:
+    """What a recogniser's own error on recordings means for its figures; "" where it can judge.
+
+    None: the error is not known.
+    """
+    if cer_on_recordings is None or cer_on_recordings <= worst_cer:
+        return ""
+    return (
+        f"the recogniser itself mistakes {cer_on_recordings:.1%} of the letters of recordings: it "
+        f"cannot say whether a voice stays below {worst_cer:.1%}, only which is better; trust "
+        "your ears, or give it more `minutes` (preset, section `recognizer`) or more recordings"
+    )
+
+
+def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[str]:
+    """The gate: reasons why this voice should not be used yet; none when it may."""
+    checks: dict[str, Callable[[], bool]] = {
+        f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): train longer": (
+            lambda: scores.cer > worst_cer
+        ),
+        f"{1 - scores.eos_rate:.1%} of the sentences never ended: train longer": (
+            lambda: scores.eos_rate < 1
+        ),
+        f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded": (
+            lambda: scores.runaway_rate > 0.02
+        ),
+        f"speech lasts {scores.duration_ratio:.2f} times the recordings": (
+            lambda: not 0.8 < scores.duration_ratio < 1.25
+        ),
+    }
+    doubt = recognizer_doubt(floor_cer, worst_cer)
+    return ([doubt] if doubt else []) + [reason for reason, failed in checks.items() if failed()]

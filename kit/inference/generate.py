@@ -1,0 +1,191 @@
+"""Text ids and a reference in, audio codes out: prompts of unequal length, each with its own end.
+
+Finished rows leave the batch. Whether a row ended by STOP or by the length limit is always told;
+one that was cut is read again, cooler, before that is accepted. Knows the decoder and the sampler;
+nothing of text, codecs or files.
+
+Shapes: B rows still speaking, R rows asked for, V code vocabulary, M mels, T mel frames.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kit.inference.decoder import DecodeError, Decoder
+from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+
+CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
+
+
+class GenerationError(DecodeError):
+    """Settings or weights that cannot be used to speak; the message says what to change."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spoken:
+    codes: Tensor  # (N,) without STOP
+    stopped: bool  # False: cut at the length limit, the model did not find its end
+    log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
+    temperature: float  # it was read at: lower than asked for where a reading was cut before
+
+
+@dataclasses.dataclass(kw_only=True)
+class Said:
+    """What a batch has said so far."""
+
+    codes: Tensor  # (R, longest), STOP where nothing was said yet
+    log_probs: Tensor  # (R, longest)
+    limits: list[int]  # codes each row may have
+    stop: int  # the code that ends a row
+    steps: int = 0  # columns that are decided
+
+    def spoken(self, temperature: float) -> list[Spoken]:
+        """Every row up to its end. Raises GenerationError when a logit was not finite."""
+        codes, scores = self.codes.cpu(), self.log_probs.cpu()
+        if not torch.isfinite(scores).all():
+            raise GenerationError(
+                "The model's logits are not finite: its numbers outgrow this format. Take bf16 or "
+                "fp32 weights, or an earlier checkpoint."
+            )
+        found = []
+        for row, score, limit in zip(codes, scores, self.limits):
+            ends = (row[: limit + 1] == self.stop).nonzero()
+            end, stopped = (int(ends[0]), True) if len(ends) else (limit, False)
+            mean = float(score[: end + stopped].mean())
+            row = {"codes": row[:end], "stopped": stopped, "log_prob": mean}
+            found.append(Spoken(**row, temperature=temperature))
+        return found
+
+
+def generate(
+    model: Decoder | SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+) -> list[Spoken]:
+    """Codes for every row of `texts` (piece ids) in the voice of `cond` (R, M, T).
+
+    With several `candidates` each text is read that often, and the reading with the highest mean
+    log-probability is kept: a slip (a word left out, said twice) is less likely than what was
+    meant, also to the model that made it. One that ended by itself goes before one that was cut;
+    where all were cut, the text is read again at half the temperature, `retries` times at most.
+    Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
+    """
+    if len(cond) != len(texts):
+        raise GenerationError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
+    decoder = model if isinstance(model, Decoder) else Decoder(model)
+    found = best_of(decoder, texts, cond, config)
+    for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
+        cut = [i for i, row in enumerate(found) if not row.stopped]
+        if not cut:
+            break
+        config = replace(config, temperature=config.temperature / 2)
+        again = best_of(decoder, [texts[i] for i in cut], cond[cut], config)
+        again = dict(zip(cut, again))
+        found = [again.get(i, row) for i, row in enumerate(found)]
+    return found
+
+
+def best_of(
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+) -> list[Spoken]:
+    """The likeliest of each text's candidates."""
+    many = config.candidates if config.temperature else 1  # greedy readings are all alike
+    each = [text for text in texts for _ in range(many)]
+    seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
+    rows = decode(decoder, each, cond.repeat_interleave(many, 0), config, seeds)
+    groups = (rows[i : i + many] for i in range(0, len(rows), many))
+    return [max(group, key=lambda r: (r.stopped, r.log_prob)) for group in groups]
+
+
+def decode(
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
+) -> list[Spoken]:
+    """One reading of every row, each drawn from its own seed."""
+    count = len(texts)
+    if not count:
+        return []
+    if not decoder.shrinks:  # few batch sizes, few graphs: fill up with the first row
+        more = 2 ** (count - 1).bit_length() - count
+        texts, seeds = [*texts, *texts[:1] * more], [*seeds, *seeds[:1] * more]
+        cond = torch.cat((cond, cond[:1].expand(more, -1, -1)))
+    said = deque(decoding(decoder, texts, cond, config, seeds), maxlen=1).pop()
+    return said.spoken(config.temperature)[:count]
+
+
+@torch.inference_mode()
+def decoding(
+    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
+) -> Iterator[Said]:
+    """A code a step for every row; yields what was said at each look at who has finished."""
+    c, device = decoder.config, decoder.device
+    limits = [length_limit(c, config, len(text)) for text in texts]
+    x, padding = decoder.prompt(texts, cond)
+    shape = (len(texts), max(limits) + 1)
+    said = Said(
+        codes=torch.full(shape, c.stop_code, device=device),
+        log_probs=torch.zeros(shape, device=device),
+        limits=limits,
+        stop=c.stop_code,
+    )
+    noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
+    rows, most = (torch.tensor(n, device=device) for n in ([*range(len(texts))], limits))
+    seen = torch.zeros(len(texts), c.code_vocab, dtype=torch.bool, device=device)
+    done = torch.zeros_like(rows, dtype=torch.bool)
+    logits, cache = decoder.prefill(x, padding, shape[1])
+    try:
+        for n in range(shape[1]):
+            codes, score = next_codes(logits, seen, noise, config, c, n)
+            said.codes[rows, n], said.log_probs[rows, n] = codes, score
+            done |= (codes == c.stop_code) | (most <= n)
+            if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
+                said.steps = n + 1
+                yield said
+                ended = int(done.sum())
+                if ended == len(done):
+                    return
+                if decoder.shrinks and ended >= len(done) / 2:
+                    live = ~done
+                    kept = (t[live] for t in (codes, rows, seen, most, done, x))
+                    codes, rows, seen, most, done, x = kept
+                    padding = [p for p, on in zip(padding, live.tolist()) if on]
+                    cache.keep(live)
+                    if noise:
+                        noise.keep(live)
+            if config.repetition_penalty != 1:
+                seen.scatter_(1, codes[:, None], True)
+            if config.kv_cache:
+                logits = decoder.decode_one(codes, n + 1, cache)
+            else:
+                x = torch.cat((x, decoder.embed(codes, n + 1)[:, None]), dim=1)
+                decoder.release(cache)
+                logits, cache = decoder.prefill(x, padding, 0)
+    finally:  # also where whoever listens has heard enough
+        decoder.release(cache)
+
+
+def next_codes(
+    logits: Tensor, seen: Tensor, noise: Noise | None, config: GenerateConfig, c: GPTConfig, n: int
+) -> tuple[Tensor, Tensor]:
+    """The n-th code of every row (B,), and its log-probability before anything is filtered."""
+    logits[:, c.start_code] = float("-inf")
+    expected = logits.log_softmax(-1)
+    if n < config.exact_codes:
+        logits[:, c.stop_code] = float("-inf")
+    if config.repetition_penalty != 1:
+        logits = penalize(logits, seen, config.repetition_penalty)
+    codes = sample(logits, config, noise.next() if noise else None)
+    return codes, expected.gather(1, codes[:, None])[:, 0]
+
+
+def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
+    """How many codes a text of `text_ids` pieces may take before it is cut, and told to be."""
+    if config.exact_codes >= model.max_code:
+        raise GenerationError(
+            f"exact_codes = {config.exact_codes}: the model has {model.max_code - 1} positions."
+        )
+    wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
+    return min(model.max_code - 1, wanted)

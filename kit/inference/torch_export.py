@@ -1,0 +1,161 @@
+"""The decoder as programs that need no kit: `torch.export`, for those who serve elsewhere.
+
+`prefill.pt2` reads a text, `decode_one.pt2` makes one code, and a README.md tells how to call
+them. Knows the decoder and voices; nothing of codecs.
+
+Shapes: T text ids, K latents, D width, H heads, d = D / H, N positions of the cache, V code
+vocabulary.
+"""
+
+import copy
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kit.base.files import replacing, write_atomic
+from kit.inference.decoder import Decoder
+from kit.inference.export import prepare
+from kit.inference.voice import Voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+
+MANUAL = """# A speech GPT as two programs
+
+Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch {torch}.
+A .pt2 file may hold pickles, which run code when they are read: load none you do not trust.
+
+```python
+import torch
+from safetensors.torch import load_file
+
+prefill = torch.export.load("prefill.pt2").module()
+decode_one = torch.export.load("decode_one.pt2").module()
+latents = load_file("latents.safetensors")  # of each speaker
+
+@torch.inference_mode()
+def speak(ids, speaker):
+    codes, prompt = [], len(ids) + {before}
+    logits, cache = prefill(torch.tensor(ids), latents[speaker])
+    for number in range(1, {codes}):
+        code = logits.argmax(-1)  # the best; or draw one
+        if code == {stop}:  # STOP; without it the model did not find its end
+            break
+        codes.append(int(code))
+        at = torch.tensor([prompt + number - 1])
+        logits, cache = decode_one(code, torch.tensor([number]), at, cache)
+    return codes
+```
+
+| program | takes | gives |
+|---|---|---|
+| prefill | text (T,) int64, T from 1 to {longest}; latents {latents} float32 | logits, cache |
+| decode_one | code, number, position (1,) int64 each; cache | logits, cache |
+
+`logits` (1, {vocabulary}) float32, START (the last but one) is -inf; `cache` {cache} float32:
+layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
+`number` says which code of the text it is, from 1; `position` where it stands in the cache.
+
+Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text as
+`kit.text.normalize` leaves it (language `{language}`). Codes become sound in the voice's codec.
+"""
+
+
+class Prefill(nn.Module):
+    """The decoder's `prompt` and `prefill` of one row, over tensors alone."""
+
+    def __init__(self, decoder: Decoder, model: SpeechGPT):
+        super().__init__()
+        self.decoder, self.config = decoder, model.config
+        self.text = nn.Buffer(model.text_embedding.weight.detach())
+        self.text_position = nn.Buffer(model.text_position.weight.detach())
+
+    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+        c, decoder = self.config, self.decoder
+        ids = F.pad(F.pad(text, (1, 0), value=c.text_vocab - 2), (0, 1), value=c.text_vocab - 1)
+        said = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
+        start = decoder.embed(text.new_full((1,), c.start_code), 0)
+        x = torch.cat((latents, said, start))
+        cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.most, c.width // c.heads)
+        # Attention is told what is later: of a length that varies it cannot be seen here.
+        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        for layer, (k, v) in zip(decoder.layers, cache):
+            x = layer(x, k, v, 0, later)
+        return speakable(decoder.logits(x[-1:]), c), cache
+
+
+class DecodeOne(nn.Module):
+    """The decoder's `step` of one row: every shape is fixed."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, code: Tensor, number: Tensor, position: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        layers = [(k, v) for k, v in cache]
+        logits = self.decoder.step(code, number, position, layers, None)
+        return speakable(logits, self.decoder.config), cache
+
+
+def speakable(logits: Tensor, config: GPTConfig) -> Tensor:
+    """Logits without START, which is never said."""
+    logits[:, config.start_code].fill_(float("-inf"))
+    return logits
+
+
+@torch.no_grad()
+def export_program(voice: Voice, folder: Path) -> Path:
+    """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
+
+    `prefill.pt2` reads a text, `decode_one.pt2` makes one code; `latents.safetensors` holds what
+    the conditioner makes of each speaker. README.md tells inputs, shapes and a loop that speaks.
+    The kit never loads a .pt2: it may hold pickles.
+    """
+    folder = prepare(Path(folder))
+    model = voice.model
+    if model.final_norm.weight.device.type != "cpu":
+        model = copy.deepcopy(model).cpu()
+    c = model.config
+    decoder = Decoder(model, traceable=True)  # shares the model's weights
+    decoder.conditioner = decoder.text_embedding = decoder.text_position = None
+    mels = {name: voice.reference(name)[None].cpu() for name in voice.speakers}
+    latents = {name: model.conditioner(mel)[0].contiguous() for name, mel in mels.items()}
+    with replacing(folder / "latents.safetensors") as file:
+        safetensors.torch.save_file(latents, file)
+    write_atomic(folder / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
+    given = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
+    lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
+    save_program(folder / "prefill.pt2", Prefill(decoder, model), given, (lengths, None))
+    ones = torch.ones(3, 1, dtype=torch.long).unbind()  # one tensor thrice would be one input
+    cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.most, c.width // c.heads)
+    save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
+    write_atomic(folder / "README.md", manual(voice, decoder.most))
+    return folder
+
+
+def save_program(path: Path, module: nn.Module, given: tuple, dynamic: tuple | None = None) -> None:
+    """Trace `module` on inputs like `given` and write it, without those inputs."""
+    program = torch.export.export(module, given, dynamic_shapes=dynamic)
+    program.example_inputs = None
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        torch.export.save(program, file)
+
+
+def manual(voice: Voice, positions: int) -> str:
+    """README.md of the programs."""
+    c = voice.model.config
+    return MANUAL.format(
+        torch=torch.__version__,
+        language=voice.language,
+        longest=c.max_text - 2,
+        latents=f"({c.latents}, {c.width})",
+        before=c.latents + 3,
+        vocabulary=c.code_vocab,
+        stop=c.stop_code,
+        codes=c.max_code,
+        cache=f"({c.layers}, 2, 1, {c.heads}, {positions}, {c.width // c.heads})",
+    )

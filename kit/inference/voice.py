@@ -1,0 +1,337 @@
+"""A trained voice in one object: text in, waveform out.
+
+Holds the GPT, the codec, the tokenizer and a reference per speaker. A long text is cut into parts
+of the length the voice was trained on, and joined again; each utterance comes back with whether it
+found its own end. `stream` hands out sound while codes are still being made. `load_voice` reads
+what the training notebooks left in a run's folder. Knows no metric and no widget.
+
+Shapes: M mels, T reference frames, L samples, N codes.
+"""
+
+import dataclasses
+import io
+import math
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from kit.audio.mel_codec import MelCodec, load_codec
+from kit.audio.streaming import AudioStream
+from kit.base.config import build, require_within
+from kit.base.files import write_atomic
+from kit.base.weights_file import contents, file_bytes
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import Spoken, decoding, generate
+from kit.inference.sampling import GenerateConfig, seed_of
+from kit.model.gpt import SpeechGPT
+from kit.model.weights import WEIGHTS, ModelFileError, load_model
+from kit.text.normalize import TextError, normalize
+from kit.text.sentences import Part, fade, join, split
+from kit.text.tokenizer import Tokenizer
+
+PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
+STREAM_CODES = 4  # handed to the vocoder together
+
+
+class VoiceError(ValueError):
+    """A voice folder with a missing or damaged file, or a speaker it does not have."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How the recordings were spoken that a voice was trained on; 0: not known."""
+
+    longest_text: int = 0  # ids said in one go
+    pace: float = 0.0  # codes a text id takes where it is slow
+
+    def __post_init__(self):
+        require_within(self, 0, 1e6, "longest_text", "pace")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speech:
+    text: str
+    wave: Tensor  # (L,)
+    codes: Tensor  # (N,) of all parts
+    stopped: bool  # False: a part was cut at its length limit, also when read again
+    parts: tuple[str, ...] = ()  # what was said in one go
+    temperature: float = 0.0  # the lowest a part was read at
+
+
+@dataclasses.dataclass(kw_only=True)
+class Voice:
+    model: SpeechGPT
+    codec: MelCodec
+    tokenizer: Tokenizer
+    references: dict[str, Tensor]  # speaker -> log-mel (M, T)
+    language: str = "am"
+    habits: Habits = Habits()
+    decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
+
+    @property
+    def speakers(self) -> list[str]:
+        return sorted(self.references)
+
+    def using(self, weights: str = "fp32", compile: bool = False) -> "Voice":
+        """This voice, its GPT ready to speak in another number format, or compiled."""
+        decoder = Decoder(self.model, DecoderConfig(weights=weights, compile=compile))
+        return dataclasses.replace(self, decoder=decoder)
+
+    def ready(self) -> Decoder:
+        return self.decoder or Decoder(self.model)
+
+    def ids(self, text: str) -> list[int]:
+        """Piece ids of `text`. Raises TextError for what the voice cannot say."""
+        return self.tokenizer.encode_checked(normalize(text, self.language))
+
+    def parts(self, text: str) -> list[Part]:
+        """`text` in parts this voice can say in one go. Raises TextError for a word too long."""
+        most = self.model.config.max_text - 2
+        most = min(self.habits.longest_text or most, most)
+        return split(text, self.language, lambda part: len(self.ids(part)) <= most)
+
+    def can_say(self, text: str) -> bool:
+        """Whether `speak` takes `text`: a word, and no letter the training text lacked."""
+        try:
+            self.ids(text)
+        except TextError:
+            return False
+        return True
+
+    def within(self, config: GenerateConfig) -> GenerateConfig:
+        """`config` with a length limit near this voice's own pace: what is longer is babble."""
+        slow = PATIENCE * self.habits.pace or math.inf
+        limit = min(config.max_codes_per_text_id, slow)
+        return dataclasses.replace(config, max_codes_per_text_id=limit)
+
+    def reference(self, speaker: str) -> Tensor:
+        """The log-mel (M, T) of `speaker`. Raises VoiceError for an unknown one."""
+        if speaker not in self.references:
+            raise VoiceError(f"No voice {speaker!r}; this model has {self.speakers}.")
+        return self.references[speaker].float()
+
+    def sound(self, codes: Tensor) -> Tensor:
+        """Codes (N,) -> waveform (L,); none at all are 50 ms of silence, so that players work."""
+        if not len(codes):
+            return torch.zeros(self.codec.sample_rate // 20)
+        return self.codec.decode(codes[None])[0]
+
+    def speak(
+        self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
+    ) -> list[Speech]:
+        """Every text in its speaker's voice, about `batch` readings of like length at a time.
+
+        Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker, or
+        texts and speakers that are not one to one.
+        """
+        if isinstance(texts, str):
+            raise VoiceError(f"`texts` is a list: write [{texts[:40]!r}].")
+        if batch < 1:
+            raise VoiceError(f"`batch` is {batch}: how many readings at a time, 1 or more.")
+        speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
+        if len(speakers) != len(texts):
+            raise VoiceError(
+                f"{len(texts)} texts and {len(speakers)} speakers: give one for each, or one name."
+            )
+        references = [self.reference(speaker) for speaker in speakers]
+        parts = [self.parts(text) for text in texts]
+        each = [(part, mel) for mine, mel in zip(parts, references) for part in mine]
+        spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
+        rows = [[next(spoken) for _ in mine] for mine in parts]
+        return [self._speech(*row) for row in zip(texts, parts, rows)]
+
+    def _spoken(
+        self, parts: list[Part], references: list[Tensor], config: GenerateConfig, batch: int
+    ) -> list[Spoken]:
+        """Codes of every part, those of like length made together, the longest first.
+
+        What memory the first ones take, the others take again.
+        """
+        ids = [self.ids(part.text) for part in parts]
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        config = self.within(config)
+        decoder, found = self.ready(), {}
+        many = max(1, batch // config.candidates)
+        for at in (order[i : i + many] for i in range(0, len(order), many)):
+            cond = torch.stack([references[i] for i in at]).to(decoder.device)
+            found |= zip(at, generate(decoder, [ids[i] for i in at], cond, config))
+        decoder.tidy()
+        return [found[i] for i in range(len(ids))]
+
+    def _speech(self, text: str, parts: list[Part], rows: list[Spoken]) -> Speech:
+        waves = [self.sound(row.codes) for row in rows]
+        pauses = [part.pause_s for part in parts]
+        return Speech(
+            text=text,
+            wave=join(waves, pauses, self.codec.sample_rate) if len(waves) > 1 else waves[0],
+            codes=torch.cat([row.codes for row in rows]),
+            stopped=all(row.stopped for row in rows),
+            parts=tuple(part.text for part in parts),
+            temperature=min(row.temperature for row in rows),
+        )
+
+    def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
+        """Pieces (L,) of the waveform while its codes are still being made; together, the whole.
+
+        Each part is read once: what was heard cannot be taken back, so `candidates` and `retries`
+        do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
+        """
+        config = dataclasses.replace(self.within(config), candidates=1, retries=0)
+        cond, parts, rate = self.reference(speaker), self.parts(text), self.codec.sample_rate
+        cut = []
+        for part in parts:
+            stopped = yield from self._streamed(part, cond, config, faded=len(parts) > 1)
+            cut += [] if stopped else [part.text]
+            if part.pause_s:
+                yield torch.zeros(round(part.pause_s * rate))
+        if cut:
+            raise VoiceError(cut_off(" ".join(cut)))
+
+    def _streamed(
+        self, part: Part, cond: Tensor, config: GenerateConfig, faded: bool
+    ) -> Iterator[Tensor]:
+        """Pieces of one part; returns whether it found its end."""
+        decoder, audio, sent = self.ready(), AudioStream(self.codec), 0
+        ids, pieces = self.ids(part.text), 0
+        seeds = [seed_of(config, ids, 0)]
+        for said in decoding(decoder, [ids], cond[None].to(decoder.device), config, seeds):
+            if said.steps < sent + STREAM_CODES:
+                continue
+            codes = said.spoken(config.temperature)[0].codes
+            piece, sent = audio.push(codes[sent:]), len(codes)
+            if len(piece):
+                yield fade(piece, self.codec.sample_rate, start=faded and not pieces, end=False)
+                pieces += 1
+        row = said.spoken(config.temperature)[0]
+        audio.push(row.codes[sent:])
+        last = audio.finish() if len(row.codes) else self.sound(row.codes)
+        yield fade(last, self.codec.sample_rate, start=faded and not pieces, end=faded)
+        return row.stopped
+
+
+def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
+    """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
+    if not speech.stopped:
+        raise VoiceError(cut_off(speech.text))
+    samples = (speech.wave.clamp(-1, 1) * 32767).round().short()
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, sample_rate, len(samples), "NONE", "not compressed"))
+        out.writeframes(samples.numpy().tobytes())
+    return file.getvalue()
+
+
+def remark(speech: Speech, config: GenerateConfig) -> str:
+    """What a listener should know of how `speech` was made with `config`; mostly nothing."""
+    if not speech.stopped:
+        return cut_off(speech.text)
+    if speech.temperature < config.temperature:
+        return f"Read again, at temperature {speech.temperature:g}: before, it found no end."
+    return ""
+
+
+def cut_off(text: str) -> str:
+    return (
+        f"The voice did not find the end of {text!r} and was cut off. Try a shorter sentence, a "
+        "lower temperature, or train longer."
+    )
+
+
+def save_references(references: dict[str, Tensor], path: Path, habits: Habits = Habits()) -> None:
+    """A log-mel (M, T) for each speaker, and the habits of the recordings.
+
+    Raises VoiceError for a speaker with the one name that such files keep for themselves.
+    """
+    if "__metadata__" in references:
+        raise VoiceError("No speaker can be called `__metadata__`: name them otherwise.")
+    tensors = {name: mel.half().contiguous() for name, mel in references.items()}
+    write_atomic(path, file_bytes(tensors, dataclasses.asdict(habits)))
+
+
+def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
+    """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
+    if not path.is_file():
+        raise VoiceError(f"There is no {path}: run notebook 02_train.")
+    try:
+        mels, habits = contents(path)
+        # Copies: what is still mapped from a file keeps Windows from writing that file again.
+        return {name: mel.clone() for name, mel in mels.items()}, build(Habits, habits)
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
+
+
+def load_voice(
+    folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
+) -> Voice:
+    """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
+    folder = Path(folder)
+    if (folder / "voice.json").is_file():
+        raise VoiceError(
+            f"{folder} is an exported voice: kit.inference.export.load_export reads it."
+        )
+    if not (folder / weights).is_file() and weights == WEIGHTS["ema"]:
+        raise VoiceError(
+            f"{folder} has no {weights}: its training kept no average (`ema` was off), or has not "
+            "ended. Run notebook 02_train to its end, then 03_evaluate_ema."
+        )
+    files = {
+        "model": folder / weights,
+        "codec": folder / "codec.safetensors",
+        "tokenizer": folder / "tokenizer.model",
+        "references": folder / "references.safetensors",
+    }
+    mels, habits = load_references(files["references"])
+    try:
+        model = load_model(files["model"])
+    except ModelFileError as error:
+        raise VoiceError(str(error)) from error
+    voice = Voice(
+        model=model.to(device),
+        codec=load_codec(files["codec"]),
+        tokenizer=Tokenizer(files["tokenizer"]),
+        references=mels,
+        language=language,
+        habits=habits,
+    )
+    require_one_run(
+        voice, files, "run notebooks 01_data_prep to 02_train again, in a run of its own."
+    )
+    return voice.using()
+
+
+def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
+    """The voice of each set of weights in a run's folder: "raw", and "ema" where there is one."""
+    there = {name: file for name, file in WEIGHTS.items() if (Path(folder) / file).is_file()}
+    wanted = {"raw": WEIGHTS["raw"]} | there  # without the last weights training has not ended
+    return {name: load_voice(folder, file, language, device) for name, file in wanted.items()}
+
+
+def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
+    """Raise VoiceError, with `cure`, unless the parts of `voice`, read from `files`, fit together.
+
+    A tokenizer of another run gives ids that the model does not have, or that mean other pieces.
+    """
+    shape, codec = voice.model.config, voice.codec
+    told = [
+        ("tokenizer", "text ids", voice.tokenizer.vocab_size, shape.text_vocab),
+        ("codec", "codes, START and STOP included", codec.vocab_size + 2, shape.code_vocab),
+        ("codec", "mels", codec.config.n_mels, shape.n_mels),
+    ]
+    frames = None
+    for speaker, mel in voice.references.items():
+        mels = mel.shape[0] if mel.ndim == 2 and mel.numel() else 0
+        told.append(("references", f"mels of {speaker!r}", mels, shape.n_mels))
+        frames = frames or mel.shape[-1]
+        told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
+    for part, what, found, wanted in told:
+        if found != wanted:
+            raise VoiceError(
+                f"{files[part]} has {found:,} {what}, {files['model']} goes with {wanted:,}: they "
+                f"are of different runs. Take both from one run, or {cure}"
+            )
+    if not voice.references:
+        raise VoiceError(f"{files['references']} holds no speaker: {cure}")

@@ -1,0 +1,223 @@
+"""The one model: an autoregressive GPT over audio codes, laid out as XTTS-v2's GPT is.
+
+A row of the sequence is `conditioning latents | START text STOP | START codes STOP...`, packed
+without a gap, so attention is plain causal with no mask and SDPA's fast backends apply. Five
+million parameters or 441 million: the same code, another `GPTConfig`. Sizes and names follow the
+published XTTS-v2 (Casanova et al. 2024) and GPT-2 (Radford et al. 2019); the perceiver resampler
+is Flamingo's (Alayrac et al. 2022). Knows nothing of audio files, optimisers or devices.
+
+Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel frames, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from kit.model.sequence import Batch, GPTConfig
+
+
+class Attention(nn.Module):
+    """Causal self-attention with GPT-2's names. `fused` picks SDPA over the explicit softmax."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.heads, self.dropout, self.fused = config.heads, config.dropout, True
+        self.c_attn = nn.Linear(config.width, 3 * config.width)
+        self.c_proj = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        attend = F.scaled_dot_product_attention if self.fused else explicit_attention
+        y = attend(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
+    """Softmax attention written out: the baseline fused attention is measured against."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5  # (B, H, queries, keys)
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+    return F.dropout(weights, dropout_p) @ v
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.c_fc = nn.Linear(config.width, 4 * config.width)
+        self.c_proj = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(config.width), Attention(config)
+        self.ln_2, self.mlp = nn.LayerNorm(config.width), MLP(config)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class Trunk(nn.Module):
+    """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers.
+
+    In training every layer goes through `run_layer`, which may be a compiled one: the layers share
+    its one graph. Validation does without, so it never costs a recompilation.
+    """
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.width)
+        self.recompute: frozenset[int] = frozenset()
+        self.run_layer = run_layer
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
+        x = self.drop(x)
+        for i, layer in enumerate(self.h):
+            x = self.run_layer(layer, x, i in self.recompute) if self.training else layer(x)
+        return self.ln_f(x)
+
+
+def run_layer(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
+    """One layer of a training pass; `recompute` keeps its input alone for the backward pass."""
+    return checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
+
+
+class CondBlock(nn.Module):
+    """Attention over a reference's frames; the residual is the *normed* input, as XTTS has it."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.GroupNorm(32, width)
+        self.qkv = nn.Conv1d(width, 3 * width, 1)
+        self.proj_out = nn.Conv1d(width, width, 1)
+        nn.init.zeros_(self.proj_out.weight)
+        nn.init.zeros_(self.proj_out.bias)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, D, T)
+        x = self.norm(x)
+        # Head-major: each head's q, k, v lie together. A linear layer over (B, T, D) leaves a
+        # head's numbers side by side, as fused attention asks for; a 1 x 1 convolution does not.
+        qkv = F.linear(x.mT, self.qkv.weight[..., 0], self.qkv.bias)
+        q, k, v = qkv.unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, D)
+        return x + F.linear(h, self.proj_out.weight[..., 0], self.proj_out.bias).mT
+
+
+class PerceiverLayer(nn.Module):
+    """K latents look at the reference and at themselves, then a GEGLU feed-forward."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        inner = config.perceiver_heads * config.perceiver_head_width
+        hidden = int(config.width * 8 / 3)
+        self.heads = config.perceiver_heads
+        self.to_q = nn.Linear(config.width, inner, bias=False)
+        self.to_kv = nn.Linear(config.width, 2 * inner, bias=False)
+        self.to_out = nn.Linear(inner, config.width, bias=False)
+        self.ff_in = nn.Linear(config.width, 2 * hidden)
+        self.ff_out = nn.Linear(hidden, config.width)
+
+    def forward(self, latents: Tensor, context: Tensor) -> Tensor:  # (B, K, D), (B, T, D)
+        q = self.to_q(latents).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        kv = self.to_kv(torch.cat((latents, context), dim=1))
+        k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        latents = latents + self.to_out(h)
+        value, gate = self.ff_in(latents).chunk(2, dim=-1)
+        return latents + self.ff_out(value * F.gelu(gate))
+
+
+class Conditioner(nn.Module):
+    """Reference log-mel (B, M, T) -> K latents (B, K, D) that say whose voice it is."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.init = nn.Conv1d(config.n_mels, config.width, 1)
+        heads = config.heads
+        self.blocks = nn.Sequential(
+            *(CondBlock(config.width, heads) for _ in range(config.cond_blocks))
+        )
+        self.latents = nn.Parameter(torch.randn(config.latents, config.width) * 0.02)
+        self.layers = nn.ModuleList(PerceiverLayer(config) for _ in range(config.perceiver_layers))
+        self.gamma = nn.Parameter(torch.ones(config.width))
+
+    def forward(self, mel: Tensor) -> Tensor:
+        context = self.blocks(self.init(mel)).mT
+        latents = self.latents.expand(len(mel), -1, -1)
+        for layer in self.layers:
+            latents = layer(latents, context)
+        return F.rms_norm(latents, latents.shape[-1:]) * self.gamma
+
+
+class SpeechGPT(nn.Module):
+    """Text and a reference in, losses or hidden states over packed rows out."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.config = config
+        d = config.width
+        self.conditioner = Conditioner(config)
+        self.text_embedding = nn.Embedding(config.text_vocab, d)
+        self.code_embedding = nn.Embedding(config.code_vocab, d)
+        self.text_position = nn.Embedding(config.max_text, d)
+        self.code_position = nn.Embedding(config.max_code, d)
+        self.gpt = Trunk(config)
+        self.final_norm = nn.LayerNorm(d)
+        self.text_head = nn.Linear(d, config.text_vocab)
+        self.code_head = nn.Linear(d, config.code_vocab)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """GPT-2's: normal 0.02, residual projections smaller by the root of their number."""
+        trunk = [m for m in self.gpt.modules() if isinstance(m, nn.Linear)]
+        for module in (*trunk, self.text_head, self.code_head):
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+        for table in (m for m in self.modules() if isinstance(m, nn.Embedding)):
+            nn.init.normal_(table.weight, std=0.02)
+        for layer in self.gpt.h:
+            for projection in (layer.attn.c_proj, layer.mlp.c_proj):
+                nn.init.normal_(projection.weight, std=0.02 / (2 * self.config.layers) ** 0.5)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Joint ids and joint positions (B, S) -> (B, S, D)."""
+        table = torch.cat((self.text_embedding.weight, self.code_embedding.weight))
+        where = torch.cat((self.text_position.weight, self.code_position.weight))
+        return F.embedding(tokens, table) + F.embedding(positions, where)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """States (B, S, D) after both norms, one for every token (the latents' are dropped)."""
+        latents = self.conditioner(batch.cond)
+        x = torch.cat((latents, self.embed(batch.tokens, batch.positions)), dim=1)
+        return self.final_norm(self.gpt(x))[:, latents.shape[1] :]
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed cross-entropy in nats over text targets and over code targets, in fp32.
+
+        Sums, not means: the caller divides by the counts of the whole effective batch, so that
+        gradients do not depend on how it was split.
+        """
+        h = self.hidden(batch).flatten(0, 1)
+        text = self.text_head(h.index_select(0, batch.text_at)).float()
+        code = self.code_head(h.index_select(0, batch.code_at)).float()
+        text_loss = F.cross_entropy(text, batch.text_targets, reduction="sum")
+        return text_loss, F.cross_entropy(code, batch.code_targets, reduction="sum")
+
+
+def weighted_loss(config: GPTConfig, sums: tuple[Tensor, Tensor], text: int, code: int) -> Tensor:
+    """`text_weight` * mean text loss + mean code loss over `text` and `code` targets."""
+    return config.text_weight * sums[0] / text + sums[1] / code

@@ -1,0 +1,178 @@
+"""A row of the sequence: how long it may be, which ids stand where, and what it is to predict.
+
+`START text STOP | START codes STOP...`, without a gap; several rows make a `Batch`, the batches of
+one optimiser step an `EffectiveBatch`. Sizes and names follow XTTS-v2 (Casanova et al. 2024). Knows
+ids alone; no layer and no weight.
+
+Shapes: B batch, S packed sequence, M mels, T mel frames.
+"""
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from kit.base.config import require, require_within
+
+# Rows are given as many positions as the corpus needs, up to XTTS-v2's own: longer ones cost memory
+# and time that no preset reckons with.
+MOST_TEXT = 404
+MOST_CODE = 608
+TEXT_EXTRA = 2  # positions of START and STOP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    layers: int = 6
+    width: int = 256
+    heads: int = 4
+    text_vocab: int = 514  # pieces, START and STOP included
+    code_vocab: int = 1602  # codes, START and STOP included
+    max_text: int = 160  # text positions
+    max_code: int = 608  # code positions
+    latents: int = 8  # conditioning latents in front of every row
+    cond_blocks: int = 1  # attention blocks of the conditioning encoder
+    perceiver_layers: int = 1
+    perceiver_heads: int = 4
+    perceiver_head_width: int = 64
+    n_mels: int = 80
+    dropout: float = 0.0
+    stop_targets: int = 4  # STOP targets after the last code
+    text_weight: float = 0.01  # of the text loss; the code loss has weight 1
+
+    def __post_init__(self):
+        sizes = "layers", "width", "heads", "text_vocab", "code_vocab", "max_text", "max_code"
+        for name in sizes:
+            require(getattr(self, name) >= 1, self, name, "must be 1 or more.")
+        require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
+        require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
+        require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
+        require_within(self, 1, 1000, "layers")
+        require_within(self, 0, 1000, "cond_blocks", "perceiver_layers")
+        require_within(self, 1, 65_536, "width", "heads", "perceiver_heads")
+        require_within(self, 1, 65_536, "perceiver_head_width", "latents", "n_mels")
+        require_within(self, 3, 2**24, "text_vocab", "code_vocab")  # START, STOP and something
+        require_within(self, 1, 2**20, "max_text", "max_code")
+        require_within(self, 1, self.max_code, "stop_targets")
+        require_within(self, 0, 1e6, "text_weight")
+
+    def max_code_s(self, frame_rate: float) -> float:
+        """Seconds of audio the code positions hold at `frame_rate` codes a second."""
+        return (self.max_code - self.stop_targets - 1) / frame_rate
+
+    def with_positions(self, text_ids: int, codes: int) -> "GPTConfig":
+        """This model with positions for rows of up to `text_ids` ids and `codes` codes.
+
+        A tenth more than the longest row needs, in steps of 16; at least what it has, and never
+        more than `MOST_TEXT` and `MOST_CODE` unless it has more already.
+        """
+        text, code = text_ids + TEXT_EXTRA, codes + self.stop_targets
+        return dataclasses.replace(
+            self,
+            max_text=max(self.max_text, min(MOST_TEXT, _roomy(text))),
+            max_code=max(self.max_code, min(MOST_CODE, _roomy(code))),
+        )
+
+    @property
+    def start_code(self) -> int:
+        return self.code_vocab - 2
+
+    @property
+    def stop_code(self) -> int:
+        return self.code_vocab - 1
+
+
+def _roomy(positions: int) -> int:
+    return 16 * math.ceil(1.1 * positions / 16)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Packed rows and where their targets are. `pack` makes it; `positions` count per segment.
+
+    Text ids come first in the joint table, code ids after them; so do positions.
+    """
+
+    tokens: Tensor  # (B, S) ids in the joint text + code table; padding only at the end
+    positions: Tensor  # (B, S) rows of the joint text + code position table
+    text_at: Tensor  # (text targets,) flat indices into B * S
+    text_targets: Tensor
+    code_at: Tensor  # (code targets,)
+    code_targets: Tensor
+    cond: Tensor  # (B, M, T) log-mel of a reference clip of the same voice
+
+    def to(self, device) -> "Batch":
+        moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return Batch(**{k: v.to(device, non_blocking=True) for k, v in moved.items()})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EffectiveBatch:
+    """What one optimiser step sees: micro-batches, and where the data stream stands after it."""
+
+    micro: list[Batch]
+    position: dict
+
+    @property
+    def text_targets(self) -> int:
+        return sum(len(m.text_targets) for m in self.micro)
+
+    @property
+    def code_targets(self) -> int:
+        return sum(len(m.code_targets) for m in self.micro)
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens, padding left out."""
+        # Every token but a row's text STOP has a target.
+        return sum(len(m.text_targets) + len(m.code_targets) + len(m.tokens) for m in self.micro)
+
+
+def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, to_length: int = 0) -> Batch:
+    """Rows of text ids and code ids (without START and STOP) -> a Batch of packed rows.
+
+    `to_length` pads every row to that many tokens (fixed shapes for compile). Raises ValueError
+    for a row longer than the positions: rows are refused by the ledger, never cut here.
+    """
+    rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
+    longest = max(to_length, *(len(r["tokens"]) for r in rows))
+    grid = {
+        name: torch.tensor([r[name] + [0] * (longest - len(r[name])) for r in rows])
+        for name in ("tokens", "positions")
+    }
+    flat = {
+        name: torch.tensor([i * longest + at for i, r in enumerate(rows) for at in r[name]])
+        for name in ("text_at", "code_at")
+    }
+    targets = {
+        name: torch.tensor([x for r in rows for x in r[name]])
+        for name in ("text_targets", "code_targets")
+    }
+    return Batch(**grid, **flat, **targets, cond=cond)
+
+
+def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveBatch:
+    """Micro-batches of (texts, codes, references) -> what one optimiser step sees."""
+    return EffectiveBatch(micro=[pack(config, *part) for part in parts], position=position)
+
+
+def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str, list[int]]:
+    start, stop = config.text_vocab - 2, config.text_vocab - 1
+    text_in = [start, *text, stop]
+    code_in = [config.start_code, *codes, *[config.stop_code] * (config.stop_targets - 1)]
+    if len(text_in) > config.max_text or len(code_in) > config.max_code:
+        raise ValueError(
+            f"A row of {len(text)} text ids and {len(codes)} codes is longer than the model's "
+            f"{config.max_text} text and {config.max_code} code positions. Raise `max_text` or "
+            "`max_code`, or leave the row out."
+        )
+    positions = [*range(len(text_in)), *(config.max_text + i for i in range(len(code_in)))]
+    return {
+        "tokens": text_in + [config.text_vocab + c for c in code_in],
+        "positions": positions,
+        "text_at": list(range(len(text_in) - 1)),
+        "text_targets": text_in[1:],
+        "code_at": list(range(len(text_in), len(text_in) + len(code_in))),
+        "code_targets": [*codes, *[config.stop_code] * config.stop_targets],
+    }

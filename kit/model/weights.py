@@ -1,0 +1,32 @@
+"""A model's weights and configuration in one safetensors file."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from kit.base.config import build
+from kit.base.weights_file import load_module, save_module
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+
+# What a run leaves: its last weights, and their average.
+WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}
+
+
+class ModelFileError(ValueError):
+    """A model's file that is missing, damaged or of another kind; the message says what to do."""
+
+
+def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Weights (as `dtype`) and configuration in one file, written atomically."""
+    save_module(path, model, dtype, config=dataclasses.asdict(model.config))
+
+
+def load_model(path: Path) -> SpeechGPT:
+    """The model saved at `path`, in fp32 and eval mode. Raises ModelFileError otherwise."""
+
+    def make(header: dict) -> SpeechGPT:
+        return SpeechGPT(build(GPTConfig, header["config"]))
+
+    return load_module(path, make, ModelFileError, "run notebook 02_train.")

@@ -1,0 +1,143 @@
+"""The live training curve: PNG bytes in a few milliseconds, from any thread.
+
+Agg canvas, no pyplot. Axes, ticks and legend are drawn once and kept as pixels; a frame restores
+them and draws only the lines. Knows rows of the log; nothing of training or widgets.
+"""
+
+import math
+import struct
+import zlib
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from kit.notebook import plots
+from kit.notebook.plots import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, RED, SKY, column, tidy
+
+
+class LossFigure:
+    """Loss above, memory and learning rate below.
+
+    The background is drawn anew when the data leave the limits, which move in round steps.
+    """
+
+    def __init__(self, width_px: int = 1000, height_px: int = 430, dpi: int = 110):
+        self.figure = Figure((width_px / dpi, height_px / dpi), dpi=dpi)
+        self.canvas = FigureCanvasAgg(self.figure)
+        grid = {"height_ratios": (3, 1), "hspace": 0.12, "left": 0.075, "right": 0.915}
+        grid |= {"top": 0.975, "bottom": 0.115}
+        self.loss, self.memory = self.figure.subplots(2, 1, sharex=True, gridspec_kw=grid)
+        self.rate = self.memory.twinx()
+        self.lines = self._lines()
+        self._decorate()
+        self.background = None  # pixels of everything but the lines; None: draw anew
+
+    def _lines(self) -> dict:
+        dots = {"marker": "o", "markersize": 4.5, "linewidth": 1.4}
+        tick = {"color": PURPLE, "linestyle": "", "marker": "|", "markersize": 9}
+        tick |= {"markeredgewidth": 1.6}
+        styles = {
+            "event": (self.loss, tick | {"transform": self.loss.get_xaxis_transform()}),
+            "raw": (self.loss, {"color": SKY, "linewidth": 0.8, "alpha": 0.75}),
+            "smooth": (self.loss, {"color": BLUE, "linewidth": 1.8, "label": "training loss"}),
+            "val": (self.loss, dots | {"color": ORANGE, "label": "validation"}),
+            "ema": (self.loss, dots | {"color": GREEN, "label": "validation, EMA", "marker": "s"}),
+            "lr": (self.rate, {"color": PALE, "linewidth": 1.1, "linestyle": "--"}),
+            "memory": (self.memory, {"color": RED, "linewidth": 1.6}),
+        }
+        return {
+            name: axes.plot([], [], animated=True, **style)[0]
+            for name, (axes, style) in styles.items()
+        }
+
+    def _decorate(self) -> None:
+        for axes in (self.loss, self.memory):
+            tidy(axes)
+            axes.grid(color=plots.GRID, linewidth=0.8)
+            axes.yaxis.set_label_coords(-0.052, 0.5)
+        self.loss.set_ylabel("loss (nats per target)", fontsize=9, color=INK)
+        self.loss.tick_params(labelbottom=False)
+        self.memory.set_ylabel("GiB", fontsize=9, color=RED)
+        self.memory.set_xlabel("step", fontsize=9, color=INK)
+        self.memory.yaxis.set_major_locator(MaxNLocator(2))
+        tidy(self.rate)
+        self.rate.set_ylabel("learning rate", fontsize=9, color="#707070")
+        self.rate.yaxis.set_major_locator(MaxNLocator(2))
+        self.rate.yaxis.set_major_formatter(_power)
+        for axes in (self.loss, self.memory, self.rate):
+            axes.set_ylim(0, 1)
+        keys = [self.lines[k] for k in ("smooth", "val", "ema", "event")]
+        names = ["training loss", "validation", "validation, EMA weights", "event"]
+        self.loss.legend(keys, names, loc="upper right", frameon=False, fontsize=9, ncols=4)
+
+    def png(self, rows: list[dict]) -> bytes:
+        """A PNG of `rows` (events as dicts, ascending steps; [] gives the empty axes)."""
+        rows = plots.thin(rows)
+        self._load(rows)
+        if self._fit(rows) or self.background is None:
+            self.canvas.draw()
+            self.background = self.canvas.copy_from_bbox(self.figure.bbox)
+        self.canvas.restore_region(self.background)
+        for line in self.lines.values():
+            line.axes.draw_artist(line)
+        return _encode(self.canvas)
+
+    def _load(self, rows: list[dict]) -> None:
+        steps, loss = column(rows, "step"), column(rows, "loss")
+        self.lines["raw"].set_data(steps, loss)
+        self.lines["smooth"].set_data(steps, plots.smooth(loss, len(rows) // 30))
+        for name, key in (("val", "val_loss"), ("ema", "ema_val_loss")):
+            values = column(rows, key)
+            there = np.isfinite(values)  # else the line would break between two validations
+            self.lines[name].set_data(steps[there], values[there])
+        self.lines["memory"].set_data(steps, column(rows, "memory_bytes") / plots.GIB)
+        self.lines["lr"].set_data(steps, column(rows, "lr"))
+        marks = [row["step"] for row in rows if row.get("note")]
+        self.lines["event"].set_data(marks, [0.025] * len(marks))  # at the foot, in axes' height
+
+    def _fit(self, rows: list[dict]) -> bool:
+        """Move the limits where the data ask for it; true when they moved."""
+        before = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
+        last = max((max(r["step"], r.get("steps") or 0) for r in rows), default=1)
+        self.loss.set_xlim(0, max(last, 1) * 1.01)
+        values = np.concatenate([self.lines[n].get_ydata() for n in ("raw", "val", "ema")])
+        finite = values[np.isfinite(values)]
+        if len(finite):  # a single spike must not flatten the curve
+            low, high = float(finite.min()), float(np.quantile(finite, 0.995))
+            self.loss.set_ylim(*roomy(low, high, self.loss.get_ylim()))
+        for axes, name in ((self.memory, "memory"), (self.rate, "lr")):
+            top = np.nanmax(self.lines[name].get_ydata(), initial=0.0)
+            if np.isfinite(top) and top > 0:
+                axes.set_ylim(0, roomy(0, top * 1.15, axes.get_ylim())[1])
+        after = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
+        return before != after
+
+
+def _power(value: float, _place) -> str:
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
+
+
+def roomy(low: float, high: float, now: tuple[float, float]) -> tuple[float, float]:
+    """Round limits around low..high; `now` as it is while the data fill half of it or more."""
+    span = max(high - low, 1e-3 * max(abs(high), abs(low)), 1e-12)
+    if now[0] <= low and high <= now[1] and span >= 0.5 * (now[1] - now[0]):
+        return now
+    unit = 10.0 ** math.floor(math.log10(span)) / 2
+    return math.floor(low / unit) * unit, math.ceil((high + 0.02 * span) / unit) * unit
+
+
+def _encode(canvas: FigureCanvasAgg) -> bytes:
+    # PNG by hand (RGB, no filter, fastest zlib): Pillow's search for filters takes twice as long.
+    size = canvas.get_width_height()
+    rgb = Image.frombuffer("RGBA", size, canvas.buffer_rgba(), "raw", "RGBA", 0, 1).convert("RGB")
+    rows = np.zeros((size[1], 1 + 3 * size[0]), np.uint8)  # a leading 0 a row: filter "none"
+    rows[:, 1:] = np.asarray(rgb).reshape(size[1], -1)
+    head = struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )

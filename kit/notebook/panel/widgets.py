@@ -1,0 +1,125 @@
+"""The training panel's widgets and the few ways they change; no thread, no run, no event.
+
+Core ipywidgets only, the same code for 7.7.1 and 8. Only the presenter in train_panel.py calls it.
+"""
+
+import html
+import textwrap
+
+import ipywidgets as widgets
+
+from kit.notebook.plots import BLUE, GREEN, ORANGE, RED
+
+COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
+
+
+class View:
+    """The widgets of a training panel and the few ways they change. Called by one presenter."""
+
+    def __init__(self, switches: list, numbers: dict[str, int], profile: bool = False):
+        self.boxes = {s.name: _checkbox(s) for s in switches}
+        self.fixed = {s.name for s in switches if not s.available}
+        self.numbers = {name: _number_box(name, value) for name, value in numbers.items()}
+        self.start = button("Start", "play", "success", "Start training with these switches")
+        self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
+        self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
+        self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
+        self.tiles, self.status, self.notes = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.image = widgets.Image(format="png", layout={"width": "100%", "max_width": "1000px"})
+        grid = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
+        whole = {"overflow": "hidden"}  # no scroll bars for a pixel too many
+        cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=whole) for s in switches]
+        options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
+        pressed = [self.start, self.stop, *([self.profile] if profile else [])]
+        buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
+        rows = [options, buttons, self.status, self.tiles, self.image, self.notes]
+        self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
+        self.idle("Start")
+
+    def values(self) -> dict:
+        on = {n: bool(b.value) and n not in self.fixed for n, b in self.boxes.items()}
+        return on | {name: box.value for name, box in self.numbers.items()}
+
+    def running(self, values: dict, profile: bool = False) -> None:
+        for name, box in (self.boxes | self.numbers).items():
+            box.disabled, box.value = True, values.get(name, box.value)
+        self.start.disabled, self.stop.disabled = True, False
+        self.profile.disabled = not profile
+        self.bar.bar_style = "info"
+
+    def idle(self, start_label: str) -> None:
+        for name, box in (self.boxes | self.numbers).items():
+            box.disabled = name in self.fixed
+        self.start.description = start_label
+        self.start.disabled, self.stop.disabled = False, True
+        self.profile.disabled = True
+
+    def close(self) -> None:
+        """Leave everything to be read and nothing to be pressed."""
+        boxes = (*self.boxes.values(), *self.numbers.values())
+        for box in (*boxes, self.start, self.stop, self.profile):
+            box.disabled = True
+
+    def say(self, text: str, kind: str = "info") -> None:
+        self.status.value = message(text, kind)
+
+    def show(self, rows: list[dict], texts: dict[str, str], png: bytes, more: str = "") -> None:
+        """The curve, the latest numbers, and the newest notes with `more` below them."""
+        self.image.value, self.image.layout.display = png, None if rows else "none"
+        if not rows:
+            return
+        self.bar.value = rows[-1]["step"] / max(rows[-1]["steps"], 1)
+        self.tiles.value = _tiles(texts)
+        noted = [row for row in rows if row.get("note")][-3:]
+        lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
+        lines += [html.escape(more)] if more else []
+        self.notes.value = f'<div style="font-size:12px;opacity:.8">{"<br>".join(lines)}</div>'
+
+
+def message(text: str, kind: str) -> str:
+    """HTML of a status line; `kind` is a key of COLOURS."""
+    style = f"border-left:4px solid {COLOURS[kind]};padding:3px 10px;line-height:1.4"
+    return f'<div role="status" style="{style}">{html.escape(text)}</div>'
+
+
+def _checkbox(switch) -> widgets.Checkbox:
+    on = switch.on and switch.available
+    box = widgets.Checkbox(value=on, description=switch.label, indent=False)
+    # ipywidgets 8 renamed it.
+    tip = "tooltip" if box.has_trait("tooltip") else "description_tooltip"
+    setattr(box, tip, switch.reason)
+    box.disabled = not switch.available
+    box.layout = widgets.Layout(width="auto", margin="0")
+    return box
+
+
+def _reason(switch) -> widgets.HTML:
+    text = switch.reason if switch.available else f"not available: {switch.reason}"
+    style = "font-size:12px;line-height:1.3;opacity:.7;margin:-4px 8px 6px 20px"
+    short, whole = html.escape(textwrap.shorten(text, 110, placeholder="...")), html.escape(text)
+    return widgets.HTML(value=f'<div style="{style}" title="{whole}">{short}</div>')
+
+
+def _number_box(name: str, value: int) -> widgets.BoundedIntText:
+    layout, style = widgets.Layout(width="200px"), {"description_width": "initial"}
+    label = name.replace("_", " ")
+    return widgets.BoundedIntText(
+        value=value, min=1, max=2**31 - 1, description=label, layout=layout, style=style
+    )
+
+
+def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
+    layout = {"width": "130px"}
+    return widgets.Button(
+        description=label, icon=icon, button_style=style, tooltip=tip, layout=layout
+    )
+
+
+def _tiles(texts: dict[str, str]) -> str:
+    name, figure = "font-size:11px;opacity:.65", "font-size:16px;font-weight:600"
+    cells = (
+        f'<div><div style="{name}">{n}</div><div style="{figure}">{t}</div></div>'
+        for n, t in texts.items()
+    )
+    style = "display:flex;flex-wrap:wrap;gap:4px 26px;line-height:1.3;padding:4px 0"
+    return f'<div style="{style};font-variant-numeric:tabular-nums">{"".join(cells)}</div>'

@@ -1,0 +1,1 @@
+"""One file a language, named by its code: what `normalize` does beyond what all languages share."""

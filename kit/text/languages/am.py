@@ -1,0 +1,225 @@
+"""Amharic: one spelling per sound, and words for whatever is written in figures or in short.
+
+Amharic writes one sound with several letters (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ). A voice learns faster when a
+sound has one spelling. Letters after the Amharic orthography notes of the Ethiopian Languages
+Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. Latin letters stay
+(lower-cased) for the tokenizer to report. Knows nothing of punctuation: every language shares it.
+"""
+
+import re
+
+from kit.text.numbers import amount, plain_figures, read_digits
+
+# Numbers in words. Where speakers differ, one form is taken and said so here: a voice that learns
+# one reading per figure learns it sooner.
+ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
+# 80 is also written ሰማኒያ, and 50 also said አምሳ.
+_TENS = "_ አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()
+# ሺህ is also written ሺ. Years, too, are counted in thousands here (1988: አንድ ሺህ ዘጠኝ መቶ ...); many
+# speakers say nineteen hundreds (አስራ ዘጠኝ መቶ ...).
+_SCALES = ((10**9, "ቢሊዮን"), (10**6, "ሚሊዮን"), (1000, "ሺህ"), (100, "መቶ"))
+_ETHIOPIC = {chr(0x1369 + i): v for i, v in enumerate([*range(1, 10), *range(10, 91, 10)])}
+_BLOCK = "(?:[፲-፺]?[፩-፱]?፻)?[፲-፺]?[፩-፱]?"  # up to 9999
+_LONGEST = 17  # signs, of 999 999 999 999
+_NUMERAL = re.compile(f"{_BLOCK}(?:፼{_BLOCK})*")
+
+# Each row of eight vowel orders starts at these letters: variant -> the one kept.
+_ROWS = {"ሐ": "ሀ", "ኀ": "ሀ", "ሠ": "ሰ", "ዐ": "አ", "ፀ": "ጸ"}
+_LETTERS = {ord(v) + i: ord(k) + i for v, k in _ROWS.items() for i in range(7)}
+# ኸ is a softened ከ, said as h. Only its first order has no twin: ሀ is said with another vowel.
+_LETTERS |= {ord("ኸ") + i: ord("ሀ") + i for i in range(1, 7)}
+# First and fourth order of the throat letters are said alike: ሃ = ሀ, ኣ = አ.
+_LETTERS |= dict.fromkeys(map(ord, "ሃሓኃኻ"), "ሀ") | dict.fromkeys(map(ord, "ኣዓ"), "አ")
+# Rounded letters for which today's writers put the plain ones (ጐንደር, ጎንደር), and twins of the rest.
+_LETTERS |= {ord(v): k for v, k in zip("ቈኰጐኈቍኵጕኍሗሇሧ", "ቆኮጎሆቁኩጉሁኋኋሷ")}
+_FOLD = {**_LETTERS, ord("'"): " "}
+
+# Short forms whose reading is settled; written with strokes here, with strokes or dots in text.
+# አ.አ. is missing: spelled this way it may be አዲስ አበባ or ዓመተ ዓለም.
+_SHORT = {
+    "ዶ/ር": "ዶክተር", "ፕ/ር": "ፕሮፌሰር", "ኢ/ር": "ኢንጂነር", "መ/ር": "መምህር", "መ/ርት": "መምህርት",
+    "ወ/ሮ": "ወይዘሮ", "ወ/ሪት": "ወይዘሪት", "ወ/ት": "ወይዘሪት", "ኮ/ል": "ኮሎኔል", "ጄ/ል": "ጄኔራል",
+    "ጠ/ሚ": "ጠቅላይ ሚኒስትር", "ጠ/ሚ/ር": "ጠቅላይ ሚኒስትር", "ጠ/ሚኒስትር": "ጠቅላይ ሚኒስትር",
+    "ቤ/ክ": "ቤተ ክርስቲያን", "ቤ/ክርስቲያን": "ቤተ ክርስቲያን",
+    "ክ/ከተማ": "ክፍለ ከተማ", "ክ/ሀገር": "ክፍለ ሀገር", "ክ/ዘመን": "ክፍለ ዘመን",
+    "ዓ/ም": "ዓመተ ምህረት", "እ/ኤ/አ": "እንደ ኤውሮፓ አቆጣጠር", "ቅ/ል/ክ": "ቅድመ ልደተ ክርስቶስ",
+    "ኪ/ሜ": "ኪሎ ሜትር", "ሴ/ሜ": "ሴንቲ ሜትር", "ሚ/ሜ": "ሚሊ ሜትር", "ካ/ሜ": "ካሬ ሜትር", "ኪ/ግ": "ኪሎ ግራም",
+    "ተ/ቁ": "ተራ ቁጥር", "ስ/ቁ": "ስልክ ቁጥር", "ፖ/ሳ/ቁ": "ፖስታ ሳጥን ቁጥር", "አ/ማ": "አክሲዮን ማህበር",
+    "ኃ/የተ/የግ/ማ": "ኃላፊነቱ የተወሰነ የግል ማህበር", "ወ/ዘ/ተ": "ወዘተ",
+}  # fmt: skip
+# What kind of house: before ቤት and its forms (ት/ቤት, ት/ቤቱ, ት/ቤቶች).
+_HOUSES = {"ት": "ትምህርት", "መ": "መስሪያ", "ጽ": "ጽህፈት", "ፍ": "ፍርድ", "ም": "ምክር"}
+# First parts of names, shortened before a second part that only names have: ገ/ማርያም.
+_NAME_HEADS = {"ገ": "ገብረ", "ወ": "ወልደ", "ኃ": "ኃይለ", "ተ": "ተክለ"}
+_NAME_TAILS = (
+    "ማርያም ሚካኤል ጊዮርጊስ ገብርኤል ሥላሴ እግዚአብሔር ኢየሱስ መድህን መስቀል ህይወት ክርስቶስ ጻድቅ ሃና ዮሐንስ "
+    "ሩፋኤል ኪዳን ሃይማኖት አረጋዊ ጨርቆስ ወልድ"
+).split()
+_SHORT = {k.translate(_FOLD): v.translate(_FOLD) for k, v in _SHORT.items()}
+_NAME_HEADS = {k.translate(_FOLD): v.translate(_FOLD) for k, v in _NAME_HEADS.items()}
+_NAME_TAILS = [name.translate(_FOLD) for name in _NAME_TAILS]
+
+_L = "[\u1200-\u135a\u1380-\u138f\u2d80-\u2ddf\uab00-\uab2f]"  # an Ethiopic letter
+_START = rf"(?<!{_L})(?<!{_L}\.)"  # where a short form may begin: not inside a longer one
+_FORMS = "|".join(k.replace("/", "[./]") for k in sorted(_SHORT, key=len, reverse=True))
+_SHORT_FORM = re.compile(rf"{_START}([በከለየ]?)({_FORMS})(?=[ንምናው](?!{_L})|(?!\.?{_L}))(\.(?!\s*$))?")
+_HOUSE = re.compile(rf"{_START}([በከለየ]?)([{''.join(_HOUSES)}])[./](?=ቤ[ትቱቶታ])")
+_NAME = re.compile(rf"{_START}([በከለየ]?)([{''.join(_NAME_HEADS)}])/(?={'|'.join(_NAME_TAILS)})")
+
+_N = r"\d+(?:\.\d+)?(?!\.?\d)"  # 3 or 3.5
+_PREFIXES = set("በ ከ ለ የ ስለ እስከ ወደ እንደ በየ ከየ ለየ የየ".split())  # said as one word with a number
+_LONGEST_FIRST = sorted(_PREFIXES, key=lambda prefix: (-len(prefix), prefix))
+_MONEY = {"$": "ዶላር", "€": "ዩሮ", "£": "ፓውንድ"}
+_ORDINAL = r"[ተነረደ]?ኛ"  # 2ኛ and, copying the sound, 2ተኛ
+_ENDING = f"[ንምናው](?!{_L})"  # 5ን
+_THE = f"[ቱዱሩኙ](?={_ENDING}|(?!{_L}))"  # 5ቱ, 9ኙ; many write ቱ after any figure
+_PHONE = re.compile(r"(?<![\d.,/-])(?:\+\d|0\d)\d*(?:[ -]\d{2,})*")
+_RANGE = re.compile(rf"(?<![\d.-])((?:{'|'.join(_LONGEST_FIRST)})?)({_N})-({_N})(?![-\d])")
+_CLOCK = re.compile(rf"(?<![\d:])([01]?\d|2[0-4]):([0-5]\d)\s*ሰአት(?!{_L}{_L})")
+_CENTS = re.compile(rf"(?<![\d.])(\d+)\.(\d\d) *ብር(?!{_L}{_L})")
+_NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE})(?=[^\W\d])")
+
+
+def normalize(text: str) -> str:
+    """`text` with one spelling per sound, and figures, numerals and short forms as words."""
+    text = text.translate(_FOLD)
+    text = _NAME.sub(lambda m: f"{m[1]}{_NAME_HEADS[m[2]]} ", text)
+    text = _HOUSE.sub(lambda m: f"{m[1]}{_HOUSES[m[2]]} ", text)
+    text = _SHORT_FORM.sub(_expand, text)
+    return _numbers(_figures(text)) if re.search(r"[\d፩-፼]", text) else text
+
+
+def _expand(match: re.Match) -> str:
+    prefix, form, dot = match.groups()
+    stop = "." if dot and "." not in form else ""  # after dots, one more belongs to them
+    return f"{prefix}{_SHORT[form.replace('.', '/')]}{stop}"
+
+
+def _figures(text: str) -> str:
+    """Numerals of every script as 0-9, symbols that follow a figure as words, gaps in place."""
+    text = re.sub(r"(?<=\d)(?=[፩-፼])|(?<=[፩-፼])(?=\d)", " ", text)
+    text = re.sub("[፩-፼]+", _from_ethiopic, text)
+    text = plain_figures(text)
+    text = re.sub(r"(?<=\d) ?%", " በመቶ ", text)
+    text = re.sub(rf"([$€£]) ?({_N})", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
+    text = re.sub(r"(?<=\d) ?([$€£])", lambda m: f" {_MONEY[m[1]]} ", text)
+    text = _NEXT.sub(r"\1 ", text)
+    return re.sub(
+        r"(?<![^\W\d])[^\W\d]+(?=\d)", lambda m: m[0] + " " * (m[0] not in _PREFIXES), text
+    )
+
+
+def _from_ethiopic(match: re.Match) -> str:
+    value = ethiopic_numeral(match[0])
+    if value is not None:
+        return str(value)
+    return " ".join(str(ethiopic_numeral(sign)) for sign in match[0])  # no number: sign by sign
+
+
+def _numbers(text: str) -> str:
+    """Every figure of `text` in words, what stands around it deciding how it is read."""
+    text = _PHONE.sub(_phone, text)
+    text = _CLOCK.sub(_clock, text)
+    text = _CENTS.sub(_cents, text)
+    text = _RANGE.sub(_range, text)
+    text = re.sub(rf"(?<!\d)(\d+){_ORDINAL}", lambda m: ordinal(digits_to_words(m[1])), text)
+    text = re.sub(rf"(?<!\d)(\d+){_THE}", lambda m: definite(digits_to_words(m[1])), text)
+    text = re.sub(r"(?<![\d.])\d+\.\d+(?!\.?\d)", lambda m: _say(m[0]), text)
+    text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a verse
+    text = re.sub(r"(?<=\d)([,;])(?=\d)", r"\1 ", text)
+    return re.sub(r"\d+", lambda m: digits_to_words(m[0]), text)
+
+
+def _say(number: str) -> str:
+    """3.14 -> ሶስት ነጥብ አንድ አራት: after the point one digit at a time (some say ነጥብ አስራ አራት)."""
+    whole, _, part = number.partition(".")
+    point = ["ነጥብ", *map(digits_to_words, part)] if part else []
+    return " ".join([digits_to_words(whole), *point])
+
+
+def _phone(match: re.Match) -> str:
+    digits = re.sub(r"\D", "", match[0])
+    if not 9 <= len(digits) <= 15:
+        return match[0]
+    return " ".join(map(digits_to_words, digits))
+
+
+def _clock(match: re.Match) -> str:
+    """3:30 ሰአት -> ሶስት ሰአት ተኩል. Only before that word: 3:16 may be a verse."""
+    hour, minutes = digits_to_words(str(int(match[1]))), int(match[2])
+    if minutes == 30:
+        return f"{hour} ሰአት ተኩል"
+    return f"{hour} ሰአት ከ{digits_to_words(str(minutes))} ደቂቃ" if minutes else f"{hour} ሰአት"
+
+
+def _cents(match: re.Match) -> str:
+    birr, cents = digits_to_words(match[1]), int(match[2])
+    return f"{birr} ብር ከ{digits_to_words(str(cents))} ሳንቲም" if cents else f"{birr} ብር"
+
+
+def _range(match: re.Match) -> str:
+    """5-10 -> ከአምስት እስከ አስር. A falling pair (a score, 3-1) is no range and stays two numbers."""
+    before, low, high = match.groups()
+    if float(low) >= float(high):
+        return f"{before}{_say(low)} {_say(high)}"
+    return f"{before or 'ከ'}{_say(low)} እስከ {_say(high)}"
+
+
+def number_to_words(value: int) -> str:
+    """A whole number below a trillion in words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
+    return amount(value, _below_hundred, _SCALES)
+
+
+def _below_hundred(value: int) -> str:
+    if value < 10:
+        return ONES[value]
+    tens, ones = divmod(value, 10)
+    name = "አስራ" if tens == 1 and ones else _TENS[tens]
+    return f"{name} {ONES[ones]}" if ones else name
+
+
+def digits_to_words(digits: str) -> str:
+    """A row of digits as it is read out: an amount, or digit by digit."""
+    return read_digits(digits, number_to_words, ONES)
+
+
+def ordinal(words: str) -> str:
+    """The ordinal of a number in `words`: ሁለት -> ሁለተኛ, አስራ ዘጠኝ -> አስራ ዘጠነኛ, ሀያ -> ሀያኛ."""
+    if words.endswith("ዘጠኝ"):  # the last sound gives way to that of the ending
+        return f"{words[:-1]}ነኛ"
+    if words.endswith("ሺህ"):  # ሺኛ is heard as well
+        return f"{words}ኛ"
+    return f"{_with_vowel(words, 0) or words}ኛ"
+
+
+def definite(words: str) -> str:
+    """What `words` name, as known already: አምስት -> አምስቱ, ዘጠኝ -> ዘጠኙ, አርባ -> አርባው."""
+    return _with_vowel(words, 1) or f"{words}ው"
+
+
+def _with_vowel(words: str, order: int) -> str:
+    """`words` with vowel `order` on a last letter that has none; "" when it has one.
+
+    The letters of one consonant are eight neighbours: 0 carries ä, 1 u ... 5 none.
+    """
+    *_, last = words
+    return words[:-1] + chr(ord(last) - 5 + order) if ord(last) % 8 == 5 else ""
+
+
+def ethiopic_numeral(text: str) -> int | None:
+    """The value of an Ethiopic numeral: ፳፻፲፯ -> 2017. None when its signs make no number.
+
+    ፻ multiplies what stands before it by 100, ፼ all before it by 10 000; neither needs a ፩.
+    """
+    if len(text) > _LONGEST or not _NUMERAL.fullmatch(text):
+        return None
+    total = hundreds = group = 0
+    for char in text:
+        if char == "፻":
+            hundreds, group = (group or 1) * 100, 0
+        elif char == "፼":
+            total, hundreds, group = (total + hundreds + group or 1) * 10_000, 0, 0
+        else:
+            group += _ETHIOPIC[char]
+    value = total + hundreds + group
+    return value if value < 10**12 else None  # nor when there are no words for it

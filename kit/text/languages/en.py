@@ -1,0 +1,62 @@
+"""English: words for figures, signs and a few short forms.
+
+American number names without "and" (105: one hundred five). Years are read as amounts. Knows
+nothing of punctuation, which `kit.text.normalize` shares among all languages.
+"""
+
+import re
+
+from kit.text.numbers import amount, plain_figures, read_digits
+
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+).split()
+_TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
+_SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
+_ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth"}
+_ORDINALS |= {"nine": "ninth", "twelve": "twelfth"}
+_SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "vs": "versus"}
+_MONEY = {"$": "dollars", "€": "euros", "£": "pounds"}
+_SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
+
+
+def number_to_words(value: int) -> str:
+    """A whole number below a trillion in words: 1234 -> one thousand two hundred thirty four."""
+    return amount(value, _below_hundred, _SCALES)
+
+
+def _below_hundred(value: int) -> str:
+    if value < 20:
+        return _ONES[value]
+    tens, ones = divmod(value, 10)
+    return f"{_TENS[tens]} {_ONES[ones]}" if ones else _TENS[tens]
+
+
+def normalize(text: str) -> str:
+    """`text` with its figures, signs and short forms as words."""
+    text = _SHORT_FORM.sub(lambda m: f"{_SHORT[m[1]]} ", text.replace("&", " and "))
+    text = plain_figures(text)
+    text = re.sub(r"([$€£]) ?(\d+(?:\.\d+)?)", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
+    text = re.sub(r"(?<=\d) ?%", " percent ", text)
+    text = re.sub(r"(?<!\d)(\d+)(?:st|nd|rd|th)\b", lambda m: f" {_ordinal(_say(m[1]))} ", text)
+    text = re.sub(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)", _decimal, text)
+    text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
+    return re.sub(r"\d+", lambda m: f" {_say(m[0])} ", text)
+
+
+def _say(digits: str) -> str:
+    return read_digits(digits, number_to_words, _ONES)
+
+
+def _decimal(match: re.Match) -> str:
+    """3.14 -> three point one four."""
+    part = " ".join(_ONES[int(d)] for d in match[2])
+    return f" {_say(match[1])} point {part} "
+
+
+def _ordinal(words: str) -> str:
+    before, space, last = words.rpartition(" ")
+    if last in _ORDINALS:
+        return f"{before}{space}{_ORDINALS[last]}"
+    return f"{before}{space}{last[:-1]}ieth" if last.endswith("y") else f"{words}th"

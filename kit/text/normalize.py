@@ -1,0 +1,123 @@
+"""Text on its way to the tokenizer: one spelling, however it was typed.
+
+What every language shares is done here: Unicode composed (NFC), lower case, marks nobody sees
+removed, quotes and brackets dropped, one space. What a language adds stands in a file of its own,
+`kit/text/languages/CODE.py`, and nowhere else: what lies beside a voice or a notebook is never run
+for its name. It holds one function. All of a file for Welsh:
+
+    '''Welsh: the ampersand is a word.'''
+
+    def normalize(text: str) -> str:
+        return text.replace("&", " a ")
+
+It is given composed lower-case text without quotes, brackets or spaces before punctuation; spaces
+it adds are tidied afterwards. To keep `normalize` idempotent it should leave nothing behind that it
+would change again. Knows nothing of audio, tokens or any one language.
+"""
+
+import functools
+import importlib.util
+import re
+import unicodedata
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
+# Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
+_CODE = re.compile("[a-z][a-z0-9]{0,7}(_[a-z0-9]{1,8}){0,3}")
+# Control and format characters that show nothing, halves of characters, Ethiopic marks of
+# gemination (schoolbooks have them, hardly any other text does), and the joiners outside the
+# scripts that spell with them.
+_UNSEEN = re.compile(
+    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u135d-\u135f\u200b\u200e\u200f\u202a-\u202e"
+    "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+    "|(?<!(?=[\u0600-\u0dff])\\D)[\u200c\u200d]+"
+)
+# ። stays until the end, else the stop of a sentence and the dot of an abbreviation look the same.
+_PUNCTUATION = str.maketrans(
+    {"፣": ",", "፥": ",", "፤": ";", "፦": ":", "፧": "?", "፨": "። "}
+    | {"\u2581": " "}  # SentencePiece's own mark of a space
+    | dict.fromkeys('“”„«»‹›"()[]{}…_\\', " ")
+    | dict.fromkeys("‐‑‒–—―", "-")
+    | dict.fromkeys("‘’ʼ`´", "'")
+)
+_LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something between letters only
+
+
+class TextError(ValueError):
+    """Text, or a file of it, that cannot be used; the message says what is wrong and the cure."""
+
+
+def normalize(text: str, language: str = "am") -> str:
+    """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
+
+    A language without a file of its own keeps its letters and figures, lower-cased, and a warning
+    says so once. Raises TextError for a `language` that is no language code, or whose file has no
+    function `normalize`.
+    """
+    rules = language_rules(language)
+    text = _prepare(text)
+    text = rules(text) if rules else text
+    text = text.replace("።", ".").replace("/", " ").replace("-", " ")
+    return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
+
+
+def _prepare(text: str) -> str:
+    text = unicodedata.normalize("NFC", _UNSEEN.sub("", text)).lower()
+    text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
+    text = _LONE.sub(" ", text)
+    text = re.sub(r"(?<=[\d፩-፼])፡(?=[\d፩-፼])", ":", text)  # 3፡30, a time
+    text = re.sub(
+        r"[፡:](?:\s*[፡:])+|።", "። ", text
+    )  # typed as two word spaces more often than as ።
+    return _tidy(text.replace("፡", " "))
+
+
+def _tidy(text: str) -> str:
+    """One space between words, none before punctuation, none at the ends."""
+    return re.sub(r" ([.,;:?!።])", r"\1", " ".join(text.split()))
+
+
+@functools.cache
+def language_rules(language: str) -> Callable[[str], str] | None:
+    """The `normalize` of the language's own file, or None, with one warning, where it has none."""
+    code = language_code(language)
+    # By the folder's own list: an import would also look where Python was started.
+    if f"{code}.py" in {path.name for path in LANGUAGES.glob("*.py")}:
+        name = f"kit.text.languages.{code}"
+        spec = importlib.util.spec_from_file_location(name, LANGUAGES / f"{code}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, "normalize", None)):
+            raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
+        return module.normalize
+    warnings.warn(
+        f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
+        "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
+        "the first lines of kit/text/normalize.py show how to add that.",
+        stacklevel=3,
+    )
+    return None
+
+
+def language_code(language: str) -> str:
+    """`language` as files are named by it. Raises TextError for what is no language code."""
+    code = language.lower().replace("-", "_")
+    if not _CODE.fullmatch(code):
+        raise TextError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
+    return code
+
+
+def letters(text: str) -> str:
+    """`text` without punctuation, single spaces: what a character error rate compares."""
+    kept = "".join(c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in text)
+    return " ".join(kept.split())
+
+
+def unicode_script(char: str) -> str:
+    """The script of a letter, such as ETHIOPIC: the first word of its Unicode name; "" without one.
+
+    (ETHIOPIC SYLLABLE HA: the standard library has the names, not the script property.)
+    """
+    return unicodedata.name(char, "").split(" ")[0]

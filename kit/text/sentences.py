@@ -1,0 +1,214 @@
+"""Long text on its way to a voice: cut into parts it can say, their sound put together again.
+
+A voice learns from clips of limited length, and what is longer it babbles or leaves out. So a text
+is cut at sentence ends; a sentence that is still too long at its commas and the like, and only then
+between words, into parts of nearly equal length. Each part is spoken by itself (many at once, in a
+batch), and `join` lays the waves end to end with the pauses a reader would make. Knows no model and
+no tokenizer: how long a part may be, `fits` says.
+
+Shapes: L samples.
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kit.text.normalize import TextError, letters, normalize
+
+SENTENCE_S = 0.30  # silence after a sentence, seconds
+PARAGRAPH_S = 0.60  # after the last sentence of a line
+CLAUSE_S = 0.15  # after a comma at which a long sentence was cut; between words there is none
+FADE_S = 0.005  # at both edges of a wave: shorter clicks, longer swallows consonants
+
+_CLOSING = r"[\"'”’»›)\]}]*"
+_FIGURE = r"[\d፩-፼]"
+# A sure stop needs no space after it; what Latin script uses also stands in numbers, names, URLs.
+_STOP = re.compile(
+    rf"(?P<sure>(?:[።፧፨؟۔।॥。！？]|[፡:](?:\s*[፡:])+)+[.!?…]*{_CLOSING})"
+    rf"|(?<![.!?…])[.!?…]+{_CLOSING}(?=\s)"
+)
+_LETTER_AFTER = re.compile(r"[\s\"'“„‘«‹(\[{]*([^\W\d_])")
+_CLAUSE = re.compile(
+    rf"(?<![,;:])[,;:]+{_CLOSING}(?=\s)|[፣፤፥፦،؛，、]+{_CLOSING}(?!{_FIGURE})|—+(?!\d)|–(?=\s)"
+)
+_GAP = re.compile(rf"(?:\s|(?<!{_FIGURE})፡|፡(?!{_FIGURE}))+")  # ፡ is a space, but in 3፡30
+# J. and ዓ., then U.S. and e.g., then Mrs. and St.: a capital, and no vowel after it.
+_SHORT_FORM = re.compile(
+    r"\W*(?:[^\W\d_]\.|(?:[^\W\d_]{1,2}\.){2,}|[A-Z][b-df-hj-np-tv-xz]{1,3}\.)"
+)
+_LONGEST_SHORT_FORM = 30  # characters looked back at from a full stop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    text: str  # as typed, without space at its ends
+    pause_s: float  # silence after it, seconds
+
+
+def split(text: str, language: str, fits: Callable[[str], bool]) -> list[Part]:
+    """`text` in parts that `fits` accepts, none of its letters lost, in time linear in its length.
+
+    Every sentence is a part of its own, however short; every line is a paragraph. Parts without
+    anything to say (emoji, lone punctuation) are left out. Raises TextError where nothing is left,
+    and for a single word that does not fit; what `fits` raises is passed on.
+    """
+    say = functools.cache(functools.partial(normalize, language=language))
+    parts: list[Part] = []
+    for line in text.splitlines():
+        sentences = [s for s in _slices(line, _stops(line, say)) if _has_words(s, say)]
+        for sentence in sentences:
+            *first, last = _shorten(sentence, say, fits)
+            parts += [Part(text=t, pause_s=_pause(t)) for t in first]
+            parts.append(Part(text=last, pause_s=SENTENCE_S))
+        if sentences:
+            parts[-1] = dataclasses.replace(parts[-1], pause_s=PARAGRAPH_S)
+    if not parts:
+        raise TextError(f"There is nothing to say in {text[:40]!r}: type at least one word.")
+    parts[-1] = dataclasses.replace(parts[-1], pause_s=0.0)
+    return parts
+
+
+def _pause(text: str) -> float:
+    """Silence after a part that ends within a sentence, by the mark at its end."""
+    if re.search(rf"[.!?…]{_CLOSING}$", text):
+        return SENTENCE_S
+    return CLAUSE_S if re.search(rf"[,;:፣፤፥፦،؛，、—–]{_CLOSING}$", text) else 0.0
+
+
+def _slices(text: str, ends: list[int]) -> list[str]:
+    """`text` cut at `ends`; together the slices are the text, spaces included."""
+    places = [0, *(end for end in ends if end < len(text)), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
+
+
+def _has_words(text: str, say: Callable[[str], str]) -> bool:
+    return any(c.isalnum() for c in say(text))
+
+
+def _stops(text: str, say: Callable[[str], str], doubtful: bool = False) -> list[int]:
+    """Where sentences of `text` end; `doubtful` also where they seem to go on behind the mark."""
+    ends = [0]
+    for match in _STOP.finditer(text):
+        within = _goes_on(text, match) and not doubtful
+        if not within and not _belongs(text, match, ends[-1], say):
+            ends.append(match.end())
+    return ends[1:]
+
+
+def _goes_on(text: str, match: re.Match) -> bool:
+    """Whether a sentence goes on behind its mark: "Why?" she asked. «ለምን፧» አለች።"""
+    after = _LETTER_AFTER.match(text, match.end())
+    if not after or after[1].isupper():
+        return False
+    return match[0][-1] in "\"'”’»›" or (after[1].islower() and not match["sure"])
+
+
+def _belongs(text: str, match: re.Match, start: int, say: Callable[[str], str]) -> bool:
+    """Whether a dot is part of the word before it, in a sentence that begins at `start`."""
+    if match[0] != ".":
+        return False
+    nearest = max(start, match.start() - _LONGEST_SHORT_FORM)
+    word = text[nearest : match.end()].split()[-1]
+    if word[:-1].isdigit():  # the 1. of a list
+        return text[start : match.start()].strip() == word[:-1]
+    return _is_short_form(word, say)
+
+
+def _is_short_form(word: str, say: Callable[[str], str]) -> bool:
+    """Whether `word`, with its dot, looks like one, or is known to the language, which drops it."""
+    return bool(_SHORT_FORM.fullmatch(word)) or (word.endswith(".") and "." not in say(f"{word} a"))
+
+
+def _shorten(sentence: str, say: Callable[[str], str], fits: Callable[[str], bool]) -> list[str]:
+    """A sentence in as few parts as `fits` allows, cut at clauses where it can be."""
+    short = lambda part: not _has_words(part, say) or fits(part.strip())  # noqa: E731
+    if short(sentence):
+        return [sentence.strip()]
+    marks = [match.end() for match in _CLAUSE.finditer(sentence)]
+    units = []
+    for clause in _slices(sentence, sorted({*marks, *_stops(sentence, say, doubtful=True)})):
+        units += [clause] if short(clause) else _evenly(_words(clause, say, short), say, short)
+    parts = _evenly(units, say, short)
+    return [part.strip() for part in parts if _has_words(part, say)]
+
+
+def _words(text: str, say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
+    """The words of `text`, each with the space after it, those read as one together if `short`."""
+    runs: list[list[str]] = []
+    for word in _slices(text, [match.end() for match in _GAP.finditer(text)]):
+        if runs and _read_as_one(runs[-1][-1].strip(), word.strip(), say):
+            runs[-1].append(word)
+        else:
+            runs.append([word])
+    together = lambda run: len(run) > 1 and short("".join(run))  # noqa: E731
+    return [word for run in runs for word in (["".join(run)] if together(run) else run)]
+
+
+def _read_as_one(a: str, b: str, say: Callable[[str], str]) -> bool:
+    """Whether no reader would pause between two words: 5 %, 3:30 ሰዓት, 0911 23 45 67, Dr. Who."""
+    if a.isalpha() and b.isalpha():
+        return False
+    if re.search(_FIGURE, a) or _is_short_form(a, say) or not _has_words(b, say):
+        return True
+    apart = f"{letters(say(a))} {letters(say(b))}"
+    return letters(say(f"{a} {b}")).split() != apart.split()
+
+
+def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
+    """`units` put together into few parts that are `short`, alike in length.
+
+    The number of parts is found by bisection, each try reading the text once at most. Raises
+    TextError for a unit that is too long by itself.
+    """
+    lengths = [len(say(unit)) for unit in units]
+    whole = list(itertools.accumulate(lengths))
+    middles = [end - length / 2 for end, length in zip(whole, lengths)]
+
+    def cut(count: int) -> list[str]:
+        ends = [0]
+        for i in range(1, count):
+            wanted = bisect.bisect_left(middles, whole[-1] * i / count)
+            ends.append(min(max(wanted, ends[-1] + 1), len(units) - count + i))
+        return ["".join(units[a:b]) for a, b in itertools.pairwise([*ends, len(units)])]
+
+    enough = lambda count: all(map(short, cut(count)))  # noqa: E731
+    parts = cut(1 + bisect.bisect_left(range(1, len(units)), True, key=enough))
+    for word in parts:
+        if not short(word):
+            word = word.strip()
+            raise TextError(
+                f"The word {word[:40]!r} ({len(word)} characters) is longer than what this voice "
+                "can say in one piece: put spaces into it, or leave it out."
+            )
+    return parts
+
+
+def join(waves: list[Tensor], pauses_s: list[float], sample_rate: int) -> Tensor:
+    """`waves`, each (L_i,), one after the other, each followed by its pause in seconds: (L,).
+
+    Both edges of every wave are faded with half a raised cosine, so that none clicks; loudness and
+    the silence that waves bring along stay. L is the sum of all L_i and of the pauses in samples.
+    Raises ValueError unless there is one pause for every wave.
+    """
+    pieces = [torch.zeros(0)] if not waves else []
+    for wave, pause_s in zip(waves, pauses_s, strict=True):
+        pieces += [fade(wave, sample_rate), wave.new_zeros(round(pause_s * sample_rate))]
+    return torch.cat(pieces)
+
+
+def fade(wave: Tensor, sample_rate: int, start: bool = True, end: bool = True) -> Tensor:
+    """`wave` (L,) rising from 0 and falling to 0; in a short one the two fades meet."""
+    count = min(round(FADE_S * sample_rate), (len(wave) + 1) // 2)
+    rise = 0.5 - 0.5 * torch.cos(torch.pi * torch.arange(count, device=wave.device) / count)
+    gain = torch.ones_like(wave)
+    if start:
+        gain[:count] *= rise
+    if end:
+        gain[len(wave) - count :] *= rise.flip(0)
+    return wave * gain

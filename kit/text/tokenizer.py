@@ -1,0 +1,78 @@
+"""Text to piece ids and back: a SentencePiece model, trained before (train_tokenizer.py).
+
+Knows nothing of audio, and of spelling only that `kit.text.normalize` settled it.
+"""
+
+from pathlib import Path
+
+import sentencepiece as spm
+
+from kit.text.normalize import TextError
+
+
+class Tokenizer:
+    """A trained SentencePiece model plus the START and STOP ids that frame every text.
+
+    `vocab_size` counts both. Raises TextError when the file is missing or no such model.
+    """
+
+    def __init__(self, path: Path):
+        path = Path(path)
+        if not path.is_file():
+            raise TextError(f"There is no tokenizer at {path}: run notebook 01_data_prep first.")
+        try:
+            self.model = spm.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise TextError(
+                f"{path} is damaged, or no SentencePiece model ({_kind_of(path)}): delete it and "
+                "run 01_data_prep again, or name the right file."
+            ) from error
+        self.start, self.stop = self.model.vocab_size(), self.model.vocab_size() + 1
+        self.vocab_size = self.model.vocab_size() + 2
+
+    def encode(self, text: str) -> list[int]:
+        """Piece ids of already normalised `text`, without START and STOP."""
+        return self.model.encode(text)
+
+    def decode(self, ids) -> str:
+        return self.model.decode([int(i) for i in ids])
+
+    def is_raw(self, piece: int) -> bool:
+        """Whether piece id `piece` is a bare byte or the unknown piece: no letter it learned."""
+        return self.model.is_byte(piece) or self.model.is_unknown(piece)
+
+    def uncovered(self, text: str) -> list[str]:
+        """The characters of `text` without a piece of their own: the voice never heard them."""
+        chars = sorted(set(text) - {" "})
+        return [c for c in chars if any(map(self.is_raw, self.model.encode(c)))]
+
+    def encode_checked(self, text: str) -> list[int]:
+        """`encode`, or TextError naming what cannot be spoken: nothing, or unknown letters."""
+        if not any(c.isalnum() for c in text):
+            raise TextError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
+        uncovered = self.uncovered(text)
+        strange = [c for c in uncovered if c.isalnum()]
+        if strange:
+            at = min(map(text.index, strange))
+            around = text[max(0, at - 40) : at + 40]
+            raise TextError(
+                f"The voice never heard {' '.join(strange)} (in {around!r}). Spell it with letters "
+                "of the training text, or train the tokenizer on text that has them."
+            )
+        kept = "".join(c for c in text if c not in uncovered)
+        return self.encode(" ".join(kept.split()))
+
+
+def _kind_of(path: Path) -> str:
+    """What the file at `path` looks like, by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        return "it is empty"
+    if head.startswith(b"PK\x03\x04"):
+        return "it looks like a zip archive or a PyTorch checkpoint"
+    if head[8:9] == b"{":
+        return "it looks like safetensors"
+    if head.lstrip().startswith(b"{"):
+        return "it looks like JSON, as a Hugging Face tokenizer.json is"
+    return "its bytes are of another kind, or cut short"

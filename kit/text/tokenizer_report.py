@@ -1,0 +1,146 @@
+"""Does a tokenizer fit a text? Figures of what it does to it, and of the text itself.
+
+`tokenizer_report` measures on held-out text; `count_tokens` streams training text of any size and
+goes on where a killed run stopped; `vocabulary_advice` says from such counts whether the vocabulary
+is too large or too small, and why; `fitted_tokenizer` trains one that is not too large.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from kit.base.files import digest
+from kit.text.extract import Progress
+from kit.text.normalize import TextError, unicode_script
+from kit.text.tokenizer import Tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+
+OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
+_OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
+_SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+_FITTINGS = 3  # times a vocabulary is made smaller, at most: fewer merges leave other counts
+_RARE = 5  # a character seen fewer times than this teaches nobody its sound
+
+
+def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
+    """Fitness on held-out `texts`, normalised as the training text was.
+
+    `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` that of texts that come back
+    as they were, `scripts` the share of letters by Unicode script, `rare` the characters seen fewer
+    than five times, `uncovered` those without a piece. Raises TextError when `texts` has no word.
+    """
+    ids = [tokenizer.encode(t) for t in texts]
+    pieces, characters = sum(map(len, ids)), collections.Counter("".join(texts))
+    words = sum(len(t.split()) for t in texts)
+    if not words:
+        raise TextError("There is no text to report on: give some held-out sentences.")
+    model = tokenizer.model
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "characters_per_token": characters.total() / pieces,
+        "tokens_per_character": pieces / characters.total(),
+        "tokens_per_word": pieces / words,
+        "byte_rate": sum(model.is_byte(i) for row in ids for i in row) / pieces,
+        "unknown_rate": sum(model.is_unknown(i) for row in ids for i in row) / pieces,
+        "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
+        "scripts": script_shares(characters),
+        "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
+        "uncovered": tokenizer.uncovered("".join(characters)),
+    }
+
+
+def script_shares(characters: collections.Counter) -> dict[str, float]:
+    """Share of letters by script, largest first."""
+    scripts = collections.Counter()
+    for char, count in characters.items():
+        if char.isalpha():
+            scripts[(unicode_script(char) or "unnamed").capitalize()] += count
+    return {script: count / scripts.total() for script, count in scripts.most_common()}
+
+
+def count_tokens(
+    tokenizer: Tokenizer, lines: Iterable[str], mark: Path, key: str = ""
+) -> collections.Counter:
+    """How often each piece id occurs in `lines` (normalised, streamed).
+
+    The state is saved in the file `mark` every 10 000 lines: a killed count goes on from there, and
+    the file is gone at the end. `key` should change when the lines do: the size and date of their
+    file, say; a tokenizer that changed starts anew by itself.
+    """
+    model = digest(tokenizer.model.serialized_model_proto().hex())
+    progress = Progress(mark, digest(key, model))
+    pieces = collections.Counter({int(i): n for i, n in progress.state.get("pieces", {}).items()})
+    for line in progress.follow(lines, lambda: {"pieces": pieces}):
+        pieces.update(tokenizer.encode(line))
+    progress.remove()
+    return pieces
+
+
+def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int, str]:
+    """A `vocab_size` to try next for the text that gave these counts, and the reason.
+
+    The rule is Gowda and May's (2020): as many pieces as possible while nineteen in twenty have 100
+    examples. Single characters and bytes, which any size needs, do not count; nor do the parts of
+    pieces that have them, which a BPE makes on its way there and hardly uses afterwards.
+    """
+    model = tokenizer.model
+    size = model.vocab_size()
+    learned = {
+        i: model.id_to_piece(i)
+        for i in range(size)
+        if len(model.id_to_piece(i)) > 1 and not _fixed(model, i)
+    }
+    known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
+    often, parts = len(known), _parts(known)
+    rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
+    if rare > (1 - _OFTEN_SHARE) * len(learned):
+        return size - len(learned) + often, (
+            f"Too large for this text: {rare} of {len(learned)} pieces longer than a character "
+            f"occur fewer than {OFTEN} times, too few to learn how they sound."
+        )
+    length = _mean_length(model, pieces)
+    if length < _SHORT_PIECES:
+        return size + max(len(learned), size // 4), (
+            f"Rather small: a piece holds {length:.1f} characters on average, so sequences are "
+            f"long, and all but {len(learned) - often} of {len(learned)} longer pieces occur "
+            f"{OFTEN} times or more: there is room for more of them."
+        )
+    return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
+
+
+def fitted_tokenizer(lines: list[str], path: Path, config: TokenizerConfig) -> Path:
+    """A tokenizer at `path` for `lines` (normalised), as `train_tokenizer` makes it.
+
+    With `config.fitted`, of as many pieces as `vocabulary_advice` says this text can teach,
+    `config.vocab_size` at most. Raises TextError as `train_tokenizer` does.
+    """
+    train_tokenizer(lines, path, config)
+    for _ in range(_FITTINGS if config.fitted else 0):
+        tokenizer = Tokenizer(path)
+        pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
+        size = vocabulary_advice(tokenizer, pieces)[0]
+        if size >= tokenizer.model.vocab_size():
+            break
+        train_tokenizer(lines, path, dataclasses.replace(config, vocab_size=size))
+    return path
+
+
+def _parts(texts: list[str]) -> set[str]:
+    """Every stretch of characters of each text."""
+    return {
+        text[start:end]
+        for text in texts
+        for start in range(len(text))
+        for end in range(start + 1, len(text) + 1)
+    }
+
+
+def _fixed(model, piece: int) -> bool:
+    return model.is_byte(piece) or model.is_control(piece) or model.is_unknown(piece)
+
+
+def _mean_length(model, pieces: dict[int, int]) -> float:
+    """Characters in an average piece of the text, the mark of a word's start included."""
+    kept = {i: n for i, n in pieces.items() if not _fixed(model, i)}
+    return sum(len(model.id_to_piece(i)) * n for i, n in kept.items()) / max(1, sum(kept.values()))

@@ -1,0 +1,168 @@
+"""Checkpoints that survive a kill: everything needed to go on, written whole or not at all.
+
+A checkpoint is one safetensors file: weights, EMA, optimizer moments, random states, and a JSON
+header with step, data position and settings. It is written beside its final name, flushed and
+renamed, so a kill leaves the one before. A checksum finds damage; `load_newest` then falls back,
+and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of models or training.
+"""
+
+import contextlib
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from kit.base.files import file_digest, make_folder, replacing, require_disk, write_atomic
+
+_DAMAGE = (
+    safetensors.SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,  # a header that holds no names
+    AttributeError,
+    RecursionError,
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged or of another model; the message says which."""
+
+
+def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
+    """Nested dict -> (tensors by dotted name, everything else by dotted name)."""
+    tensors, plain = {}, {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            inner = flatten(value, f"{name}|")
+            tensors |= inner[0]
+            plain |= inner[1]
+        elif isinstance(value, Tensor):
+            tensors[name] = value.detach().cpu().contiguous()
+        else:
+            plain[name] = value
+    return tensors, plain
+
+
+def unflatten(flat: dict) -> dict:
+    """The inverse of `flatten`, with keys as strings."""
+    tree: dict = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split("|")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> Path:
+    """Write `tree` as `step-0000300.safetensors` under `folder`.
+
+    The newest `keep` stay, and that of step `best`; the others go once the new one is safe. Tensors
+    go to the disk one by one, without a second copy in memory. Raises DiskError, with the cure,
+    when the disk is full; older checkpoints stay.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    for left_by_a_kill in folder.glob(".step-*"):
+        left_by_a_kill.unlink()
+    tensors, plain = flatten(tree)
+    path = of_step(folder, step)
+    require_disk(folder, sum(t.nbytes for t in tensors.values()))
+    header = {"plain": json.dumps(plain)}
+    with replacing(path) as part:
+        try:
+            safetensors.torch.save_file(own_memory(tensors), part, metadata=header)
+        except safetensors.SafetensorError as error:  # it tells a full disk in words of its own
+            raise OSError(errno.EIO, str(error)) from error
+        digest = file_digest(part)  # of what can be read back
+    write_atomic(path.with_suffix(".sha256"), digest)
+    prune(folder, path, keep, best)
+    return path
+
+
+def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` with copies of those that share memory (views, tied weights): each stands alone."""
+    seen, alone = set(), {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        shared = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
+        seen.add(storage.data_ptr())
+        alone[name] = tensor.clone() if shared else tensor
+    return alone
+
+
+def prune(folder: Path, newest: Path, keep: int, best: int) -> None:
+    """Drop all checkpoints but the newest `keep` and that of step `best`."""
+    others = [p for p in checkpoints(folder) if p not in (newest, of_step(folder, best))]
+    for old in others[: len(others) - keep + 1] if len(others) >= keep else ():
+        with contextlib.suppress(PermissionError):  # Windows: somebody reads it; goes another time
+            old.unlink()
+            old.with_suffix(".sha256").unlink(missing_ok=True)
+
+
+def of_step(folder: Path, step: int) -> Path:
+    return Path(folder) / f"step-{step:07d}.safetensors"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint files under `folder`, oldest first."""
+    return sorted(Path(folder).glob("step-*.safetensors"))
+
+
+def load(path: Path) -> dict:
+    """The tree saved at `path`. Raises CheckpointError when it is missing or damaged."""
+    mark = Path(path).with_suffix(".sha256")
+    try:
+        if mark.exists() and mark.read_text(encoding="utf-8") != file_digest(path):
+            raise CheckpointError(f"{path} is damaged: its checksum does not match.")
+        with safetensors.safe_open(path, "pt") as file:
+            plain = json.loads((file.metadata() or {})["plain"])
+            return unflatten({name: file.get_tensor(name) for name in file.keys()} | plain)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except _DAMAGE as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
+def load_newest(
+    folder: Path, require: Callable[[dict], None] = lambda tree: None
+) -> tuple[dict | None, list[str]]:
+    """The newest sound checkpoint under `folder` (or None), and notes on what was passed over.
+
+    `require(tree)` raises CheckpointError where a tree is not what the caller can go on from.
+    """
+    notes = []
+    for path in reversed(checkpoints(folder)):
+        try:
+            tree = load(path)
+            try:
+                require(tree)
+            except CheckpointError as error:
+                raise CheckpointError(f"{path} is damaged: {error}.") from error
+            return tree, notes
+        except CheckpointError as error:
+            notes.append(f"{error} Going on from the one before.")
+    return None, notes
+
+
+def random_state() -> dict[str, Tensor]:
+    """The state of every generator a training step may draw from."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,252 @@
+"""The log of a run: one JSON line a step, from which every figure and picture comes.
+
+`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard and W&B are
+for whoever likes them better: listeners that are told the same events, each there only when its
+package is. Knows step events by their fields; nothing of training, plots or widgets.
+"""
+
+import dataclasses
+import errno
+import importlib.util
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from kit.base.files import DiskError
+
+# Fields of an event that are numbers, or null.
+NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
+NUMBERS += ("val_loss", "ema_val_loss", "wall_s")
+
+Listener = Callable[[object], None]  # gets one StepEvent after the other
+
+
+def jsonl_log(path: Path) -> Listener:
+    """A listener that appends each event to `path` as one line of strict JSON.
+
+    What is not finite becomes null. `wall_s` is added: the seconds from the event before to this
+    one, validation and checkpoint included; null at the first event of each start. A kill costs at
+    most the line being written, and the next start removes that. Raises DiskError when the disk is
+    full.
+    """
+    path, file, last_s = Path(path), None, None
+
+    def write(event) -> None:
+        nonlocal file, last_s
+        wall_s = None if last_s is None else event.unix_s - last_s
+        row = _strict(dataclasses.asdict(event) | {"wall_s": wall_s})
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        try:
+            file = file or _open_whole(path)
+            require_there(path)
+            if file.write(line) < len(line):  # all that a full disk could still take
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except DiskError:
+            file = None
+            raise
+        except OSError as error:
+            file = None
+            raise DiskError(
+                error.errno,
+                f"could not write {path}: {error.strerror}. Free some disk space and run "
+                "again: training goes on from the last checkpoint.",
+            ) from error
+        last_s = event.unix_s
+
+    return write
+
+
+def require_there(path: Path) -> None:
+    """Raise DiskError when the file that is being written is at `path` no more.
+
+    A deleted file takes all that is written to it, in silence, and is gone when it is closed.
+    """
+    if not path.exists():
+        raise DiskError(
+            errno.ENOENT,
+            f"{path} was deleted or moved while training wrote it, with its run's folder perhaps. "
+            "Training stops here: bring the folder back and run again, it goes on from the last "
+            "checkpoint there; without one it begins anew",
+        )
+
+
+def _open_whole(path: Path):
+    """`path` open for appending, without the piece of a line that a kill may have left.
+
+    Unbuffered, so a line is one write: in the system's hands at once, and never written twice.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file():
+        data = path.read_bytes()
+        whole_bytes = data.rfind(b"\n") + 1
+        if whole_bytes < len(data):
+            os.truncate(path, whole_bytes)
+            warnings.warn(
+                f"{path}: its last line was torn, by a kill perhaps, and is dropped.", stacklevel=4
+            )
+    return open(path, "ab", buffering=0)
+
+
+def _strict(value):
+    """`value` with None for every number that JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_log(path: Path) -> list[dict]:
+    """The events of a run, one dict a step, in order; [] when there is no file yet.
+
+    Where a run was resumed and its steps go back, the later lines win and the stale ones after
+    them are dropped. A line cut short by a kill is passed over, and what a resumed run wrote
+    behind it on the same line is still read. What was not finite is None.
+    """
+    path, rows, lost = Path(path), [], 0
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for line in filter(None, lines):
+        row = _parse(line)
+        if row is None or (rows and not _fields(rows[0]) <= row.keys()):
+            lost += line is not lines[-1]
+        else:
+            add_row(rows, row)
+    if lost:
+        warnings.warn(f"{path}: {lost} unreadable lines are left out.", stacklevel=2)
+    return rows
+
+
+def _parse(line: bytes) -> dict | None:
+    for text in (line, line[max(line.rfind(b'{"'), 0) :]):
+        try:
+            row = json.loads(text, parse_constant=lambda _: None)  # NaN, as older logs have it
+        except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+            continue
+        return row if _is_event(row) else None
+    return None
+
+
+def _is_event(row) -> bool:
+    """Whether `row` is what `jsonl_log` writes, this version's or an earlier one's."""
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        return False
+    numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
+    plain = all(type(number) in (int, float) for number in numbers)
+    return plain and isinstance(row.get("gate"), dict | None)
+
+
+def _fields(row: dict) -> set[str]:
+    """The numbers that the log of `row` tells of every step; later versions tell more."""
+    return {*NUMBERS[:7]} & row.keys()
+
+
+def add_row(rows: list[dict], row: dict) -> None:
+    """Append `row`; where its step goes back, drop the rows it replaces."""
+    while rows and rows[-1]["step"] >= row["step"]:
+        rows.pop()
+    rows.append(row)
+
+
+def held_out_losses(rows: list[dict]) -> dict[str, tuple[list, list]]:
+    """(steps, losses) of the validations by weights: "raw", and "EMA" where an average was kept."""
+    found = {}
+    for name, key in (("raw", "val_loss"), ("EMA", "ema_val_loss")):
+        marks = [row for row in rows if row[key] is not None]
+        if marks:
+            found[name] = ([row["step"] for row in marks], [row[key] for row in marks])
+    return found
+
+
+def scalars(row: dict) -> dict[str, float]:
+    """The finite numbers of a row by name, `gate/cer` for one inside another; not its place."""
+    found = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{inner}": number for inner, number in scalars(value).items()}
+        elif type(value) in (int, float) and math.isfinite(value):
+            found[name] = value
+    return {k: v for k, v in found.items() if k not in ("step", "steps", "unix_s")}
+
+
+def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | None, str]:
+    """(a listener that writes scalars and notes for TensorBoard, or None; the reason in words).
+
+    A `folder` without events first gets `rows`, what `read_log` found so far, so that a finished
+    run's log can be converted, too. Where steps go back TensorBoard is told to drop the stale ones.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        return None, "TensorBoard is not installed (pip install tensorboard)"
+    write = _Board(Path(folder))
+    if not list(Path(folder).glob("events.out.tfevents.*")):
+        for row in rows:
+            write(row)
+        write.flush()
+    return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
+
+
+class _Board:
+    """Rows or events into TensorBoard's files, a new file wherever steps go back."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.writer, self.step = folder, None, math.inf
+
+    def __call__(self, event) -> None:
+        row = event if isinstance(event, dict) else dataclasses.asdict(event)
+        if row["step"] <= self.step:  # also the first, after a resume in a new process
+            self._open(row["step"])
+        self.step = row["step"]
+        for name, value in scalars(row).items():
+            self.writer.add_scalar(name, value, self.step)
+        if row.get("note"):
+            self.writer.add_text("note", row["note"], self.step)
+        if self.step == row["steps"]:
+            self.flush()
+
+    def _open(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self.writer is not None:
+            self.writer.close()
+        # Everything from `step` on that older files hold is void.
+        self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
+
+    def flush(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+
+
+def wandb_log(
+    project: str, name: str, folder: Path, mode: str = "offline"
+) -> tuple[Listener | None, str]:
+    """(a listener that logs scalars to W&B, or None; the reason in words).
+
+    `mode` is "offline" (files under `folder`, no account; `wandb sync` uploads them), "online" or
+    "disabled"; the environment's WANDB_MODE wins. W&B cannot take a step back, so each start of
+    the run `name`, and each step back, is a W&B run of its own in the group `name`.
+    """
+    if importlib.util.find_spec("wandb") is None:
+        return None, "W&B is not installed (pip install wandb)"
+    mode = os.environ.get("WANDB_MODE", mode)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    settings = {"project": project, "group": name, "dir": str(folder), "mode": mode}
+    return _Wandb(settings), f"W&B {mode}, project {project}, group {name}, files in {folder}"
+
+
+class _Wandb:
+    def __init__(self, settings: dict):
+        self.settings, self.run, self.step = settings, None, math.inf
+
+    def __call__(self, event) -> None:
+        import wandb
+
+        if event.step <= self.step:
+            if self.run is not None:
+                self.run.finish()
+            title = f"{self.settings['group']} from step {event.step}"
+            self.run = wandb.init(name=title, **self.settings)
+        self.step = event.step
+        self.run.log(scalars(dataclasses.asdict(event)), step=self.step)
+        if self.step == event.steps:
+            self.run.finish()
+            self.run, self.step = None, math.inf

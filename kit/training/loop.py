@@ -1,0 +1,248 @@
+"""The training loop: a generator of step events, with every switch one line and in plain sight.
+
+`train` is handed batches, callables that validate and judge, and a stop event, and yields a
+`StepEvent` after each optimiser step; logs, plots and checkpoints listen. A step that is killed is
+as if it had never begun, one that runs out of memory is done again in smaller passes, one that is
+not finite is left out. Knows no dataset, no metric, no widget.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from threading import Event
+
+import torch
+from torch import nn
+
+from kit.base.compiler import compiler_error
+from kit.base.gradients import apply_gradients
+from kit.base.hardware import autocast, peak_memory_bytes
+from kit.model.gpt import SpeechGPT, weighted_loss
+from kit.model.sequence import EffectiveBatch
+from kit.training import checkpoint
+from kit.training.recovery import cut, is_oom
+from kit.training.settings import Diverged, StepEvent, TrainError
+from kit.training.state import TrainState
+
+
+def train(
+    state: TrainState,
+    batches: Iterable[EffectiveBatch],
+    validate: Callable[[], float] = lambda: math.nan,
+    stop: Event | None = None,
+    gate: Callable[[], dict] | None = None,
+) -> Iterator[StepEvent]:
+    """Train until `config.steps`, `stop` or the gate's end, yielding an event per optimiser step.
+
+    `validate` returns the loss, and `gate` the figures (`cer`, `eos_rate`, ...) of whatever weights
+    the model holds. Raises Diverged after `patience` non-finite steps in a row, each of which alone
+    is skipped and says so; TrainError when not even one row fits into memory.
+    """
+    config, skipped, batches = state.config, 0, opened(batches)
+    while state.step < config.steps and not (state.settled or (stop and stop.is_set())):
+        started, batch = time.perf_counter(), next(batches, None)
+        if batch is None:
+            raise TrainError(f"The data ended at step {state.step} of {config.steps}.")
+        lr = state.set_rates()
+        loss = accumulate(state, batch)
+        norm = clip(state)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        update(state, finite)
+        state.step, state.position = state.step + 1, batch.position
+        if finite:
+            skipped = 0
+        elif not seeks_scale(state):
+            skipped += 1
+        if skipped > config.patience:
+            raise Diverged(
+                f"The loss was not finite for {skipped} steps in a row (step {state.step}). Lower "
+                f"`lr` (now {config.lr}) or turn mixed precision off, then run again: it goes "
+                "on from the last checkpoint."
+            )
+        step_s = time.perf_counter() - started
+        found = judge(state, validate, gate)
+        yield StepEvent(
+            step=state.step,
+            steps=config.steps,
+            loss=loss,
+            lr=lr,
+            grad_norm=norm,
+            tokens=batch.tokens,
+            step_s=step_s,
+            unix_s=time.time(),
+            memory_bytes=peak_memory_bytes(state.hw.device),
+            note=state.take_notes(),
+            epoch=(batch.position or {}).get("epoch"),
+            **found,
+        )
+
+
+def opened(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
+    """An iterator whose start leaves the random numbers where they were.
+
+    A DataLoader draws a seed for its workers as it starts, so a resumed run, which starts one more,
+    would draw other dropout than the uninterrupted one.
+    """
+    before = checkpoint.random_state()
+    stream = iter(batches)
+    first = next(stream, None)
+    checkpoint.restore_random_state(before)
+    return itertools.chain([first] if first else [], stream)
+
+
+def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
+    """Gradients of the whole effective batch, one micro-batch at a time; returns its loss.
+
+    Out of memory, it begins the same batch again in passes of half as many rows; where the
+    compiler fails, uncompiled. Raises TrainError when a single row does not fit.
+    """
+    state.model.train()
+    before = checkpoint.random_state()  # dropout is drawn alike when the batch is repeated
+    while True:
+        try:
+            return forward_backward(state, batch)
+        except (RuntimeError, MemoryError) as error:
+            compiled = state.applied.on("compile") and not is_oom(error)
+            failed = compiler_error(error) if compiled else ""
+            if not is_oom(error) and not failed:
+                raise
+        # Out of the handler the error lets go of the activations it holds.
+        state.model.zero_grad(set_to_none=True)
+        if state.hw.device == "cuda":
+            torch.cuda.empty_cache()
+        checkpoint.restore_random_state(before)
+        if failed:
+            state.stop_compiling(failed)
+        else:
+            halve(state, batch)
+
+
+def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
+    """Each part is divided by the targets of the whole, so any split gives the same gradients."""
+    totals, loss = (batch.text_targets, batch.code_targets), 0.0
+    for micro in cut(batch, state.micro_rows):
+        with autocast(state.hw.device, state.applied.precision):
+            sums = state.model(micro.to(state.hw.device))
+        part = weighted_loss(state.model.config, sums, *totals)
+        state.scaler.scale(part).backward()
+        loss += part.detach()
+    return float(loss)
+
+
+def halve(state: TrainState, batch: EffectiveBatch) -> None:
+    """Half the rows a pass from here on. Raises TrainError when there is but one already."""
+    rows, tokens = max(micro.tokens.shape for micro in cut(batch, state.micro_rows))
+    if rows == 1:
+        raise TrainError(
+            f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
+            "checkpointing and mixed precision on and run again: it goes on from its last "
+            "checkpoint. Or begin a new run without the longest utterances (`LONGEST_S` in "
+            "01_data_prep), or with the preset of a smaller model."
+        )
+    state.micro_rows = 2 ** math.ceil(math.log2(rows)) // 2
+    state.notes.append(
+        f"out of memory: passes of {rows} rows are cut to {state.micro_rows}, more of them make "
+        "the same effective batch; this one was done again whole"
+    )
+
+
+def clip(state: TrainState) -> float:
+    """Scale the gradients down to the clipping norm; returns the norm they had."""
+    for optimizer in state.optimizers:
+        state.scaler.unscale_(optimizer)
+    having = [p for p in state.model.parameters() if p.grad is not None]
+    total = nn.utils.get_total_norm([p.grad for p in having])
+    norm = total.item()
+    limit, note = state.adaptation.clip_norm(state.config, norm)
+    if norm > limit:
+        nn.utils.clip_grads_with_norm_(having, limit, total)
+    state.notes += [note] if note else []
+    return norm
+
+
+def update(state: TrainState, finite: bool) -> None:
+    """Move the weights and their average; a step that is not finite moves neither.
+
+    Asked alone, the scaler would let those optimizers step whose own gradients did not overflow.
+    """
+    apply_gradients(state.scaler, state.optimizers, finite)
+    state.model.zero_grad(set_to_none=True)
+    if finite and state.ema:
+        state.ema.update()
+    if not finite:
+        scale = f"; the scale of fp16 is now {state.scaler.get_scale():g}"
+        scale = scale if state.scaler.is_enabled() else ""
+        state.notes.append(f"skipped: the loss was not finite{scale}")
+
+
+def seeks_scale(state: TrainState) -> bool:
+    """Whether a step that was not finite may be an overflow in fp16 alone.
+
+    The scale begins high and is halved by each; training has diverged when even 1 is too much.
+    """
+    return state.scaler.is_enabled() and state.scaler.get_scale() >= 1
+
+
+def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
+    """Validation losses and the gate's figures where the step calls for them; marks the best."""
+    config, found = state.config, {}
+    due = lambda every: every and (state.step % every == 0 or state.step == config.steps)  # noqa: E731
+    if due(config.val_every):
+        state.model.eval()
+        found["val_loss"] = validate()
+        if state.ema:
+            with state.ema.swapped_in():
+                found["ema_val_loss"] = validate()
+        state.see_validation(found.get("ema_val_loss", found["val_loss"]))
+    if gate and due(config.gate_every):
+        state.model.eval()
+        with state.averaged():
+            found["gate"] = gate()
+        state.see_gate(found["gate"])
+    return found
+
+
+@torch.inference_mode()
+def validation_loss(
+    model: SpeechGPT, batches: list[EffectiveBatch], device: str, precision: str, rows: int = 0
+) -> float:
+    """Weighted loss of `model` over all of `batches`, nats per target; `rows` as in `cut`."""
+    sums, text, code = torch.zeros(2), 0, 0
+    for batch in batches:
+        for micro in cut(batch, rows):
+            with autocast(device, precision):
+                sums += torch.stack(model(micro.to(device))).cpu()
+        text, code = text + batch.text_targets, code + batch.code_targets
+    return weighted_loss(model.config, tuple(sums), text, code).item()
+
+
+def listen(
+    events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]
+) -> Iterator[StepEvent]:
+    """Pass every event on, after each listener has seen it."""
+    for event in events:
+        for hear in listeners:
+            hear(event)
+        yield event
+
+
+def checkpointer(
+    state: TrainState, folder: Path, stop: Event | None = None
+) -> Callable[[StepEvent], None]:
+    """A listener that saves every `checkpoint_every` steps, the best, the last, and when stopped.
+
+    A step that was not finite waits: what is kept must be good to go back to.
+    """
+    saved = state.step
+
+    def save(event: StepEvent) -> None:
+        nonlocal saved
+        every = state.config.checkpoint_every
+        due = event.step // every > saved // every or event.step in (event.steps, state.best.step)
+        if (due and math.isfinite(event.loss)) or (stop and stop.is_set()) or state.settled:
+            state.save(folder)
+            saved = event.step
+
+    return save

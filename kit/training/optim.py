@@ -1,0 +1,200 @@
+"""How the weights move: optimizers, the learning rate's schedule, and what adapts it on the way.
+
+AdamW for all, or Muon for the trunk's matrices beside it. The schedule is a pure function of the
+step, so resuming needs no state for it; what a run learns about itself (a plateau, a usual gradient
+norm) is the few numbers of `Adaptation`, which a checkpoint carries. Knows parameters and
+settings; nothing of batches or losses' origin.
+
+AdamW: Loshchilov and Hutter 2019. Muon: Jordan et al. 2024. Linear warm-up: Goyal et al. 2017.
+Cosine: Loshchilov and Hutter 2017.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from kit.model.gpt import SpeechGPT
+from kit.training.settings import TrainConfig
+
+LEAST_TIGHT = 1 / 16  # of the clipping norm, however many spikes come in a row
+RELAX = 1.02  # a step, back to the usual clipping norm: a halving is forgotten after 35 steps
+USUAL = 0.98  # memory of the average gradient norm: about the last 50 steps
+BETTER = 1e-3  # a loss must fall by this share to count as better
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: Jordan et al.
+ON_GRAM = 3  # iterations on a Gram matrix; its rounding errors grow twelvefold in each
+TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
+
+
+def lr_factor(config: TrainConfig, step: int) -> float:
+    """Share of the peak learning rate at optimiser step `step` (counted from 0).
+
+    transformers' linear and cosine schedules with warm-up, at every step, where `final_lr` is 0.
+    """
+    if step < config.warmup_steps:
+        return step / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    low = config.final_lr
+    return {
+        "constant": 1.0,
+        "linear": low + (1 - low) * max(0.0, 1 - done),
+        "cosine": low + (1 - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2,
+    }[config.schedule]
+
+
+def make_optimizers(
+    model: SpeechGPT, config: TrainConfig, fused: bool, precision: str = "fp32"
+) -> list[torch.optim.Optimizer]:
+    """AdamW with weight decay on matrices alone; "muon" hands the trunk's matrices to Muon.
+
+    `precision` (bf16, fp16, fp32) is that of the run's products; those of Muon are of it, too. Each
+    parameter group keeps its peak learning rate as `peak_lr`.
+    """
+    trunk = (
+        {p for p in model.gpt.parameters() if p.ndim == 2} if config.optimizer == "muon" else set()
+    )
+    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    rest = [p for p in model.parameters() if p not in trunk]
+    plain = [p for p in rest if p.ndim < 2 or p in tables]
+    decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    made = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, foreach=False)]
+    if trunk:
+        matrices = [p for p in model.gpt.parameters() if p in trunk]
+        muon = {"momentum": 0.95, "ns_steps": config.muon_steps}
+        muon |= {"lr": config.muon_lr, "weight_decay": config.weight_decay}
+        made.append(Muon(matrices, DTYPES[precision], **muon))
+    for group in (g for optimizer in made for g in optimizer.param_groups):
+        group["peak_lr"] = group["lr"]
+    return made
+
+
+class Muon(torch.optim.Muon):
+    """torch's Muon with its products in `dtype`, equal matrices together; its state is the same.
+
+    torch's own are in bf16 on every device: without such instructions many times slower than fp32.
+    """
+
+    def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, **settings):
+        super().__init__(params, **settings)
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every matrix that has a gradient."""
+        for group in self.param_groups:
+            for matrices in stacks([p for p in group["params"] if p.grad is not None]):
+                update = orthogonalize(
+                    self.momentum(matrices, group), group["ns_steps"], self.dtype
+                )
+                rows, columns = update.shape[1:]
+                rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
+                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(matrices, list(update.float()), alpha=-rate)
+
+    def momentum(self, matrices: list[nn.Parameter], group: dict) -> Tensor:
+        """Nesterov's average of the gradients so far, of equal matrices: (N, rows, columns)."""
+        gradients = [p.grad for p in matrices]
+        for p in matrices:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        averages = [self.state[p]["momentum_buffer"] for p in matrices]
+        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+        return torch.stack(torch._foreach_lerp(gradients, averages, group["momentum"]))
+
+
+def stacks(matrices: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Matrices of one shape, as many at a time as have `TOGETHER` entries; at least one."""
+    by_shape = {}
+    for matrix in matrices:
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    for shape, alike in by_shape.items():
+        most = max(1, TOGETHER // shape.numel())
+        for first in range(0, len(alike), most):
+            yield alike[first : first + most]
+
+
+def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
+    """Matrices (N, rows, columns) with all their singular values brought near 1, in `dtype`.
+
+    Newton-Schulz iterations, written for as many rows as columns or fewer: tall ones are turned.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if tall else matrices
+    x = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
+    while iterations > 0:
+        # Half precision has not the digits to go on with a Gram matrix that was not made anew.
+        now = min(iterations, ON_GRAM) if dtype == torch.float32 else 1
+        x = several_iterations(x, now) if now > 1 else one_iteration(x)
+        iterations -= now
+    return x.mT if tall else x
+
+
+def one_iteration(x: Tensor) -> Tensor:
+    """a x + (b x x' + c (x x')^2) x for wide matrices x (N, R, C)."""
+    a, b, c = NEWTON_SCHULZ
+    gram = x @ x.mT
+    polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    return torch.baddbmm(x, polynomial, x, beta=a)
+
+
+def several_iterations(x: Tensor, count: int) -> Tensor:
+    """The same `count` times, on the Gram matrices (N, R, R) alone: a quarter less to multiply.
+
+    Each iteration multiplies x by a polynomial of its Gram matrix, so the Gram matrix of the result
+    is known without the result: the polynomials are multiplied, and at last x by them.
+    """
+    a, b, c = NEWTON_SCHULZ
+    gram = x @ x.mT
+    factor = None
+    for left in reversed(range(count)):
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial.diagonal(dim1=1, dim2=2).add_(a)
+        factor = polynomial if factor is None else polynomial @ factor
+        if left > 0:
+            gram = polynomial @ gram @ polynomial
+    return factor @ x
+
+
+@dataclasses.dataclass(kw_only=True)
+class Adaptation:
+    """What a run has learnt about itself: plain numbers, saved with every checkpoint."""
+
+    rate: float = 1.0  # factor on every learning rate: halved on a plateau, or after a rollback
+    tight: float = 1.0  # factor on the clipping norm: halved by a spike, then slowly let go
+    usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
+    best_loss: float = math.inf  # of the validations so far
+    waited: int = 0  # validations since then
+
+    def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
+        """(norm to clip this step to, note). A spike counts as the average it sprang from."""
+        if not config.spike or not math.isfinite(norm):
+            return config.clip_norm, ""
+        usual, note = self.usual_norm or norm, ""
+        if norm > config.spike * usual:
+            self.tight = max(LEAST_TIGHT, self.tight / 2)
+            limit = config.clip_norm * self.tight
+            note = f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
+        else:
+            self.tight = min(1.0, self.tight * RELAX)
+        self.usual_norm = USUAL * usual + (1 - USUAL) * min(norm, config.spike * usual)
+        return config.clip_norm * self.tight, note
+
+    def see_validation(self, config: TrainConfig, loss: float) -> str:
+        """Halve the rates after `plateau` validations without a better one; says so."""
+        if not config.plateau:
+            return ""
+        if loss < self.best_loss * (1 - BETTER):
+            self.best_loss, self.waited = loss, 0
+            return ""
+        self.waited += 1
+        if self.waited < config.plateau:
+            return ""
+        self.rate, self.waited = self.rate / 2, 0
+        return f"plateau: no better validation in {config.plateau}; learning rates x{self.rate:g}"

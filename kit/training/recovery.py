@@ -1,0 +1,62 @@
+"""Out of memory in the middle of a run: recognise it, and cut the batch so that it fits.
+
+An optimiser step that ran out of memory has changed nothing yet, so the very same batch can be
+tried again in smaller passes: nothing lost, nothing repeated, the same gradients. Knows packed
+batches; nothing of the loop.
+"""
+
+import torch
+
+from kit.model.sequence import Batch, EffectiveBatch
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA out of memory",
+        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
+        "ALLOC_FAILED",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:
+    """The micro-batches of `batch` in passes of at most `rows` rows; 0 leaves them whole."""
+    if not rows:
+        return batch.micro
+    return [part for micro in batch.micro for part in cut_rows(micro, rows)]
+
+
+def cut_rows(batch: Batch, rows: int) -> list[Batch]:
+    """`batch` in pieces of at most `rows` rows, as if it had been packed that way.
+
+    A piece is as wide as its longest row, unless the whole was padded beyond its own longest row:
+    that width was chosen (fixed shapes for compile) and is kept.
+    """
+    count, width = batch.tokens.shape
+    if count <= rows:
+        return [batch]
+    ends = (batch.code_at % width + 1).new_zeros(count)
+    ends.scatter_reduce_(0, batch.code_at // width, batch.code_at % width + 1, "amax")
+    chosen = bool(ends.max() < width)
+    starts = range(0, count, rows)
+    return [_piece(batch, i, min(i + rows, count), width if chosen else ends) for i in starts]
+
+
+def _piece(batch: Batch, first: int, last: int, width) -> Batch:
+    """Rows `first` to `last` of `batch`; `width` in tokens, or each row's own end."""
+    whole = batch.tokens.shape[1]
+    width = width if isinstance(width, int) else int(width[first:last].max())
+    columns = {"cond": batch.cond[first:last]}
+    for name in ("tokens", "positions"):
+        columns[name] = getattr(batch, name)[first:last, :width]
+    for kind in ("text", "code"):
+        at, targets = getattr(batch, f"{kind}_at"), getattr(batch, f"{kind}_targets")
+        mine = (at >= first * whole) & (at < last * whole)
+        row, column = at[mine] // whole - first, at[mine] % whole
+        columns |= {f"{kind}_at": row * width + column, f"{kind}_targets": targets[mine]}
+    return Batch(**columns)

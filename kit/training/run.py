@@ -1,0 +1,243 @@
+"""One training run under a panel: build it from the switches, resume it, log it, save its voice.
+
+`TrainSession.run(values, stop)` is what a `TrainPanel` starts. It goes on from the newest sound
+checkpoint of an unfinished run, and leaves `model-raw` behind at the end, and `model-ema` where an
+average was kept. The data come in as a callable from a position to batches. Knows the loop and its
+files; no widget.
+"""
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import torch
+
+from kit.base.config import build
+from kit.base.files import write_atomic
+from kit.base.hardware import Hardware
+from kit.base.lock import Lock, held
+from kit.base.words import brief
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.model.weights import WEIGHTS, save_model
+from kit.training import checkpoint
+from kit.training.checkpoint import CheckpointError
+from kit.training.logs import jsonl_log
+from kit.training.loop import checkpointer, listen, train, validation_loss
+from kit.training.recovery import is_oom
+from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
+from kit.training.state import TrainState
+from kit.training.switches import Applied, SpeedConfig, pin
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainSession:
+    model: GPTConfig
+    config: TrainConfig
+    hw: Hardware
+    folder: Path
+    make_batches: Callable  # (position or None, grad_accum) -> iterable of EffectiveBatch
+    validation: list  # EffectiveBatches
+    threads: int  # for PyTorch
+    gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
+    check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
+    listeners: tuple = ()  # further callables that hear every StepEvent
+    state: TrainState | None = None  # of the latest run
+    lock: Lock | None = None  # held while it runs: one process trains a run
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / "train.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def resumable(self) -> bool:
+        """Whether an unfinished run lies here."""
+        saved = checkpoint.checkpoints(self.checkpoints)
+        return bool(saved) and not self.finished()
+
+    def finished(self) -> bool:
+        mark = self.folder / "train-finished"
+        try:
+            return mark.exists() and int(mark.read_text(encoding="utf-8")) >= self.config.steps
+        except (ValueError, OSError) as error:
+            raise TrainError(
+                f"{mark} is damaged ({brief(error)}): it holds the number of steps this run was "
+                "finished with. Write that number there, or delete the file: training then goes on "
+                "from the last checkpoint."
+            ) from error
+
+    def run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
+        """Train with the switches in `values` until done or stopped, going on where a run stands.
+
+        A finished run has nothing left to do and yields nothing. The switches may be others than
+        those that preflight saw, so `check` is asked first. Raises TrainError, what `check` raises,
+        and LockError while another process trains this run.
+        """
+        if self.finished():
+            return
+        with held(self.folder / "train.lock", "training") as self.lock:
+            yield from self._run(dict(values), stop)
+
+    def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
+        grad_accum = values.pop("grad_accum", 1)
+        torch.set_num_threads(self.threads)  # counts for the calling thread alone
+        torch.manual_seed(self.config.seed)
+        speed = build(SpeedConfig, values)
+        checked = self.check(speed, grad_accum) if self.check else ""
+        config = self.config if self.gate else self.config.without_gate()
+        self.state = TrainState(SpeechGPT(self.model), config, speed, self.hw)
+        self.state.notes += [*self.state.applied.notes, *self._resume()]
+        self.state.notes += [checked] if checked else []
+        for left in range(self.config.rollbacks, -1, -1):
+            try:
+                yield from self._events(grad_accum, stop)
+                break
+            except Diverged as error:
+                self._go_back(error, left)
+            except (RuntimeError, MemoryError) as error:
+                if not is_oom(error):
+                    raise
+                raise advice(error) from error
+        self.lock.confirm()
+        saved = checkpoint.of_step(self.checkpoints, self.state.step)
+        if self.state.step and not saved.exists():
+            self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
+        if self.state.step >= self.config.steps or self.state.settled:
+            self._finish()
+
+    def _events(self, grad_accum: int, stop: Event) -> Iterator[StepEvent]:
+        """The run from where its state stands, heard by the log and the checkpoints."""
+        state, model = self.state, self.state.model
+        batches = self._batches(grad_accum)
+        validate = lambda: validation_loss(  # noqa: E731
+            model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
+        )
+        gate = partial(self.gate, model) if self.gate else None
+        listeners = (
+            lambda _: self.lock.confirm(),
+            jsonl_log(self.log_path),
+            checkpointer(state, self.checkpoints, stop),
+            *self.listeners,
+        )
+        yield from listen(train(state, batches, validate, stop, gate), *listeners)
+
+    def _batches(self, grad_accum: int):
+        batches = self.make_batches(self.state.position, grad_accum)
+        return map(pin, batches) if self.state.applied.on("pinned_memory") else batches
+
+    def trial(self, values: dict, batches, steps: int = 12) -> list[dict]:
+        """Rows of a few real steps of a throwaway model, as the log would have them.
+
+        What a plan can be made from before the run begins; nothing is logged, saved or kept.
+        `batches` should be usual ones: the run itself may begin with short sentences.
+        """
+        with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
+            return pool.submit(self._trial, dict(values), batches, steps).result()
+
+    def _trial(self, values: dict, batches, steps: int) -> list[dict]:
+        torch.set_num_threads(self.threads)
+        values.pop("grad_accum", None)  # the batches are cut already
+        speed = build(SpeedConfig, values, compile=False)
+        state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
+        return [dataclasses.asdict(e) for e in itertools.islice(train(state, batches), steps)]
+
+    def _go_back(self, error: Diverged, left: int) -> None:
+        """To the last good checkpoint, with half the learning rate; TrainError when none helps."""
+        tree, notes = checkpoint.load_newest(self.checkpoints, self.state.require_whole)
+        if tree is None or not left:
+            tried = self.config.rollbacks - left if tree else 0
+            raise TrainError(
+                f"{error} Going back to a checkpoint with half the learning rate was tried "
+                f"{tried} times."
+            ) from error
+        self.state.restore(tree)
+        self.state.adaptation.rate /= 2
+        self.state.save(self.checkpoints)  # a kill just now must not bring the old rate back
+        self.state.notes = [
+            *notes,
+            f"not finite for {self.config.patience + 1} steps: back to step {self.state.step}, "
+            f"learning rates x{self.state.adaptation.rate:g}",
+        ]
+
+    def _resume(self) -> list[str]:
+        tree, notes = checkpoint.load_newest(self.checkpoints, self.state.require_whole)
+        if tree is None and notes:  # to begin anew would throw away what may yet be saved
+            raise TrainError(
+                f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
+                f"{brief(notes[0], 400)} Bring back a copy, or delete that folder to begin anew."
+            )
+        if tree is None:
+            self.log_path.unlink(missing_ok=True)
+            return notes
+        self.state.restore(tree)
+        return [*notes, f"resumed from step {self.state.step}"]
+
+    def _finish(self) -> None:
+        """Leave the last weights, and the average: of the best step where that decides the end.
+
+        Without an average the gate has heard the weights themselves: those of the best step stay.
+        """
+        state, average = self.state, self.folder / WEIGHTS["ema"]
+        if state.ema:
+            save_model(state.model, self.folder / WEIGHTS["raw"])
+        judged = state.config.gate_every or state.config.val_patience
+        if judged and 0 < state.best.step < state.step:
+            self._restore_best()
+        if state.ema:
+            with state.ema.swapped_in():
+                save_model(state.model, average)
+        else:
+            save_model(state.model, self.folder / WEIGHTS["raw"])
+            average.unlink(missing_ok=True)  # of an earlier, shorter training
+        write_atomic(self.folder / "train-finished", str(self.config.steps))
+
+    def _restore_best(self) -> None:
+        """To the weights of the best step; the last ones stay, with a warning, where they are lost.
+
+        Whoever trained for days must not be left without a voice for one damaged file.
+        """
+        best = checkpoint.of_step(self.checkpoints, self.state.best.step)
+        try:
+            self.state.restore(checkpoint.load(best))
+        except CheckpointError as error:
+            warnings.warn(
+                f"{best} was the best step's ({error}): the voice is made of the last step, "
+                f"{self.state.step}.",
+                stacklevel=2,
+            )
+
+
+def advice(error: BaseException) -> TrainError:
+    """What to do when memory runs out where no smaller batch would help."""
+    return TrainError(
+        f"Out of memory beside the batch itself ({error}): weights, gradients, optimizer and "
+        "average together are too large. Put the average on the CPU (`ema_offload`), choose a "
+        "smaller model, or close what else uses this device. Run again: it goes on from the last "
+        "checkpoint."
+    )
+
+
+def summary(rows: list[dict], applied: Applied | None = None) -> dict:
+    """The figures of a log for the report: steps, speed, memory, last validation losses."""
+    seconds = sum(r["step_s"] for r in rows)
+    last = next((r for r in reversed(rows) if r["val_loss"] is not None), {})
+    figures = {
+        "steps": rows[-1]["step"],
+        "epochs": rows[-1].get("epoch"),
+        "steps_per_s": len(rows) / seconds,
+        "tokens_per_s": sum(r["tokens"] for r in rows) / seconds,
+        "peak_memory_bytes": max(r["memory_bytes"] for r in rows),
+        "loss": rows[-1]["loss"],
+        "val_loss": last.get("val_loss", math.nan),
+        "ema_val_loss": last.get("ema_val_loss"),
+    }
+    return figures | ({"ran": applied.table()} if applied else {})

@@ -1,0 +1,268 @@
+"""All that a run changes, in one object that a checkpoint can hold: weights, averages, optimizers,
+the place in the data, and what the run has learnt about itself.
+
+`tree` and `restore` are each other's inverse: a run that goes on from a checkpoint computes what
+the uninterrupted one would have, bit for bit on a CPU. Knows one model and its settings; nothing
+of the loop, of datasets or of metrics.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kit.base.config import build
+from kit.base.gradients import loss_scaler
+from kit.base.hardware import Hardware
+from kit.base.words import brief
+from kit.model.gpt import SpeechGPT, run_layer
+from kit.training import checkpoint
+from kit.training.checkpoint import CheckpointError
+from kit.training.ema import EMA
+from kit.training.optim import Adaptation, lr_factor, make_optimizers
+from kit.training.settings import TrainConfig, TrainError
+from kit.training.switches import Applied, SpeedConfig, apply
+
+
+@dataclasses.dataclass(kw_only=True)
+class Best:
+    """The best checkpoint so far, by the gate where there is one, else by validation loss."""
+
+    step: int = 0  # 0: none yet
+    score: float = math.inf  # lower is better
+    waited: int = 0  # hearings (or validations) since then
+
+    def see(self, step: int, score: float) -> None:
+        better = score < self.score
+        self.waited = 0 if better else self.waited + 1
+        if better:
+            self.step, self.score = step, score
+
+
+class TrainState:
+    """One run: the model, what trains it, and where it stands."""
+
+    def __init__(self, model: SpeechGPT, config: TrainConfig, speed: SpeedConfig, hw: Hardware):
+        self.model, self.config, self.speed, self.hw = model.to(hw.device), config, speed, hw
+        self.applied: Applied = apply(model, speed, hw)
+        precision = self.applied.precision
+        self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision)
+        self.scaler = loss_scaler(hw.device, precision)
+        self.ema = self._average()
+        self.adaptation, self.best = Adaptation(), Best()
+        self.step, self.position = 0, None
+        self.micro_rows = 0  # most rows of a forward pass since memory ran out; 0: as they come
+        self.notes: list[str] = []  # what happened besides, for the next event
+
+    def _average(self) -> EMA | None:
+        if not self.speed.ema:
+            return None
+        away = "cpu" if self.applied.on("ema_offload") else None
+        return EMA(self.model, self.config.ema_decay, away)
+
+    def set_rates(self) -> float:
+        """Give every parameter group its learning rate for the coming step; returns AdamW's."""
+        factor = lr_factor(self.config, self.step) * self.adaptation.rate
+        for group in (g for o in self.optimizers for g in o.param_groups):
+            group["lr"] = group["peak_lr"] * factor
+        return self.config.lr * factor
+
+    def stop_compiling(self, why: str) -> None:
+        """Train on uncompiled, as the compiler failed with `why`; the log and the record say so."""
+        self.model.gpt.run_layer = run_layer
+        self.applied = self.applied.without("compile", why)
+        self.notes.append(f"torch.compile is off from here, it failed: {why}")
+
+    def averaged(self):
+        """The context in which the model holds its averaged weights, if there are any."""
+        return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
+
+    def take_notes(self) -> str:
+        said, self.notes = "; ".join(self.notes), []
+        return said
+
+    def see_validation(self, loss: float) -> None:
+        """Adapt the rates to a validation loss; without a gate it decides what is best."""
+        note = self.adaptation.see_validation(self.config, loss)
+        self.notes += [note] if note else []
+        if not self.config.gate_every:
+            self._judge(loss, "validation loss", "validations")
+
+    def see_gate(self, figures: dict) -> None:
+        """A voice is better that is understood better; a sentence without an end counts whole."""
+        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "hearings")
+
+    def _judge(self, score: float, what: str, judgements: str) -> None:
+        self.best.see(self.step, score)
+        if self.settled:
+            self.notes.append(
+                f"no better {what} in {self.best.waited} {judgements}: training ends here, "
+                f"the best is that of step {self.best.step}"
+            )
+
+    @property
+    def settled(self) -> bool:
+        """Whether the gate, or without one the validation loss, has asked for the end."""
+        return 0 < self.config.end_patience <= self.best.waited
+
+    def tree(self) -> dict:
+        """Everything a checkpoint must hold."""
+        return {
+            "model": dict(self.model.named_parameters()),
+            "ema": self.ema.state_dict() if self.ema else {},
+            "optimizer": {str(i): o.state_dict()["state"] for i, o in enumerate(self.optimizers)},
+            "scaler": self.scaler.state_dict(),
+            "random": checkpoint.random_state(),
+            "run": {
+                "step": self.step,
+                "steps": self.config.steps,
+                "position": json.dumps(self.position),
+                "adaptation": json.dumps(dataclasses.asdict(self.adaptation)),
+                "best": json.dumps(dataclasses.asdict(self.best)),
+                "micro_rows": self.micro_rows,
+            },
+            "shape": json.dumps(dataclasses.asdict(self.model.config)),
+            "optimizer_name": self.config.optimizer,
+        }
+
+    def require_whole(self, tree: dict) -> None:
+        """Raise CheckpointError unless `restore` can go on from `tree`; nothing is changed.
+
+        Raises TrainError when it is whole, but of another model.
+        """
+        require_parts(tree, PARTS, "")
+        require_parts(tree["run"], RUN_PARTS, "run|")
+        require_json(tree)
+        self._require_same(tree)
+        names = {name: p.shape for name, p in self.model.named_parameters()}
+        require_tensors(tree["model"], names, "model|")
+        if tree["ema"]:
+            require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema|")
+        for number, optimizer in enumerate(self.optimizers):
+            sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+            moments = tree["optimizer"].get(str(number), {})
+            require_moments(moments, sizes, f"optimizer|{number}|")
+        require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random|")
+        wanted = self.scaler.state_dict()
+        if tree["scaler"] and not wanted.keys() <= tree["scaler"].keys():
+            raise CheckpointError(f"its `scaler` has no {sorted(wanted.keys() - tree['scaler'])}")
+
+    def _require_same(self, tree: dict) -> None:
+        """Raise TrainError when `tree` is of another model or optimizer."""
+        shape = json.dumps(dataclasses.asdict(self.model.config))
+        if tree["shape"] != shape:
+            raise TrainError(
+                f"The checkpoint is of another model: {differences(tree['shape'], shape)}. Choose "
+                "another KIT_RUN for a new run, or the preset this one was started with."
+            )
+        if tree["optimizer_name"] != self.config.optimizer:
+            raise TrainError(
+                f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
+                f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
+            )
+
+    def restore(self, tree: dict) -> None:
+        """Go on from a checkpoint's tree. Raises TrainError and CheckpointError, as above."""
+        self.require_whole(tree)
+        restore_weights(self.model, tree["model"])
+        if self.ema and tree["ema"]:
+            self.ema.load_state_dict(tree["ema"])
+        else:  # switched on just now: the average begins here, not at the random start
+            self.ema = self._average()
+        for number, optimizer in enumerate(self.optimizers):
+            moments = {
+                int(k): unmapped(v) for k, v in tree["optimizer"].get(str(number), {}).items()
+            }
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        if tree["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(tree["scaler"])
+        checkpoint.restore_random_state(tree["random"])
+        run = tree["run"]
+        self.step, self.position = run["step"], json.loads(run["position"])
+        self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
+        self.best = Best(**json.loads(run.get("best", "{}")))
+        if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
+            self.best.waited = 0
+        self.micro_rows = run.get("micro_rows", 0)
+
+    def save(self, folder: Path) -> None:
+        checkpoint.save(self.tree(), folder, self.step, self.config.keep, self.best.step)
+
+
+def unmapped(moments: dict) -> dict:
+    """Copies: what is still mapped from a checkpoint keeps Windows from removing that file."""
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in moments.items()}
+
+
+# What a tree and its `run` must hold, and of what kind.
+PARTS = {
+    "model": dict,
+    "ema": dict,
+    "optimizer": dict,
+    "scaler": dict,
+    "random": dict,
+    "run": dict,
+    "shape": str,
+    "optimizer_name": str,
+}
+RUN_PARTS = {"step": int, "steps": int, "position": str}
+
+
+def require_parts(tree: dict, parts: dict[str, type], where: str) -> None:
+    """Raise CheckpointError unless `tree` has `parts` of these kinds."""
+    for name, kind in parts.items():
+        if not isinstance(tree.get(name), kind) or isinstance(tree[name], bool):
+            found = type(tree[name]).__name__ if name in tree else "missing"
+            raise CheckpointError(f"its `{where}{name}` is {found}, not {kind.__name__}")
+
+
+def require_json(tree: dict) -> None:
+    """Raise CheckpointError unless what stands in a tree as JSON can be read."""
+    run = tree["run"]
+    try:
+        position, shape = json.loads(run["position"]), json.loads(tree["shape"])
+        build(Adaptation, json.loads(run.get("adaptation", "{}")))
+        build(Best, json.loads(run.get("best", "{}")))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its `run` cannot be read ({error})") from error
+    if not isinstance(position, dict | None) or not isinstance(shape, dict):
+        raise CheckpointError(f"its `position` or `shape` is {brief(position)}, {brief(shape)}")
+    if type(run.get("micro_rows", 0)) is not int:
+        raise CheckpointError(f"its `run|micro_rows` is {run['micro_rows']!r}")
+
+
+def require_tensors(found: dict, wanted: dict[str, torch.Size], where: str) -> None:
+    """Raise CheckpointError unless `found` has tensors of the `wanted` names and shapes."""
+    for name, shape in wanted.items():
+        tensor = found.get(name)
+        if not isinstance(tensor, Tensor) or tensor.shape != shape:
+            has = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
+            raise CheckpointError(f"its `{where}{name}` is {has}, not {tuple(shape)}")
+
+
+def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
+    """Raise CheckpointError unless an optimizer's `moments` are of parameters of these `sizes`."""
+    for number, tensors in moments.items():
+        known = str(number).isdigit() and int(number) < len(sizes)  # text in a file, else whole
+        if not known or not isinstance(tensors, dict):
+            raise CheckpointError(f"its `{where}{number}` belongs to no parameter")
+        for name, tensor in tensors.items():
+            if name != "step":  # a count
+                require_tensors({name: tensor}, {name: sizes[int(number)]}, f"{where}{number}|")
+
+
+@torch.no_grad()
+def restore_weights(model: nn.Module, weights: dict) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def differences(saved: str, wanted: str) -> str:
+    """'layers 6 -> 12, ...' between two JSON objects."""
+    old, new = json.loads(saved), json.loads(wanted)
+    return ", ".join(f"{k} {old.get(k)} -> {new[k]}" for k in new if old.get(k) != new[k])

@@ -1,0 +1,234 @@
+"""The optimisation switches: what each asks for, whether this device has it, what really ran.
+
+Every switch is off in the baseline, applied in one place, and leaves the loss where it was (the
+tests hold each to that). `switches` says what is on offer here and why; `apply` turns the chosen
+ones on, the others off, and reports what ran. Knows the model and the hardware; nothing of data
+or the loop.
+
+SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing: Chen et al. 2016.
+"""
+
+import dataclasses
+import sys
+
+import torch
+
+from kit.base.compiler import compiler_available
+from kit.base.config import require, require_within
+from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision
+from kit.model.gpt import SpeechGPT, run_layer
+from kit.model.sequence import EffectiveBatch, GPTConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedConfig:
+    """Which switches are on. All off is the baseline every claim is measured against."""
+
+    sdpa: bool = False  # fused attention
+    mixed_precision: bool = False  # bf16 or fp16 matrix products, by the device
+    fused_adamw: bool = False  # one kernel for the whole optimiser step
+    tf32: bool = False  # fp32 matrix products with 10-bit mantissas
+    cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
+    pinned_memory: bool = False  # batches in page-locked memory
+    compile: bool = False  # torch.compile of the trunk's layers
+    gradient_checkpointing: bool = False  # recompute layers in the backward pass
+    recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
+    ema: bool = False  # keep averaged weights beside the trained ones
+    ema_offload: bool = False  # ... in the CPU's memory
+
+    def __post_init__(self):
+        require(self.recompute_every > 0, self, "recompute_every", "1 is every layer, 2 each 2nd.")
+        require_within(self, 1, 1e6, "recompute_every")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One toggle of the panel: its default, and whether and why it can be used here."""
+
+    name: str
+    label: str
+    on: bool
+    available: bool
+    reason: str
+    runs: str = "on"  # what it is here when it is on, by name: "bf16", "flash"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One switch in a run's record: what was asked for, what really ran, and why."""
+
+    name: str
+    label: str
+    asked: bool
+    on: bool
+    ran: str  # "bf16", "flash", "layers 0, 2 of 4", "on", "off"
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Applied:
+    """What a run really used: precision and attention kernel by name, and every switch."""
+
+    precision: str
+    attention: str
+    notes: tuple = ()  # sentences on what was asked for and is off
+    switches: tuple = ()  # of Ran
+
+    def on(self, name: str) -> bool:
+        """Whether the switch `name` is really on."""
+        return any(s.on for s in self.switches if s.name == name)
+
+    def without(self, name: str, reason: str) -> "Applied":
+        """The same after the switch `name` had to be given up."""
+        rows = [
+            dataclasses.replace(s, on=False, ran="off", reason=reason) if s.name == name else s
+            for s in self.switches
+        ]
+        return dataclasses.replace(self, switches=tuple(rows))
+
+    def table(self) -> dict[str, str]:
+        """One line a switch, for a notebook or a report."""
+        word = {True: "asked for", False: "not asked for"}
+        return {s.label: f"{s.ran} ({word[s.asked]}; {s.reason})" for s in self.switches}
+
+
+LABELS = {
+    "sdpa": "Fused attention (SDPA)",
+    "mixed_precision": "Mixed precision",
+    "fused_adamw": "Fused AdamW",
+    "tf32": "TF32 products",
+    "cudnn_benchmark": "cuDNN benchmark",
+    "pinned_memory": "Pinned memory",
+    "compile": "torch.compile",
+    "gradient_checkpointing": "Gradient checkpointing",
+    "ema": "EMA of the weights",
+    "ema_offload": "EMA on the CPU",
+}
+BASELINE = {"sdpa": "explicit softmax", "mixed_precision": "fp32"}  # what runs with these off
+OF_LAYERS = ("sdpa", "compile", "gradient_checkpointing")  # set on each layer of the trunk
+
+
+def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
+    """Every switch with its default from `config` and its reason on this device.
+
+    `model` gives the attention's shapes; without it those of a usual head.
+    """
+    precision, compiler = choose_precision(hw), compiler_available(hw.device, hw.capability)
+    compiles = compiler.value == "yes"
+    product = precision.value if config.mixed_precision else "fp32"
+    backend = _attention(hw, product, model or GPTConfig())
+    gpu, only = hw.device == "cuda", "only a GPU has a use for it"
+    facts = {
+        "sdpa": (True, f"kernel: {backend.value} ({backend.reason})"),
+        "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
+        "fused_adamw": (True, "same update, fewer passes over memory"),
+        "tf32": _tf32(hw),
+        "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
+        "pinned_memory": (gpu, "copies run beside the GPU's work" if gpu else only),
+        "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
+        "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
+        "ema": (True, "averaged weights usually speak better than the last ones"),
+        "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only),
+    }
+    runs = {"sdpa": backend.value, "mixed_precision": precision.value}
+    return [
+        Switch(
+            name=name,
+            label=LABELS[name],
+            on=getattr(config, name) and ok,
+            available=ok,
+            reason=why,
+            runs=runs.get(name, "on"),
+        )
+        for name, (ok, why) in facts.items()
+    ]
+
+
+def _attention(hw: Hardware, precision: str, model: GPTConfig) -> Choice:
+    width = model.width // model.heads
+    return attention_backend(hw, precision, width, model.heads, model.dropout)
+
+
+def _tf32(hw: Hardware) -> tuple[bool, str]:
+    if hw.capability is None:
+        return False, "only a GPU has it"
+    version = ".".join(map(str, hw.capability))
+    has = hw.capability >= (8, 0)
+    return has, f"compute capability {version} {'has' if has else 'is below 8.0 and lacks'} it"
+
+
+def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
+    """Set `model` and this process up as `config` asks; a switch this device lacks is noted.
+
+    What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
+    has no list of layers `h` trains on without the switches that are set on layers.
+    """
+    offered = switches(config, hw, model.config)
+    if not hasattr(model.gpt, "h"):
+        offered = [_without_layers(s) if s.name in OF_LAYERS else s for s in offered]
+    on, runs = ({s.name: getattr(s, field) for s in offered} for field in ("on", "runs"))
+    set_process(on)
+    if hasattr(model.gpt, "h"):
+        runs["gradient_checkpointing"] = set_layers(model, on, config.recompute_every)
+    precision = runs["mixed_precision"] if on["mixed_precision"] else "fp32"
+    ran = tuple(_ran(s, getattr(config, s.name), runs[s.name]) for s in offered)
+    return Applied(
+        precision=precision,
+        attention=runs["sdpa"] if on["sdpa"] else BASELINE["sdpa"],
+        notes=tuple(f"{r.label} is off: {r.reason}" for r in ran if r.asked and not r.on),
+        switches=ran,
+    )
+
+
+def _ran(switch: Switch, asked: bool, runs: str) -> Ran:
+    ran = runs if switch.on else BASELINE.get(switch.name, "off")
+    shared = {name: getattr(switch, name) for name in ("name", "label", "on", "reason")}
+    return Ran(asked=asked, ran=ran, **shared)
+
+
+def _without_layers(switch: Switch) -> Switch:
+    why = "this model's trunk has no list of layers `h`; it trains on without"
+    return dataclasses.replace(switch, on=False, available=False, reason=why)
+
+
+def set_process(on: dict[str, bool]) -> None:
+    """The settings PyTorch keeps for the whole process."""
+    torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
+    torch.backends.cudnn.allow_tf32 = on["tf32"]
+    torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
+    torch.backends.cuda.enable_cudnn_sdp(False)  # see ATTENTION_ORDER
+
+
+def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
+    """Attention, checkpointing and compilation of the trunk; says what checkpointing covers."""
+    trunk, layers = model.gpt, range(0, len(model.gpt.h), every)
+    for layer in trunk.h:
+        layer.attn.fused = on["sdpa"]
+    trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
+    trunk.run_layer = run_layer
+    if on["compile"]:
+        torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
+        # One graph for rows of any number and length, so fixed lengths need no second one.
+        trunk.run_layer = torch.compile(run_layer, dynamic=True)
+    if every == 1:
+        return f"all {len(trunk.h)} layers"
+    return f"layers {', '.join(map(str, layers))} of {len(trunk.h)}"
+
+
+def compilations() -> int:
+    """Graphs that torch.compile has made in this process so far; after a warm-up it stands still.
+
+    Rows together make one graph, a single row alone another; recomputed layers have their own.
+    """
+    dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
+    return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
+
+
+def pin(batch: EffectiveBatch) -> EffectiveBatch:
+    """`batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
+    fields = [f.name for f in dataclasses.fields(batch.micro[0])]
+    micro = [
+        dataclasses.replace(m, **{name: getattr(m, name).pin_memory() for name in fields})
+        for m in batch.micro
+    ]
+    return dataclasses.replace(batch, micro=micro)

@@ -1,0 +1,287 @@
+"""How much memory a training step needs, by part and at its worst moment, before it is allocated.
+
+Weights, gradients, moments and averages are counted from the configuration; activations by what
+each operation of the model keeps for its backward pass. Not all parts are there at once: a step is
+followed through its five fullest moments, and the fullest of them is the peak. torch.compile is
+left out: it fuses operations and keeps less. Knows the model's configuration; allocates nothing
+(the parameter count is taken on torch's `meta` device), and knows nothing of devices' sizes.
+
+Shapes: B batch, S packed sequence with its latents, D width, H heads, K latents, T mel frames,
+V vocabulary.
+"""
+
+import dataclasses
+import functools
+
+import torch
+
+from kit.base.config import require
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.training.optim import TOGETHER
+
+FP32_BYTES, HALF_BYTES = 4, 2
+# Of Muon's working copies per entry of a stack of matrices: the update, two of its products'
+# operands, Gram matrices.
+MUON_FP32_BYTES, MUON_HALF_BYTES = 17, 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """One training step, as far as memory is concerned."""
+
+    rows: int  # of a forward pass: the micro-batch
+    text_ids: int  # of the longest row, without START and STOP
+    codes: int  # of the longest row, without START and STOP
+    reference_frames: int  # mel frames
+    length: int = 0  # tokens each row is padded to; 0: to the longest row
+    half: bool = False  # bf16 or fp16 products; weights stay fp32
+    sdpa: bool = False  # fused attention; else the explicit softmax
+    recompute_every: int = 0  # every n-th layer is recomputed in the backward pass; 0: none
+    ema: bool = False  # averaged weights on the same device
+    optimizer: str = "adamw"  # or "muon": for the trunk's matrices
+    fused: bool = False  # one kernel for the optimiser step, with no working copies
+    accumulate: bool = False  # more than one forward pass per optimiser step
+    device: str = "cuda"  # or "cpu", where dropout keeps whole numbers instead of bits
+
+    def __post_init__(self):
+        for name in ("rows", "text_ids", "codes", "reference_frames"):
+            require(getattr(self, name) > 0, self, name, "must be at least 1.")
+        require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Bytes by part, each at its largest, and bytes alive together at each of the moments."""
+
+    parts: dict[str, int]
+    moments: dict[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.moments.values())
+
+    @property
+    def fullest(self) -> str:
+        """The moment of the peak, in words."""
+        return max(self.moments, key=self.moments.get)
+
+
+@functools.cache
+def parameter_count(config: GPTConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in SpeechGPT(config).parameters())
+
+
+def plan_bytes(config: GPTConfig, step: Step) -> Plan:
+    """What a step needs once its optimizer has its moments, that is from the second step on."""
+    weights = parameter_count(config) * FP32_BYTES
+    one_moment = config.layers * layer_matrices(config) if step.optimizer == "muon" else 0
+    parts = {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": 2 * weights - FP32_BYTES * one_moment,
+        "EMA": weights if step.ema else 0,
+        "half-precision copies": copy_bytes(config, step, config.layers),
+        "activations": activation_bytes(config, step),
+        "logits": 2 * sum(logits_bytes(config, step)),
+    }
+    steady = parts["weights"] + parts["optimizer"] + parts["EMA"]
+    found = {
+        "the end of the forward pass": forward_end_bytes(config, step),
+        "the backward pass through the logits": logits_backward_bytes(config, step),
+        "the backward pass through the top layer": top_backward_bytes(config, step),
+        "the backward pass through the bottom layer": bottom_backward_bytes(config, step),
+        "the optimizer's update": weights + update_bytes(config, step),
+    }
+    return Plan(parts=parts, moments={name: steady + size for name, size in found.items()})
+
+
+def forward_end_bytes(config: GPTConfig, step: Step) -> int:
+    """All activations, all copies autocast keeps, logits and their log-softmax."""
+    copies = copy_bytes(config, step, config.layers)
+    logits = 2 * sum(logits_bytes(config, step))
+    kept = activation_bytes(config, step) + input_bytes(config, step)  # the heads' states besides
+    return earlier_bytes(config, step) + kept + copies + logits
+
+
+def logits_backward_bytes(config: GPTConfig, step: Step) -> int:
+    """The codes' log-softmax with the gradients before and behind it; the text's still waits."""
+    text, code = logits_bytes(config, step)
+    copies = copy_bytes(config, step, config.layers - len(recomputed(config, step)))
+    kept = activation_bytes(config, step) + copies + text + 3 * code
+    return earlier_bytes(config, step) + kept
+
+
+def top_backward_bytes(config: GPTConfig, step: Step) -> int:
+    """The heads have their gradients; the layers still have all their activations."""
+    gradients = max(earlier_bytes(config, step), FP32_BYTES * head_matrices(config))
+    copies = copy_bytes(config, step, config.layers - len(recomputed(config, step)))
+    kept = activation_bytes(config, step) - head_bytes(config, step) + copies
+    if config.layers - 1 in recomputed(config, step):
+        kept += layer_bytes(config, step) - input_bytes(config, step)
+    return gradients + kept + backward_bytes(config, step)
+
+
+def bottom_backward_bytes(config: GPTConfig, step: Step) -> int:
+    """All layers but the first have their gradients; its activations and the voice's are left."""
+    above = head_matrices(config) + (config.layers - 1) * layer_matrices(config)
+    gradients = max(earlier_bytes(config, step), FP32_BYTES * above)
+    kept = layer_bytes(config, step) + conditioner_bytes(config, step) + copy_bytes(config, step, 1)
+    return gradients + kept + backward_bytes(config, step)
+
+
+def update_bytes(config: GPTConfig, step: Step) -> int:
+    """Working copies of the largest matrix that is updated on its own; with Muon, of a stack."""
+    matrix = 4 * config.width**2
+    stack = max(matrix, min(TOGETHER, config.layers * matrix))
+    muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
+    table = max(matrix, config.width * max(config.code_vocab, config.text_vocab))
+    adamw = 0 if step.fused else 2 * FP32_BYTES * table
+    return max(adamw, muon if step.optimizer == "muon" else 0)
+
+
+def earlier_bytes(config: GPTConfig, step: Step) -> int:
+    """Gradients that the forward pass before this one has left."""
+    return parameter_count(config) * FP32_BYTES if step.accumulate else 0
+
+
+def recomputed(config: GPTConfig, step: Step) -> range:
+    """The layers that keep nothing but their input."""
+    return range(0, config.layers if step.recompute_every else 0, step.recompute_every or 1)
+
+
+def length(config: GPTConfig, step: Step) -> int:
+    """S: latents, START text STOP, START codes STOP..., and padding."""
+    own = step.text_ids + 2 + step.codes + config.stop_targets
+    return config.latents + max(own, step.length)
+
+
+def cells(config: GPTConfig, step: Step) -> int:
+    """B * S."""
+    return step.rows * length(config, step)
+
+
+def layer_matrices(config: GPTConfig) -> int:
+    """Entries of a layer's four matrices: D x 3D, D x D, D x 4D, 4D x D."""
+    return 12 * config.width**2
+
+
+def head_matrices(config: GPTConfig) -> int:
+    return config.width * (config.text_vocab + config.code_vocab)
+
+
+def copy_bytes(config: GPTConfig, step: Step, layers: int) -> int:
+    """Half-precision copies of the matrices: `layers` layers', the heads' and the conditioner's."""
+    if not step.half:
+        return 0
+    tables = head_matrices(config) + config.width * (config.max_text + config.max_code)
+    other = parameter_count(config) - tables - config.layers * layer_matrices(config)
+    return HALF_BYTES * (other + layers * layer_matrices(config))
+
+
+def activation_bytes(config: GPTConfig, step: Step) -> int:
+    """What all operations but the losses keep for the backward pass."""
+    few = len(recomputed(config, step))
+    layers = (config.layers - few) * layer_bytes(config, step) + few * input_bytes(config, step)
+    return layers + conditioner_bytes(config, step) + head_bytes(config, step)
+
+
+def input_bytes(config: GPTConfig, step: Step) -> int:
+    """The residual stream (B, S, D), in fp32 with mixed precision, too."""
+    return cells(config, step) * config.width * FP32_BYTES
+
+
+def layer_bytes(config: GPTConfig, step: Step) -> int:
+    """One layer of the trunk.
+
+    Two norms keep their inputs (D each, fp32). The matrices keep theirs (D, D, D, 4D), GELU its
+    input (4D), attention q, k, v (3D): 14 D a token in the precision of the products.
+    """
+    wide = cells(config, step) * config.width
+    kept = wide * (2 * FP32_BYTES + 11 * size_bytes(step) + 3 * attention_size_bytes(config, step))
+    masks = 2 * wide * mask_bytes(step) if config.dropout else 0
+    return kept + scores_bytes(config, step) + masks
+
+
+def falls_back(config: GPTConfig, step: Step) -> bool:
+    """On a CPU fused attention has no dropout: with it PyTorch writes it out in fp32 instead."""
+    return step.sdpa and config.dropout > 0 and step.device == "cpu"
+
+
+def attention_size_bytes(config: GPTConfig, step: Step) -> int:
+    """One number inside the attention."""
+    return FP32_BYTES if falls_back(config, step) else size_bytes(step)
+
+
+def explicit(config: GPTConfig, step: Step) -> bool:
+    return not step.sdpa or falls_back(config, step)
+
+
+def scores_bytes(config: GPTConfig, step: Step) -> int:
+    """What the explicit softmax keeps, (B, H, S, S) each; nothing with fused attention."""
+    if not explicit(config, step):
+        return 0
+    size = attention_size_bytes(config, step)
+    mask = (1 if step.device == "cuda" else size) if config.dropout else 0
+    return squares(config, step) * (FP32_BYTES + mask) + weights_bytes(config, step)
+
+
+def weights_bytes(config: GPTConfig, step: Step) -> int:
+    """What is multiplied with v, where that is not the softmax itself: rounded, or with gaps."""
+    apart = step.half or config.dropout
+    return squares(config, step) * attention_size_bytes(config, step) if apart else 0
+
+
+def squares(config: GPTConfig, step: Step) -> int:
+    """B * H * S * S."""
+    return cells(config, step) * config.heads * length(config, step)
+
+
+def size_bytes(step: Step) -> int:
+    """One number of the matrix products."""
+    return HALF_BYTES if step.half else FP32_BYTES
+
+
+def mask_bytes(step: Step) -> int:
+    """What dropout keeps for one number: a flag on CUDA, a whole factor on a CPU."""
+    return size_bytes(step) if step.device == "cpu" else 1
+
+
+def conditioner_bytes(config: GPTConfig, step: Step) -> int:
+    """The reference's blocks (8 D a frame, and T x T scores) and the latents' layers."""
+    frames, latents = step.rows * step.reference_frames, step.rows * config.latents
+    scores = frames * config.heads * step.reference_frames * FP32_BYTES
+    block = frames * config.width * (2 * FP32_BYTES + 6 * size_bytes(step)) + scores
+    inner, hidden = config.perceiver_heads * config.perceiver_head_width, config.width * 8 // 3
+    seen = (frames + latents) * (config.width + 2 * inner)
+    layer = seen + latents * (2 * config.width + 2 * inner + 4 * hidden)
+    return config.cond_blocks * block + config.perceiver_layers * layer * size_bytes(step)
+
+
+def head_bytes(config: GPTConfig, step: Step) -> int:
+    """Two final norms' inputs, and the states that have a target."""
+    chosen = step.text_ids + 1 + step.codes + config.stop_targets
+    chosen *= step.rows * config.width * size_bytes(step)
+    return 2 * input_bytes(config, step) + chosen
+
+
+def logits_bytes(config: GPTConfig, step: Step) -> tuple[int, int]:
+    """fp32 logits of all (text, code) targets: (targets, V)."""
+    text = step.rows * (step.text_ids + 1) * config.text_vocab
+    code = step.rows * (step.codes + config.stop_targets) * config.code_vocab
+    return text * FP32_BYTES, code * FP32_BYTES
+
+
+def backward_bytes(config: GPTConfig, step: Step) -> int:
+    """Gradients inside one layer, beside what it has kept: in its MLP, or in its softmax.
+
+    The MLP's backward holds the residual's gradient (and its half-precision copy) and 4D of GELU.
+    The explicit softmax's holds two score gradients when the MLP's activations are gone.
+    """
+    wide, size = cells(config, step) * config.width, size_bytes(step)
+    mlp = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * size)
+    if not explicit(config, step):
+        return mlp
+    gone = weights_bytes(config, step) + 9 * wide * size
+    return max(mlp, 2 * FP32_BYTES * squares(config, step) - gone)

@@ -1,0 +1,320 @@
+"""Will it fit? One real step at the longest lengths answers before a run begins.
+
+`preflight` plans the step, refuses what is hopeless without trying, and otherwise takes two steps
+of a throwaway model and measures: a run that would fail in its third hour fails now, with what to
+change. `largest_micro_batch` finds by bisection how many rows a pass may have; accumulation fills
+the rest, so the effective batch and the gradients stay. Knows plan, loop and device; no data.
+"""
+
+import dataclasses
+import gc
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from torch.autograd.profiler import profile
+
+from kit.base.config import require
+from kit.base.hardware import Hardware, hush_profiler, is_here
+from kit.batches.batching import DataConfig, padded
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, GPTConfig, pack
+from kit.training.loop import clip, forward_backward, update
+from kit.training.recovery import is_oom
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+from kit.tuning.memory_plan import Step, plan_bytes
+
+CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
+HOPELESS = 1.15  # times the limit: the plan is never so far off, so a GPU need not try
+
+
+class FitError(ValueError):
+    """A run that does not fit into memory; the message says what to change."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A run, as far as its memory is concerned. The longest row decides."""
+
+    model: GPTConfig
+    train: TrainConfig
+    speed: SpeedConfig
+    data: DataConfig
+    hw: Hardware
+    precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
+    text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
+    codes: int = 0  # of the longest row; 0: as many as the model has positions for
+    max_memory_fraction: float = 0.9  # share of the device's memory the run may use
+
+    def __post_init__(self):
+        share = 0 < self.max_memory_fraction <= 1
+        require(share, self, "max_memory_fraction", "a share, above 0 and at most 1.")
+
+    @property
+    def step(self) -> Step:
+        """The longest step as the plan takes it."""
+        model, speed = self.model, self.speed
+        text_ids, codes = self.text_ids or model.max_text - 2, self.codes
+        codes = codes or model.max_code - model.stop_targets
+        length = padded(text_ids + 2 + codes + model.stop_targets, self.data)
+        by_budget = max(1, self.data.micro_tokens // length)
+        return Step(
+            rows=by_budget if self.data.effective_tokens else self.data.micro_batch,
+            text_ids=text_ids,
+            codes=codes,
+            reference_frames=self.data.reference_frames,
+            length=length,
+            half=speed.mixed_precision and self.precision != "fp32",
+            sdpa=speed.sdpa,
+            recompute_every=speed.recompute_every if speed.gradient_checkpointing else 0,
+            ema=speed.ema and not (speed.ema_offload and self.hw.device == "cuda"),
+            optimizer=self.train.optimizer,
+            fused=speed.fused_adamw,
+            accumulate=self.data.grad_accum > 1,
+            device=self.hw.device,
+        )
+
+    @property
+    def planned_bytes(self) -> int:
+        return plan_bytes(self.model, self.step).peak_bytes
+
+    def with_rows(self, micro_batch: int) -> "Workload":
+        """The same effective batch in passes of `micro_batch` rows."""
+        data = dataclasses.replace(self.data, micro_batch=micro_batch)
+        return dataclasses.replace(self, data=data)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a workload fits, how that is known, and what to change when it does not."""
+
+    fits: bool
+    micro_batch: int  # rows of a pass
+    planned_bytes: int
+    measured_bytes: int | None  # peak of a real step; None: not tried, or memory ran out
+    limit_bytes: int
+    tried: bool  # False: refused from the plan alone
+    change: str  # "" when it fits
+
+    def __str__(self) -> str:
+        gib = lambda size: f"{size / 2**30:.2f} GiB"  # noqa: E731
+        how = f"planned {gib(self.planned_bytes)}"
+        if self.measured_bytes is not None:
+            how += f", measured {gib(self.measured_bytes)}"
+        elif self.tried:
+            how += ", and a real step ran out of memory"
+        elif self.fits:
+            how += ", not tried (no such GPU here)"
+        said = f"micro_batch {self.micro_batch}: {how}, of {gib(self.limit_bytes)} it may use."
+        return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """The largest micro-batch that fits, and how it was found."""
+
+    data: DataConfig | None  # with that micro-batch; None: not even one row fits
+    verdicts: tuple[Verdict, ...]  # in the order they were reached
+
+    @property
+    def trials(self) -> int:
+        """Real steps it took."""
+        return sum(v.tried for v in self.verdicts)
+
+    def best(self) -> Verdict:
+        """The verdict on `data`. Raises FitError when not even one row fits."""
+        if self.data is None:
+            raise FitError(
+                f"Not even one row a pass fits, so training cannot begin. {self.verdicts[-1]}"
+            )
+        fitting = (verdict for verdict in self.verdicts if verdict.fits)
+        return next(v for v in fitting if v.micro_batch == self.data.micro_batch)
+
+
+def limit_memory(hw: Hardware, fraction: float) -> int:
+    """Bytes this process may use: `fraction` of the device, and no more than is free there.
+
+    On CUDA the allocator is told, too, for the life of the process: a run that wants more gets an
+    out-of-memory error, and others on the same card keep their share.
+    """
+    share = int(fraction * hw.memory_bytes)
+    if hw.device == "cpu":
+        return min(share, max(0, psutil.virtual_memory().available - CPU_RESERVE_BYTES))
+    if not is_here(hw):
+        return share
+    torch.cuda.set_per_process_memory_fraction(fraction)
+    return min(share, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+
+
+def preflight(work: Workload) -> Verdict:
+    """Plan `work`'s longest step, try it where that is safe, and say what to change.
+
+    Nothing of the run is touched: model, optimizer and random numbers are throwaways. On the CPU
+    the plan alone refuses, for a process that takes all the memory there is gets killed. For a GPU
+    that is not here the plan alone answers.
+    """
+    limit, planned = limit_memory(work.hw, work.max_memory_fraction), work.planned_bytes
+    here, hopeless = is_here(work.hw), limit * (1 if work.hw.device == "cpu" else HOPELESS)
+    tried = here and planned <= hopeless
+    measured = trial_bytes(work) if tried else None
+    needed = planned if not here else measured
+    fits = needed is not None and needed <= limit
+    # Where a step ran out below the limit, the limit is not what it seems.
+    room = min(limit, planned * 3 // 4) if tried else limit
+    return Verdict(
+        fits=fits,
+        micro_batch=work.data.micro_batch,
+        planned_bytes=planned,
+        measured_bytes=measured,
+        limit_bytes=limit,
+        tried=tried,
+        change="" if fits else change(work, room),
+    )
+
+
+def largest_micro_batch(work: Workload) -> Search:
+    """The most rows a pass may have, among the divisors of the effective batch, by bisection."""
+    sizes, verdicts = divisors(work.data.effective_batch), []
+    fitting, beyond = 0, len(sizes)  # sizes[:fitting] fit, sizes[beyond:] do not
+    while fitting < beyond:
+        middle = (fitting + beyond) // 2
+        verdicts.append(preflight(work.with_rows(sizes[middle])))
+        fitting, beyond = (middle + 1, beyond) if verdicts[-1].fits else (fitting, middle)
+    data = work.with_rows(sizes[fitting - 1]).data if fitting else None
+    return Search(data=data, verdicts=tuple(verdicts))
+
+
+def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
+    """What is to be told of switches chosen after `work` was `checked`; "" where nothing is.
+
+    What is planned to need no more than that passes at once; the rest is tried by a preflight of
+    its own. Raises FitError when it does not fit, with what was changed and what would help.
+    """
+    chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
+    if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
+        return ""
+    changed, verdict = ", ".join(differences(work, chosen)), preflight(chosen)
+    if not verdict.fits:
+        raise FitError(f"Since the check before the run: {changed}. {verdict}")
+    return f"since the check before the run: {changed}. {verdict}"
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def change(work: Workload, room_bytes: int) -> str:
+    """The mildest change with which `work` is planned to fit into `room_bytes`, in words."""
+    for other in milder(work):
+        if other.planned_bytes <= room_bytes:
+            return f"Change: {', '.join(differences(work, other))}."
+    return (
+        "Even single rows with every saving on need "
+        f"{other.planned_bytes / 2**30:.2f} GiB: choose the preset of a smaller tier, or leave the "
+        "longest utterances out (`LONGEST_S` in 01_data_prep)."
+    )
+
+
+def milder(work: Workload) -> Iterator[Workload]:
+    """Variants of `work` that need less, the cheapest in speed first.
+
+    Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
+    costs a third of a step, an average in the CPU's memory a copy, passes of few rows the most.
+    """
+    free = {"sdpa": True}
+    if work.precision != "fp32":  # else it would change nothing here
+        free["mixed_precision"] = True
+    recompute = free | {"gradient_checkpointing": True}
+    away = recompute | {"ema_offload": work.speed.ema and work.hw.device == "cuda"}
+    rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
+    few = [n for n in rows if 4 * n < work.data.micro_batch]
+    many = rows[: len(rows) - len(few)]
+    order = [*itertools.product((free, recompute, away), many)]
+    order += itertools.product((recompute, away), few)
+    for switches, micro_batch in order:
+        speed = dataclasses.replace(work.speed, **switches)
+        yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
+
+
+def differences(work: Workload, other: Workload) -> list[str]:
+    """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
+    before, after = work.data, other.data
+    found = []
+    if after.micro_batch != before.micro_batch:
+        found.append(f"micro_batch {before.micro_batch} -> {after.micro_batch}")
+    names = (f.name for f in dataclasses.fields(other.speed))
+    changed = (n for n in names if getattr(other.speed, n) != getattr(work.speed, n))
+    return [*found, *(f"{n} {'on' if getattr(other.speed, n) else 'off'}" for n in changed)]
+
+
+def trial_bytes(work: Workload) -> int | None:
+    """Peak of two real optimiser steps of `work`; None when memory runs out."""
+    devices = [torch.cuda.current_device()] if work.hw.device == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            return measured_peak_bytes(lambda: two_steps(work), work.hw.device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_oom(error):
+            raise
+    # Out of the handler the error lets go of what the step held.
+    return release(work.hw.device)
+
+
+def two_steps(work: Workload) -> None:
+    """Forward, backward and update of a throwaway; the second has the optimizer's moments."""
+    speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
+    with torch.device(work.hw.device):
+        model = SpeechGPT(work.model)
+    state = TrainState(model, work.train, speed, work.hw)
+    state.model.train()
+    # No overflow at this scale: a skipped update would leave the moments out.
+    half = state.scaler.is_enabled()
+    state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
+    batch = longest_batch(work)
+    for _ in range(2):
+        forward_backward(state, batch)
+        clip(state)
+        update(state, finite=True)
+
+
+def longest_batch(work: Workload) -> EffectiveBatch:
+    """A batch of the longest rows; two passes stand for however many there are."""
+    step = work.step
+    texts, codes = [[0] * step.text_ids] * step.rows, [[0] * step.codes] * step.rows
+    cond = torch.randn(step.rows, work.model.n_mels, step.reference_frames)
+    micro = pack(work.model, texts, codes, cond, step.length)
+    return EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
+
+
+def measured_peak_bytes(step: Callable[[], None], device: str) -> int:
+    """The most memory PyTorch's allocator had handed out at once during `step()`.
+
+    On a CPU only what `step` itself allocates counts, so it must make its own model.
+    """
+    if device == "cuda":
+        release(device)
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated()
+    hush_profiler()
+    with profile(profile_memory=True) as record:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        record.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
+    return max(itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0])))
+
+
+def release(device: str) -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,343 @@
+"""Will the run be done in time, and will its checkpoints fit? From measured steps, never guessed.
+
+The rows are those of trial steps, of a finished run's log, or of the running one's; asked again the
+plan follows the newest. Time between two starts is not counted. Knows logs, limits and free disk
+space; starts, stops and writes nothing.
+"""
+
+import dataclasses
+import math
+import shutil
+import statistics
+from pathlib import Path
+
+from kit.base.config import ConfigError, require, require_types, require_within
+from kit.base.words import clock
+from kit.training.settings import TrainConfig
+
+RECENT = 1000  # newest rows that count
+SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often
+LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What Colab's free tier and Google Drive allow: 12 hours at most, often less, and 15 GB."""
+
+    session_hours: float = 12.0
+    quota_bytes: int | None = None  # for this run's checkpoints and models; None: the disk decides
+
+    def __post_init__(self):
+        require(self.session_hours > 0, self, "session_hours", "must be above 0.")
+        ok = self.quota_bytes is None or self.quota_bytes > 0
+        require(ok, self, "quota_bytes", "must be above 0, or None for no quota.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Promise:
+    """How long a preset may keep a person waiting."""
+
+    minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
+    other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
+
+    def __post_init__(self):
+        require_within(self, 0, 1e6, "minutes")
+        require_within(self, 0, 1e9, "other_steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Wall seconds, measured; what has not been seen yet counts nothing."""
+
+    step_s: float  # a step, logging included
+    validation_s: float = 0.0  # one validation
+    gate_s: float = 0.0  # one hearing of the quality gate
+    checkpoint_s: float = 0.0  # one checkpoint
+
+    def per_step_s(self, config: TrainConfig) -> float:
+        """A step with its share of everything else."""
+        gate_s = self.gate_s / config.gate_every if config.gate_every else 0.0
+        others_s = self.validation_s / config.val_every + gate_s
+        return self.step_s + others_s + self.checkpoint_s / config.checkpoint_every
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will take. `advice` is empty when nothing needs a change."""
+
+    steps: int  # the target
+    left_steps: int
+    per_step_s: float  # with validation and checkpoints
+    left_s: float  # to the target, while it runs
+    sessions: int | None  # from now on, this one included; None: it would never arrive
+    session_hours: float
+    disk_now_bytes: int  # checkpoints that lie there
+    disk_most_bytes: int  # at the worst moment: one more is written before the oldest goes
+    room_bytes: int  # what disk and quota leave besides those that lie there
+    advice: tuple[str, ...]  # what to change, in words
+
+    @property
+    def fits(self) -> bool:
+        """Whether the target is reached at all, on this disk."""
+        return self.sessions is not None and self._more_bytes <= self.room_bytes
+
+    @property
+    def _more_bytes(self) -> int:
+        return self.disk_most_bytes - self.disk_now_bytes
+
+    def table(self) -> dict[str, str]:
+        """The plan in words, for a small table."""
+        sessions = "never done" if self.sessions is None else f"{self.sessions}"
+        room = f"{_size(self.disk_now_bytes)} there now, room for {_size(self.room_bytes)} more"
+        return {
+            "steps to go": f"{self.left_steps:,} of {self.steps:,}",
+            "a step": f"{self.per_step_s:.3g} s, with validation and checkpoints",
+            "time to the target": clock(self.left_s),
+            f"sessions of {self.session_hours:g} h": sessions,
+            "disk at most": f"{_size(self.disk_most_bytes)} ({room})",
+            "fits": "yes" if self.fits else "no",
+        } | {f"advice {i}": text for i, text in enumerate(self.advice, 1)}
+
+
+def plan(
+    rows: list[dict],
+    config: TrainConfig,
+    checkpoint_bytes: int,
+    folder: Path,
+    limits: Limits | None = None,
+    done: int | None = None,
+    age_s: float = 0.0,
+) -> Plan:
+    """The plan for `config`, from `rows` of the log or of trial steps (`asdict` of their events).
+
+    `checkpoint_bytes` is the size of one, `folder` where they lie or will. `done` steps are behind
+    (None: as many as the last row says; 0 for a new run). This session is `age_s` seconds old.
+    Raises ConfigError when not one step has been timed.
+    """
+    limits, costs = limits or Limits(), measure(rows, config)
+    done = rows[-1]["step"] if done is None else done
+    left, per_step_s = max(0, config.steps - done), costs.per_step_s(config)
+    now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    found = Plan(
+        steps=config.steps,
+        left_steps=left,
+        per_step_s=per_step_s,
+        left_s=left * per_step_s,
+        sessions=_sessions(left, per_step_s, config, limits, age_s),
+        session_hours=limits.session_hours,
+        disk_now_bytes=now_bytes,
+        disk_most_bytes=_most_bytes(config.keep, checkpoint_bytes),
+        room_bytes=_room_bytes(Path(folder), limits, now_bytes),
+        advice=(),
+    )
+    advice = (
+        *_disk_advice(found, config, checkpoint_bytes),
+        *_time_advice(found, config, limits, age_s, done),
+        *_saving_advice(found, config, costs, limits),
+    )
+    return dataclasses.replace(found, advice=advice)
+
+
+def for_corpus(
+    config: TrainConfig, epoch_steps: int, asked: int = 0, begun: int = 0
+) -> TrainConfig:
+    """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
+
+    What a person `asked` for comes first, then the number a run was `begun` with (0: neither), else
+    `epochs` passes, between `least_steps` and `steps`. Warm-up, validations and hearings follow.
+    """
+    require_types(TrainConfig, {"steps": asked})
+    steps = asked or begun
+    if not steps and config.epochs:
+        passes = math.ceil(config.epochs * epoch_steps)
+        steps = min(config.steps, max(config.least_steps, passes))
+    return config.for_steps(steps or config.steps)
+
+
+def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
+    """'844 steps = 20 epochs over 3 hours', and what may end them before."""
+    epochs = config.steps / epoch_steps
+    few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
+    whole = f"{config.steps:,} steps = {few} epochs over {hours:.3g} hours"
+    if not config.end_patience:
+        return whole
+    judged = "hearings" if config.gate_every else "validations"
+    return f"{whole}; {config.end_patience} {judged} with none better end it before"
+
+
+def shortened(
+    config: TrainConfig, step_s: float, promise: Promise, slow: str, asked: int = 0, begun: int = 0
+) -> tuple[TrainConfig, str]:
+    """`config` with the steps that fit into the promised minutes, and in words how long they take.
+
+    A step lasts `step_s` seconds with its share of validations and checkpoints; `slow` says what
+    that comes from. The number a person `asked` for stays, and else the one that the run was
+    `begun` with (0: neither).
+    """
+    steps = asked or begun or config.steps
+    whole, time = config.for_steps(steps), clock(steps * step_s)
+    fitting = int(60 * promise.minutes / step_s)
+    if asked or begun or not promise.minutes or steps <= fitting:
+        return whole, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
+    fewer = min(steps, max(fitting, 2 * config.warmup_steps, 1))
+    said = (
+        f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
+        f"promised, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be less "
+        f"clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
+    )
+    return whole.for_steps(fewer), said
+
+
+def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) -> str:
+    """How long training and the whole demo take, in words, before anything was trained."""
+    taken, said = shortened(config, step_s, promise, slow)
+    if not promise.other_steps:
+        return said
+    other_s = promise.other_steps * step_s
+    all_s = taken.steps * step_s + other_s
+    return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
+
+
+def checkpoint_bytes(folder: Path, parameters: int, ema: bool) -> int:
+    """The size of the newest checkpoint in `folder`; before there is one, of what it will hold.
+
+    That is the weights, AdamW's two moments and the average, all in fp32.
+    """
+    lying = sorted(Path(folder).glob("*.safetensors"))
+    return lying[-1].stat().st_size if lying else (3 + ema) * 4 * parameters
+
+
+def measure(rows: list[dict], config: TrainConfig) -> Costs:
+    """What the newest rows took. The first of each start is left out: it has no row before it.
+
+    A step much longer than the others (a compilation, a closed lid) does not count.
+    """
+    timed = _timed(rows)[-RECENT:]
+    if not timed:
+        raise ConfigError("Nothing to plan from: run a few steps first, at least two in a row.")
+    kinds = {"plain": [], "validation": [], "gate": [], "saved": [], "best": []}
+    before = {}
+    for seconds, row in timed:
+        kinds[_kind(row, before, config)].append(seconds)
+        before = row
+    step_s = _usual(kinds["plain"] or [seconds for seconds, _ in timed])
+    validation_s = _extra(kinds["validation"], step_s)
+    return Costs(
+        step_s=step_s,
+        # Some validations are followed by saving the best checkpoint.
+        validation_s=validation_s + max(0.0, statistics.fmean(kinds["best"] or [step_s]) - step_s),
+        gate_s=_extra(kinds["gate"], step_s + validation_s),
+        checkpoint_s=_extra(kinds["saved"], step_s),
+    )
+
+
+def _kind(row: dict, before: dict, config: TrainConfig) -> str:
+    """What else the wall time of `row` holds. Saving comes after a step is logged: in the next."""
+    if row.get("gate"):
+        return "gate"
+    if row.get("val_loss") is not None:
+        return "validation"
+    if row["step"] > 1 and (row["step"] - 1) % config.checkpoint_every == 0:
+        return "saved"
+    return "best" if before.get("val_loss") is not None else "plain"
+
+
+def _timed(rows: list[dict]) -> list[tuple[float, dict]]:
+    """(wall seconds, row); rows of trial steps, which no log has timed, follow each other."""
+    pairs = [(row.get("wall_s"), row) for row in rows]
+    if rows and "wall_s" not in rows[0]:
+        pairs = [(b["unix_s"] - a["unix_s"], b) for a, b in zip(rows, rows[1:])]
+    return [(seconds, row) for seconds, row in pairs if seconds is not None]
+
+
+def _usual(seconds: list[float]) -> float:
+    """The mean without what took more than ten times the median."""
+    most_s = 10 * statistics.median(seconds)
+    return statistics.fmean([s for s in seconds if s <= most_s])
+
+
+def _extra(seconds: list[float], step_s: float) -> float:
+    return max(0.0, statistics.median(seconds) - step_s) if seconds else 0.0
+
+
+def _sessions(
+    left: int, per_step_s: float, config: TrainConfig, limits: Limits, age_s: float
+) -> int | None:
+    """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
+    session_s, left_s = limits.session_hours * 3600, left * per_step_s
+    first_s, lost_s = max(0.0, session_s - age_s), config.checkpoint_every * per_step_s
+    if left_s <= first_s:
+        return 1
+    left_s -= max(0.0, first_s - lost_s)
+    if left_s <= session_s:
+        return 2
+    if lost_s >= session_s:
+        return None
+    return 2 + math.ceil((left_s - session_s) / (session_s - lost_s))
+
+
+def _most_bytes(keep: int, checkpoint_bytes: int) -> int:
+    """The newest `keep`, the best, one being written; the two models left at the end."""
+    return (keep + 2) * checkpoint_bytes + checkpoint_bytes // 2
+
+
+def _room_bytes(folder: Path, limits: Limits, now_bytes: int) -> int:
+    there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
+
+
+def _disk_advice(found: Plan, config: TrainConfig, checkpoint_bytes: int) -> list[str]:
+    if found._more_bytes <= found.room_bytes:
+        return []
+    whole = found.disk_now_bytes + found.room_bytes
+    fitting = [k for k in range(1, config.keep) if _most_bytes(k, checkpoint_bytes) <= whole]
+    if fitting:
+        return [f"Keep fewer checkpoints: set `keep` to {fitting[-1]} (now {config.keep})."]
+    missing = _most_bytes(1, checkpoint_bytes) - whole
+    return [
+        f"Even `keep: 1` needs {_size(missing)} more. Free some space, set KIT_RUNS to a folder on "
+        "another disk, or choose a smaller preset."
+    ]
+
+
+def _time_advice(
+    found: Plan, config: TrainConfig, limits: Limits, age_s: float, done: int
+) -> list[str]:
+    session_s = limits.session_hours * 3600
+    if found.sessions is None:
+        most = max(1, int(0.5 * session_s / found.per_step_s))
+        return [
+            f"{config.checkpoint_every:,} steps take longer than a session, so no checkpoint is "
+            f"ever reached: set `checkpoint_every` to {most:,} or less."
+        ]
+    if found.sessions == 1:
+        return []
+    reached = done + int(max(0.0, session_s - age_s) / found.per_step_s)
+    return [
+        f"This session reaches about step {reached:,}. Lower `STEPS` in 02_train (now "
+        f"{config.steps:,}) to that, or run the notebook again after each disconnect: it goes on "
+        "by itself."
+    ]
+
+
+def _saving_advice(found: Plan, config: TrainConfig, costs: Costs, limits: Limits) -> list[str]:
+    every, between_s = config.checkpoint_every, config.checkpoint_every * found.per_step_s
+    session_s = limits.session_hours * 3600
+    if costs.checkpoint_s > SAVING_SHARE * between_s:
+        enough = math.ceil(costs.checkpoint_s / (SAVING_SHARE * costs.step_s) / 10) * 10
+        share = costs.checkpoint_s / between_s
+        return [f"Saving takes {share:.0%} of the time: set `checkpoint_every` to {enough:,}."]
+    if LOST_SHARE * session_s < between_s < session_s and found.left_steps > every:
+        fewer = max(1, int(LOST_SHARE * session_s / found.per_step_s))
+        return [
+            f"A disconnect may cost {clock(between_s)} of work: set `checkpoint_every` to {fewer:,}"
+            f" or less (now {every:,})."
+        ]
+    return []
+
+
+def _size(count_bytes: float) -> str:
+    if abs(count_bytes) < 1e9:
+        return f"{count_bytes / 1e6:.1f} MB"
+    return f"{count_bytes / 1e9:.1f} GB"
