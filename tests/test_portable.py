@@ -240,12 +240,16 @@ import importlib, multiprocessing, pkgutil, shutil
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     import kit
-    for found in pkgutil.iter_modules(kit.__path__):
-        importlib.import_module(f"kit.{found.name}")
+    for found in pkgutil.walk_packages(kit.__path__, "kit."):
+        importlib.import_module(found.name)
     assert not hasattr(sys.modules["kit.base.hardware"].os, "sched_getaffinity")
 
     import torch
-    from kit import bytefile, hardware, lines, loader, logs, measures, monitor, trials
+    from kit.base import hardware
+    from kit.dataset import clip_stats as measures
+    from kit.streams import file as bytefile, lines, loader
+    from kit.training import logs
+    from kit.tuning import ab_test as trials, monitor
     from kit.dataset.archive import ArchiveConfig, unpack
     from kit.streams.position import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in

@@ -27,7 +27,8 @@ from kit.model.gpt import SpeechGPT
 from kit.tuning.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TESTS = ("decoder", "fit", "monitor", "speedups", "stream_audio", "trials")  # with marks for a GPU
+# with marks for a GPU
+TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "ab_test")
 
 
 # --- decoding -------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_rows(setting: Setting) -> Iterator[dict]:
     if setting.pretended:
         yield told("tests that need a GPU", "no GPU here")
         return
-    files = [str(ROOT / "tests" / f"test_{name}.py") for name in TESTS]
+    files = [str(file) for name in TESTS for file in (ROOT / "tests").glob(f"*/test_{name}.py")]
     options = ["-q", "-k", "gpu or cuda or pinned", "-p", "no:cacheprovider", "--durations=0"]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],

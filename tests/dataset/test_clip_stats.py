@@ -16,7 +16,7 @@ from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
 from kit.dataset import clip_stats as measures
 from kit.dataset.clip_stats import measure_clips
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from test_stream import SMALL, lines_file, mix, stream
+from test_source import SMALL, lines_file, mix, stream
 
 from kit.base.config import ConfigError
 from kit.streams.file import StreamError

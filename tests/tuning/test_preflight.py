@@ -31,7 +31,7 @@ from kit.tuning.preflight import (
 )
 from kit.tuning.recommend import OVERLAYS, overlay
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
 # GiB of the smallest card that `choose_preset` gives each preset to.
 TIERS = {"tiny": 8, "cpu": 8, "8gb": 7.5, "12gb": 10, "t4": 14, "24gb": 20, "80gb": 72}
@@ -163,8 +163,8 @@ CHILD = """
 import json, resource, sys
 import torch
 torch.set_num_threads(1)
-from test_fit import workload
-from kit import fit
+from test_preflight import workload
+from kit.tuning import preflight as fit
 torch.nn.Linear(4, 4)(torch.zeros(1, 4)).sum().backward()
 data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
 limit = 1024 * int(data.split()[1]) + int(sys.argv[1])

@@ -7,17 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import CPU
+from paths import python_path
 
 from kit.tuning.monitor import Monitor, _Processes
 
 MIB = 2**20
-ROOT = Path(__file__).parents[1]
 
 
 def until(condition, limit_s=10.0):
@@ -30,7 +29,7 @@ def until(condition, limit_s=10.0):
 def alone(test: str) -> None:
     """`test` of this file in a process of its own: where others ran, their workers still end."""
     run = f"import test_monitor; test_monitor.{test}()"
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    paths = {"PYTHONPATH": python_path(__file__)}
     subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
 
 

@@ -118,7 +118,7 @@ def test_the_same_text_gives_the_same_file_in_any_process(tmp_path):
     source.write_text("\n".join(train_lines()), encoding="utf-8")
     for name, seed in [("a", "0"), ("b", "7")]:
         arguments = [sys.executable, "-c", TRAIN, str(source), str(tmp_path / name), seed]
-        subprocess.run(arguments, check=True, cwd=Path(__file__).parent.parent)
+        subprocess.run(arguments, check=True, cwd=Path(__file__).resolve().parents[2])
     for name, seed in [("a", 0), ("b", 7)]:
         config = TokenizerConfig(vocab_size=400, input_sentence_size=40, seed=seed)
         here = train_tokenizer(source, tmp_path / "here", config).read_bytes()

@@ -6,17 +6,16 @@ import json
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
+from paths import python_path
 
 from kit.training.loop import listen, train
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.tuning.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
 
-ROOT = Path(__file__).resolve().parent.parent
 WHOLE = WAIT + WARMUP + ACTIVE
 
 
@@ -135,7 +134,7 @@ def test_nothing_alarming_is_printed(tmp_path):
         "profiler = StepProfiler(Path(sys.argv[1])); profiler.request()\n"
         "run(profiler, steps=WAIT + WARMUP + 3, ask_at=0); print(profiler.said)"
     )
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "KIT_RUNS": str(tmp_path)}
+    paths = {"PYTHONPATH": python_path(__file__), "KIT_RUNS": str(tmp_path)}
     command = [sys.executable, "-c", body, str(tmp_path)]
     done = subprocess.run(command, env=paths, capture_output=True, text=True, timeout=120)
     assert "Profile of steps" in done.stdout and "ERROR" not in done.stderr

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import python_path
 
 from kit.base.files import DiskError
 from kit.training.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
 from kit.training.settings import StepEvent
 
-ROOT = Path(__file__).resolve().parent.parent
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
 )
@@ -81,7 +81,7 @@ def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     path = tmp_path / "log.jsonl"
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    paths = {"PYTHONPATH": python_path(__file__)}
     subprocess.run([sys.executable, "-c", body, str(path)], env=paths, timeout=60)
     assert [r["step"] for r in read_log(path)] == list(range(1, 8))
 

@@ -1,14 +1,15 @@
 """Real kernels: a program runs the notebook, a person clicks or interrupts a cell."""
 
+import os
 import time
-from pathlib import Path
 
 import nbformat
 import pytest
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from test_ui import until
+from paths import python_path
+from test_train_panel import until
 
 from kit.base.words import in_words
 from kit.notebook.kernel import Clicks, front_end
@@ -30,9 +31,9 @@ def test_errors_in_words():
 
 
 CELL = """
-import sys; sys.path.insert(0, {tests!r}); sys.path.insert(0, {root!r})
+import sys; sys.path[:0] = {paths!r}.split({separator!r})
 from pathlib import Path
-from test_ui import SWITCHES, Trainer, TrainPanel
+from test_train_panel import SWITCHES, Trainer, TrainPanel
 log = Path({log!r})
 trainer = Trainer(log, **{trainer!r})
 panel = TrainPanel(SWITCHES, trainer, log)
@@ -40,8 +41,8 @@ panel = TrainPanel(SWITCHES, trainer, log)
 
 
 def cell(log, **trainer) -> str:
-    tests = Path(__file__).resolve().parent
-    return CELL.format(tests=str(tests), root=str(tests.parent), log=str(log), trainer=trainer)
+    paths = python_path(__file__)
+    return CELL.format(paths=paths, separator=os.pathsep, log=str(log), trainer=trainer)
 
 
 def test_a_notebook_without_a_front_end(log):

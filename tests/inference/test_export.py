@@ -34,7 +34,7 @@ from kit.inference.linear_formats import int8
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice, VoiceError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 OWN = GenerateConfig(temperature=0.4, top_k=7, seed=5)
 
