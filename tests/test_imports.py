@@ -27,6 +27,7 @@ ALLOWED = {
     "inference": {"base", "text", "audio", "dataset", "batches", "model"},
     "notebook": {"base", "training", "tuning"},
 }
+ALLOWED["recipes"] = set(ALLOWED)  # the wiring; no room may import it
 LIBRARIES = {  # that only these rooms may import
     "matplotlib": {"notebook"},
     "ipywidgets": {"notebook"},

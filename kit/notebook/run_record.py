@@ -15,19 +15,16 @@ import subprocess
 import time
 from pathlib import Path
 
-from IPython.display import display
-
 from kit.base.config import CONFIGS, ConfigError, load_preset, merge
 from kit.base.files import make_folder, require_folder_name, write_atomic
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
 from kit.base.words import brief
+from kit.notebook.tables import table
 from kit.tuning.recommend import overlay
 
 OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
-RECORD_WAIT_S = (
-    400.0  # longer than a record of a lost machine is waited for (kit.base.lock.STALE_S)
-)
+RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (lock.py's STALE_S)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ def finite(figures):
     return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
-def open_run(preset: str = "", use: str = "") -> Run:
+def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
     """The run named by KIT_RUN (default "demo") with `preset`, or KIT_PRESET.
 
     The name is that of one folder, and none of the kit's own (OWN_FOLDERS), else ConfigError.
@@ -159,7 +156,8 @@ def open_run(preset: str = "", use: str = "") -> Run:
     `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep. The
     positions that 01_data_prep gave the model for its corpus are laid over it, too.
     """
-    name = require_folder_name(os.environ.get("KIT_RUN", "demo"), "KIT_RUN", OWN_FOLDERS)
+    asked_name = name or os.environ.get("KIT_RUN", "demo")
+    name = require_folder_name(asked_name, "RUN" if name else "KIT_RUN", OWN_FOLDERS)
     runs = Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs")
     begun = read_mark(runs / name / "preset").strip()
     asked = preset or os.environ.get("KIT_PRESET")
@@ -203,47 +201,6 @@ def page(report: dict, folder: Path) -> str:
     )
     head = f"<!doctype html><meta charset=utf-8><title>Run record</title><style>{style}</style>"
     return head + "".join(parts)
-
-
-def table(figures: dict) -> str:
-    """Nested figures as one HTML table, names joined by dots."""
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(show(value))}</td></tr>"
-        for name, value in flat(figures)
-    )
-    return f"<table>{rows}</table>"
-
-
-def html_table(figures: dict):
-    """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
-    lines = "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
-    return display({"text/html": table(figures), "text/plain": lines}, raw=True)
-
-
-def html_grid(cells: list[tuple[str, ...]]):
-    """Rows of cells, the headings first, as a table a notebook shows; else as lines in columns."""
-    head, *rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in cells]
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    head = head.replace("td>", "th>")
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
-    drawn = f"<table><thead><tr>{head}</tr></thead>{body}</table>"
-    return display({"text/html": drawn, "text/plain": "\n".join(lines)}, raw=True)
-
-
-def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
-    rows = []
-    for key, value in figures.items():
-        if isinstance(value, dict):
-            rows += flat(value, f"{prefix}{key}.")
-        elif key != "samples":
-            rows.append((prefix + key, value))
-    return rows
-
-
-def show(value) -> str:
-    """A figure as a person would write it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def player(sample: dict, folder: Path) -> str:

@@ -15,16 +15,8 @@ import soundfile
 from helpers import RATE, speech
 
 from kit.base.config import ConfigError
-from kit.notebook.run_record import (
-    Run,
-    flat,
-    git_state,
-    html_grid,
-    html_table,
-    open_run,
-    page,
-    show,
-)
+from kit.notebook.run_record import Run, git_state, open_run, page
+from kit.notebook.tables import flat, html_grid, html_table, show
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""Figures as tables: HTML where it is drawn, aligned lines elsewhere.
+
+Knows no figure by name.
+"""
+
+import html
+
+from IPython.display import display
+
+
+def table(figures: dict) -> str:
+    """Nested figures as one HTML table, names joined by dots."""
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(show(value))}</td></tr>"
+        for name, value in flat(figures)
+    )
+    return f"<table>{rows}</table>"
+
+
+def html_table(figures: dict):
+    """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
+    lines = "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
+    return display({"text/html": table(figures), "text/plain": lines}, raw=True)
+
+
+def html_grid(cells: list[tuple[str, ...]]):
+    """Rows of cells, the headings first, as a table a notebook shows; else as lines in columns."""
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
+    return display({"text/html": grid_html(cells), "text/plain": "\n".join(lines)}, raw=True)
+
+
+def grid_html(cells: list[tuple[str, ...]]) -> str:
+    """Rows of cells, the headings first, as one HTML table."""
+    head, *rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in cells]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    head = head.replace("td>", "th>")
+    return f"<table><thead><tr>{head}</tr></thead>{body}</table>"
+
+
+def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
+    rows = []
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            rows += flat(value, f"{prefix}{key}.")
+        elif key != "samples":
+            rows.append((prefix + key, value))
+    return rows
+
+
+def show(value) -> str:
+    """A figure as a person would write it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,47 @@
+"""A run and the machine it works on: what every recipe is given."""
+
+import dataclasses
+
+from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
+from kit.notebook.result import Result
+from kit.notebook.run_record import Run, open_run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActiveRun(Run):
+    """A run's folder, preset and record, with the machine and what was chosen for it.
+
+    In a notebook it shows itself as a table, with the reason of each choice.
+    """
+
+    hw: Hardware
+    threads: Choice  # how many threads torch uses
+    precision: Choice  # "fp32", "fp16" or "bf16"
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.name} in {self.folder}, preset {self.preset_name}, {self.hw.name}, "
+            f"{self.precision.value}, {self.threads.value} threads"
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        chosen = {"precision": self.precision, "threads": self.threads}
+        reasons = {name: f"{c.value}: {c.reason}" for name, c in chosen.items()}
+        return Result(line=str(self), figures=reasons)._repr_html_()
+
+
+def active_run(name: str = "", preset: str = "", use: str = "") -> ActiveRun:
+    """The run `name` (empty: KIT_RUN's) with this machine; sets the threads torch uses."""
+    hw = detect()
+    run = open_run(preset, use, name)
+    return ActiveRun(
+        name=run.name,
+        preset_name=run.preset_name,
+        preset=run.preset,
+        folder=run.folder,
+        hw=hw,
+        threads=use_threads(hw),
+        precision=choose_precision(hw),
+    )

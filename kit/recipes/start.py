@@ -1,0 +1,21 @@
+"""Where every notebook and command begins: the run, the machine, and what follows from it.
+
+Imports nothing heavy: what it sets must be set before torch is loaded.
+"""
+
+import os
+
+
+def start(name: str = "", preset: str = "", use: str = ""):
+    """The run `name` on this machine, as an `ActiveRun`; made where it does not exist yet.
+
+    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `open_run` takes them. Raises
+    ConfigError for a name that is no plain folder's, and for a preset that is not the run's own.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
+    from kit.notebook.kernel import plain_errors
+    from kit.recipes.active_run import active_run
+
+    plain_errors()
+    return active_run(name, preset, use)
