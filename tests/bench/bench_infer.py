@@ -38,7 +38,7 @@ from infer_voice import voice_rows
 from rows import record, result, table
 
 from kit.base.hardware import cpu_name, detect, free_cores
-from kit.inference.agreement import linear_bytes
+from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
 
 PEER = "transformers GPT2LMHeadModel.generate, fp32"

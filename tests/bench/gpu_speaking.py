@@ -19,7 +19,7 @@ from rows import result
 from kit.audio.mel_codec import CodecConfig, MelCodec, train_codec
 from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.inference import decoder as decoders
-from kit.inference.agreement import linear_bytes
+from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode
 from kit.inference.linear_formats import FORMATS

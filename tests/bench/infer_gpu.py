@@ -11,7 +11,7 @@ import torch
 from infer_calls import PROMPT, gpt2, greedy, random_model, ready, request
 from rows import result
 
-from kit.inference.agreement import linear_bytes
+from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
 from kit.inference.generate import decode
 

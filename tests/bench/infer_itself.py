@@ -15,7 +15,7 @@ import torch
 from infer_calls import kit_call, random_model, ready, request
 from rows import result
 
-from kit.inference.agreement import linear_bytes
+from kit.inference.compare_formats import linear_bytes
 from kit.inference.decoder import Decoder
 from kit.inference.linear_formats import weight_bytes
 

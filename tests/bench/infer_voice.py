@@ -12,11 +12,14 @@ from rows import result
 from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
-from kit.inference.agreement import compare, forced
-from kit.inference.bench import first_sound_seconds
+from kit.inference.compare_formats import (
+    compare_decoders,
+    first_sound_seconds,
+    recorded_rows,
+    teacher_forced_logits,
+)
 from kit.inference.evaluate import score
 from kit.inference.sampling import GenerateConfig
-from kit.inference.variants import held_out_rows
 from kit.inference.voice import Voice, load_voice
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only", "int4")
@@ -35,10 +38,12 @@ def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
 
 def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     """Formats along held-out rows, the recorded codes given to both (teacher forcing)."""
-    some, full, found = held_out_rows(cache, compared), voice.ready(), []
-    wanted = [forced(full, row) for row in some]
+    some = recorded_rows(cache, compared)
+    full = voice.ready()
+    full_logits = [teacher_forced_logits(full, row) for row in some]
+    found = []
     for weights in FORMATS:
-        cost = compare(full, voice.using(weights).ready(), some, wanted)
+        cost = compare_decoders(full, voice.using(weights).ready(), some, full_logits)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
         found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
         errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}

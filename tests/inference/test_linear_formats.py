@@ -7,7 +7,7 @@ import torch
 from helpers import GPT, random_rows, tiny_model
 from torch import nn
 
-from kit.inference.agreement import Row, compare, linear_bytes
+from kit.inference.compare_formats import RecordedRow, compare_decoders, linear_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.linear_formats import (
     FEW_ROWS,
@@ -272,9 +272,9 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
     shape = {"width": 64, "heads": 2}
     model = tiny_model(**shape).eval()
     config = dataclasses.replace(GPT, **shape)
-    rows = [Row(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
+    rows = [RecordedRow(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
     full, small = Decoder(model), Decoder(model, DecoderConfig(weights=weights))
-    cost = compare(full, small, rows)
+    cost = compare_decoders(full, small, rows)
     assert cost.linear_size_ratio <= size
     spread = model.code_head.weight.norm(dim=1).mean().item()
     assert 0 < cost.mean_logit_error <= error * spread

@@ -66,7 +66,9 @@ def test_a_haswell_has_no_bf16():
     assert found == ANSWER and "no bf16 products" in ran
 
 
-@pytest.mark.parametrize("name", ["linear_formats", "agreement", "decoder", "generate", "optim"])
+@pytest.mark.parametrize(
+    "name", ["linear_formats", "compare_formats", "decoder", "generate", "optim"]
+)
 def test_what_speaks_and_trains_works_with_avx2_alone(name):
     """Uncompiled: what a compiler makes for a smaller instruction set is the compiler's affair."""
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -1,0 +1,277 @@
+"""One voice in several formats: what each changes, how fast it speaks, which one is taken.
+
+The decode path is held against the training path's count; timings are of the work asked for and of
+nothing else.
+"""
+
+import copy
+import dataclasses
+import math
+import time
+
+import pytest
+import torch
+from helpers import GPT, code_cache, manifest, random_rows, real_voice, tiny_model
+
+from kit.inference.compare_formats import (
+    FormatCost,
+    FormatLimits,
+    MeasuredFormat,
+    RecordedRow,
+    choose_format,
+    compare_decoders,
+    first_sound_seconds,
+    formats_table,
+    linear_bytes,
+    measure_formats,
+    median_seconds,
+    real_time_factor,
+    recorded_rows,
+    speak_seconds,
+    teacher_forced_logits,
+    voices_by_format,
+)
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.linear_formats import has_bf16, weight_bytes
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Speech, Voice
+from kit.model.sequence import pack
+
+GREEDY = GenerateConfig(temperature=0)
+COST = FormatCost(
+    top1_agreement=1.0,
+    mean_logit_error=0.0,
+    max_logit_error=0.0,
+    size_ratio=1.0,
+    linear_size_ratio=1.0,
+    positions=100,
+)
+FP32 = MeasuredFormat(
+    name="fp32",
+    ran="fp32",
+    codes_per_s=500.0,
+    speedup=1.0,
+    weight_bytes=20_000_000,
+    cost=COST,
+    cer=0.10,
+    warm_up_s=0.0,
+)
+
+
+@pytest.fixture(scope="module")
+def voice() -> Voice:
+    return real_voice(width=64, heads=2)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = tiny_model().eval()
+    model.code_head.weight.data *= 20
+    return model
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[RecordedRow]:
+    return [RecordedRow(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(GPT, 5, seed=2))]
+
+
+def trained(model, row: RecordedRow) -> torch.Tensor:
+    """Logits (N + 1, V) of the training path."""
+    batch = pack(GPT, [row.text], [row.codes], row.cond[None])
+    with torch.inference_mode():
+        return model.code_head(model.hidden(batch)[0, batch.code_at[: len(row.codes) + 1]])
+
+
+def test_the_codes_are_forced_as_in_training(model, rows):
+    for row in rows:
+        torch.testing.assert_close(
+            teacher_forced_logits(Decoder(model), row), trained(model, row), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_costs_are_the_count_by_hand(model, rows):
+    other = tiny_model().eval()  # the same trunk, another head
+    other.code_head.weight.data *= 20
+    other.code_head.weight.data += 0.2 * torch.randn_like(other.code_head.weight)
+    cost = compare_decoders(Decoder(model), Decoder(other), rows)
+    agree, errors = [], []
+    for row in rows:
+        for a, b in zip(trained(model, row).tolist(), trained(other, row).tolist()):
+            agree.append(a.index(max(a)) == b.index(max(b)))
+            errors += [abs(x - y) for x, y in zip(a, b)]
+    assert 0 < cost.top1_agreement < 1
+    assert cost.positions == len(agree) == sum(len(row.codes) + 1 for row in rows)
+    assert cost.top1_agreement == pytest.approx(sum(agree) / len(agree))
+    assert cost.mean_logit_error == pytest.approx(sum(errors) / len(errors), rel=1e-3)
+    assert cost.max_logit_error == pytest.approx(max(errors), rel=1e-3)
+
+
+def test_a_decoder_compared_with_itself_costs_nothing(model, rows):
+    cost = compare_decoders(Decoder(model), Decoder(model), rows)
+    assert (cost.top1_agreement, cost.mean_logit_error, cost.max_logit_error) == (1, 0, 0)
+    assert (cost.size_ratio, cost.linear_size_ratio) == (1, 1)
+
+
+def test_a_code_that_is_never_said_is_no_error(model, rows):
+    silent = copy.deepcopy(model)
+    silent.code_head.bias.data[3] = float("-inf")
+    full, small = Decoder(silent), Decoder(silent, DecoderConfig(weights="int8"))
+    cost = compare_decoders(full, small, rows)
+    assert 0 < cost.mean_logit_error < cost.max_logit_error < 10
+
+
+@pytest.mark.skipif(not has_bf16(), reason="an exact half takes bf16, which this processor lacks")
+def test_sizes_are_of_the_whole_and_of_the_linear_layers(model, rows):
+    full, small = Decoder(model), Decoder(model, DecoderConfig(weights="bf16"))
+    cost = compare_decoders(full, small, rows[:1])
+    assert cost.linear_size_ratio == linear_bytes(small) / linear_bytes(full) == 0.5
+    assert cost.size_ratio == weight_bytes(small) / weight_bytes(full)
+    assert cost.linear_size_ratio < cost.size_ratio < 1  # the reading of texts stays fp32
+
+
+def test_no_rows_are_no_comparison(model):
+    with pytest.raises(ValueError, match="no rows to compare on"):
+        compare_decoders(Decoder(model), Decoder(model), [])
+
+
+# --- how long speaking takes ----------------------------------------------------------------------
+
+
+def test_the_exact_work_is_done_for_every_row(voice, monkeypatch):
+    asked = []
+
+    def generate(model, texts, cond, config):
+        asked.append((len(texts), len(cond), config.exact_codes))
+        time.sleep(0.02 if len(asked) == 1 else 0.001)  # the first call pays for warming up
+
+    monkeypatch.setattr("kit.inference.compare_formats.generate", generate)
+    assert speak_seconds(voice, 30, GREEDY, batch=4) >= 0.001
+    assert asked == [(4, 4, 30)] * 4
+
+
+def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
+    pulled = []
+
+    def stream(*_):
+        for piece in range(9):
+            pulled.append(piece)
+            yield torch.zeros(1)
+
+    monkeypatch.setattr(Voice, "stream", stream)
+    assert first_sound_seconds(voice, "ሰላም", GREEDY, repeats=2) >= 0
+    assert pulled == [0, 0, 0]
+
+
+def test_what_is_warm_is_not_warmed_up():
+    calls = []
+    assert median_seconds(lambda: calls.append(1), 2) >= 0 and len(calls) == 3
+    assert median_seconds(lambda: calls.append(1), 2, warm=False) >= 0 and len(calls) == 5
+
+
+def test_a_voice_that_says_nothing_has_no_real_time_factor(voice, monkeypatch):
+    silent = Speech(text="", wave=torch.zeros(0), codes=torch.zeros(0), stopped=True)
+    monkeypatch.setattr(Voice, "speak", lambda *_, batch: [silent])
+    assert math.isnan(real_time_factor(voice, ["ሰላም"], GREEDY))
+
+
+def test_the_real_time_factor_is_work_over_speech_on_one_thread(voice, monkeypatch):
+    torch.set_num_threads(2)
+    threads, slept, real = [], 0.05, voice.codec.decode
+
+    def decode(codes):
+        threads.append(torch.get_num_threads())
+        time.sleep(slept)
+        return real(codes)
+
+    monkeypatch.setattr(voice.codec, "decode", decode)
+    texts = [r.text for r in manifest() if r.split == "train"][:3]
+    config = GenerateConfig(temperature=0, exact_codes=20)
+    speech_s = 3 * 20 * 512 / 22050
+    found = real_time_factor(voice, texts, config)
+    assert found > 3 * slept / speech_s
+    assert set(threads) == {1} and torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+
+def test_threads_come_back_after_an_error(voice):
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError):
+        real_time_factor(voice, [""], GREEDY)
+    assert torch.get_num_threads() == before
+
+
+def test_the_real_time_factor_reads_one_part_at_a_time(voice, monkeypatch):
+    # A batch size more would be a graph more, and the clock would time the compiler.
+    rows, real = [], Decoder.prefill
+    count = lambda self, x, *args: rows.append(len(x)) or real(self, x, *args)  # noqa: E731
+    monkeypatch.setattr(Decoder, "prefill", count)
+    text = ". ".join(r.text for r in manifest() if r.split == "train")[:300]
+    assert len(voice.parts(text)) > 1
+    real_time_factor(voice, [text], GenerateConfig(temperature=0, exact_codes=5))
+    assert set(rows) == {1}
+
+
+# --- formats beside each other --------------------------------------------------------------------
+
+
+def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10) -> MeasuredFormat:
+    cost = dataclasses.replace(COST, top1_agreement=agreement)
+    return dataclasses.replace(FP32, name=name, codes_per_s=speed, cost=cost, cer=cer)
+
+
+def test_every_format_is_measured_beside_the_first(voice):
+    voices = voices_by_format(voice, ["fp32", "bf16", "int8"], [])
+    rows = recorded_rows(code_cache(), 2)
+    asked = []
+    error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
+    found = measure_formats(voices, 5, GenerateConfig(temperature=0), rows, error_rate, rounds=2)
+    assert [v.name for v in found] == ["fp32", "bf16", "int8"] and len(asked) == 3
+    fp32, bf16, int8 = found
+    assert fp32.speedup == 1 and fp32.cost.top1_agreement == 1 and fp32.cost.max_logit_error == 0
+    assert fp32.weight_bytes > bf16.weight_bytes > int8.weight_bytes
+    assert bf16.cost.positions == sum(len(r.codes) + 1 for r in rows)
+    assert all(v.cer == 0.25 and v.codes_per_s > 0 and v.warm_up_s == 0 for v in found)
+
+
+def test_rows_are_recordings_of_the_split():
+    rows, cache = recorded_rows(code_cache(), 3), code_cache()
+    for row, i in zip(rows, cache.of_split("held_out")):
+        assert row.codes == cache.codes[i].tolist() and row.text == cache.texts[i].tolist()
+    assert len(rows) == 3
+
+
+def test_the_fastest_that_says_the_same_is_chosen():
+    fast = measured("int8", 900.0)
+    assert choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
+
+
+def test_a_fast_one_that_says_something_else_is_told_and_left():
+    wild = measured("int4", 1000.0, agreement=0.94, cer=0.2)
+    chosen, against = choose_format([FP32, wild, measured("int8", 900.0)])
+    assert chosen.name == "int8"
+    assert against == (
+        "int4 is faster, but agrees on 94.0% of the codes only and CER 20.0% against 10.0%"
+    )
+    loose = FormatLimits(min_agreement=0.9, max_added_cer=0.2)
+    assert choose_format([FP32, wild], loose)[0].name == "int4"
+
+
+def test_fp32_stays_where_nothing_is_better():
+    assert choose_format([FP32, measured("bf16", 400.0)]) == (FP32, "")
+
+
+def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch, capsys):
+    def using(self, weights, compile):
+        if weights == "int4":
+            raise ValueError("int4 runs on CPUs alone here: take int8.")
+        return self
+
+    monkeypatch.setattr(Voice, "using", using)
+    assert [*voices_by_format(voice, ["fp32", "int4"], ["int8"])] == ["fp32", "int8, compiled"]
+    assert capsys.readouterr().out == "int4: int4 runs on CPUs alone here: take int8.\n"
+
+
+def test_the_table_has_a_line_for_each():
+    header, first, second = formats_table([FP32, measured("int8", 900.0)])
+    assert len(header) == len(first) == len(second)
+    assert first[0] == "fp32" and "20.0" in first and "none" in first and second[1] == "900"
