@@ -6,7 +6,6 @@ locks. Knows tensors and files; nothing of what they stand for.
 """
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from kit.base.weights_file import arrays_digest
+
 LITTER_AGE_S = 3600  # a temporary file as old as this has lost its process
 
 
@@ -23,21 +24,11 @@ class CacheError(ValueError):
     """A cache file that is missing or damaged, or a full cache; the message names the cure."""
 
 
-def checksum(tensors: dict[str, np.ndarray]) -> str:
-    """Changes with any name, type, shape or byte of `tensors`."""
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
-        found.update(tensor.tobytes())
-    return found.hexdigest()
-
-
 def seal(tensors: dict[str, np.ndarray]) -> bytes:
     """`tensors` and their checksum as the bytes of one safetensors file."""
     # A transposed array would be written as it lies in memory, and read back scrambled.
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    return safetensors.numpy.save(tensors, metadata={"sha256": checksum(tensors)})
+    return safetensors.numpy.save(tensors, metadata={"sha256": arrays_digest(tensors)})
 
 
 def unseal(path: Path) -> dict[str, np.ndarray]:
@@ -47,7 +38,7 @@ def unseal(path: Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-            whole = (file.metadata() or {}).get("sha256") == checksum(tensors)
+            whole = (file.metadata() or {}).get("sha256") == arrays_digest(tensors)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise CacheError(damaged(path, str(error))) from error
     if not whole:
