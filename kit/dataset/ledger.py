@@ -1,17 +1,14 @@
 """The ledger: rows that can be trained on, and for every other one where, why and what cures it.
 
 Nothing of a dataset is dropped in silence: a row is an `Utterance`, or it is a `Finding`. This is
-the book-keeping: what the entries hold, the limits they are judged by, hours lost, the table for a
-notebook. Knows no file format, reads no audio and decides nothing: checks.py does.
+the book-keeping: what the entries hold, the limits they are judged by, hours lost. Knows no file
+format, reads no audio and decides nothing: checks.py does.
 """
 
 import collections
 import dataclasses
-import html
 from collections.abc import Iterable
 from pathlib import Path
-
-from IPython.display import display
 
 from kit.audio.clip import ClipMeasure, DatasetError
 from kit.base.config import require, require_within
@@ -207,24 +204,3 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
         seconds[finding.kind] += finding.seconds
     order = sorted(rows, key=lambda kind: (-seconds[kind], -rows[kind], kind))
     return {kind: (rows[kind], seconds[kind]) for kind in order}
-
-
-def ledger_table(findings: list[Finding], most: int = 20):
-    """Show `findings` as a table in a notebook, the most seconds first; as text elsewhere."""
-    order = sorted(findings, key=lambda f: -f.seconds)[:most]
-    head = ("where", "id", "seconds", "reason", "cure")
-    cells = [
-        (f"{f.file}:{f.line}", f.id, f"{f.seconds:.1f}" if f.seconds else "?", f.reason, f.cure)
-        for f in order
-    ]
-    rest = len(findings) - len(order)
-    more = f"and {rest:,} more" if rest else ("" if findings else "nothing was found")
-    plain = "\n".join("  ".join(row) for row in cells)
-    rows = "".join(_html_row(row, "td") for row in cells)
-    page = f"<table>{_html_row(head, 'th')}{rows}</table><p>{more}</p>"
-    display({"text/html": page, "text/plain": f"{plain}\n{more}".strip()}, raw=True)
-
-
-def _html_row(cells: tuple, tag: str) -> str:
-    inside = "".join(f"<{tag} style='text-align:left'>{html.escape(c)}</{tag}>" for c in cells)
-    return f"<tr>{inside}</tr>"

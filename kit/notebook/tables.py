@@ -51,3 +51,24 @@ def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
 def show(value) -> str:
     """A figure as a person would write it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def ledger_table(findings: list, most: int = 20):
+    """Show `findings` as a table in a notebook, the most seconds first; as text elsewhere."""
+    order = sorted(findings, key=lambda f: -f.seconds)[:most]
+    head = ("where", "id", "seconds", "reason", "cure")
+    cells = [
+        (f"{f.file}:{f.line}", f.id, f"{f.seconds:.1f}" if f.seconds else "?", f.reason, f.cure)
+        for f in order
+    ]
+    rest = len(findings) - len(order)
+    more = f"and {rest:,} more" if rest else ("" if findings else "nothing was found")
+    plain = "\n".join("  ".join(row) for row in cells)
+    rows = "".join(_html_row(row, "td") for row in cells)
+    page = f"<table>{_html_row(head, 'th')}{rows}</table><p>{more}</p>"
+    display({"text/html": page, "text/plain": f"{plain}\n{more}".strip()}, raw=True)
+
+
+def _html_row(cells: tuple, tag: str) -> str:
+    inside = "".join(f"<{tag} style='text-align:left'>{html.escape(c)}</{tag}>" for c in cells)
+    return f"<tr>{inside}</tr>"

@@ -5,7 +5,6 @@ from clips import TEXT
 
 from kit.audio.clip import DatasetError
 from kit.base.config import ConfigError
-from kit.dataset import ledger as ledger_room
 from kit.dataset.ledger import (
     CURES,
     Finding,
@@ -13,8 +12,9 @@ from kit.dataset.ledger import (
     ManifestConfig,
     Utterance,
     by_kind,
-    ledger_table,
 )
+from kit.notebook import tables
+from kit.notebook.tables import ledger_table
 
 
 def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:
@@ -67,7 +67,7 @@ def test_the_summary_puts_the_costliest_kind_first():
 def shown(monkeypatch) -> list[dict]:
     """What is displayed from now on, by format."""
     seen = []
-    monkeypatch.setattr(ledger_room, "display", lambda data, raw: seen.append(data))
+    monkeypatch.setattr(tables, "display", lambda data, raw: seen.append(data))
     return seen
 
 
