@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import GPT
-from IPython.display import Audio
 
 from kit.audio.clip import ClipMeasure, DatasetError
 from kit.base.config import CONFIGS, build
@@ -17,8 +15,6 @@ from kit.dataset.alignment import AlignConfig, Alignment, match
 from kit.dataset.checks import own_faults
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
 from kit.inference.evaluate import Scores, recognizer_doubt, voice_is_sound
-from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Speech
 from kit.model.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
 from kit.notebook.run_record import open_run
 from kit.text.tokenizer import Tokenizer
@@ -161,13 +157,3 @@ def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
     (found,) = voice_is_sound(good, 0.4, 0.12)
     assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
     assert recognizer_doubt(0.02, 0.12) == recognizer_doubt(None, 0.12) == ""
-
-
-def test_a_voice_that_finds_no_end_is_heard_with_a_remark_and_stops_no_notebook(capsys):
-    notebook = json.loads((NOTEBOOKS / "04_inference.ipynb").read_text(encoding="utf-8"))
-    (cell,) = ("".join(c["source"]) for c in notebook["cells"] if c["id"] == "panel")
-    cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
-    voice = SimpleNamespace(speakers=["a"], speak=lambda *_: [cut])
-    names = {"Audio": Audio, "voice": voice, "voices": {"fp32": voice}, "rate": 22050}
-    exec(cell, names | {"text": "one", "sampling": GenerateConfig()})
-    assert "did not find the end of 'one'" in capsys.readouterr().out

@@ -1,0 +1,74 @@
+"""The voice that training and evaluation left in a run, with what it may be asked to say."""
+
+from dataclasses import replace
+from functools import cached_property
+
+from kit.base.config import build
+from kit.base.words import nearest
+from kit.dataset.manifest import read_manifest
+from kit.inference.compare_formats import voices_by_format
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Speech, Voice, VoiceError, load_voice
+from kit.notebook.result import Sound
+from kit.recipes.active_run import ActiveRun
+
+BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
+
+
+class RunVoice:
+    """The voice of `run`, its settings and its texts.
+
+    `sentence` and `story` are what it is to say; empty, an example of its language and a few
+    held-out sentences. Raises ConfigError where a notebook before has not run yet, VoiceError where
+    a file it left is missing or damaged.
+    """
+
+    def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
+        self.active_run = run
+        self.preset = run.section("infer")
+        self.weights = run.found("eval", "weights", "03_evaluate_ema")
+        self.weights_file = run.folder / f"model-{self.weights}.safetensors"
+        language = run.found("data", "language", "01_data_prep")
+        self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
+        self.speaker = self.voice.speakers[0]
+        self.rate_hz = self.voice.codec.sample_rate
+        self.sampling = build(GenerateConfig, run.section("generate"))
+        self.read_once = replace(self.sampling, candidates=1)
+        rows = [row for row in read_manifest(run.folder) if row.split == "held_out"]
+        self.held_out = [row for row in rows if self.voice.can_say(row.text)]
+        self.sentence = sentence or self.example()
+        self.story = story or ". ".join(row.text for row in self.held_out[:4])
+
+    def __str__(self) -> str:
+        return (
+            f"voices {self.voice.speakers}, {self.weights} weights, "
+            f"{self.active_run.threads.value} threads, {self.active_run.hw.name}"
+        )
+
+    __repr__ = __str__  # what a cell shows that ends with it
+
+    def example(self) -> str:
+        """A sentence that nobody recorded where the kit has one, else the first held-out one."""
+        if self.voice.language == "am" and self.voice.can_say(BREAD):
+            return BREAD
+        return self.held_out[0].text
+
+    @cached_property
+    def voices(self) -> dict[str, Voice]:
+        """The voice in every number format of the preset, by the format's name, fp32 first."""
+        return voices_by_format(self.voice, self.preset["formats"], self.preset["compiled"])
+
+    def speech(self, text: str, speaker: str, weights: str = "") -> Speech:
+        """`text` said as the preset says, in the number format `weights`; empty: fp32.
+
+        Raises TextError for what the voice cannot say, VoiceError for an unknown speaker or format.
+        """
+        if weights and weights not in self.voices:
+            known = nearest(weights, self.voices)
+            raise VoiceError(f"This voice is not ready in the format {weights!r}.{known}")
+        voice = self.voices[weights] if weights else self.voice
+        return voice.speak([text], speaker, self.sampling)[0]
+
+    def sound(self, speech: Speech, caption: str) -> Sound:
+        """`speech` to listen to."""
+        return Sound(caption=caption, wave=speech.wave.numpy(), sample_rate_hz=self.rate_hz)

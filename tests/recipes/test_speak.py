@@ -1,0 +1,165 @@
+"""The speaking recipe: a voice of a run is heard, measured, recorded and taken away."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import code_index, manifest, real_voice, world
+
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.base.config import ConfigError, merge
+from kit.inference.export import load_export
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Habits, Speech, VoiceError, save_references
+from kit.model.weights import save_model
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_voice import BREAD
+from kit.recipes.speak import Speaking
+from kit.recipes.speak_costs import STEPS
+from kit.recipes.start import start
+from kit.text.normalize import TextError
+
+SMALL = {
+    "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
+    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory) -> ActiveRun:
+    """A run as 01 to 03 leave it, its model untrained."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KIT_RUNS", str(tmp_path_factory.mktemp("runs")))
+        run = start("spoken", "tiny")
+    torch.set_num_threads(threads)
+    voice = real_voice()
+    save_model(voice.model, run.path("model-ema.safetensors"))
+    save_references(voice.references, run.path("references.safetensors"), Habits(longest_text=40))
+    for name in ("codec.safetensors", "tokenizer.model", "manifest.jsonl"):
+        shutil.copy(world() / name, run.path(name))
+    alphabet = alphabet_of([row.text for row in manifest()])
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
+    save_recognizer(recognizer, run.path("recognizer.safetensors"))
+    run.record(eval={"weights": "ema"}, data={"language": "am", "codes": str(code_index())})
+    return dataclasses.replace(run, preset=merge(run.preset, SMALL))
+
+
+@pytest.fixture(scope="module")
+def speaking(begun) -> Speaking:
+    return Speaking(begun)
+
+
+def test_a_sentence_is_heard_and_seen(speaking):
+    said = speaking.say()
+    assert said.sounds[0].caption == BREAD and len(said.sounds[0].wave) > 1000
+    assert "s of speech" in str(said) and len(said.pictures) == 1
+    drawn = said._repr_html_()
+    assert drawn.index("<img") < drawn.index("<audio")
+
+
+def test_a_text_of_any_length_shows_its_parts(speaking):
+    said = speaking.say(speaking.story, speaking.voice.speakers[-1], "int8")
+    parts = said.grid[1:]
+    assert len(parts) > 1 and str(said).startswith(f"{len(parts)} parts, ")
+    assert all(0 < int(ids) <= 40 for _, ids in parts)
+
+
+def test_what_is_to_be_said_can_be_given(begun):
+    own = Speaking(begun, sentence="ሰላም", story="ሰላም. ሰላም")
+    assert own.say().sounds[0].caption == "ሰላም" and own.story == "ሰላም. ሰላም"
+
+
+def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
+    with pytest.raises(TextError):
+        speaking.say("!")
+    with pytest.raises(VoiceError, match="No voice 'nobody'"):
+        speaking.say(speaker="nobody")
+    with pytest.raises(VoiceError, match=r"'int9'\. Did you mean `int8`"):
+        speaking.say(weights="int9")
+
+
+def test_the_panel_speaks_where_there_is_no_front_end(speaking, monkeypatch):
+    asked = []
+    monkeypatch.setattr("kit.notebook.panel.speak_panel.display", asked.append)
+    speaking.panel()
+    assert asked[0].data.startswith(b"RIFF")
+
+
+def test_a_voice_that_finds_no_end_is_heard_with_a_remark_and_stops_no_notebook(
+    begun, monkeypatch, capsys
+):
+    own = Speaking(begun, "one")
+    cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
+    monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])
+    own.panel()
+    assert "did not find the end of 'one'" in capsys.readouterr().out
+    assert "did not find the end of 'one'" in str(own.say())
+
+
+def test_each_setting_is_told_with_what_it_does(speaking):
+    settings = {row[0]: row for row in speaking.settings().grid[1:]}
+    assert settings["candidates"][1] == "2"
+    assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
+
+
+@pytest.fixture(scope="module")
+def report(speaking) -> dict:
+    """The record after every step."""
+    lines = [str(result) for result in speaking.run()]
+    assert len(lines) == 6 + len(STEPS) and all(lines)
+    return speaking.active_run.report()
+
+
+def test_each_step_records_its_figures(report, speaking):
+    figures = report["infer"]
+    for key in ("kv_speedup", "first_sound_ms", "real_time_factor", "real_time_factor_once"):
+        assert figures[key] > 0
+    assert figures["chosen"] in speaking.voices and figures["real_time_factor_chosen"] > 0
+    assert set(figures["variants"]) == {"fp32", "int8"}
+    assert figures["variants"]["fp32"]["cer"] == figures["cer_fp32"]
+    assert figures["variants"]["int8"]["cer"] == figures["cer_int8"]
+    assert 0 < figures["int8_top1_agreement"] <= 1 and 0 < figures["int8_size_ratio"] < 1
+    assert 0 < figures["int8_linear_size_ratio"] < 0.5 and figures["int8_speedup"] > 0
+
+
+def test_the_sentence_is_kept_in_every_format(report, speaking):
+    folder = speaking.active_run.folder
+    typed = [sample for sample in report["samples"] if sample["split"] == "typed"]
+    assert [Path(sample["wav"]).name for sample in typed] == [
+        "typed-0-fp32.wav",
+        "typed-0-int8.wav",
+    ]
+    assert all((folder / sample["wav"]).is_file() for sample in typed)
+    speaking.say_in_each_format()
+    again = [s for s in speaking.active_run.report()["samples"] if s["split"] == "typed"]
+    assert again == typed
+
+
+def test_what_was_measured_is_not_measured_again(report, begun):
+    assert all("measured before" in str(result) for result in Speaking(begun).costs.run())
+    trained_on = Speaking(begun)
+    trained_on.weights_file = begun.folder / "longer.safetensors"
+    trained_on.weights_file.write_bytes(b"other weights")
+    assert "measured before" not in str(next(trained_on.costs.run()))
+
+
+def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
+    folder = speaking.active_run.folder
+    exported = load_export(folder / "export")
+    once = dataclasses.replace(speaking.sampling, candidates=1, exact_codes=9, temperature=0)
+    waves = [
+        voice.speak(["ሰላም"], speaking.speaker, once)[0].codes
+        for voice in (exported, speaking.voice)
+    ]
+    assert torch.equal(*waves)
+    assert (folder / "programs" / "decode_one.pt2").is_file()
+
+
+def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, begun):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    empty = dataclasses.replace(begun, folder=tmp_path)
+    with pytest.raises(ConfigError, match="run 03_evaluate_ema first"):
+        Speaking(empty)
