@@ -81,7 +81,7 @@ $(VENV)/.extra-%: tests/%/requirements.txt $(STAMP)
 # notebook; of those, only the error of a failed cell is worth a student's eye.
 demo: KIT_RUNS ?= $(CURDIR)/runs
 demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/demo/report.html
-	@! KIT_RUN="$(RUN)" $(BIN)/python -c 'import os; from kit.base.config import require_folder_name; \
+	@! KIT_RUN="$(RUN)" $(BIN)/python -c 'import os; from kit.base.files import require_folder_name; \
 	  require_folder_name(os.environ["KIT_RUN"], "RUN")' 2>&1 | tail -n 1 | grep . >&2
 	@mkdir -p "$(KIT_RUNS)/$(RUN)/notebooks"; runs=$$(cd "$(KIT_RUNS)" && pwd); \
 	home="$$runs/$(RUN)"; out="$$home/notebooks"; started=$$(date +%s); number=0; \
