@@ -15,7 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from kit.base.config import CONFIGS, ConfigError, load_preset, merge
+from kit.base.config import CONFIGS, ConfigError, load_preset, merge, read_yaml
 from kit.base.files import make_folder, require_folder_name, write_atomic
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
@@ -24,6 +24,7 @@ from kit.notebook.tables import table
 from kit.tuning.recommend import overlay
 
 OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
+SETTINGS = "settings.yaml"  # in a run's folder
 RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (lock.py's STALE_S)
 
 
@@ -31,8 +32,10 @@ RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (l
 class Run:
     name: str
     preset_name: str
-    preset: dict  # sections of plain values
+    preset: dict  # sections of plain values, with all that is laid over them
     folder: Path
+    use: str = ""  # the overlay of configs/use that is laid over the preset; "": none
+    settings: dict = dataclasses.field(default_factory=dict)  # sections a person set beside both
 
     def path(self, *parts: str) -> Path:
         """A path inside the run's folder, its parent made."""
@@ -57,6 +60,19 @@ class Run:
                 f"asked for. Set KIT_RUN to a new name, or delete {self.folder}."
             )
         write_atomic(mark, value)
+
+    def keep_settings(self, sections: dict) -> "Run":
+        """The run with `sections` of plain values laid over its preset, now and whenever it opens.
+
+        What was set before stays, unless it is set anew.
+        """
+        import yaml
+
+        settings = merge(self.settings, sections)
+        said = "# Laid over the preset of this run. Delete this file to go back to it.\n"
+        plain = yaml.safe_dump(settings, allow_unicode=True, sort_keys=False)
+        write_atomic(self.folder / SETTINGS, said + plain)
+        return dataclasses.replace(self, preset=merge(self.preset, sections), settings=settings)
 
     def index(self) -> Path:
         """The code cache's index file, as 01_data_prep recorded it."""
@@ -96,6 +112,8 @@ class Run:
         """
         about = {"preset": self.preset_name, "versions": versions(), "device": detect().name}
         about["git"] = git_state()
+        if self.settings:
+            about["settings"] = self.settings
         with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
             report = merge(self.report(), finite(figures)) | about
             started = os.environ.get("KIT_DEMO_STARTED")
@@ -154,7 +172,8 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
     Without either preset, a run goes on with the preset it was begun with, and a new one takes what
     fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
     `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep. The
-    positions that 01_data_prep gave the model for its corpus are laid over it, too.
+    positions that 01_data_prep gave the model for its corpus are laid over it, too, and last what a
+    person set for this run (`Run.keep_settings`).
     """
     asked_name = name or os.environ.get("KIT_RUN", "demo")
     name = require_folder_name(asked_name, "RUN" if name else "KIT_RUN", OWN_FOLDERS)
@@ -171,7 +190,17 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
     laid = merge(run.preset, overlay(kept).sections) if kept else run.preset
     data = run.report().get("data")
     positions = data.get("positions", {}) if isinstance(data, dict) else {}
-    return dataclasses.replace(run, preset=merge(laid, {"model": positions}))
+    settings = read_settings(run.folder / SETTINGS)
+    laid = merge(merge(laid, {"model": positions}), settings)
+    return dataclasses.replace(run, preset=laid, use=kept, settings=settings)
+
+
+def read_settings(path: Path) -> dict:
+    """The sections in a run's settings file; {} where there is none. ConfigError when damaged."""
+    sections = (read_yaml(path) or {}) if path.is_file() else {}
+    if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
+        return sections
+    raise ConfigError(f"{path} must hold `section: {{key: value}}` entries. Mend or delete it.")
 
 
 def git_state() -> str:

@@ -5,6 +5,8 @@ import dataclasses
 from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run, open_run
+from kit.notebook.tables import flat
+from kit.recipes.settings import check_settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,9 +21,12 @@ class ActiveRun(Run):
     precision: Choice  # "fp32", "fp16" or "bf16"
 
     def __str__(self) -> str:
+        flat_settings = ", ".join(f"{name} = {value}" for name, value in flat(self.settings))
         return (
-            f"run {self.name} in {self.folder}, preset {self.preset_name}, {self.hw.name}, "
-            f"{self.precision.value}, {self.threads.value} threads"
+            f"run {self.name} in {self.folder}, preset {self.preset_name}, "
+            + (f"use {self.use}, " if self.use else "")
+            + (f"set {flat_settings}, " if self.settings else "")
+            + f"{self.hw.name}, {self.precision.value}, {self.threads.value} threads"
         )
 
     __repr__ = __str__
@@ -32,15 +37,25 @@ class ActiveRun(Run):
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
-def active_run(name: str = "", preset: str = "", use: str = "") -> ActiveRun:
-    """The run `name` (empty: KIT_RUN's) with this machine; sets the threads torch uses."""
-    hw = detect()
+def active_run(
+    name: str = "", preset: str = "", use: str = "", settings: dict | None = None
+) -> ActiveRun:
+    """The run `name` (empty: KIT_RUN's) with this machine; sets the threads torch uses.
+
+    `settings` are sections of plain values to lay over the preset for the rest of the run's life.
+    """
     run = open_run(preset, use, name)
+    if settings:
+        check_settings(settings, run.preset)
+        run = run.keep_settings(settings)
+    hw = detect()
     return ActiveRun(
         name=run.name,
         preset_name=run.preset_name,
         preset=run.preset,
         folder=run.folder,
+        use=run.use,
+        settings=run.settings,
         hw=hw,
         threads=use_threads(hw),
         precision=choose_precision(hw),

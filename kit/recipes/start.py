@@ -6,11 +6,13 @@ Imports nothing heavy: what it sets must be set before torch is loaded.
 import os
 
 
-def start(name: str = "", preset: str = "", use: str = ""):
+def start(name: str = "", preset: str = "", use: str = "", settings: dict | None = None):
     """The run `name` on this machine, as an `ActiveRun`; made where it does not exist yet.
 
-    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `open_run` takes them. Raises
-    ConfigError for a name that is no plain folder's, and for a preset that is not the run's own.
+    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `open_run` takes them;
+    `settings` ({"train": {"lr": 1e-4}}) are laid over both, and kept with the run as `use` is.
+    Raises ConfigError for a name that is no plain folder's, for a preset that is not the run's own,
+    and for a setting that there is not.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
@@ -18,4 +20,4 @@ def start(name: str = "", preset: str = "", use: str = ""):
     from kit.recipes.active_run import active_run
 
     plain_errors()
-    return active_run(name, preset, use)
+    return active_run(name, preset, use, settings)

@@ -1,0 +1,97 @@
+"""What a person sets for one run from the command line: `--set section.key=value`, checked.
+
+The same settings as a preset's YAML, checked the same way; `Run.keep_settings` keeps them.
+"""
+
+import yaml
+
+from kit.audio.mel_codec import CodecConfig
+from kit.audio.recognizer import RecognizerConfig
+from kit.base.config import ConfigError, build, merge
+from kit.base.words import brief, nearest
+from kit.batches.batching import DataConfig
+from kit.dataset.alignment import AlignConfig
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.synthetic import CorpusConfig
+from kit.inference.sampling import GenerateConfig
+from kit.model.sequence import GPTConfig
+from kit.text.train_tokenizer import TokenizerConfig
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import TrialConfig
+from kit.tuning.session_plan import Promise
+
+# A preset's sections and the class that checks each; of the others the preset has every key.
+SECTIONS = {
+    "corpus": CorpusConfig,
+    "manifest": ManifestConfig,
+    "text": TokenizerConfig,
+    "codec": CodecConfig,
+    "data": DataConfig,
+    "model": GPTConfig,
+    "train": TrainConfig,
+    "promise": Promise,
+    "speed": SpeedConfig,
+    "recognizer": RecognizerConfig,
+    "align": AlignConfig,
+    "generate": GenerateConfig,
+    "trials": TrialConfig,
+}
+
+
+def parse_settings(words: list[str]) -> dict:
+    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML.
+
+    Raises ConfigError for what is not `section.key=value`.
+    """
+    sections = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise ConfigError(
+                f"--set {brief(word)}: write section.key=value, for instance --set train.lr=1e-4."
+            )
+        sections.setdefault(section, {})[key] = parse_value(text, word)
+    return sections
+
+
+def parse_value(text: str, word: str):
+    """`text` as YAML reads it, and 1e-4 as the number it is: YAML asks for 1.0e-4."""
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--set {brief(word)} has no plain value: {brief(error)}") from error
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def check_settings(sections: dict, preset: dict) -> None:
+    """Raise ConfigError for a setting that `preset`, or the code that reads it, does not know.
+
+    The message names the nearest known one; a value must be of its type and in its range.
+    """
+    for section, values in sections.items():
+        if section not in preset:
+            raise ConfigError(f"There is no section `{section}`.{nearest(section, preset)}")
+        laid = merge(preset[section], values)
+        if section in SECTIONS:
+            build(SECTIONS[section], laid)
+            continue
+        for key, value in values.items():
+            _check_plain(section, key, value, preset[section])
+
+
+def _check_plain(section: str, key: str, value, known: dict) -> None:
+    if key not in known:
+        raise ConfigError(f"`{section}` has no setting `{key}`.{nearest(key, known)}")
+    number = isinstance(known[key], int | float) and not isinstance(known[key], bool)
+    kind = int | float if number else type(known[key])
+    if not isinstance(value, kind) or (number and isinstance(value, bool)):
+        raise ConfigError(
+            f"{section}.{key} must be like {known[key]!r}, got {value!r} ({type(value).__name__})."
+        )

@@ -1,0 +1,76 @@
+"""`--set section.key=value`: read as YAML, checked as YAML, kept with the run."""
+
+import pytest
+
+from kit.base.config import CONFIGS, ConfigError, load_preset
+from kit.notebook.run_record import open_run
+from kit.recipes.settings import check_settings, parse_settings
+from kit.recipes.start import start
+
+PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def test_values_are_what_yaml_says_and_1e_4_is_a_number():
+    words = ["train.lr=1e-4", "train.steps=20", "speed.ema=false", "codec.levels=[8, 5]"]
+    words += ["train.schedule=linear", "corpus.text=a = b"]
+    assert parse_settings(words) == {
+        "train": {"lr": 1e-4, "steps": 20, "schedule": "linear"},
+        "speed": {"ema": False},
+        "codec": {"levels": [8, 5]},
+        "corpus": {"text": "a = b"},
+    }
+
+
+@pytest.mark.parametrize("word", ["lr=1", "train.lr", "train.=3", ".lr=3", "train lr 3", ""])
+def test_anything_else_is_told_how_to_write_it(word):
+    with pytest.raises(ConfigError, match=r"write section\.key=value, for instance"):
+        parse_settings([word])
+
+
+@pytest.mark.parametrize(
+    "word, told",
+    [
+        ("trian.lr=1e-4", "no section `trian`. Did you mean `train`?"),
+        ("train.learning_rate=1e-4", "TrainConfig has no setting `learning_rate`"),
+        ("train.step=5", "Did you mean `steps`?"),
+        ("train.lr=fast", "TrainConfig.lr must be float, got 'fast'"),
+        ("train.steps=2.5", "TrainConfig.steps must be int, got 2.5"),
+        ("model.width=33", "GPTConfig.width = 33"),
+        ("evaluate.sentence=3", "`evaluate` has no setting `sentence`. Did you mean `sentences`?"),
+        ("infer.rows=many", "infer.rows must be like"),
+    ],
+)
+def test_what_no_code_reads_is_refused_before_it_is_kept(word, told, runs):
+    with pytest.raises(ConfigError) as error:
+        start("mine", "tiny", settings=parse_settings([word]))
+    assert told in str(error.value)
+    assert not (runs / "mine" / "settings.yaml").exists()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_section_of_every_preset_can_be_set(preset):
+    sections = load_preset(preset)
+    check_settings({name: values for name, values in sections.items() if values}, sections)
+
+
+def test_settings_stay_with_the_run_and_a_later_one_is_laid_over():
+    start("mine", "tiny", "quality", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    later = start("mine", settings=parse_settings(["train.lr=2e-4"]))
+    assert later.section("train")["lr"] == 2e-4 and later.section("speed")["ema"] is False
+    assert open_run(name="mine").preset == later.preset
+    assert open_run(name="mine").settings == {"train": {"lr": 2e-4}, "speed": {"ema": False}}
+    assert "set train.lr = 0.0002, speed.ema = False" in str(later)
+    assert later.record()["settings"]["train"] == {"lr": 2e-4}
+
+
+def test_a_damaged_file_of_settings_is_told_with_the_cure(runs):
+    start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
+    (runs / "mine" / "settings.yaml").write_text("train\n")
+    with pytest.raises(ConfigError, match=r"settings\.yaml must hold .* Mend or delete it"):
+        open_run(name="mine")
