@@ -7,9 +7,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from helpers import CPU
-
-from kit.base.hardware import PRODUCT
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -96,17 +93,6 @@ def test_text_is_spelt_in_the_language_of_the_data(path):
         n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "normalize"
     ]
     assert all(len(call.args) == 2 for call in calls)
-
-
-def test_the_picture_of_a_product_names_the_size_that_is_timed(monkeypatch):
-    titles, (rows, inner, columns) = [], PRODUCT["cpu"]
-    monkeypatch.setattr(
-        "kit.notebook.plots.bars", lambda names, values, unit, title: titles.append(title)
-    )
-    monkeypatch.setattr("kit.notebook.plots.show", lambda figure: None)
-    cell = next(c for c in code_cells(FOLDER / "00_setup.ipynb") if "product_ms" in c.source)
-    exec(cell.source, {"hw": CPU})
-    assert titles == [f"One {rows} x {inner} x {columns} product on the {CPU.name}"]
 
 
 @each

@@ -1,8 +1,8 @@
 """The notebooks on a machine with another GPU than this one: every table and sentence is right.
 
-Their own cells run, in order, with `detect` answering as that machine's would. What only the device
-itself can tell (a product's time, a trial's figures) the cells say plainly, or get from figures
-such a card could have shown.
+Their recipes run with `detect` answering as that machine's would. What only the device itself can
+tell (a product's time, a trial's figures) they say plainly, or get from figures such a card could
+have shown.
 """
 
 import json
@@ -18,7 +18,11 @@ from test_notebooks import FOLDER, code_cells, parse
 
 from kit.base.config import ConfigError
 from kit.base.hardware import Hardware, choose_precision
+from kit.notebook.result import Result
 from kit.notebook.run_record import open_run
+from kit.recipes.benchmark import Benchmark
+from kit.recipes.setup import Setup
+from kit.recipes.start import start
 from kit.tuning.ab_results import load_choice
 from kit.tuning.ab_test import Task, TrialConfig
 
@@ -62,8 +66,8 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
         memory_bytes=int(gib * GIB),
         capability=capability,
     )
-    for place in ("kit.base.hardware.detect", "kit.notebook.run_record.detect"):
-        monkeypatch.setattr(place, lambda: hw)
+    for room in ("base.hardware", "notebook.run_record", "recipes.active_run"):
+        monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)
     monkeypatch.setenv("KIT_RUN", tmp_path.name)
@@ -124,27 +128,46 @@ def step_row(number: int) -> dict:
     return plain | times | others | {"gate": None, "note": ""}
 
 
-def test_00_says_what_follows_from_the_card(card, monkeypatch, capsys):
-    shown = Shown("00_setup", monkeypatch, capsys)
-    shown.run()
+def words(results: list[Result]) -> str:
+    """All that is printed of `results`, and all that stands in their tables."""
+    lines = []
+    for result in results:
+        lines.append(str(result))
+        lines += [f"{name}: {value}" for name, value in result.figures.items()]
+        lines += [" ".join(row) for row in result.grid]
+    return "\n".join(lines)
+
+
+def titles(results: list[Result]) -> list[str]:
+    """Of every picture."""
+    axes = [axes for result in results for figure in result.pictures for axes in figure.axes]
+    return [each.get_title(loc="left") or each.get_title() for each in axes]
+
+
+def test_00_says_what_follows_from_the_card(card):
+    setup = Setup(start())
+    found = list(setup.run())
     precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
     version = "{}.{}".format(*card.capability)
-    assert shown.line("precision ").startswith(f"{precision}: compute capability {version}")
-    assert why in shown.line("precision ")
-    assert shown.line("attention kernel ").startswith(f"{kernel}: expected for {precision}")
-    assert shown.line("torch.compile ").startswith("yes: Triton" if compiles else "no: Triton")
+    choices = setup.choices().figures
+    assert choices["precision"].startswith(f"{precision}: compute capability {version}")
+    assert why in choices["precision"]
+    assert choices["attention kernel"].startswith(f"{kernel}: expected for {precision}")
+    assert choices["torch.compile"].startswith("yes: Triton" if compiles else "no: Triton")
     preset = next(row[3] for row in CARDS.values() if row[0] == card.name)
-    assert shown.line("preset for this machine ").startswith(f"{preset}: {card.name} has")
-    assert f"No {card.name} is here to be timed." in shown.text
-    assert any(card.name in title for title in shown.titles)
-    assert shown.line("speed.sdpa ").startswith(f"on: {kernel if kernel == 'flash' else 'memory-'}")
-    half = shown.line("speed.mixed_precision ")
+    assert choices["preset for this machine"].startswith(f"{preset}: {card.name} has")
+    assert f"No {card.name} is here to be timed." in words(found)
+    assert any(card.name in title for title in titles(found))
+    advice = setup.advice().figures
+    expected = kernel if kernel == "flash" else "memory-"
+    assert advice["speed.sdpa"].startswith(f"on: {expected}")
+    half = advice["speed.mixed_precision"]
     assert half.startswith("off" if precision == "fp32" else "on")
-    assert ("speed.compile                off" in shown.text) == (not compiles)
-    assert ("speed.tf32                   on" in shown.text) == tf32
-    assert "It fits." in shown.text or "Change: " in shown.text
-    assert "mixed_precision off" not in shown.text, "no cure where there is no half precision"
-    assert [words for words in OF_A_CPU if words in shown.text] == []
+    assert advice.get("speed.compile", "").startswith("off") == (not compiles)
+    assert advice.get("speed.tf32", "").startswith("on") == tf32
+    assert "It fits." in words(found) or "Change: " in words(found)
+    assert "mixed_precision off" not in words(found), "no cure where there is no half precision"
+    assert [told for told in OF_A_CPU if told in words(found)] == []
 
 
 def test_02_plans_for_the_card(card, monkeypatch, capsys):
@@ -187,28 +210,26 @@ def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
     }
 
 
-def test_05_judges_what_the_card_has(card, monkeypatch, capsys):
+def test_05_judges_what_the_card_has(card, monkeypatch):
     monkeypatch.setattr("kit.tuning.ab_test.in_a_process", figures)
-    shown = Shown("05_benchmark", monkeypatch, capsys)
-    shown.run()
+    found = list(Benchmark(start()).run())
     _, _, _, compiles, tf32 = FOLLOWS[card.capability]
     has = {"torch.compile": compiles, "TF32 products": tf32, "Pinned memory": True}
     has["Mixed precision"] = card.capability >= (7, 0)
     for label, there in has.items():
-        assert ("keep  " if there else "drop  ") + label in shown.text
-    assert "only a GPU" not in shown.text and f"# Measured on {card.name}" in shown.text
+        assert ("keep  " if there else "drop  ") + label in words(found)
+    assert "only a GPU" not in words(found) and f"# Measured on {card.name}" in words(found)
     chosen = load_choice(open_run().path("speed.yaml"))
     assert chosen["compile"] == compiles and chosen["tf32"] == tf32
-    assert shown.titles == ["Speed", "Peak memory"]
-    assert [words for words in OF_A_CPU if words in shown.text] == []
+    assert titles(found) == ["Speed", "Peak memory"]
+    assert [told for told in OF_A_CPU if told in words(found)] == []
 
 
-def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch, capsys):
+def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch):
     """No file says that every switch was measured and does not pay."""
     monkeypatch.setenv("KIT_RUN", "nothing-runs")
     error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
     monkeypatch.setattr("kit.tuning.ab_test.in_a_process", lambda *_: error)
-    shown = Shown("05_benchmark", monkeypatch, capsys)
     with pytest.raises(ConfigError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
-        shown.run()
+        list(Benchmark(start()).run())
     assert not open_run().path("speed.yaml").exists()

@@ -1,0 +1,178 @@
+"""Which switches pay on this device: each alone, each beside those before it, all of them.
+
+`Benchmark(run)` is notebook 05. Every variant trains the same batches in a process of its own; each
+result is kept, so an interrupted benchmark goes on where it was. What pays is written down for
+notebook 02.
+"""
+
+from collections.abc import Iterator
+
+from kit.base.config import ConfigError, build
+from kit.base.hardware import versions
+from kit.batches.code_cache import CodeCache
+from kit.notebook.plots import GIB, bars
+from kit.notebook.progress_line import Ticker
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun
+from kit.tuning.ab_results import (
+    Decision,
+    Trial,
+    cells,
+    choose,
+    chosen,
+    figures,
+    load_choice,
+    write_choice,
+)
+from kit.tuning.ab_test import (
+    Task,
+    TrialConfig,
+    preset_task,
+    published_task,
+    run_trials,
+    variants,
+)
+from kit.tuning.memory_plan import parameter_count
+
+
+class Benchmark:
+    """The switches of a training step, measured and chosen; `run()` is all of it.
+
+    `steps` are timed in each of `rounds`; 0 takes the preset's number. `model` "xtts" measures the
+    released XTTS-v2's size in place of the preset's; `goal` "memory" also keeps switches that save
+    a tenth of the memory at a small cost. Raises ConfigError for any other model.
+    """
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        steps: int = 0,
+        rounds: int = 0,
+        model: str = "",
+        goal: str = "speed",
+    ):
+        if model not in ("", "xtts"):
+            raise ConfigError(f'model = {model!r}: choose "" (the preset\'s) or "xtts".')
+        self.active = run
+        self.model = model
+        self.goal = goal
+        over = {}
+        if steps:
+            over["steps"] = steps
+        if rounds:
+            over["rounds"] = rounds
+        self.config = build(TrialConfig, run.section("trials"), **over)
+        self.folder = run.folder / "bench"
+        self.task = self._task()
+        self.variants = variants(self.task, self.config)
+        self.measured: list[Trial] = []
+        self.decisions: list[Decision] = []
+
+    def run(self) -> Iterator[Result]:
+        """Every step, in order; `python -m kit benchmark`."""
+        yield self.about()
+        yield self.measure()
+        yield self.choose()
+        yield self.speed()
+        yield self.memory()
+        yield self.table()
+        yield self.write()
+        yield self.summary()
+
+    def _task(self) -> Task:
+        """What every variant trains: the preset's model, or XTTS-v2's, on made-up rows.
+
+        The rows are as long as the corpus's own where 01 has run: only lengths matter for speed.
+        """
+        run = self.active
+        # A benchmark that goes on keeps its threads: other numbers could not be compared.
+        begun = run.report().get("bench", {}).get("threads")
+        threads = begun or int(run.threads.value)
+        run.record(bench={"threads": threads})
+        if self.model == "xtts":
+            return published_task(run.hw, threads)
+        rows = ()
+        if "codes" in run.report().get("data", {}):
+            cache = CodeCache(run.index())
+            members = cache.of_split("train")
+            rows = tuple((len(cache.texts[i]), len(cache.codes[i])) for i in members)
+        return preset_task(run.preset, run.hw, threads, rows)
+
+    def about(self) -> Result:
+        """What is trained, and for how long."""
+        task = self.task
+        shape = {
+            "parameters": f"{parameter_count(task.model):,}",
+            "micro-batch": task.data.micro_batch,
+            "rows": len(task.rows),
+            "steps": self.config.steps,
+            "rounds": self.config.rounds,
+        }
+        hw = self.active.hw
+        return Result(line=f"{hw.device}: {hw.name}, {task.threads} threads", figures=shape)
+
+    def measure(self) -> Result:
+        """Train every variant. A switch this device lacks becomes a row with its reason.
+
+        What was measured before is not measured again.
+        """
+        self.measured = self._trials(self.variants, "trials")
+        count = sum(row.loss is not None for row in self.measured)
+        return Result(line=f"{count} of {len(self.measured)} variants ran")
+
+    def choose(self) -> Result:
+        """Keep each switch that pays; the set of them is measured once more as it is."""
+        self.decisions = choose(self.measured, self.goal)
+        self.measured = self._trials([*self.variants, chosen(self.decisions)], "chosen set")
+        lines = [
+            f"{'keep' if decision.on else 'drop':5} {decision.label}: {decision.reason}"
+            for decision in self.decisions
+        ]
+        return Result(line="\n".join(lines))
+
+    def _trials(self, wanted: list, label: str) -> list[Trial]:
+        return run_trials(self.task, self.config, self.folder, wanted, Ticker(label))
+
+    def speed(self) -> Result:
+        """Steps a second, from the baseline at the top to the chosen set at the bottom."""
+        rows = [row for row in self.measured if row.loss is not None]
+        names = [row.label for row in rows]
+        picture = bars(names, [row.steps_per_s for row in rows], "steps/s", "Speed")
+        first, last = rows[0], rows[-1]
+        times = last.steps_per_s / first.steps_per_s
+        line = f"{last.label}: {times:.2f}x as fast as {first.label}"
+        return Result(line=line, pictures=[picture])
+
+    def memory(self) -> Result:
+        """Peak memory of the same variants."""
+        rows = [row for row in self.measured if row.loss is not None]
+        names = [row.label for row in rows]
+        sizes = [row.peak_memory_bytes / GIB for row in rows]
+        picture = bars(names, sizes, "GiB", "Peak memory")
+        return Result(line=f"{rows[-1].label}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
+
+    def table(self) -> Result:
+        """All figures."""
+        return Result(line=f"{len(self.measured)} variants", grid=cells(self.measured))
+
+    def write(self) -> Result:
+        """The winning set goes beside the run, with its reasons as comments."""
+        path = self.path
+        write_choice(self.decisions, path, f"{self.active.hw.name}, torch {versions()['torch']}")
+        on = [name for name, kept in load_choice(path).items() if kept]
+        found = {"chosen": on, "goal": self.goal, "variants": figures(self.measured)}
+        self.active.record(bench={self.model or "preset": found})
+        return Result(line=path.read_text(encoding="utf-8").strip())
+
+    @property
+    def path(self):
+        """Where the winning set is written; that of XTTS-v2's size is not for notebook 02."""
+        return self.active.path("speed-xtts.yaml" if self.model else "speed.yaml")
+
+    def summary(self) -> Result:
+        """What was written, and what comes next."""
+        line = (
+            f"In {self.active.folder}: {self.path.name}, bench/ with every result, report.json.\n"
+            "Next: 02_train, which takes the switches of speed.yaml."
+        )
+        return Result(line=line)

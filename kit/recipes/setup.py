@@ -1,0 +1,151 @@
+"""What machine this is, what follows from it, and whether the run's preset fits here.
+
+`Setup(run)` is notebook 00: each step looks at one thing, records what it found and returns a
+Result. Nothing is trained but a few steps of a throwaway model, to time one.
+"""
+
+from collections.abc import Iterator
+
+from kit.base.compiler import compiler_available
+from kit.base.config import build
+from kit.base.hardware import (
+    PRODUCT,
+    Choice,
+    attention_backend,
+    choose_preset,
+    product_ms,
+    speed_words,
+    versions,
+)
+from kit.batches.batching import DataConfig
+from kit.model.sequence import GPTConfig
+from kit.notebook.plots import GIB, bars
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import step_seconds
+from kit.tuning.memory_plan import Plan, plan_bytes
+from kit.tuning.preflight import Workload, change
+from kit.tuning.recommend import overlay, recommend, table
+from kit.tuning.session_plan import Promise, forecast
+
+MIB = 2**20
+
+
+class Setup:
+    """The machine against the run's preset, in steps; `run()` is all of them."""
+
+    def __init__(self, run: ActiveRun):
+        self.active = run
+        self.train = build(TrainConfig, run.section("train"))
+
+    def run(self) -> Iterator[Result]:
+        """Every step, in order; `python -m kit setup`."""
+        yield self.machine()
+        yield self.choices()
+        yield self.products()
+        yield self.memory()
+        yield self.advice()
+        yield self.use()
+        yield self.time()
+        yield self.summary()
+
+    def machine(self) -> Result:
+        """The run's folder and preset, the device, and the versions figures depend on."""
+        run = self.active
+        figures = {"run": str(run.folder), "preset": run.preset_name}
+        figures.update(vars(run.hw))
+        figures.update(versions())
+        line = f"{run.hw.device}: {run.hw.name}, {run.hw.memory_bytes / GIB:.1f} GiB of memory"
+        return Result(line=line, figures=figures)
+
+    def choices(self) -> Result:
+        """What follows from the machine, each with its reason."""
+        run = self.active
+        hw = run.hw
+        found: dict[str, Choice] = {
+            "threads": run.threads,
+            "precision": run.precision,
+            "attention kernel": attention_backend(hw, run.precision.value),
+            "torch.compile": compiler_available(hw.device, hw.capability),
+            "preset for this machine": choose_preset(hw),
+        }
+        run.record(setup={name: choice.value for name, choice in found.items()})
+        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in found.items()}
+        line = ", ".join(f"{name}: {choice.value}" for name, choice in found.items())
+        return Result(line=line, figures=reasons)
+
+    def products(self) -> Result:
+        """One product of training size in each precision this device knows, measured just now."""
+        hw = self.active.hw
+        times = product_ms(hw)
+        if not times:
+            return Result(line=f"No {hw.name} is here to be timed.")
+        rows, inner, columns = PRODUCT[hw.device]
+        title = f"One {rows} x {inner} x {columns} product on the {hw.name}"
+        picture = bars(list(times), list(times.values()), "ms", title)
+        told = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
+        return Result(line=f"{title}: {told}", pictures=[picture])
+
+    def memory(self) -> Result:
+        """A step's planned memory by part, and its fullest moment against what the device has."""
+        run = self.active
+        work = Workload(
+            hw=run.hw,
+            precision=run.precision.value,
+            model=build(GPTConfig, run.section("model")),
+            train=self.train,
+            speed=build(SpeedConfig, run.section("speed")),
+            data=build(DataConfig, run.section("data")),
+            **run.section("memory"),
+        )
+        plan = plan_bytes(work.model, work.step)
+        room_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
+        run.record(train={"planned_bytes": plan.peak_bytes})
+        fits = plan.peak_bytes <= room_bytes
+        verdict = "It fits." if fits else change(work, room_bytes)
+        pictures = [parts_picture(work, plan), whole_picture(work, plan, room_bytes)]
+        return Result(line=f"The fullest moment is {plan.fullest}.\n{verdict}", pictures=pictures)
+
+    def advice(self) -> Result:
+        """What else suits this machine."""
+        hw = self.active.hw
+        return Result(line=f"What suits the {hw.name}", figures=table(recommend(hw)))
+
+    def use(self) -> Result:
+        """What the chosen use changes, with its reasons."""
+        use = self.active.use
+        self.active.record(setup={"use": use or "none"})
+        if not use:
+            preset = self.active.preset_name
+            return Result(line="use: none, the preset as it is", figures={"preset": preset})
+        return Result(line=f"use: {use}", figures=table(overlay(use).advice))
+
+    def time(self) -> Result:
+        """How long training will take; on a CPU from a few real steps of the preset's model."""
+        run = self.active
+        if run.hw.device != "cpu":
+            return Result(line="02_train says how long training takes.")
+        promise = build(Promise, run.section("promise"))
+        step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
+        slow = speed_words(run.hw, run.threads, run.precision)
+        return Result(line=forecast(self.train, step_s, promise, slow))
+
+    def summary(self) -> Result:
+        """What was written, and what comes next."""
+        return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: 01_data_prep.")
+
+
+def parts_picture(work: Workload, plan: Plan):
+    """Planned bytes by part; the parts are not all there at the same time."""
+    title = f"Planned memory, {work.step.rows} rows of {work.step.length} tokens"
+    return bars(list(plan.parts), [size / MIB for size in plan.parts.values()], "MiB", title)
+
+
+def whole_picture(work: Workload, plan: Plan, room_bytes: int):
+    """The fullest moment against what the run may use, and what there is."""
+    there_bytes = work.hw.memory_bytes
+    sizes = {"fullest moment": plan.peak_bytes, "may be used": room_bytes, "there is": there_bytes}
+    title = f"The whole step, and the memory of the {work.hw.name}"
+    return bars(list(sizes), [size / GIB for size in sizes.values()], "GiB", title)

@@ -1,0 +1,83 @@
+"""Switches measured on this device: what is kept, and that nothing is measured twice."""
+
+import pytest
+
+from kit.base.config import ConfigError
+from kit.recipes.benchmark import Benchmark
+from kit.recipes.start import start
+from kit.tuning.ab_results import load_choice
+from kit.tuning.ab_test import TrialConfig
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    return start("mine", "tiny")
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list:
+    """The variants measured so far, by figures of their own: half precision pays, the rest not."""
+    made = []
+
+    def figures(task, config: TrialConfig, on: tuple) -> dict:
+        made.append(on)
+        return {
+            "seconds": config.steps * (0.5 if "mixed_precision" in on else 1.0),
+            "tokens": 1000,
+            "steps": config.steps,
+            "loss": 3.0,
+            "skipped": 0,
+            "warmup_s": 2.0,
+            "peak_memory_bytes": 2**30,
+            "compilations": 0,
+            "recompilations": 0,
+            "precision": "fp32",
+            "attention": "explicit softmax",
+            "notes": [],
+        }
+
+    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", figures)
+    return made
+
+
+def test_what_pays_is_written_for_training_and_recorded(run, calls):
+    found = list(Benchmark(run).run())
+    assert all(str(result) and result._repr_html_() for result in found)
+    kept = load_choice(run.path("speed.yaml"))
+    assert [name for name, on in kept.items() if on] == ["mixed_precision"]
+    recorded = run.report()["bench"]
+    assert recorded["threads"] == int(run.threads.value)
+    assert recorded["preset"]["chosen"] == ["mixed_precision"]
+    assert recorded["preset"]["goal"] == "speed"
+    assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
+
+
+def test_what_was_measured_is_not_measured_again(run, calls):
+    list(Benchmark(run).run())
+    once = len(calls)
+    list(Benchmark(start("mine")).run())
+    assert len(calls) == once
+    Benchmark(start("mine"), rounds=2).measure()
+    assert len(calls) > once
+
+
+def test_it_goes_on_with_the_threads_it_began_with(run, calls):
+    run.record(bench={"threads": 7})
+    assert Benchmark(run).task.threads == 7
+
+
+def test_the_released_size_leaves_the_runs_own_switches_alone(run, calls):
+    benchmark = Benchmark(run, model="xtts", steps=2)
+    assert benchmark.task.model.layers == 30 and benchmark.config.steps == 2
+    assert benchmark.path.name == "speed-xtts.yaml"
+    with pytest.raises(ConfigError, match="choose"):
+        Benchmark(run, model="gpt2")
+
+
+def test_variants_train_in_processes_of_their_own(run):
+    """Two real ones; tests/tuning/test_ab_test.py has the rest."""
+    benchmark = Benchmark(run, steps=1)
+    benchmark.variants = benchmark.variants[:2]
+    assert str(benchmark.measure()) == "2 of 2 variants ran"
+    assert benchmark.table().grid[1][0] == "Baseline"

@@ -1,0 +1,58 @@
+"""What notebook 00 shows and records of this machine."""
+
+import pytest
+
+from kit.base.hardware import PRODUCT
+from kit.recipes.setup import Setup
+from kit.recipes.start import start
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    return start("mine", "tiny", "balanced")
+
+
+def title(figure) -> str:
+    return figure.axes[0].get_title(loc="left")
+
+
+def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(run):
+    found = list(Setup(run).run())
+    assert all(str(result) and result._repr_html_() for result in found)
+    report = run.report()
+    assert report["setup"]["use"] == "balanced" and report["setup"]["precision"] in ("fp32", "bf16")
+    assert set(report["setup"]) == {
+        "threads",
+        "precision",
+        "attention kernel",
+        "torch.compile",
+        "preset for this machine",
+        "use",
+    }
+    assert report["train"]["planned_bytes"] > 1e6
+    assert "Next: 01_data_prep." in str(found[-1])
+
+
+def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
+    rows, inner, columns = PRODUCT["cpu"]
+    (picture,) = Setup(run).products().pictures
+    assert title(picture) == f"One {rows} x {inner} x {columns} product on the {run.hw.name}"
+
+
+def test_what_is_too_large_is_told_with_what_to_change(run):
+    run.preset["memory"] = {"max_memory_fraction": 1e-4}
+    told = Setup(run).memory()
+    assert "It fits." not in str(told) and "choose the preset of a smaller tier" in str(told)
+    assert len(told.pictures) == 2
+
+
+def test_the_time_is_told_from_real_steps(run):
+    assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
+
+
+def test_without_a_use_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    setup = Setup(start("other", "tiny"))
+    assert str(setup.use()) == "use: none, the preset as it is"
+    assert setup.active.report()["setup"]["use"] == "none"
