@@ -19,15 +19,24 @@ def table(figures: dict) -> str:
 
 def html_table(figures: dict):
     """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
-    lines = "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
-    return display({"text/html": table(figures), "text/plain": lines}, raw=True)
+    return display({"text/html": table(figures), "text/plain": text_table(figures)}, raw=True)
 
 
 def html_grid(cells: list[tuple[str, ...]]):
     """Rows of cells, the headings first, as a table a notebook shows; else as lines in columns."""
+    return display({"text/html": grid_html(cells), "text/plain": text_grid(cells)}, raw=True)
+
+
+def text_table(figures: dict) -> str:
+    """Nested figures as lines, one a figure, names joined by dots."""
+    return "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
+
+
+def text_grid(cells: list[tuple[str, ...]]) -> str:
+    """Rows of cells, the headings first, as lines in columns."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
-    return display({"text/html": grid_html(cells), "text/plain": "\n".join(lines)}, raw=True)
+    return "\n".join(lines)
 
 
 def grid_html(cells: list[tuple[str, ...]]) -> str:
