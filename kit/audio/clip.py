@@ -64,7 +64,8 @@ def read_clip(path: str) -> tuple[np.ndarray, int]:
     that are no numbers.
     """
     with _opened(path) as (file, told):
-        wave, rate_hz = _samples(file, told, path, "float32"), file.samplerate
+        wave = _samples(file, told, path, "float32")
+        rate_hz = file.samplerate
     loudest = max(float(np.abs(wave).max()), 1.0)
     return wave.mean(axis=1) / np.float32(loudest), rate_hz
 

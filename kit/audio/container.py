@@ -77,7 +77,8 @@ def opened(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
         head = file.read(HEAD_BYTES)
         missing, share = shortage(file, head, size_bytes)
     with _decoder(path, head) as sound:
-        frames, most = sound.frames, MOST_FRAMES
+        frames = sound.frames
+        most = MOST_FRAMES
         if head.startswith(FLAC):
             frames = flac_total(head) or count(path)
             most = min(most, size_bytes * FLAC_FRAMES_A_BYTE)

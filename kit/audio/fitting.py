@@ -54,7 +54,9 @@ class Course:
         look: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.config, self.look, self.clock = config, look, clock
+        self.config = config
+        self.look = look
+        self.clock = clock
         self.step = 0
         self.cycle_steps = config.steps  # of the cycle it is in
         self.steps = config.steps  # in all, up to the end of that cycle

@@ -30,7 +30,9 @@ class GriffinLim(nn.Module):
 
     def __init__(self, n_fft: int, hop: int, iters: int):
         super().__init__()
-        self.n_fft, self.hop, self.iters = n_fft, hop, iters
+        self.n_fft = n_fft
+        self.hop = hop
+        self.iters = iters
         generator = torch.Generator().manual_seed(0)
         turn = torch.rand(NOISE_FRAMES, n_fft // 2 + 1, generator=generator) * 2 * math.pi
         phase = torch.polar(torch.ones_like(turn), turn)
@@ -56,13 +58,15 @@ class GriffinLim(nn.Module):
         weight = overlap_add(square, self.hop).clamp(min=1e-8)  # a window begins with 0
         number = torch.arange(first, first + frames, device=self.window.device)
         spectrum = magnitude * self.start[number % NOISE_FRAMES]
-        before, magnitude = torch.zeros_like(spectrum), magnitude.to(spectrum.dtype)
+        before = torch.zeros_like(spectrum)
+        magnitude = magnitude.to(spectrum.dtype)
         for _ in range(self.iters):
             wave = self._sum(spectrum).div_(weight)  # in place: a fifth less time
             rebuilt = torch.fft.rfft(wave.unfold(-1, self.n_fft, self.hop) * self.window)
             # rebuilt + MOMENTUM * (rebuilt - before), but for a factor that turns no phase.
             angles = torch.sub(rebuilt, before, alpha=MOMENTUM / (1 + MOMENTUM))
-            spectrum, before = angles.sgn_().mul_(magnitude), rebuilt
+            spectrum = angles.sgn_().mul_(magnitude)
+            before = rebuilt
         wave = self._sum(spectrum).div_(weight)
         return wave[:, self.n_fft // 2 :][:, : frames * self.hop]  # frames are centred
 

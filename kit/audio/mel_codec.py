@@ -122,8 +122,10 @@ class MelCodec(nn.Module):
 
     def __init__(self, config: CodecConfig):
         super().__init__()
-        c, f = config, config.frames_per_code
-        self.config, self.fsq = config, FSQ(config.levels)
+        c = config
+        f = config.frames_per_code
+        self.config = config
+        self.fsq = FSQ(config.levels)
         self.mel = Mel(c.sample_rate, c.n_fft, c.hop_length, c.n_mels)
         self.encoder = nn.Sequential(
             nn.Conv1d(c.n_mels, c.width, 5, padding=2),

@@ -56,7 +56,8 @@ class Recognizer(nn.Module):
 
     def __init__(self, config: RecognizerConfig, alphabet: str):
         super().__init__()
-        self.config, self.alphabet = config, alphabet
+        self.config = config
+        self.alphabet = alphabet
         self.stem = nn.Conv1d(config.n_mels, config.width, 7, stride=MEL_FRAMES, padding=3)
         self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Slaney's scale: 15 mels to 1000 Hz in equal steps, from there 27 to each factor of 6.4.
-LINEAR_HZ, LINEAR_MELS = 1000.0, 15.0
+LINEAR_HZ = 1000.0
+LINEAR_MELS = 15.0
 LOG_STEP = math.log(6.4) / 27
 
 
@@ -25,8 +26,10 @@ class Mel(nn.Module):
 
     def __init__(self, sample_rate: int, n_fft: int, hop_length: int, n_mels: int):
         super().__init__()
-        self.n_fft, self.hop = n_fft, hop_length
-        self.spectrogram, self.scale = nn.Module(), nn.Module()  # named as in files of codecs
+        self.n_fft = n_fft
+        self.hop = hop_length
+        self.spectrogram = nn.Module()
+        self.scale = nn.Module()  # named as in files of codecs
         self.spectrogram.window = nn.Buffer(torch.hann_window(n_fft))
         self.scale.fb = nn.Buffer(filters(sample_rate, n_fft, n_mels))
 
@@ -59,7 +62,10 @@ def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
     mels = torch.linspace(0, top, n_mels + 2)
     logarithmic = LINEAR_HZ * torch.exp(LOG_STEP * (mels - LINEAR_MELS))
     hz = torch.where(mels < LINEAR_MELS, mels * (LINEAR_HZ / LINEAR_MELS), logarithmic)
-    left, middle, right = hz[:-2], hz[1:-1], hz[2:]
+    left = hz[:-2]
+    middle = hz[1:-1]
+    right = hz[2:]
     bins = torch.linspace(0, sample_rate / 2, n_fft // 2 + 1)[:, None]
-    up, down = (bins - left) / (middle - left), (right - bins) / (right - middle)
+    up = (bins - left) / (middle - left)
+    down = (right - bins) / (right - middle)
     return torch.minimum(up, down).clamp(min=0) * 2 / (right - left)

@@ -26,7 +26,9 @@ class AudioStream:
     """
 
     def __init__(self, codec, first: int = 8, longest: int = 64):
-        self.codec, self.first, self.longest = codec, first, longest
+        self.codec = codec
+        self.first = first
+        self.longest = longest
         self.code_samples = round(codec.sample_rate / codec.frame_rate)
         self._begin()
 
@@ -61,5 +63,7 @@ class AudioStream:
         wave = wave[: (end - self.start) * self.code_samples]
         wave = wave[(self.heard - self.start) * self.code_samples :]
         keep = max(self.start, end - self.codec.context)
-        self.codes, self.start, self.heard = self.codes[keep - self.start :], keep, end
+        self.codes = self.codes[keep - self.start :]
+        self.start = keep
+        self.heard = end
         return wave

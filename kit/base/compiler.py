@@ -141,7 +141,9 @@ class StepGraph:
 
     def __init__(self, step: Callable[..., Tensor], args: tuple):
         codes, number, at, layers, mask = args
-        self.step, self.layers, self.seen = step, layers, mask
+        self.step = step
+        self.layers = layers
+        self.seen = mask
         self.inputs = [t.clone() for t in (codes, number, at)]
         self.mask = None if mask is None else mask.clone()
         self.replay, self.logits = captured(lambda: step(*self.inputs, layers, self.mask))

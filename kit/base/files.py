@@ -107,7 +107,8 @@ def writing(path: Path) -> Iterator[None]:
     except DiskError:
         raise
     except OSError as error:
-        reason, cure = error.strerror or str(error), CURES_OF_DISKS.get(error.errno, "")
+        reason = error.strerror or str(error)
+        cure = CURES_OF_DISKS.get(error.errno, "")
         raise DiskError(
             error.errno, f"could not write {path}: {reason}. {cure or OTHER_CURE}"
         ) from error

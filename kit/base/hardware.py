@@ -79,7 +79,8 @@ def gpu_can_run() -> bool:
     """
     if not torch.cuda.is_available():
         return False
-    card, architectures = torch.cuda.get_device_properties(0), torch.cuda.get_arch_list()
+    card = torch.cuda.get_device_properties(0)
+    architectures = torch.cuda.get_arch_list()
     if torch.version.cuda is None or built_for((card.major, card.minor), architectures):
         return True
     torch_version = torch.__version__.partition("+")[0]
@@ -146,7 +147,8 @@ def choose_precision(hw: Hardware) -> Choice:
             reason=f"compute capability {version} has no tensor cores: fp16 would gain too little "
             "for its narrow range",
         )
-    fp32_s, bf16_s = [], []
+    fp32_s = []
+    bf16_s = []
     for _ in range(8):  # in turns, so that a busy moment slows both
         fp32_s.append(product_seconds(torch.float32, 1))
         bf16_s.append(product_seconds(torch.bfloat16, 1))
@@ -257,7 +259,8 @@ def choose_preset(hw: Hardware) -> Choice:
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
-    has, version = f"{hw.name} has {gib:.0f} GiB", ".".join(map(str, hw.capability))
+    has = f"{hw.name} has {gib:.0f} GiB"
+    version = ".".join(map(str, hw.capability))
     if hw.capability < (7, 0):
         name = "t4" if gib >= 10 else "8gb"
         slow = f"compute capability {version} has no half-precision units: a small model"

@@ -81,7 +81,8 @@ class Lock:
 
     def __init__(self, path: Path, what: str):
         now_s = time.time()
-        self.path, self.over = path, threading.Event()
+        self.path = path
+        self.over = threading.Event()
         self.turn = threading.Lock()  # a sign of life must not undo the release
         self.mine = Holder(
             machine=machine(),
@@ -208,7 +209,8 @@ def new_file(path: Path) -> int | None:
 def read_holder(path: Path) -> Holder | None:
     """What the lock file says; None where there is none."""
     try:
-        data, made_s = path.read_bytes(), path.stat().st_mtime
+        data = path.read_bytes()
+        made_s = path.stat().st_mtime
     except FileNotFoundError:
         return None
     except PermissionError:  # Windows: it is just being replaced or removed

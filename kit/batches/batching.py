@@ -77,7 +77,8 @@ def plan(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[in
     """
     rng = random.Random(f"{config.seed} {epoch}")
     order = rng.sample(range(len(lengths)), len(lengths))
-    batches, left = [], []
+    batches = []
+    left = []
     for window in chunks(order, config.sort_window):
         groups = effective_batches(
             sorted([*left, *window], key=lengths.__getitem__), lengths, config
@@ -112,7 +113,8 @@ def cut_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> li
 
     An utterance longer than the budget stands alone: it is neither cut nor left out.
     """
-    groups, longest = [], 0
+    groups = []
+    longest = 0
     for i in order:
         longest = max(longest, lengths[i])
         if groups and (len(groups[-1]) + 1) * longest <= budget_tokens:
@@ -141,7 +143,8 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
         at = bisect.bisect_left(room, (lengths[i], 0))  # the fullest row that still has room
         if at == len(room):
             rows.append([])
-            left, row = row_tokens, len(rows) - 1
+            left = row_tokens
+            row = len(rows) - 1
         else:
             left, row = room.pop(at)
         rows[row].append(i)
@@ -173,7 +176,8 @@ def padding_waste(
     average = -(-config.effective_batch * sum(lengths) // len(lengths))
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
-    row_tokens, step = max(row_tokens, *lengths), config.length_multiple
+    row_tokens = max(row_tokens, *lengths)
+    step = config.length_multiple
     packed = [
         row
         for window in chunks(order, config.sort_window)

@@ -92,7 +92,8 @@ def build_cache(
     clips = clip_digests(rows, digests)
     found = find_clips(folder, key, set(clips), say)
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
-    total, keep = len(found) + len(missing), shards_of(found.values())
+    total = len(found) + len(missing)
+    keep = shards_of(found.values())
     progress(len(found), total)
     for path, part in encode_missing(missing, codec, folder, key, config, keep):
         found |= {clip: (path, at) for at, clip in enumerate(part)}
@@ -245,7 +246,8 @@ class References(Sequence):
     """
 
     def __init__(self, shards: list[Path], places: list[list[int]]):
-        self.shards, self.places = shards, places
+        self.shards = shards
+        self.places = places
         self._open()
 
     def _open(self) -> None:

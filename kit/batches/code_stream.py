@@ -52,8 +52,11 @@ class CodeStream(IterableDataset):
     ):
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
-        self.cache, self.config, self.collate = cache, config, collate
-        self.rank, self.world = rank, world
+        self.cache = cache
+        self.config = config
+        self.collate = collate
+        self.rank = rank
+        self.world = world
         self.members = cache.of_split(split)
         if not self.members:
             raise CacheError(f"The code cache holds no utterance of the split `{split}`.")
@@ -66,7 +69,8 @@ class CodeStream(IterableDataset):
         self.load_state_dict(position or {})
 
     def _require_grid(self) -> None:
-        grid, longest = self.config.grid_lengths, max(self.lengths)
+        grid = self.config.grid_lengths
+        longest = max(self.lengths)
         if grid and longest > grid[-1]:
             over = sum(length > grid[-1] for length in self.lengths)
             raise CacheError(
@@ -113,7 +117,8 @@ class CodeStream(IterableDataset):
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
         role, roles = (worker.id, worker.num_workers) if worker else (0, 1)
-        epoch, first = self.position["epoch"], self.position["batch"]
+        epoch = self.position["epoch"]
+        first = self.position["batch"]
         count = 0
         while True:
             batches = self.plan(epoch)
@@ -125,7 +130,8 @@ class CodeStream(IterableDataset):
                     self._next = place | self.identity
                     yield batch
                 count += 1
-            epoch, first = epoch + 1, 0
+            epoch = epoch + 1
+            first = 0
 
     def batch(self, members: list[int], epoch: int, number: int, position: dict):
         """Batch `number` of `epoch`: each utterance with a reference clip of the same speaker."""
@@ -184,7 +190,8 @@ def loader_settings(hw: Hardware, batch_s: float, step_s: float) -> LoaderSettin
     As many as keep up with the steps with a half to spare; at most what RAM (a worker is a process
     of some 0.5 GB) and cores allow; none while batches cost less than a fiftieth of the step.
     """
-    share, ram_gib = batch_s / step_s, hw.ram_bytes / 2**30
+    share = batch_s / step_s
+    ram_gib = hw.ram_bytes / 2**30
     cost = f"a batch takes {1000 * batch_s:.1f} ms to make, {share:.1%} of a step"
     if share < 0.02:
         return LoaderSettings(workers=0, prefetch=None, reason=f"{cost}: not worth a process")

@@ -69,7 +69,8 @@ def fit_positions(
 
     `frame_rate` in codes a second. Text is counted in pieces, as the model reads it.
     """
-    most_ids, most_s = longest(model).max_text - TEXT_EXTRA, longest(model).max_code_s(frame_rate)
+    most_ids = longest(model).max_text - TEXT_EXTRA
+    most_s = longest(model).max_code_s(frame_rate)
     ids = [len(tokenizer.encode(row.text)) for row in rows]
     codes = [math.ceil(row.seconds * frame_rate) + 1 for row in rows]
     refused = []

@@ -122,7 +122,8 @@ def make_room(
     Only files called like one of `names` are counted and removed. Raises CacheError when what is in
     use fills the cap alone.
     """
-    files, cap_bytes = {}, cap_gib * 2**30
+    files = {}
+    cap_bytes = cap_gib * 2**30
     for name in names:
         files |= ages(folder, name)
     total_bytes = needed_bytes + sum(size for _, size in files.values())

@@ -253,7 +253,8 @@ def refuse_mismatched(
     Raises AlignError as `lowest_score` does.
     """
     lowest = lowest_score(alignments, config)
-    kept, refused = [], []
+    kept = []
+    refused = []
     for row, alignment in zip(rows, alignments):
         if alignment.score >= lowest:
             kept.append(row)

@@ -166,7 +166,9 @@ class Writer:
     """Writes members under one folder, and refuses what is unsafe or too much."""
 
     def __init__(self, archive: Path, folder: Path, config: ArchiveConfig):
-        self.archive, self.folder, self.config = archive, folder, config
+        self.archive = archive
+        self.folder = folder
+        self.config = config
         self.archive_bytes = archive.stat().st_size
         self.written_bytes = self.looked_bytes = self.members = 0
         require_disk(folder, self.archive_bytes)
@@ -254,8 +256,10 @@ class _Careful:
     """
 
     def __init__(self, stream: BinaryIO, writer: Writer):
-        self.stream, self.writer = stream, writer
-        self.seek, self.tell = stream.seek, stream.tell
+        self.stream = stream
+        self.writer = writer
+        self.seek = stream.seek
+        self.tell = stream.tell
 
     def read(self, size: int) -> bytes:
         if size > HEADER_BYTES:

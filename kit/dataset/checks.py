@@ -18,7 +18,8 @@ from kit.audio.clip import ClipMeasure
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance, refuse
 from kit.text.normalize import letters, unicode_script
 
-SLOWEST_HZ, FASTEST_HZ = 4000, 768_000  # below, no speech is left; above, the header is wrong
+SLOWEST_HZ = 4000
+FASTEST_HZ = 768_000  # below, no speech is left; above, the header is wrong
 LOUD = 1.1  # times full scale: what MP3 and Vorbis overshoot by is not worth a word
 
 
@@ -31,7 +32,9 @@ def judge(
     """
     readable = [r for r in rows if isinstance(measures[r.audio], ClipMeasure)]
     whole = survey(readable, measures, config)
-    kept, refused, warned = [], [], []
+    kept = []
+    refused = []
+    warned = []
     for row in rows:
         measure = measures[row.audio]
         if isinstance(measure, str):
@@ -179,7 +182,8 @@ def odd_ones(row: Utterance, measure: ClipMeasure, whole: Survey) -> Iterator[tu
     if strange:
         names = ", ".join(sorted({script(c).title() for c in strange}))
         yield "alphabet", f"letters of another script ({names}): {' '.join(strange)}"
-    pace, (low, high) = pace_of(row, measure), whole.pace
+    pace = pace_of(row, measure)
+    (low, high) = whole.pace
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second, far from the usual {low:.1f} to {high:.1f}"
     repeats = whole.same_text.get((row.speaker, row.text), [])

@@ -35,7 +35,8 @@ CHUNK = 64  # clips between two appended pieces of the cache
 # A clip takes a quarter millisecond, nearly half of it under Python's lock: two threads still gain,
 # more do not. A process costs 0.2 s to start and a fifth more work in all (12,380 clips: 4.6 s of
 # processor time against 3.6), which pays from three cores and about this many clips on.
-PROCESSES_FROM_CORES, PROCESSES_FROM_CLIPS = 3, 4000
+PROCESSES_FROM_CORES = 3
+PROCESSES_FROM_CLIPS = 4000
 
 
 def measure_clips(
@@ -210,7 +211,8 @@ class _Pool:
     """Chunks of paths to chunks of cache lines, by threads that measure or drive a process each."""
 
     def __init__(self, workers: int, decode_s: float, processes: bool):
-        self.decode_s, self.workers = decode_s, workers
+        self.decode_s = decode_s
+        self.workers = workers
         self.threads = ThreadPoolExecutor(workers)
         self.idle: queue.SimpleQueue = queue.SimpleQueue()
         for _ in range(workers if processes else 0):

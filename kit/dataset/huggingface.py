@@ -217,7 +217,8 @@ def _wave_of(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
     if isinstance(audio, dict) and audio.get("bytes"):
         wave, rate = _decoded(audio["bytes"])
     elif isinstance(audio, dict) and audio.get("array") is not None:
-        wave, rate = _samples(audio["array"]), audio.get("sampling_rate")
+        wave = _samples(audio["array"])
+        rate = audio.get("sampling_rate")
     else:
         held = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
         raise IngestError(

@@ -24,7 +24,8 @@ COMMON_VOICE_SPLITS = ("train.tsv", "dev.tsv", "test.tsv")
 # Names of the split that is held out, as other datasets spell it.
 HELD_OUT = frozenset({"held_out", "dev", "valid", "validation", "val", "eval"})
 RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
-AUDIO_KEYS, TEXT_KEYS = ("audio", "audio_filepath", "path"), ("text", "sentence")
+AUDIO_KEYS = ("audio", "audio_filepath", "path")
+TEXT_KEYS = ("text", "sentence")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,8 @@ def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Find
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
     """{kind: (rows, seconds)}, the most seconds first; unmeasured clips add none."""
-    rows, seconds = collections.Counter(), collections.Counter()
+    rows = collections.Counter()
+    seconds = collections.Counter()
     for finding in findings:
         rows[finding.kind] += 1
         seconds[finding.kind] += finding.seconds

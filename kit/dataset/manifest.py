@@ -101,7 +101,8 @@ def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
     config)` reads it back with `audio_root=root`. Raises DatasetError when `path` lies inside
     `root`: originals stay as they are.
     """
-    path, root = Path(path).absolute(), Path(root).absolute()
+    path = Path(path).absolute()
+    root = Path(root).absolute()
     root = root.parent if root.is_file() else root
     if path.resolve().is_relative_to(root.resolve()):
         raise DatasetError(f"{path} lies among the originals in {root}; choose another folder.")

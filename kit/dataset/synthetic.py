@@ -24,7 +24,10 @@ from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
 
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 # espeak-ng's C interface (speak_lib.h): names for the numbers used below.
-_SYNCHRONOUS, _UTF8, _RATE, _PITCH = 2, 1, 1, 3
+_SYNCHRONOUS = 2
+_UTF8 = 1
+_RATE = 1
+_PITCH = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,8 @@ class Grammar:
     """Random sentences from a word list: slots in a fixed order, some of them optional."""
 
     def __init__(self, words: dict, rng: random.Random):
-        self.words, self.rng = words, rng
+        self.words = words
+        self.rng = rng
 
     def clause(self, rare: bool = False) -> list[str]:
         """One clause: subject and verb agree; an adjective only before an object.
@@ -125,7 +129,8 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
 
 
 def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> list[list[str]]:
-    found, seen = [], set()
+    found = []
+    seen = set()
     for _ in range(1000 * count + 1):
         if len(found) == count:
             return found

@@ -47,7 +47,8 @@ class Said:
 
     def spoken(self, temperature: float) -> list[Spoken]:
         """Every row up to its end. Raises GenerationError when a logit was not finite."""
-        codes, scores = self.codes.cpu(), self.log_probs.cpu()
+        codes = self.codes.cpu()
+        scores = self.log_probs.cpu()
         if not torch.isfinite(scores).all():
             raise GenerationError(
                 "The model's logits are not finite: its numbers outgrow this format. Take bf16 or "
@@ -110,7 +111,8 @@ def decode(
         return []
     if not decoder.shrinks:  # few batch sizes, few graphs: fill up with the first row
         more = 2 ** (count - 1).bit_length() - count
-        texts, seeds = [*texts, *texts[:1] * more], [*seeds, *seeds[:1] * more]
+        texts = [*texts, *texts[:1] * more]
+        seeds = [*seeds, *seeds[:1] * more]
         cond = torch.cat((cond, cond[:1].expand(more, -1, -1)))
     said = deque(decoding(decoder, texts, cond, config, seeds), maxlen=1).pop()
     return said.spoken(config.temperature)[:count]
@@ -121,7 +123,8 @@ def decoding(
     decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
 ) -> Iterator[Said]:
     """A code a step for every row; yields what was said at each look at who has finished."""
-    c, device = decoder.config, decoder.device
+    c = decoder.config
+    device = decoder.device
     limits = [length_limit(c, config, len(text)) for text in texts]
     x, padding = decoder.prompt(texts, cond)
     shape = (len(texts), max(limits) + 1)
@@ -139,7 +142,8 @@ def decoding(
     try:
         for n in range(shape[1]):
             codes, score = next_codes(logits, seen, noise, config, c, n)
-            said.codes[rows, n], said.log_probs[rows, n] = codes, score
+            said.codes[rows, n] = codes
+            said.log_probs[rows, n] = score
             done |= (codes == c.stop_code) | (most <= n)
             if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
                 said.steps = n + 1

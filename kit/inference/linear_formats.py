@@ -111,7 +111,8 @@ class WeightOnlyInt8(nn.Module):
                 f"{weight.shape[1]}. Take int8, or a width that divides."
             )
         rounded, scale = int8(weight)
-        self.weight, self.scale = nn.Buffer(rounded), nn.Buffer(scale.to(dtype))
+        self.weight = nn.Buffer(rounded)
+        self.scale = nn.Buffer(scale.to(dtype))
         self.bias = nn.Buffer(bias.detach().to(dtype))
         # Of many rows: where a CPU emulates bf16, fp32 is ten times as fast.
         emulated = weight.device.type == "cpu" and not has_bf16()
@@ -136,11 +137,13 @@ class CompiledInt8(nn.Module):
         weight, bias = parts(linear)
         rounded, scale = int8(weight)
         self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast with many inputs
-        self.scale, self.bias = nn.Buffer(scale.float()), nn.Buffer(bias.detach().float())
+        self.scale = nn.Buffer(scale.float())
+        self.bias = nn.Buffer(bias.detach().float())
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) < SEVERAL_ROWS and torch.compiler.is_compiling():
-            scale, bias = self.scale.to(x.dtype), self.bias.to(x.dtype)
+            scale = self.scale.to(x.dtype)
+            bias = self.bias.to(x.dtype)
             return torch._weight_int8pack_mm(x, self.weight.t().contiguous(), scale) + bias
         return torch.cat([self.products(rows) for rows in x.split(AT_ONCE)])
 
@@ -168,7 +171,8 @@ class Int4(nn.Module):
         groups = F.pad(weight.detach().float(), (0, 0, 0, -len(weight) % 16)).unflatten(
             1, (-1, GROUP)
         )
-        low, high = groups.amin(-1), groups.amax(-1)
+        low = groups.amin(-1)
+        high = groups.amax(-1)
         scale = (high - low).clamp(min=1e-8) / 15
         rounded = ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
         rounded = rounded.flatten(1).to(torch.int32)

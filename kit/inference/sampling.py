@@ -92,15 +92,19 @@ class Noise:
 
     def __init__(self, seeds: list[int], width: int, device: torch.device, steps: int = 32):
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.width, self.device, self.steps = width, device, steps
-        self.block, self.at = torch.empty(0), 0
+        self.width = width
+        self.device = device
+        self.steps = steps
+        self.block = torch.empty(0)
+        self.at = 0
 
     def next(self) -> Tensor:
         """Noise (B, K) of one step."""
         if self.at == len(self.block):
             shape = (self.steps, self.width)
             rows = [torch.empty(shape).exponential_(generator=g) for g in self.generators]
-            self.block, self.at = torch.stack(rows, dim=1).to(self.device, non_blocking=True), 0
+            self.block = torch.stack(rows, dim=1).to(self.device, non_blocking=True)
+            self.at = 0
         self.at += 1
         return self.block[self.at - 1]
 

@@ -68,12 +68,14 @@ class Prefill(nn.Module):
 
     def __init__(self, decoder: Decoder, model: SpeechGPT):
         super().__init__()
-        self.decoder, self.config = decoder, model.config
+        self.decoder = decoder
+        self.config = model.config
         self.text = nn.Buffer(model.text_embedding.weight.detach())
         self.text_position = nn.Buffer(model.text_position.weight.detach())
 
     def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
-        c, decoder = self.config, self.decoder
+        c = self.config
+        decoder = self.decoder
         ids = F.pad(F.pad(text, (1, 0), value=c.text_vocab - 2), (0, 1), value=c.text_vocab - 1)
         said = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
         start = decoder.embed(text.new_full((1,), c.start_code), 0)

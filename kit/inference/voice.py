@@ -154,7 +154,8 @@ class Voice:
         ids = [self.ids(part.text) for part in parts]
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         config = self.within(config)
-        decoder, found = self.ready(), {}
+        decoder = self.ready()
+        found = {}
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = torch.stack([references[i] for i in at]).to(decoder.device)
@@ -181,7 +182,9 @@ class Voice:
         do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
         """
         config = dataclasses.replace(self.within(config), candidates=1, retries=0)
-        cond, parts, rate = self.reference(speaker), self.parts(text), self.codec.sample_rate
+        cond = self.reference(speaker)
+        parts = self.parts(text)
+        rate = self.codec.sample_rate
         cut = []
         for part in parts:
             stopped = yield from self._streamed(part, cond, config, faded=len(parts) > 1)
@@ -195,14 +198,18 @@ class Voice:
         self, part: Part, cond: Tensor, config: GenerateConfig, faded: bool
     ) -> Iterator[Tensor]:
         """Pieces of one part; returns whether it found its end."""
-        decoder, audio, sent = self.ready(), AudioStream(self.codec), 0
-        ids, pieces = self.ids(part.text), 0
+        decoder = self.ready()
+        audio = AudioStream(self.codec)
+        sent = 0
+        ids = self.ids(part.text)
+        pieces = 0
         seeds = [seed_of(config, ids, 0)]
         for said in decoding(decoder, [ids], cond[None].to(decoder.device), config, seeds):
             if said.steps < sent + STREAM_CODES:
                 continue
             codes = said.spoken(config.temperature)[0].codes
-            piece, sent = audio.push(codes[sent:]), len(codes)
+            piece = audio.push(codes[sent:])
+            sent = len(codes)
             if len(piece):
                 yield fade(piece, self.codec.sample_rate, start=faded and not pieces, end=False)
                 pieces += 1
@@ -315,7 +322,8 @@ def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
 
     A tokenizer of another run gives ids that the model does not have, or that mean other pieces.
     """
-    shape, codec = voice.model.config, voice.codec
+    shape = voice.model.config
+    codec = voice.codec
     told = [
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, shape.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, shape.code_vocab),

@@ -22,7 +22,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.heads, self.dropout, self.fused = config.heads, config.dropout, True
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.fused = True
         self.c_attn = nn.Linear(config.width, 3 * config.width)
         self.c_proj = nn.Linear(config.width, config.width)
 
@@ -59,8 +61,10 @@ class Layer(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(config.width), Attention(config)
-        self.ln_2, self.mlp = nn.LayerNorm(config.width), MLP(config)
+        self.ln_1 = nn.LayerNorm(config.width)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.width)
+        self.mlp = MLP(config)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:

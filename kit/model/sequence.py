@@ -67,7 +67,8 @@ class GPTConfig:
         A tenth more than the longest row needs, in steps of 16; at least what it has, and never
         more than `MOST_TEXT` and `MOST_CODE` unless it has more already.
         """
-        text, code = text_ids + TEXT_EXTRA, codes + self.stop_targets
+        text = text_ids + TEXT_EXTRA
+        code = codes + self.stop_targets
         return dataclasses.replace(
             self,
             max_text=max(self.max_text, min(MOST_TEXT, _roomy(text))),
@@ -158,7 +159,8 @@ def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveB
 
 
 def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str, list[int]]:
-    start, stop = config.text_vocab - 2, config.text_vocab - 1
+    start = config.text_vocab - 2
+    stop = config.text_vocab - 1
     text_in = [start, *text, stop]
     code_in = [config.start_code, *codes, *[config.stop_code] * (config.stop_targets - 1)]
     if len(text_in) > config.max_text or len(code_in) > config.max_code:

@@ -56,7 +56,9 @@ class Clicks:
 
     def __init__(self):
         self.kernel = getattr(get_ipython(), "kernel", None)
-        self.stream, self.held, self.held_tasks = _shell_stream(self.kernel), [], []
+        self.stream = _shell_stream(self.kernel)
+        self.held = []
+        self.held_tasks = []
 
     def __enter__(self) -> "Clicks":
         if self.stream is not None:
@@ -89,7 +91,8 @@ class Clicks:
     def _handle(self, kind: str, ident, message: dict) -> None:
         # A widget sends its next change only after "idle" for the one before.
         kernel = self.kernel
-        parent_ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
+        parent_ident = kernel._parent_ident["shell"]
+        parent = kernel.get_parent("shell")
         kernel.set_parent(ident, message, channel="shell")
         kernel._publish_status("busy", "shell", parent=message)
         try:

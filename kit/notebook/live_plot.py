@@ -86,7 +86,8 @@ class LossFigure:
         return _encode(self.canvas)
 
     def _load(self, rows: list[dict]) -> None:
-        steps, loss = column(rows, "step"), column(rows, "loss")
+        steps = column(rows, "step")
+        loss = column(rows, "loss")
         self.lines["raw"].set_data(steps, loss)
         self.lines["smooth"].set_data(steps, plots.smooth(loss, len(rows) // 30))
         for name, key in (("val", "val_loss"), ("ema", "ema_val_loss")):
@@ -106,7 +107,8 @@ class LossFigure:
         values = np.concatenate([self.lines[n].get_ydata() for n in ("raw", "val", "ema")])
         finite = values[np.isfinite(values)]
         if len(finite):  # a single spike must not flatten the curve
-            low, high = float(finite.min()), float(np.quantile(finite, 0.995))
+            low = float(finite.min())
+            high = float(np.quantile(finite, 0.995))
             self.loss.set_ylim(*roomy(low, high, self.loss.get_ylim()))
         for axes, name in ((self.memory, "memory"), (self.rate, "lr")):
             top = np.nanmax(self.lines[name].get_ydata(), initial=0.0)

@@ -23,7 +23,9 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY = PALETTE = (
     "#CC79A7",
     "#56B4E9",
 )
-INK, PALE, GRID = "#333333", "#9a9a9a", "#e6e6e6"
+INK = "#333333"
+PALE = "#9a9a9a"
+GRID = "#e6e6e6"
 GIB = 2**30
 
 
@@ -46,7 +48,8 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
     total = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     count = np.concatenate([[0], np.cumsum(finite)])
     place = np.arange(len(values))
-    first, end = np.maximum(place - span, 0), np.minimum(place + span + 1, len(values))
+    first = np.maximum(place - span, 0)
+    end = np.minimum(place + span + 1, len(values))
     many = count[end] - count[first]
     return np.where(many > 0, (total[end] - total[first]) / np.maximum(many, 1), np.nan)
 
@@ -177,7 +180,8 @@ def run_curves(rows: list[dict]) -> Figure:
     average is better; without an average it is left out.
     """
     rows = thin(rows, 2000)
-    steps, marks = column(rows, "step"), [row["step"] for row in rows if row.get("note")]
+    steps = column(rows, "step")
+    marks = [row["step"] for row in rows if row.get("note")]
     ratio = column(rows, "ema_val_loss") / column(rows, "val_loss")
     panels = 4 if np.isfinite(ratio).any() else 3
     figure = Figure((8, 1.2 + 1.5 * panels), dpi=200, layout="constrained")

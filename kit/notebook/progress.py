@@ -25,8 +25,11 @@ class Worker:
     """
 
     def __init__(self, make_run: Callable, values: dict, around: tuple = (), listeners: tuple = ()):
-        self.around, self.listeners = around, listeners
-        self.values, self.stop, self.error = values, threading.Event(), None
+        self.around = around
+        self.listeners = listeners
+        self.values = values
+        self.stop = threading.Event()
+        self.error = None
         self.began_s = time.monotonic()
         self.events = deque(maxlen=20_000)  # (arrival in monotonic seconds, StepEvent)
         job = (make_run, dict(values))
@@ -90,7 +93,8 @@ def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, boo
 
 def figures(row: dict, pace: Pace) -> dict[str, str]:
     """The latest numbers as text by name; what has not been measured is left out."""
-    speed, left_s = pace.speed(), pace.left_s(row)
+    speed = pace.speed()
+    left_s = pace.left_s(row)
     texts = {
         "step": f"{row['step']:,} / {row['steps']:,}",
         "epoch": f"{row['epoch'] + 1}" if row.get("epoch") is not None else None,
@@ -114,16 +118,19 @@ class Lines:
     """Plain progress: notes at once; figures every 10 s, or each 5 % once 2 s have passed."""
 
     def __init__(self):
-        self.said_s, self.share = -math.inf, -math.inf
+        self.said_s = -math.inf
+        self.share = -math.inf
 
     def show(self, row: dict, texts: dict[str, str], news: list[str]) -> None:
         while news:
             print(news.pop(0), flush=True)
-        now_s, share = time.monotonic(), row.get("step", 0) / max(row.get("steps", 1), 1)
+        now_s = time.monotonic()
+        share = row.get("step", 0) / max(row.get("steps", 1), 1)
         quiet_s = now_s - self.said_s
         if quiet_s >= 10 or (quiet_s >= 2 and share - self.share >= 0.05):
             print("   ".join(f"{name} {text}" for name, text in texts.items()), flush=True)
-            self.said_s, self.share = now_s, share
+            self.said_s = now_s
+            self.share = share
 
 
 def _number(value: float | None) -> str | None:

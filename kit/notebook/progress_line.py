@@ -17,8 +17,11 @@ class Ticker:
     """`tick(done, total)` after each piece of work; `tick.follow(pairs, total)` round a loop."""
 
     def __init__(self, label: str):
-        self.label, self.began_s, self.said_s = label, time.monotonic(), 0.0
-        self.plain, self.handle = front_end()[0] == "plain", None
+        self.label = label
+        self.began_s = time.monotonic()
+        self.said_s = 0.0
+        self.plain = front_end()[0] == "plain"
+        self.handle = None
 
     def __call__(self, done: int, total: int, detail: str = "") -> None:
         now_s = time.monotonic()

@@ -131,7 +131,8 @@ def demo_times(starts_s: dict[str, float], started: str, folder: Path) -> dict:
     `starts_s` has the seconds of each start, by its unix time; `started` is the one that runs. An
     earlier one went on until the last file in `folder` was written before this one began.
     """
-    starts_s, now_s = dict(starts_s), float(started)
+    starts_s = dict(starts_s)
+    now_s = float(started)
     if starts_s and started not in starts_s:
         written = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
         last, last_s = [*starts_s.items()][-1]

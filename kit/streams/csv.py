@@ -90,7 +90,8 @@ class Table(LineSource):
 
     def _split(self, data: bytes) -> list[str]:
         """All fields of all rows in one list, "\n" after each row; Doubt if one is no row."""
-        mark, width = self.delimiter, len(self.columns) + 1
+        mark = self.delimiter
+        width = len(self.columns) + 1
         marked = data.replace(b"\n", f"{mark}\n{mark}".encode())
         fields = [*marked.decode().split(mark), "\n"]
         rows = data.count(b"\n") + 1
@@ -109,7 +110,8 @@ class Table(LineSource):
         return outside, iter(parts[1::2])
 
     def parse(self, raw: bytes) -> dict[str, str]:
-        values, expected = self._fields(raw), len(self.columns)
+        values = self._fields(raw)
+        expected = len(self.columns)
         if len(values) != expected:
             names = ", ".join(self.columns)
             raise ValueError(f"{expected} columns expected ({names}), got {len(values)}")

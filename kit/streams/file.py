@@ -60,7 +60,8 @@ class ByteFile:
     """The `size` bytes that `path` had when this was made. Raises StreamError like `opened`."""
 
     def __init__(self, path: Path):
-        self.path, self.size = Path(path), 0
+        self.path = Path(path)
+        self.size = 0
         with self._told(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
         self.fingerprint = self._fingerprint()

@@ -15,7 +15,8 @@ from kit.streams.lines import objects, one_object
 from kit.streams.position import StreamConfig
 from kit.streams.source import Source
 
-QUOTE, COMMA = ord('"'), ord(",")
+QUOTE = ord('"')
+COMMA = ord(",")
 # What each byte does to the depth of brackets; 0 for a comma, too.
 STEP = np.zeros(256, dtype=np.int8)
 STEP[[ord("["), ord("{")]] = 1
@@ -28,7 +29,9 @@ class Brackets:
     """Follows depth and quotes through JSON text that comes in pieces."""
 
     def __init__(self, depth: int = 0):
-        self.depth, self.inside, self.held = depth, 0, b""
+        self.depth = depth
+        self.inside = 0
+        self.held = b""
 
     def feed(self, data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(offset, byte, depth after it) of brackets and commas outside strings.
@@ -47,7 +50,8 @@ class Brackets:
         codes = codes[at]
         quotes = np.cumsum(codes == QUOTE) + self.inside
         outside = (quotes % 2 == 0) & (codes != QUOTE)
-        at, codes = at[outside], codes[outside]
+        at = at[outside]
+        codes = codes[outside]
         depths = np.cumsum(STEP[codes], dtype=np.int64) + self.depth
         self.inside = int(quotes[-1]) % 2 if len(quotes) else self.inside
         self.depth = int(depths[-1]) if len(depths) else self.depth
@@ -92,13 +96,17 @@ class JsonArray(Source):
 
     def _index(self) -> None:
         """Find where the array ends and, for each block, where its first element begins."""
-        size, brackets = self.config.block_bytes, Brackets(depth=1)
-        offset, first = self.begin, {0: self.begin}
+        size = self.config.block_bytes
+        brackets = Brackets(depth=1)
+        offset = self.begin
+        first = {0: self.begin}
         for chunk in self.file.chunks(self.begin, self.end):
             at, codes, depths = brackets.feed(chunk)
             if (over := np.flatnonzero(depths == 0)).size:
                 self._close(offset + int(at[over[0]]))
-                at, codes, depths = at[: over[0]], codes[: over[0]], depths[: over[0]]
+                at = at[: over[0]]
+                codes = codes[: over[0]]
+                depths = depths[: over[0]]
             starts = offset + 1 + at[(codes == COMMA) & (depths == 1)]
             blocks, which = np.unique((starts - self.begin) // size, return_index=True)
             for block, start in zip(blocks.tolist(), starts[which].tolist()):

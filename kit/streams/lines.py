@@ -59,7 +59,9 @@ class LineSource(Source):
 
         One pass over the file that counts quotes; one byte for each block is kept.
         """
-        size, odd, found = self.config.block_bytes, 0, bytearray(1)
+        size = self.config.block_bytes
+        odd = 0
+        found = bytearray(1)
         first = min(self.begin + size - 1, self.end)
         for start, end in ((self.begin, first), (first, self.end)):
             for chunk in self.file.chunks(start, end, size):

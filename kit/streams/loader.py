@@ -69,10 +69,14 @@ class Shares(IterableDataset):
     """
 
     def __init__(self, source: Stream, config: LoaderConfig, places: list, first: int):
-        self.source, self.config, self.places, self.first = source, config, places, first
+        self.source = source
+        self.config = config
+        self.places = places
+        self.first = first
 
     def __iter__(self) -> Iterator[Part]:
-        source, count = self.source, len(self.places)
+        source = self.source
+        count = len(self.places)
         share = (self.worker() + self.first) % count
         source.take_role(source.config.rank * count + share, source.config.ranks * count)
         source.go_to(self.places[share])
@@ -115,13 +119,15 @@ class Loader:
     """
 
     def __init__(self, source: Stream, config: LoaderConfig | None = None):
-        self.source, self.config = source, config or LoaderConfig()
+        self.source = source
+        self.config = config or LoaderConfig()
         self.shares = max(1, self.config.workers)
         self._ready = False
         self._stand([source.place()] * self.shares, 0)
 
     def _stand(self, places: list, following: int) -> None:
-        self._places, self._next = list(places), following
+        self._places = list(places)
+        self._next = following
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next pass at the start of `epoch`; in the epoch that it is, change nothing."""

@@ -32,8 +32,10 @@ class Mix(Stream):
                 f"{len(sources)} streams."
             )
         super().__init__(sources[0].config)
-        self.sources, self.weights = list(sources), [float(weight) for weight in weights]
-        self.seed, self.repeat = seed, repeat
+        self.sources = list(sources)
+        self.weights = [float(weight) for weight in weights]
+        self.seed = seed
+        self.repeat = repeat
         self._ready = False  # to begin where `go_to` said
         self._stand(0, [])
 
@@ -78,7 +80,8 @@ class Mix(Stream):
         return any(source.hear(fault) for source in self.sources)
 
     def _stand(self, drawn: int, ended: list[int]) -> None:
-        self._drawn, self._ended = drawn, list(ended)
+        self._drawn = drawn
+        self._ended = list(ended)
         left = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
         self._bounds = list(itertools.accumulate(left))
 

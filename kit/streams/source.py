@@ -57,8 +57,10 @@ class Source(Stream):
     ):
         super().__init__(config or StreamConfig())
         self.file = ByteFile(path)
-        self.keep, self.bad = keep, bad
-        self.begin, self.end = self.file.text_start(), self.file.size  # where records are
+        self.keep = keep
+        self.bad = bad
+        self.begin = self.file.text_start()
+        self.end = self.file.size  # where records are
         self._start = (0, 0)  # turn and record of the next pass
         self._stand(0, 0)
 
@@ -135,7 +137,9 @@ class Source(Stream):
         return own
 
     def _stand(self, turn: int, filled: int, left: Iterator = iter(())) -> None:  # noqa: B008
-        self._turn, self._filled, self._left = turn, filled, left
+        self._turn = turn
+        self._filled = filled
+        self._left = left
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -160,7 +164,8 @@ class Source(Stream):
             left = iter(records[record:] if record else records)
             self._stand(turn, len(records), left)
             yield left
-            turn, record = turn + 1, 0
+            turn = turn + 1
+            record = 0
         self._stand(turn, 0)
 
     def _block_order(self) -> np.ndarray:
@@ -220,7 +225,8 @@ class Source(Stream):
 
     def rows(self) -> Iterator[tuple[int, object]]:
         """(line number, record or Fault) in the order of the file; not for `keep` or roles."""
-        line, counted = 1, 0
+        line = 1
+        counted = 0
         for group in range(self.groups):
             for offset, data in self._spans(np.arange(self.blocks), group):
                 line += self.file.newlines(counted, offset)

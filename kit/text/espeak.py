@@ -16,7 +16,10 @@ SAMPLE_RATE = 22050
 # (voice variant, words per minute, pitch 0-99): several people, not one frozen voice.
 SPEAKERS = (("", 200, 40), ("", 215, 60), ("", 235, 80), ("+f2", 205, 60), ("+m3", 220, 35))
 # espeak-ng's C interface (speak_lib.h): names for the numbers used below.
-_SYNCHRONOUS, _UTF8, _RATE, _PITCH = 2, 1, 1, 3
+_SYNCHRONOUS = 2
+_UTF8 = 1
+_RATE = 1
+_PITCH = 3
 
 
 class Espeak:
@@ -34,7 +37,8 @@ class Espeak:
         if Espeak.started:
             raise RuntimeError("espeak-ng runs once in a process; start it in a fresh one")
         Espeak.started = True
-        self.language, self.chunks = language, []
+        self.language = language
+        self.chunks = []
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
         rate = self.library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)

@@ -32,7 +32,9 @@ class Progress:
     """
 
     def __init__(self, path: Path, key: str, every: int | None = None):
-        self.path, self.key, self.every = Path(path), key, every or EVERY
+        self.path = Path(path)
+        self.key = key
+        self.every = every or EVERY
         self.state = self._saved()
 
     def _saved(self) -> dict:
@@ -112,10 +114,12 @@ def extracted(
     Raises TextError when there is no such column, and StreamError when the source is
     missing or of another kind.
     """
-    source, folder = Path(source), Path(folder)
+    source = Path(source)
+    folder = Path(folder)
     identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
     folder.mkdir(parents=True, exist_ok=True)
-    path, mark = folder / ".extracted.txt", folder / ".extracted.json"
+    path = folder / ".extracted.txt"
+    mark = folder / ".extracted.json"
     progress = Progress(mark, digest(identity, column, language, layout))
     try:
         yield _extract(_texts(source, column, layout), language, path, progress)

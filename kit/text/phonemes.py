@@ -14,7 +14,8 @@ import sys
 
 from kit.text.espeak import Espeak, run_apart
 
-_UTF8, _IPA = 1, 2  # espeak-ng's numbers for what goes in and what comes out
+_UTF8 = 1
+_IPA = 2  # espeak-ng's numbers for what goes in and what comes out
 _OTHER_LANGUAGE = re.compile(r"\([\w-]+\)")  # (en)...(am): where it borrowed another's rules
 _STOPS = re.compile(r"([.,;:?!])")  # espeak-ng drops them, and a voice needs them to pause
 
@@ -39,7 +40,8 @@ def _line(espeak: Espeak, text: str) -> str:
 def _clauses(espeak: Espeak, text: str) -> str:
     """One call of the library reads one clause and moves the pointer; at the end it is null."""
     convert = espeak.library.espeak_TextToPhonemes
-    convert.restype, rest = ctypes.c_char_p, ctypes.c_char_p(text.encode())
+    convert.restype = ctypes.c_char_p
+    rest = ctypes.c_char_p(text.encode())
     found = []
     while rest.value:
         found.append((convert(ctypes.byref(rest), _UTF8, _IPA) or b"").decode())

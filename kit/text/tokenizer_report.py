@@ -31,7 +31,8 @@ def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
     than five times, `uncovered` those without a piece. Raises TextError when `texts` has no word.
     """
     ids = [tokenizer.encode(t) for t in texts]
-    pieces, characters = sum(map(len, ids)), collections.Counter("".join(texts))
+    pieces = sum(map(len, ids))
+    characters = collections.Counter("".join(texts))
     words = sum(len(t.split()) for t in texts)
     if not words:
         raise TextError("There is no text to report on: give some held-out sentences.")
@@ -92,7 +93,8 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
         if len(model.id_to_piece(i)) > 1 and not _fixed(model, i)
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
-    often, parts = len(known), _parts(known)
+    often = len(known)
+    parts = _parts(known)
     rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (

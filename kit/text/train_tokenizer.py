@@ -86,7 +86,8 @@ def train_tokenizer(
 
 
 def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> None:
-    lines, model = _sample(source, config), io.BytesIO()
+    lines = _sample(source, config)
+    model = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
             sentence_iterator=lines,  # as fast as naming the file, which the model would remember
@@ -129,7 +130,8 @@ def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
 
 def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
     """What SentencePiece's message means for who set `config`; `error` itself if unknown."""
-    message, asked = str(error), config.vocab_size
+    message = str(error)
+    asked = config.vocab_size
     if "sentences_.empty()" in message:
         return TextError("There is no text to train a tokenizer on: every line was empty.")
     if small := re.search(r"required_chars\. \d+ vs (\d+)", message):

@@ -35,7 +35,8 @@ class CheckpointError(ValueError):
 
 def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
     """Nested dict -> (tensors by dotted name, everything else by dotted name)."""
-    tensors, plain = {}, {}
+    tensors = {}
+    plain = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
@@ -89,7 +90,8 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """`tensors` with copies of those that share memory (views, tied weights): each stands alone."""
-    seen, alone = set(), {}
+    seen = set()
+    alone = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         shared = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes

@@ -20,7 +20,9 @@ class EMA:
             raise ValueError(
                 f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999."
             )
-        self.model, self.decay, self.updates = model, decay, 0
+        self.model = model
+        self.decay = decay
+        self.updates = 0
         self.shadow = {
             name: p.detach().to(device or p.device, torch.float32, copy=True)
             for name, p in model.named_parameters()

@@ -32,7 +32,9 @@ def jsonl_log(path: Path) -> Listener:
     most the line being written, and the next start removes that. Raises DiskError when the disk is
     full.
     """
-    path, file, last_s = Path(path), None, None
+    path = Path(path)
+    file = None
+    last_s = None
 
     def write(event) -> None:
         nonlocal file, last_s
@@ -104,7 +106,9 @@ def read_log(path: Path) -> list[dict]:
     them are dropped. A line cut short by a kill is passed over, and what a resumed run wrote
     behind it on the same line is still read. What was not finite is None.
     """
-    path, rows, lost = Path(path), [], 0
+    path = Path(path)
+    rows = []
+    lost = 0
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = _parse(line)
@@ -189,7 +193,9 @@ class _Board:
     """Rows or events into TensorBoard's files, a new file wherever steps go back."""
 
     def __init__(self, folder: Path):
-        self.folder, self.writer, self.step = folder, None, math.inf
+        self.folder = folder
+        self.writer = None
+        self.step = math.inf
 
     def __call__(self, event) -> None:
         row = event if isinstance(event, dict) else dataclasses.asdict(event)
@@ -235,7 +241,9 @@ def wandb_log(
 
 class _Wandb:
     def __init__(self, settings: dict):
-        self.settings, self.run, self.step = settings, None, math.inf
+        self.settings = settings
+        self.run = None
+        self.step = math.inf
 
     def __call__(self, event) -> None:
         import wandb
@@ -249,4 +257,5 @@ class _Wandb:
         self.run.log(scalars(dataclasses.asdict(event)), step=self.step)
         if self.step == event.steps:
             self.run.finish()
-            self.run, self.step = None, math.inf
+            self.run = None
+            self.step = math.inf

@@ -40,9 +40,12 @@ def train(
     the model holds. Raises Diverged after `patience` non-finite steps in a row, each of which alone
     is skipped and says so; TrainError when not even one row fits into memory.
     """
-    config, skipped, batches = state.config, 0, opened(batches)
+    config = state.config
+    skipped = 0
+    batches = opened(batches)
     while state.step < config.steps and not (state.settled or (stop and stop.is_set())):
-        started, batch = time.perf_counter(), next(batches, None)
+        started = time.perf_counter()
+        batch = next(batches, None)
         if batch is None:
             raise TrainError(f"The data ended at step {state.step} of {config.steps}.")
         lr = state.set_rates()
@@ -50,7 +53,8 @@ def train(
         norm = clip(state)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
-        state.step, state.position = state.step + 1, batch.position
+        state.step = state.step + 1
+        state.position = batch.position
         if finite:
             skipped = 0
         elif not seeks_scale(state):
@@ -121,7 +125,8 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
 
 def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
     """Each part is divided by the targets of the whole, so any split gives the same gradients."""
-    totals, loss = (batch.text_targets, batch.code_targets), 0.0
+    totals = (batch.text_targets, batch.code_targets)
+    loss = 0.0
     for micro in cut(batch, state.micro_rows):
         with autocast(state.hw.device, state.applied.precision):
             sums = state.model(micro.to(state.hw.device))
@@ -187,7 +192,8 @@ def seeks_scale(state: TrainState) -> bool:
 
 def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
     """Validation losses and the gate's figures where the step calls for them; marks the best."""
-    config, found = state.config, {}
+    config = state.config
+    found = {}
     due = lambda every: every and (state.step % every == 0 or state.step == config.steps)  # noqa: E731
     if due(config.val_every):
         state.model.eval()
@@ -209,12 +215,15 @@ def validation_loss(
     model: SpeechGPT, batches: list[EffectiveBatch], device: str, precision: str, rows: int = 0
 ) -> float:
     """Weighted loss of `model` over all of `batches`, nats per target; `rows` as in `cut`."""
-    sums, text, code = torch.zeros(2), 0, 0
+    sums = torch.zeros(2)
+    text = 0
+    code = 0
     for batch in batches:
         for micro in cut(batch, rows):
             with autocast(device, precision):
                 sums += torch.stack(model(micro.to(device))).cpu()
-        text, code = text + batch.text_targets, code + batch.code_targets
+        text = text + batch.text_targets
+        code = code + batch.code_targets
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 

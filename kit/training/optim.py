@@ -176,7 +176,8 @@ class Adaptation:
         """(norm to clip this step to, note). A spike counts as the average it sprang from."""
         if not config.spike or not math.isfinite(norm):
             return config.clip_norm, ""
-        usual, note = self.usual_norm or norm, ""
+        usual = self.usual_norm or norm
+        note = ""
         if norm > config.spike * usual:
             self.tight = max(LEAST_TIGHT, self.tight / 2)
             limit = config.clip_norm * self.tight
@@ -191,10 +192,12 @@ class Adaptation:
         if not config.plateau:
             return ""
         if loss < self.best_loss * (1 - BETTER):
-            self.best_loss, self.waited = loss, 0
+            self.best_loss = loss
+            self.waited = 0
             return ""
         self.waited += 1
         if self.waited < config.plateau:
             return ""
-        self.rate, self.waited = self.rate / 2, 0
+        self.rate = self.rate / 2
+        self.waited = 0
         return f"plateau: no better validation in {config.plateau}; learning rates x{self.rate:g}"

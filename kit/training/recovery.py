@@ -55,8 +55,10 @@ def _piece(batch: Batch, first: int, last: int, width) -> Batch:
     for name in ("tokens", "positions"):
         columns[name] = getattr(batch, name)[first:last, :width]
     for kind in ("text", "code"):
-        at, targets = getattr(batch, f"{kind}_at"), getattr(batch, f"{kind}_targets")
+        at = getattr(batch, f"{kind}_at")
+        targets = getattr(batch, f"{kind}_targets")
         mine = (at >= first * whole) & (at < last * whole)
-        row, column = at[mine] // whole - first, at[mine] % whole
+        row = at[mine] // whole - first
+        column = at[mine] % whole
         columns |= {f"{kind}_at": row * width + column, f"{kind}_targets": targets[mine]}
     return Batch(**columns)

@@ -116,7 +116,8 @@ class TrainSession:
 
     def _events(self, grad_accum: int, stop: Event) -> Iterator[StepEvent]:
         """The run from where its state stands, heard by the log and the checkpoints."""
-        state, model = self.state, self.state.model
+        state = self.state
+        model = self.state.model
         batches = self._batches(grad_accum)
         validate = lambda: validation_loss(  # noqa: E731
             model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
@@ -186,7 +187,8 @@ class TrainSession:
 
         Without an average the gate has heard the weights themselves: those of the best step stay.
         """
-        state, average = self.state, self.folder / WEIGHTS["ema"]
+        state = self.state
+        average = self.folder / WEIGHTS["ema"]
         if state.ema:
             save_model(state.model, self.folder / WEIGHTS["raw"])
         judged = state.config.gate_every or state.config.val_patience

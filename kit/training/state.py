@@ -40,21 +40,27 @@ class Best:
         better = score < self.score
         self.waited = 0 if better else self.waited + 1
         if better:
-            self.step, self.score = step, score
+            self.step = step
+            self.score = score
 
 
 class TrainState:
     """One run: the model, what trains it, and where it stands."""
 
     def __init__(self, model: SpeechGPT, config: TrainConfig, speed: SpeedConfig, hw: Hardware):
-        self.model, self.config, self.speed, self.hw = model.to(hw.device), config, speed, hw
+        self.model = model.to(hw.device)
+        self.config = config
+        self.speed = speed
+        self.hw = hw
         self.applied: Applied = apply(model, speed, hw)
         precision = self.applied.precision
         self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision)
         self.scaler = loss_scaler(hw.device, precision)
         self.ema = self._average()
-        self.adaptation, self.best = Adaptation(), Best()
-        self.step, self.position = 0, None
+        self.adaptation = Adaptation()
+        self.best = Best()
+        self.step = 0
+        self.position = None
         self.micro_rows = 0  # most rows of a forward pass since memory ran out; 0: as they come
         self.notes: list[str] = []  # what happened besides, for the next event
 
@@ -82,7 +88,8 @@ class TrainState:
         return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
 
     def take_notes(self) -> str:
-        said, self.notes = "; ".join(self.notes), []
+        said = "; ".join(self.notes)
+        self.notes = []
         return said
 
     def see_validation(self, loss: float) -> None:
@@ -183,7 +190,8 @@ class TrainState:
             self.scaler.load_state_dict(tree["scaler"])
         checkpoint.restore_random_state(tree["random"])
         run = tree["run"]
-        self.step, self.position = run["step"], json.loads(run["position"])
+        self.step = run["step"]
+        self.position = json.loads(run["position"])
         self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
         self.best = Best(**json.loads(run.get("best", "{}")))
         if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
@@ -225,7 +233,8 @@ def require_json(tree: dict) -> None:
     """Raise CheckpointError unless what stands in a tree as JSON can be read."""
     run = tree["run"]
     try:
-        position, shape = json.loads(run["position"]), json.loads(tree["shape"])
+        position = json.loads(run["position"])
+        shape = json.loads(tree["shape"])
         build(Adaptation, json.loads(run.get("adaptation", "{}")))
         build(Best, json.loads(run.get("best", "{}")))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -264,5 +273,6 @@ def restore_weights(model: nn.Module, weights: dict) -> None:
 
 def differences(saved: str, wanted: str) -> str:
     """'layers 6 -> 12, ...' between two JSON objects."""
-    old, new = json.loads(saved), json.loads(wanted)
+    old = json.loads(saved)
+    new = json.loads(wanted)
     return ", ".join(f"{k} {old.get(k)} -> {new[k]}" for k in new if old.get(k) != new[k])

@@ -113,11 +113,13 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
 
     `model` gives the attention's shapes; without it those of a usual head.
     """
-    precision, compiler = choose_precision(hw), compiler_available(hw.device, hw.capability)
+    precision = choose_precision(hw)
+    compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
     product = precision.value if config.mixed_precision else "fp32"
     backend = _attention(hw, product, model or GPTConfig())
-    gpu, only = hw.device == "cuda", "only a GPU has a use for it"
+    gpu = hw.device == "cuda"
+    only = "only a GPU has a use for it"
     facts = {
         "sdpa": (True, f"kernel: {backend.value} ({backend.reason})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
@@ -201,7 +203,8 @@ def set_process(on: dict[str, bool]) -> None:
 
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
     """Attention, checkpointing and compilation of the trunk; says what checkpointing covers."""
-    trunk, layers = model.gpt, range(0, len(model.gpt.h), every)
+    trunk = model.gpt
+    layers = range(0, len(model.gpt.h), every)
     for layer in trunk.h:
         layer.attn.fused = on["sdpa"]
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())

@@ -77,7 +77,8 @@ def _trial(variant: Variant, results: list[dict], baseline: dict | None, dropout
         return Trial(**names, reason=variant.reason or (failed or ["not measured yet"])[0])
     # A step that fp16 skipped while it looked for its scale is missing from the curve.
     alike = baseline and baseline["skipped"] == row["skipped"]
-    loss, seconds = row["loss"], [r["seconds"] for r in mine]
+    loss = row["loss"]
+    seconds = [r["seconds"] for r in mine]
     return Trial(
         **names,
         steps_per_s=row["steps"] / row["seconds"],
@@ -137,9 +138,11 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     if pairs:  # the one in most company is nearest to the set that will run
         keep, reason = _judge(*pairs[-1], goal)
     elif ran and () not in ran and name in min(ran, key=len):
-        keep, reason = True, "the smallest set that ran here has it"
+        keep = True
+        reason = "the smallest set that ran here has it"
     else:
-        keep, reason = False, row.reason or "not measured"
+        keep = False
+        reason = row.reason or "not measured"
     return Decision(name=name, label=row.label, on=keep, reason=reason)
 
 

@@ -139,7 +139,8 @@ def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -
 
 def make_batches(task: Task) -> Iterator[EffectiveBatch]:
     """Endless batches with the task's row lengths; the codes wander, so there is much to learn."""
-    model, data = task.model, dataclasses.replace(task.data, short_first=0.0)
+    model = task.model
+    data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
@@ -152,7 +153,8 @@ def make_batches(task: Task) -> Iterator[EffectiveBatch]:
 
 
 def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, torch.Tensor]:
-    model, shape = task.model, (len(rows), task.model.n_mels, task.data.reference_frames)
+    model = task.model
+    shape = (len(rows), task.model.n_mels, task.data.reference_frames)
     texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]).tolist() for i in rows]
     walk = (rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows)
     codes = [(steps % model.start_code).tolist() for steps in walk]
@@ -180,11 +182,14 @@ def measure(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     batches = list(itertools.islice(make_batches(task), total))
     if state.applied.on("pinned_memory"):
         batches = [pin(batch) for batch in batches]
-    events, began_s, made = [], time.perf_counter(), 0
+    events = []
+    began_s = time.perf_counter()
+    made = 0
     for event in itertools.islice(train(state, iter(batches)), total):
         events.append(event)
         if event.step == config.warmup_steps:
-            warmup_s, made = time.perf_counter() - began_s, compilations()
+            warmup_s = time.perf_counter() - began_s
+            made = compilations()
     if "compile" in on and not state.applied.on("compile"):  # its figures are another variant's
         return {"error": "; ".join(event.note for event in events if event.note)}
     return _figures(events, config.warmup_steps) | {
@@ -274,7 +279,8 @@ def run_trials(
     """
     key = digest(task, config.steps, config.warmup_steps, versions())
     path = Path(folder) / f"{key}.jsonl"
-    found, possible = read_results(path), [v for v in wanted if not v.reason]
+    found = read_results(path)
+    possible = [v for v in wanted if not v.reason]
     jobs = [(number, variant) for number in range(config.rounds) for variant in possible]
     for done, (number, variant) in enumerate(jobs):
         tick(done, len(jobs), variant.label)

@@ -20,10 +20,12 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.training.optim import TOGETHER
 
-FP32_BYTES, HALF_BYTES = 4, 2
+FP32_BYTES = 4
+HALF_BYTES = 2
 # Of Muon's working copies per entry of a stack of matrices: the update, two of its products'
 # operands, Gram matrices.
-MUON_FP32_BYTES, MUON_HALF_BYTES = 17, 10
+MUON_FP32_BYTES = 17
+MUON_HALF_BYTES = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,10 +252,12 @@ def mask_bytes(step: Step) -> int:
 
 def conditioner_bytes(config: GPTConfig, step: Step) -> int:
     """The reference's blocks (8 D a frame, and T x T scores) and the latents' layers."""
-    frames, latents = step.rows * step.reference_frames, step.rows * config.latents
+    frames = step.rows * step.reference_frames
+    latents = step.rows * config.latents
     scores = frames * config.heads * step.reference_frames * FP32_BYTES
     block = frames * config.width * (2 * FP32_BYTES + 6 * size_bytes(step)) + scores
-    inner, hidden = config.perceiver_heads * config.perceiver_head_width, config.width * 8 // 3
+    inner = config.perceiver_heads * config.perceiver_head_width
+    hidden = config.width * 8 // 3
     seen = (frames + latents) * (config.width + 2 * inner)
     layer = seen + latents * (2 * config.width + 2 * inner + 4 * hidden)
     return config.cond_blocks * block + config.perceiver_layers * layer * size_bytes(step)
@@ -279,7 +283,8 @@ def backward_bytes(config: GPTConfig, step: Step) -> int:
     The MLP's backward holds the residual's gradient (and its half-precision copy) and 4D of GELU.
     The explicit softmax's holds two score gradients when the MLP's activations are gone.
     """
-    wide, size = cells(config, step) * config.width, size_bytes(step)
+    wide = cells(config, step) * config.width
+    size = size_bytes(step)
     mlp = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * size)
     if not explicit(config, step):
         return mlp

@@ -33,12 +33,19 @@ class Monitor:
     """
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
-        self.hw, self.every_s = hw, every_s
+        self.hw = hw
+        self.every_s = every_s
         self.newest: Sample | None = None
-        self.samples, self.memory_sum, self.peak_bytes = 0, 0, 0
-        self.loads, self.load_sum = 0, 0.0
-        self.source, self.no_load, self.error = "", "", ""
-        self.ended, self.thread = threading.Event(), None
+        self.samples = 0
+        self.memory_sum = 0
+        self.peak_bytes = 0
+        self.loads = 0
+        self.load_sum = 0.0
+        self.source = ""
+        self.no_load = ""
+        self.error = ""
+        self.ended = threading.Event()
+        self.thread = None
 
     def __enter__(self) -> "Monitor":
         self.ended.clear()
@@ -53,7 +60,8 @@ class Monitor:
     def _sample(self) -> None:
         try:
             probe = _Card() if self.hw.device == "cuda" else _Processes(self.hw.cores)
-            self.source, self.no_load = probe.source, probe.no_load
+            self.source = probe.source
+            self.no_load = probe.no_load
             self._take(probe.read())
             while not self.ended.wait(self.every_s):
                 self._take(probe.read())
@@ -61,11 +69,13 @@ class Monitor:
             self.error = f"sampling ended: {type(error).__name__}: {error}"
 
     def _take(self, sample: Sample) -> None:
-        self.newest, self.samples = sample, self.samples + 1
+        self.newest = sample
+        self.samples = self.samples + 1
         self.memory_sum += sample.memory_bytes
         self.peak_bytes = max(self.peak_bytes, sample.memory_bytes)
         if sample.load is not None:
-            self.loads, self.load_sum = self.loads + 1, self.load_sum + sample.load
+            self.loads = self.loads + 1
+            self.load_sum = self.load_sum + sample.load
 
     def summary(self) -> dict:
         """Plain figures for the run record; None where nothing was measured."""
@@ -85,7 +95,8 @@ class Monitor:
         """The newest sample for a status line, "" when there is none."""
         if self.error or self.newest is None:
             return self.error
-        used, whole = self.newest.memory_bytes / 2**30, self.hw.memory_bytes / 2**30
+        used = self.newest.memory_bytes / 2**30
+        whole = self.hw.memory_bytes / 2**30
         load = "" if self.newest.load is None else f", {self.newest.load:.0%} busy"
         return f"{self.hw.device.upper()}: {used:.2f} of {whole:.0f} GiB{load}"
 
@@ -97,15 +108,21 @@ class _Processes:
     no_load = ""
 
     def __init__(self, cores: int):
-        self.cores, self.reads = cores, 0
-        self.own, self.children = psutil.Process(), []
-        self.at_s, self.busy_s = None, {}  # CPU seconds by process at the last reading
+        self.cores = cores
+        self.reads = 0
+        self.own = psutil.Process()
+        self.children = []
+        self.at_s = None
+        self.busy_s = {}  # CPU seconds by process at the last reading
 
     def read(self) -> Sample:
         if self.reads % CHILDREN_EVERY == 0:
             self.children = self.own.children(recursive=True)
         self.reads += 1
-        now_s, before_s, busy_s, memory = time.monotonic(), self.at_s, {}, 0
+        now_s = time.monotonic()
+        before_s = self.at_s
+        busy_s = {}
+        memory = 0
         for process in (self.own, *self.children):
             try:
                 with process.oneshot():
@@ -116,7 +133,8 @@ class _Processes:
                 continue
         # A new child's time so far was not spent in this interval.
         spent_s = sum(s - self.busy_s[p] for p, s in busy_s.items() if p in self.busy_s)
-        self.at_s, self.busy_s = now_s, busy_s
+        self.at_s = now_s
+        self.busy_s = busy_s
         load = None if before_s is None else spent_s / (now_s - before_s) / self.cores
         return Sample(memory_bytes=memory, load=load)
 
@@ -125,7 +143,8 @@ class _Card:
     """The current CUDA device, whoever uses it."""
 
     def __init__(self):
-        self.source, self.no_load = "the CUDA driver's count of device memory, load by NVML", ""
+        self.source = "the CUDA driver's count of device memory, load by NVML"
+        self.no_load = ""
         try:
             torch.cuda.utilization()
         except Exception as error:  # no nvidia-ml-py, a MIG slice, a container without NVML

@@ -59,8 +59,10 @@ class Workload:
     @property
     def step(self) -> Step:
         """The longest step as the plan takes it."""
-        model, speed = self.model, self.speed
-        text_ids, codes = self.text_ids or model.max_text - 2, self.codes
+        model = self.model
+        speed = self.speed
+        text_ids = self.text_ids or model.max_text - 2
+        codes = self.codes
         codes = codes or model.max_code - model.stop_targets
         length = padded(text_ids + 2 + codes + model.stop_targets, self.data)
         by_budget = max(1, self.data.micro_tokens // length)
@@ -159,8 +161,10 @@ def preflight(work: Workload) -> Verdict:
     the plan alone refuses, for a process that takes all the memory there is gets killed. For a GPU
     that is not here the plan alone answers.
     """
-    limit, planned = limit_memory(work.hw, work.max_memory_fraction), work.planned_bytes
-    here, hopeless = is_here(work.hw), limit * (1 if work.hw.device == "cpu" else HOPELESS)
+    limit = limit_memory(work.hw, work.max_memory_fraction)
+    planned = work.planned_bytes
+    here = is_here(work.hw)
+    hopeless = limit * (1 if work.hw.device == "cpu" else HOPELESS)
     tried = here and planned <= hopeless
     measured = trial_bytes(work) if tried else None
     needed = planned if not here else measured
@@ -180,8 +184,10 @@ def preflight(work: Workload) -> Verdict:
 
 def largest_micro_batch(work: Workload) -> Search:
     """The most rows a pass may have, among the divisors of the effective batch, by bisection."""
-    sizes, verdicts = divisors(work.data.effective_batch), []
-    fitting, beyond = 0, len(sizes)  # sizes[:fitting] fit, sizes[beyond:] do not
+    sizes = divisors(work.data.effective_batch)
+    verdicts = []
+    fitting = 0
+    beyond = len(sizes)  # sizes[:fitting] fit, sizes[beyond:] do not
     while fitting < beyond:
         middle = (fitting + beyond) // 2
         verdicts.append(preflight(work.with_rows(sizes[middle])))
@@ -199,7 +205,8 @@ def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum
     chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
         return ""
-    changed, verdict = ", ".join(differences(work, chosen)), preflight(chosen)
+    changed = ", ".join(differences(work, chosen))
+    verdict = preflight(chosen)
     if not verdict.fits:
         raise FitError(f"Since the check before the run: {changed}. {verdict}")
     return f"since the check before the run: {changed}. {verdict}"
@@ -244,7 +251,8 @@ def milder(work: Workload) -> Iterator[Workload]:
 
 def differences(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
-    before, after = work.data, other.data
+    before = work.data
+    after = other.data
     found = []
     if after.micro_batch != before.micro_batch:
         found.append(f"micro_batch {before.micro_batch} -> {after.micro_batch}")
@@ -286,7 +294,8 @@ def two_steps(work: Workload) -> None:
 def longest_batch(work: Workload) -> EffectiveBatch:
     """A batch of the longest rows; two passes stand for however many there are."""
     step = work.step
-    texts, codes = [[0] * step.text_ids] * step.rows, [[0] * step.codes] * step.rows
+    texts = [[0] * step.text_ids] * step.rows
+    codes = [[0] * step.codes] * step.rows
     cond = torch.randn(step.rows, work.model.n_mels, step.reference_frames)
     micro = pack(work.model, texts, codes, cond, step.length)
     return EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})

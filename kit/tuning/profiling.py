@@ -20,7 +20,9 @@ from kit.base.files import write_atomic
 from kit.base.hardware import hush_profiler
 from kit.base.words import in_words
 
-WAIT, WARMUP, ACTIVE = 2, 2, 6  # steps
+WAIT = 2
+WARMUP = 2
+ACTIVE = 6  # steps
 TOP = 25  # operators in the table
 EXTRAS = {"profile_memory": True, "acc_events": True}  # one cycle only: nothing accumulates
 
@@ -34,8 +36,11 @@ class StepProfiler:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.asked, self.ready = Path(folder), threading.Event(), False
-        self.profile, self.first = None, 0  # the one in progress; the step it was asked at
+        self.folder = Path(folder)
+        self.asked = threading.Event()
+        self.ready = False
+        self.profile = None
+        self.first = 0  # the one in progress; the step it was asked at
         self.steps = 0  # finished since then
         self.result: dict | None = None  # what the newest profile found, as in its JSON
         self.said = ""  # how it goes, for the panel
@@ -68,11 +73,13 @@ class StepProfiler:
         try:
             work()
         except Exception as error:  # a profile is an extra: the run goes on, the user is told
-            self.profile, self.said = None, f"The profile failed. {in_words(error)}"
+            self.profile = None
+            self.said = f"The profile failed. {in_words(error)}"
 
     def _begin(self, step: int) -> None:
         self.asked.clear()
-        self.first, self.steps = step, 0
+        self.first = step
+        self.steps = 0
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
         self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
         self.profile.start()
@@ -161,7 +168,8 @@ def top_operators(ended: profile) -> tuple[str, list[dict]]:
         if found.device_type == DeviceType.CPU and not found.key.startswith("ProfilerStep")
     ]
     kind = "device" if any(found.self_device_time_total for found in averages) else "cpu"
-    time_of, memory_of = f"self_{kind}_time_total", f"self_{kind}_memory_usage"
+    time_of = f"self_{kind}_time_total"
+    memory_of = f"self_{kind}_memory_usage"
     whole_us = sum(getattr(found, time_of) for found in averages) or 1.0
     averages.sort(key=lambda found: -getattr(found, time_of))
     rows = [

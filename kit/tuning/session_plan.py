@@ -114,9 +114,11 @@ def plan(
     (None: as many as the last row says; 0 for a new run). This session is `age_s` seconds old.
     Raises ConfigError when not one step has been timed.
     """
-    limits, costs = limits or Limits(), measure(rows, config)
+    limits = limits or Limits()
+    costs = measure(rows, config)
     done = rows[-1]["step"] if done is None else done
-    left, per_step_s = max(0, config.steps - done), costs.per_step_s(config)
+    left = max(0, config.steps - done)
+    per_step_s = costs.per_step_s(config)
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     found = Plan(
         steps=config.steps,
@@ -175,7 +177,8 @@ def shortened(
     `begun` with (0: neither).
     """
     steps = asked or begun or config.steps
-    whole, time = config.for_steps(steps), clock(steps * step_s)
+    whole = config.for_steps(steps)
+    time = clock(steps * step_s)
     fitting = int(60 * promise.minutes / step_s)
     if asked or begun or not promise.minutes or steps <= fitting:
         return whole, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
@@ -264,8 +267,10 @@ def _sessions(
     left: int, per_step_s: float, config: TrainConfig, limits: Limits, age_s: float
 ) -> int | None:
     """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
-    session_s, left_s = limits.session_hours * 3600, left * per_step_s
-    first_s, lost_s = max(0.0, session_s - age_s), config.checkpoint_every * per_step_s
+    session_s = limits.session_hours * 3600
+    left_s = left * per_step_s
+    first_s = max(0.0, session_s - age_s)
+    lost_s = config.checkpoint_every * per_step_s
     if left_s <= first_s:
         return 1
     left_s -= max(0.0, first_s - lost_s)
@@ -322,7 +327,8 @@ def _time_advice(
 
 
 def _saving_advice(found: Plan, config: TrainConfig, costs: Costs, limits: Limits) -> list[str]:
-    every, between_s = config.checkpoint_every, config.checkpoint_every * found.per_step_s
+    every = config.checkpoint_every
+    between_s = config.checkpoint_every * found.per_step_s
     session_s = limits.session_hours * 3600
     if costs.checkpoint_s > SAVING_SHARE * between_s:
         enough = math.ceil(costs.checkpoint_s / (SAVING_SHARE * costs.step_s) / 10) * 10

@@ -80,7 +80,8 @@ def runs_of(heard: list[Heard], tokens: list[Token], config: CutConfig) -> Itera
 
 def boundaries(run: list[Heard], total_s: float, config: CutConfig) -> list[Boundary]:
     """The len(run) + 1 boundaries of a run of words; clip (i, j) holds run[i:j]."""
-    first, last = run[0], run[-1]
+    first = run[0]
+    last = run[-1]
     pauses = [item.before for item in run] + [last.after]
     ends = [True] + [item.token.ends_sentence for item in run]
     allowed = [pause.seconds >= config.least_pause_s for pause in pauses]
@@ -134,7 +135,8 @@ def plan_cuts(
 
     Text heard nowhere stands among the losses, with 0 seconds where a clip fills its place.
     """
-    clips, taken = [], set()
+    clips = []
+    taken = set()
     for run in runs_of(heard, tokens, config):
         places = boundaries(run, total_s, config)
         for i, j in choose_cuts(places, config):

@@ -70,7 +70,8 @@ def names_of(folder: Path, recordings: list[Path]) -> list[str]:
         name = plain = re.sub(r"[^\w-]+", "_", inside).strip("_")[:100] or "recording"
         number = 2
         while name in names:
-            name, number = f"{plain}-{number}", number + 1
+            name = f"{plain}-{number}"
+            number = number + 1
         names.append(name)
     return names
 
@@ -135,7 +136,8 @@ def _seconds(audio: Path) -> float:
 
 def _samples(listener: Listener, clip: Span) -> bytes:
     """The clip as a mono 16-bit WAV at the recording's own rate."""
-    wave, file = listener.samples_of(clip.start_s, clip.end_s), io.BytesIO()
+    wave = listener.samples_of(clip.start_s, clip.end_s)
+    file = io.BytesIO()
     soundfile.write(file, np.clip(wave, -1, 1), listener.rate, "PCM_16", format="WAV")
     return file.getvalue()
 
@@ -155,13 +157,17 @@ def cut_long(
     call finished is not heard again. `progress(seconds done, in all)` counts audio. Raises CutError
     where there is nothing to cut, DiskError before it starts when the disk is too small.
     """
-    folder, into = Path(folder), Path(into)
+    folder = Path(folder)
+    into = Path(into)
     recordings = find_recordings(folder)
     make_folder(into / "wavs")
     require_disk(into, sum(audio.stat().st_size for audio in recordings))
     lengths_s = [_seconds(audio) for audio in recordings]
-    total_s, weights = sum(lengths_s), fingerprint(recognizer)
-    rows, losses, before_s = [], [], 0.0
+    total_s = sum(lengths_s)
+    weights = fingerprint(recognizer)
+    rows = []
+    losses = []
+    before_s = 0.0
     for audio, name, length_s in zip(recordings, names_of(folder, recordings), lengths_s):
         key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), weights, config, walk)
         mark = into / "cut" / f"{name}.json"
@@ -171,7 +177,8 @@ def cut_long(
             made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
             done = {"key": key, "rows": made[0], "losses": [*map(dataclasses.asdict, made[1])]}
             write_atomic(mark, json.dumps(done, ensure_ascii=False))
-        rows, losses = rows + done["rows"], losses + [Loss(**loss) for loss in done["losses"]]
+        rows = rows + done["rows"]
+        losses = losses + [Loss(**loss) for loss in done["losses"]]
         before_s += length_s
         progress(before_s, total_s)
     _write_tables(into, rows, losses)
@@ -192,7 +199,8 @@ def cut_rows(
     For recordings longer than the model has positions for. A clip keeps speaker, split and place in
     the table of its row, whose id its own begins with: ID_0001, ID_0002 ... Originals are copied.
     """
-    whole, clips = Path(into) / "whole", Path(into) / "clips"
+    whole = Path(into) / "whole"
+    clips = Path(into) / "clips"
     shutil.rmtree(whole, ignore_errors=True)
     whole.mkdir(parents=True)
     owner = {}
@@ -211,7 +219,8 @@ def cut_rows(
     for line in lines:
         name, text = line.split("|")
         number, part = name.split("_")
-        audio, row = clips / "wavs" / f"{name}.wav", owner[number]
+        audio = clips / "wavs" / f"{name}.wav"
+        row = owner[number]
         made.append(
             dataclasses.replace(
                 row, id=f"{row.id}_{part}", audio=str(audio), text=text, seconds=_seconds(audio)

@@ -90,7 +90,8 @@ def read_tokens(text: str, recognizer: Recognizer, language: str) -> list[Token]
 
 def segments_of(tokens: list[Token]) -> list[range]:
     """Token numbers of each sentence, long ones in pieces, runs without letters joined on."""
-    segments, start = [], 0
+    segments = []
+    start = 0
     for number, token in enumerate(tokens, 1):
         full = token.ends_sentence or number - start >= SEGMENT_WORDS
         if full and any(t.ids for t in tokens[start:number]):
@@ -105,7 +106,9 @@ class Walk:
     """Goes through one recording with its transcript. `heard` holds the tokens found, in order."""
 
     def __init__(self, listener: Listener, tokens: list[Token], config: WalkConfig):
-        self.listener, self.tokens, self.config = listener, tokens, config
+        self.listener = listener
+        self.tokens = tokens
+        self.config = config
         self.segments = segments_of(tokens)
         self.space = listener.recognizer.alphabet.find(" ") + 1  # 0 where it hears none
         self.wildcard = len(listener.recognizer.alphabet) + 1
@@ -114,12 +117,15 @@ class Walk:
 
     def run(self, progress: Callable = lambda *_: None) -> list[Heard]:
         """Walk to the end; `progress(seconds done, seconds in all)` after each window."""
-        at_s, segment, total_s = 0.0, 0, self.listener.total_s
+        at_s = 0.0
+        segment = 0
+        total_s = self.listener.total_s
         while segment < len(self.segments) and total_s - at_s > EDGE_S / 4:
             window = self.listener.window(at_s, self.config.window_s)
             found = self._found(window, segment)
             if found:
-                segment, at_s = max(found) + 1, self._keep(window, found)
+                segment = max(found) + 1
+                at_s = self._keep(window, found)
             elif window.last:
                 break
             else:
@@ -137,12 +143,14 @@ class Walk:
             further = range(first, min(first + self.config.look_ahead, len(self.segments)))
             alone = self._one_by_one(window, further, *whole, LEAP_CHARACTERS)
             found = self._trusted(window, alone, LEAP_CHARACTERS)
-        start, edge = 0, first
+        start = 0
+        edge = first
         for number in sorted(found):  # what was squeezed in between may yet be found by itself
             between = range(edge, number)
             stop = found[number][0][0]
             found |= self._one_by_one(window, between, start, stop, ANCHOR_CHARACTERS // 2)
-            start, edge = found[number][-1][1], number + 1
+            start = found[number][-1][1]
+            edge = number + 1
         return found
 
     def _reach(self, window: Window, first: int) -> int:
@@ -173,19 +181,22 @@ class Walk:
         found = {}
         for segment, by_token in places.items():
             edges = {t: (own[0].start, own[-1].end) for t, own in by_token.items()}
-            (low, _), (_, high) = edges[min(edges)], edges[max(edges)]
+            (low, _) = edges[min(edges)]
+            (_, high) = edges[max(edges)]
             if (sums[high] - sums[low]) / self._characters(segment) >= self.config.accept:
                 found[segment] = [(start + a, start + b, t) for t, (a, b) in edges.items()]
         return found
 
     def _targets(self, segments: range) -> tuple[Tensor, list]:
         """Character ids of `segments`, and whose each is: (segment, token), None for the others."""
-        ids, owners = [self.wildcard], [None]
+        ids = [self.wildcard]
+        owners = [None]
         for segment in segments:
             for token in self.segments[segment]:
                 own = self.tokens[token].ids
                 if own and ids[-1] != self.wildcard and self.space:
-                    ids, owners = [*ids, self.space], [*owners, None]
+                    ids = [*ids, self.space]
+                    owners = [*owners, None]
                 ids += own
                 owners += [(segment, token)] * len(own)
             ids.append(self.wildcard)
@@ -211,7 +222,9 @@ class Walk:
         """
         if window.last:
             return found
-        edge, anchor, together = len(window.log_probs) - EDGE_S / window.frame_s, -1, 0
+        edge = len(window.log_probs) - EDGE_S / window.frame_s
+        anchor = -1
+        together = 0
         for number in sorted(found):
             together = self._characters(number) + (together if number - 1 in found else 0)
             if together >= least and found[number][-1][1] <= edge:
@@ -223,7 +236,8 @@ class Walk:
         places = [place for number in sorted(found) for place in found[number]]
         second = round(1 / window.frame_s)  # no further away does a pause belong to a word
         slack = round(SLACK_S / window.frame_s)
-        ends, starts = [0], [start for start, _, _ in places[1:]] + [len(window.log_probs)]
+        ends = [0]
+        starts = [start for start, _, _ in places[1:]] + [len(window.log_probs)]
         for (start, end, number), following in zip(places, starts):
             self.heard.append(
                 Heard(

@@ -52,7 +52,8 @@ class Window:
 
     def pause(self, start: int, end: int, near_end: bool) -> Pause:
         """The quiet stretch of frames start..end nearest to one end, short ones last of all."""
-        start, end = max(0, start), min(end, len(self.quiet))
+        start = max(0, start)
+        end = min(end, len(self.quiet))
         quiet = self.quiet[start:end]
         runs = np.flatnonzero(np.diff(quiet, prepend=False, append=False)).reshape(-1, 2)
         if len(runs) == 0:
@@ -70,7 +71,9 @@ class Listener:
     """One recording, heard window by window: bounded memory, whatever its length."""
 
     def __init__(self, path: Path, recognizer: Recognizer, codec: MelCodec):
-        self.path, self.recognizer, self.codec = path, recognizer, codec
+        self.path = path
+        self.recognizer = recognizer
+        self.codec = codec
         with opened(path) as (sound, _):
             self.rate = sound.samplerate
         self.extent = decoded_extent(path)
@@ -79,7 +82,8 @@ class Listener:
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Mono samples (L,) at the recording's own rate, as they stand there."""
-        first, stop = round(start_s * self.rate), min(round(end_s * self.rate), self.samples)
+        first = round(start_s * self.rate)
+        stop = min(round(end_s * self.rate), self.samples)
         wave = read_part(self.path, first, stop, self.samples)
         return wave.mean(axis=1)
 

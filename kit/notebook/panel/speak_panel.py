@@ -69,5 +69,6 @@ class SpeakPanel:
 
 
 def _dropdown(name: str, options: list) -> widgets.Dropdown:
-    layout, style = {"width": "240px"}, {"description_width": "initial"}
+    layout = {"width": "240px"}
+    style = {"description_width": "initial"}
     return widgets.Dropdown(options=options, description=name, layout=layout, style=style)

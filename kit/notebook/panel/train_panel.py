@@ -52,14 +52,20 @@ class TrainPanel:
         profiler=None,  # kit.tuning.profiling.StepProfiler
         session_hours: float | None = None,
     ):
-        self.make_run, self.log_path = make_run, Path(log_path).resolve()
-        self.resumable, self.mode = resumable, "live"
-        self.monitor, self.profiler, self.session_hours = monitor, profiler, session_hours
+        self.make_run = make_run
+        self.log_path = Path(log_path).resolve()
+        self.resumable = resumable
+        self.mode = "live"
+        self.monitor = monitor
+        self.profiler = profiler
+        self.session_hours = session_hours
         self.rows = plots.thin(read_log(self.log_path), MOST_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # last row of the current run
         self.news = []  # notes not yet printed
-        self.picture, self.pace, self.worker = LossFigure(), Pace(), None
+        self.picture = LossFigure()
+        self.pace = Pace()
+        self.worker = None
         self.asked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.error = None  # what broke the presenter; the trainer's own is worker.error
         self.presenter = None  # the thread of "live"
@@ -177,7 +183,8 @@ class TrainPanel:
         values = self.view.values()
         self.asked.clear()
         self.ended.clear()
-        self.pace, self.reached = Pace(), None
+        self.pace = Pace()
+        self.reached = None
         self.view.running(values, profile=self.profiler is not None)
         self.view.say("Starting...")
         around = tuple(part for part in (self.monitor, self.profiler) if part is not None)
@@ -190,7 +197,8 @@ class TrainPanel:
             older.retired.set()
             if older.worker is not None and older.worker.alive:
                 self.worker = older.worker
-                self.monitor, self.profiler = older.monitor, older.profiler
+                self.monitor = older.monitor
+                self.profiler = older.profiler
                 self.view.running(self.worker.values, profile=self.profiler is not None)
         _PANELS[self.log_path] = self
 
@@ -210,10 +218,12 @@ class TrainPanel:
 
     def _drain(self) -> int:
         """Take over the events come so far; how many there were."""
-        events, count = self.worker.events, 0
+        events = self.worker.events
+        count = 0
         while events:
             arrival_s, event = events.popleft()
-            self.reached, count = dataclasses.asdict(event), count + 1
+            self.reached = dataclasses.asdict(event)
+            count = count + 1
             add_row(self.rows, self.reached)
             self.latest |= newest([self.reached])
             self.news += [f"step {event.step}: {event.note}"] if event.note else []

@@ -24,7 +24,9 @@ class View:
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
-        self.tiles, self.status, self.notes = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.tiles = widgets.HTML()
+        self.status = widgets.HTML()
+        self.notes = widgets.HTML()
         self.image = widgets.Image(format="png", layout={"width": "100%", "max_width": "1000px"})
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
         whole = {"overflow": "hidden"}  # no scroll bars for a pixel too many
@@ -43,7 +45,8 @@ class View:
     def running(self, values: dict, profile: bool = False) -> None:
         for name, box in (self.boxes | self.numbers).items():
             box.disabled, box.value = True, values.get(name, box.value)
-        self.start.disabled, self.stop.disabled = True, False
+        self.start.disabled = True
+        self.stop.disabled = False
         self.profile.disabled = not profile
         self.bar.bar_style = "info"
 
@@ -51,7 +54,8 @@ class View:
         for name, box in (self.boxes | self.numbers).items():
             box.disabled = name in self.fixed
         self.start.description = start_label
-        self.start.disabled, self.stop.disabled = False, True
+        self.start.disabled = False
+        self.stop.disabled = True
         self.profile.disabled = True
 
     def close(self) -> None:
@@ -65,7 +69,8 @@ class View:
 
     def show(self, rows: list[dict], texts: dict[str, str], png: bytes, more: str = "") -> None:
         """The curve, the latest numbers, and the newest notes with `more` below them."""
-        self.image.value, self.image.layout.display = png, None if rows else "none"
+        self.image.value = png
+        self.image.layout.display = None if rows else "none"
         if not rows:
             return
         self.bar.value = rows[-1]["step"] / max(rows[-1]["steps"], 1)
@@ -96,12 +101,14 @@ def _checkbox(switch) -> widgets.Checkbox:
 def _reason(switch) -> widgets.HTML:
     text = switch.reason if switch.available else f"not available: {switch.reason}"
     style = "font-size:12px;line-height:1.3;opacity:.7;margin:-4px 8px 6px 20px"
-    short, whole = html.escape(textwrap.shorten(text, 110, placeholder="...")), html.escape(text)
+    short = html.escape(textwrap.shorten(text, 110, placeholder="..."))
+    whole = html.escape(text)
     return widgets.HTML(value=f'<div style="{style}" title="{whole}">{short}</div>')
 
 
 def _number_box(name: str, value: int) -> widgets.BoundedIntText:
-    layout, style = widgets.Layout(width="200px"), {"description_width": "initial"}
+    layout = widgets.Layout(width="200px")
+    style = {"description_width": "initial"}
     label = name.replace("_", " ")
     return widgets.BoundedIntText(
         value=value, min=1, max=2**31 - 1, description=label, layout=layout, style=style
@@ -116,7 +123,8 @@ def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
 
 
 def _tiles(texts: dict[str, str]) -> str:
-    name, figure = "font-size:11px;opacity:.65", "font-size:16px;font-weight:600"
+    name = "font-size:11px;opacity:.65"
+    figure = "font-size:16px;font-weight:600"
     cells = (
         f'<div><div style="{name}">{n}</div><div style="{figure}">{t}</div></div>'
         for n, t in texts.items()

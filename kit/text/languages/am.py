@@ -146,14 +146,16 @@ def _phone(match: re.Match) -> str:
 
 def _clock(match: re.Match) -> str:
     """3:30 ሰአት -> ሶስት ሰአት ተኩል. Only before that word: 3:16 may be a verse."""
-    hour, minutes = digits_to_words(str(int(match[1]))), int(match[2])
+    hour = digits_to_words(str(int(match[1])))
+    minutes = int(match[2])
     if minutes == 30:
         return f"{hour} ሰአት ተኩል"
     return f"{hour} ሰአት ከ{digits_to_words(str(minutes))} ደቂቃ" if minutes else f"{hour} ሰአት"
 
 
 def _cents(match: re.Match) -> str:
-    birr, cents = digits_to_words(match[1]), int(match[2])
+    birr = digits_to_words(match[1])
+    cents = int(match[2])
     return f"{birr} ብር ከ{digits_to_words(str(cents))} ሳንቲም" if cents else f"{birr} ብር"
 
 
@@ -216,9 +218,12 @@ def ethiopic_numeral(text: str) -> int | None:
     total = hundreds = group = 0
     for char in text:
         if char == "፻":
-            hundreds, group = (group or 1) * 100, 0
+            hundreds = (group or 1) * 100
+            group = 0
         elif char == "፼":
-            total, hundreds, group = (total + hundreds + group or 1) * 10_000, 0, 0
+            total = (total + hundreds + group or 1) * 10_000
+            hundreds = 0
+            group = 0
         else:
             group += _ETHIOPIC[char]
     value = total + hundreds + group
