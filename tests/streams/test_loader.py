@@ -178,7 +178,7 @@ def test_a_plain_dataloader_reads_all_but_may_not_go_on(tmp_path):
     assert sorted(plain) == sorted(lines)
     list(itertools.islice(source, 50))
     source.load_state_dict(source.state_dict())
-    with pytest.raises(StreamError, match=r"kit\.loader\.Loader"):
+    with pytest.raises(StreamError, match=r"`Loader` \(kit\.streams\.loader\)"):
         list(plain)
 
 
