@@ -83,7 +83,7 @@ class Shown:
     def __init__(self, notebook: str, monkeypatch, capsys):
         self.cells, self.capsys = code_cells(FOLDER / f"{notebook}.ipynb"), capsys
         self.names, self.text, self.titles = {"__name__": "__main__"}, "", []
-        monkeypatch.setattr("kit.notebook.run_record.display", self.show)
+        monkeypatch.setattr("kit.notebook.tables.display", self.show)
         monkeypatch.setattr("kit.notebook.plots.show", self.draw)
         monkeypatch.chdir(FOLDER)
 

@@ -145,7 +145,7 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
 CHECK = """
 import sys, time
 from pathlib import Path
-from kit import measures
+from kit.dataset import clip_stats as measures
 slow = measures.measure_clip
 measures.measure_clip = lambda *args: time.sleep(0.003) or slow(*args)
 paths = sorted(map(str, Path(sys.argv[1]).glob("*.wav")))

@@ -163,7 +163,7 @@ def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, tmp_path
     export_voice(voice, tmp_path, "fp16")
     code = f"""
 import os, signal
-from kit import export
+from kit.inference import export
 left, real = [{moved}], os.replace
 def replace(source, target):
     if ".new" in str(source) and ".new" not in str(target):
