@@ -344,7 +344,7 @@ def test_a_file_of_another_version_is_not_called_damaged(folder):
 
 def test_an_exported_voice_is_told_from_a_run(folder):
     (folder / "voice.json").write_text("{}")
-    with pytest.raises(VoiceError, match=r"exported voice: kit\.inference\.export\.load_export reads it"):
+    with pytest.raises(VoiceError, match=r"exported voice: .*\.load_export reads it"):
         load_voice(folder)
 
 
