@@ -9,7 +9,7 @@ import nbformat
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "kit").glob("*.py"))
+SOURCES = sorted((ROOT / "kit").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `keep`, `keep: 1`, `LONGEST_S`
 

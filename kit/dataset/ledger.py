@@ -1,8 +1,8 @@
 """The ledger: rows that can be trained on, and for every other one where, why and what cures it.
 
 Nothing of a dataset is dropped in silence: a row is an `Utterance`, or it is a `Finding`. This is
-the book-keeping: what the entries hold, the limits they are judged by, hours lost. Knows no file
-format, reads no audio and decides nothing: checks.py does.
+the book-keeping: what the entries hold, the limits they are judged by, hours lost, the rows of a
+table. Knows no file format, reads no audio and decides nothing: checks.py does.
 """
 
 import collections
@@ -205,3 +205,17 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
         seconds[finding.kind] += finding.seconds
     order = sorted(rows, key=lambda kind: (-seconds[kind], -rows[kind], kind))
     return {kind: (rows[kind], seconds[kind]) for kind in order}
+
+
+def ledger_rows(findings: list[Finding], most: int = 20) -> list[tuple[str, ...]]:
+    """`findings` as rows of a table, the headings first, the most seconds on top; [] for none."""
+    if not findings:
+        return []
+    rows = [("where", "id", "seconds", "reason", "cure")]
+    for finding in sorted(findings, key=lambda f: -f.seconds)[:most]:
+        where = f"{finding.file}:{finding.line}"
+        seconds = f"{finding.seconds:.1f}" if finding.seconds else "?"
+        rows.append((where, finding.id, seconds, finding.reason, finding.cure))
+    if len(findings) > most:
+        rows.append((f"and {len(findings) - most:,} more", "", "", "", ""))
+    return rows

@@ -41,10 +41,14 @@ def text_grid(cells: list[tuple[str, ...]]) -> str:
 
 def grid_html(cells: list[tuple[str, ...]]) -> str:
     """Rows of cells, the headings first, as one HTML table."""
-    head, *rows = ["".join(f"<td>{html.escape(c)}</td>" for c in row) for row in cells]
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    head = head.replace("td>", "th>")
-    return f"<table><thead><tr>{head}</tr></thead>{body}</table>"
+    head, *rows = cells
+    body = "".join(_html_row(row, "td") for row in rows)
+    return f"<table><thead>{_html_row(head, 'th')}</thead>{body}</table>"
+
+
+def _html_row(cells: tuple[str, ...], tag: str) -> str:
+    inside = "".join(f"<{tag} style='text-align:left'>{html.escape(c)}</{tag}>" for c in cells)
+    return f"<tr>{inside}</tr>"
 
 
 def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
@@ -60,24 +64,3 @@ def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
 def show(value) -> str:
     """A figure as a person would write it."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def ledger_table(findings: list, most: int = 20):
-    """Show `findings` as a table in a notebook, the most seconds first; as text elsewhere."""
-    order = sorted(findings, key=lambda f: -f.seconds)[:most]
-    head = ("where", "id", "seconds", "reason", "cure")
-    cells = [
-        (f"{f.file}:{f.line}", f.id, f"{f.seconds:.1f}" if f.seconds else "?", f.reason, f.cure)
-        for f in order
-    ]
-    rest = len(findings) - len(order)
-    more = f"and {rest:,} more" if rest else ("" if findings else "nothing was found")
-    plain = "\n".join("  ".join(row) for row in cells)
-    rows = "".join(_html_row(row, "td") for row in cells)
-    page = f"<table>{_html_row(head, 'th')}{rows}</table><p>{more}</p>"
-    display({"text/html": page, "text/plain": f"{plain}\n{more}".strip()}, raw=True)
-
-
-def _html_row(cells: tuple, tag: str) -> str:
-    inside = "".join(f"<{tag} style='text-align:left'>{html.escape(c)}</{tag}>" for c in cells)
-    return f"<tr>{inside}</tr>"

@@ -12,9 +12,8 @@ from kit.dataset.ledger import (
     ManifestConfig,
     Utterance,
     by_kind,
+    ledger_rows,
 )
-from kit.notebook import tables
-from kit.notebook.tables import ledger_table
 
 
 def kept(count: int, seconds: float = 2.0, split: str = "train") -> list[Utterance]:
@@ -63,27 +62,15 @@ def test_the_summary_puts_the_costliest_kind_first():
     assert by_kind([]) == {}
 
 
-@pytest.fixture
-def shown(monkeypatch) -> list[dict]:
-    """What is displayed from now on, by format."""
-    seen = []
-    monkeypatch.setattr(tables, "display", lambda data, raw: seen.append(data))
-    return seen
+def test_the_table_shows_the_worst_first_and_counts_the_rest():
+    head, first, *others = ledger_rows([finding(i, "silent", i) for i in range(1, 31)], most=5)
+    assert head[0] == "where" and first[:3] == ("metadata.csv:30", "r30", "30.0")
+    assert len(others) == 5 and others[-1][0] == "and 25 more"
 
 
-def test_the_table_shows_the_worst_first_and_counts_the_rest(shown):
-    ledger_table([finding(i, "silent", seconds=i) for i in range(1, 31)], most=5)
-    (page,) = shown
-    assert page["text/plain"].splitlines()[0].startswith("metadata.csv:30  r30  30.0")
-    assert page["text/plain"].splitlines()[-1] == "and 25 more"
-    assert page["text/html"].count("<tr>") == 6 and "and 25 more" in page["text/html"]
-
-
-def test_the_table_takes_names_for_text_and_can_be_empty(shown):
-    ledger_table([finding(1, "row", reason="<script>alert(1)</script>")])
-    ledger_table([])
-    assert "<script>" not in shown[0]["text/html"] and "&lt;script&gt;" in shown[0]["text/html"]
-    assert "nothing" in shown[1]["text/plain"] and "nothing" in shown[1]["text/html"]
+def test_the_table_of_nothing_is_empty_and_an_unmeasured_clip_has_no_length():
+    assert ledger_rows([]) == []
+    assert ledger_rows([finding(1, "row")])[1][2] == "?"
 
 
 @pytest.mark.parametrize(
