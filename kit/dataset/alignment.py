@@ -12,9 +12,12 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M m
 """
 
 import dataclasses
+import json
 import math
+import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,6 +29,8 @@ from kit.audio.clip import DatasetError
 from kit.audio.mel_codec import MelCodec, load_wave
 from kit.audio.recognizer import MEL_FRAMES, Recognizer
 from kit.base.config import require, require_within
+from kit.base.files import digest, write_atomic
+from kit.base.weights_file import checksum
 from kit.dataset.ledger import Finding, Utterance
 from kit.text.normalize import letters
 
@@ -194,6 +199,49 @@ def align_clips(
             found[i] = alignment
         progress(min(start + config.batch, len(rows)), len(rows))
     return found
+
+
+def align_clips_once(
+    rows: list[Utterance],
+    recognizer: Recognizer,
+    codec: MelCodec,
+    config: AlignConfig,
+    path: Path,
+    progress: Callable = lambda *_: None,
+) -> list[Alignment]:
+    """`align_clips`, kept in the file `path`: the same clips, texts and recogniser, no new hearing.
+
+    The words' times are not kept.
+    """
+    clips = [(row.id, row.text, *_stamp(row.audio)) for row in rows]
+    weights = checksum(recognizer.state_dict())
+    key = digest(clips, weights, recognizer.alphabet, checksum(codec.state_dict()), config)
+    kept = _kept_alignments(path, key)
+    if kept is None:
+        kept = align_clips(rows, recognizer, codec, config, progress)
+        kept = [dataclasses.replace(alignment, words=()) for alignment in kept]
+        scores = [dataclasses.asdict(alignment) for alignment in kept]
+        write_atomic(path, json.dumps({"key": key, "alignments": scores}, ensure_ascii=False))
+    return kept
+
+
+def _stamp(path: str) -> tuple:
+    """Changes when the recording does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (path,)
+    return (path, found.st_size, found.st_mtime_ns)
+
+
+def _kept_alignments(path: Path, key: str) -> list[Alignment] | None:
+    try:
+        kept = json.loads(Path(path).read_bytes())
+        if kept["key"] != key:
+            return None
+        return [Alignment(**{**found, "words": ()}) for found in kept["alignments"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # none, or none of ours
+        return None
 
 
 def _align_batch(rows: list, recognizer: Recognizer, codec: MelCodec, config: AlignConfig) -> list:

@@ -17,6 +17,7 @@ from kit.dataset.alignment import (
     AlignError,
     Alignment,
     align_clips,
+    align_clips_once,
     alignment_score,
     frame_seconds,
     lowest_score,
@@ -179,3 +180,21 @@ def test_a_recogniser_of_another_language_tells_nothing_and_says_so():
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         AlignConfig(**wrong)
+
+
+def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips, tmp_path):
+    rows, kept = clips[0][:6], tmp_path / "aligned.json"
+    heard = []
+
+    def align(rows, config=CONFIG) -> list[Alignment]:
+        return align_clips_once(rows, HEAR, CODEC, config, kept, lambda *now: heard.append(now))
+
+    scores = [a.score for a in align_clips(rows, HEAR, CODEC, CONFIG)]
+    first = align(rows)
+    assert [a.score for a in first] == scores and len(heard) == 1
+    assert align(rows) == first and len(heard) == 1
+    assert align(rows, AlignConfig(weak=-2.0)) and len(heard) == 2
+    align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]])
+    assert len(heard) == 3
+    kept.write_text("{", encoding="utf-8")
+    assert align(rows) == first and len(heard) == 4
