@@ -6,12 +6,13 @@ is too large or too small, and why; `fitted_tokenizer` trains one that is not to
 """
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
 from kit.base.files import digest
-from kit.text.extract import Progress
+from kit.text.extract import Progress, extracted
 from kit.text.normalize import TextError, unicode_script
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -111,20 +112,34 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
     return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
 
 
-def fitted_tokenizer(lines: list[str], path: Path, config: TokenizerConfig) -> Path:
+def fitted_tokenizer(
+    lines: list[str],
+    path: Path,
+    config: TokenizerConfig,
+    text: Path | None = None,
+    language: str | None = None,
+) -> Path:
     """A tokenizer at `path` for `lines` (normalised), as `train_tokenizer` makes it.
 
-    With `config.fitted`, of as many pieces as `vocabulary_advice` says this text can teach,
-    `config.vocab_size` at most. Raises TextError as `train_tokenizer` does.
+    With `config.fitted`, of as many pieces as `vocabulary_advice` says these lines can teach,
+    `config.vocab_size` at most. The pieces are learned from `lines`, or from the file `text`, which
+    may be of any size and is normalised as `language`; what a voice can learn to say is counted in
+    `lines` all the same. Raises TextError as `train_tokenizer` does, StreamError for a file that
+    cannot be read.
     """
-    train_tokenizer(lines, path, config)
-    for _ in range(_FITTINGS if config.fitted else 0):
-        tokenizer = Tokenizer(path)
-        pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
-        size = vocabulary_advice(tokenizer, pieces)[0]
-        if size >= tokenizer.model.vocab_size():
-            break
-        train_tokenizer(lines, path, dataclasses.replace(config, vocab_size=size))
+    with contextlib.ExitStack() as stack:
+        source = lines
+        if text:
+            made = extracted(text, Path(path).parent, language=language)
+            source = stack.enter_context(made).path
+        train_tokenizer(source, path, config)
+        for _ in range(_FITTINGS if config.fitted else 0):
+            tokenizer = Tokenizer(path)
+            pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
+            size = vocabulary_advice(tokenizer, pieces)[0]
+            if size >= tokenizer.model.vocab_size():
+                break
+            train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
     return path
 
 

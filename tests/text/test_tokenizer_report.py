@@ -1,6 +1,7 @@
 """Figures of a tokenizer on a text, counted by hand; counting resumed; advice by its rule."""
 
 import collections
+import json
 import random
 from pathlib import Path
 
@@ -152,3 +153,17 @@ def test_a_vocabulary_that_is_not_to_be_fitted_stays(tmp_path):
 def test_fitted_and_exact_exclude_each_other():
     with pytest.raises(ConfigError, match=r"TokenizerConfig\.fitted"):
         TokenizerConfig(fitted=True, exact=True)
+
+
+@pytest.mark.parametrize("kind", ["more.txt", "more.jsonl"])
+def test_pieces_come_from_a_file_and_their_number_from_what_is_spoken(tmp_path, kind):
+    spoken, more = words_of(50), [line.upper() for line in words_of(400)]
+    rows = [json.dumps({"text": line}) if kind == "more.jsonl" else line for line in more]
+    (tmp_path / kind).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    config = TokenizerConfig(vocab_size=2000, fitted=True)
+    path = fitted_tokenizer(spoken, tmp_path / "t.model", config, tmp_path / kind, "en")
+    of_spoken = Tokenizer(fitted_tokenizer(spoken, tmp_path / "s.model", config))
+    found = Tokenizer(path)
+    assert found.uncovered(more[0].lower()) == [], "upper case is normalised, as any text is"
+    assert found.vocab_size == pytest.approx(of_spoken.vocab_size, rel=0.2)
+    assert not (tmp_path / ".extracted.txt").exists()
