@@ -27,6 +27,7 @@ INK = "#333333"
 PALE = "#9a9a9a"
 GRID = "#e6e6e6"
 GIB = 2**30
+CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
 
 
 def thin(rows: list[dict], most: int = 400) -> list[dict]:
@@ -233,3 +234,50 @@ def _dots(axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str =
     if there.any():
         style = {"color": colour, "linewidth": 1.4, "marker": "o", "markersize": 4}
         axes.plot(steps[there], values[there], label=label, **style)
+
+
+def training_row(text: Sequence[int], codes: Sequence[int], mel: np.ndarray) -> Figure:
+    """One row as the model reads it, a cell a token, and the log-mel (M, T) below its codes.
+
+    `START text STOP START codes STOP STOP STOP`; equal ids of one kind have equal shades.
+    """
+    figure = Figure((8, 2.9), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": (1, 3)}
+    row, sound = figure.subplots(2, sharex=True, gridspec_kw=heights)
+    text_end = 1 + len(text)
+    code_start = text_end + 2
+    code_end = code_start + len(codes)
+    row.bar([0, text_end, text_end + 1, *range(code_end, code_end + 3)], 1, 1, color=INK, **CELL)
+    _tokens(row, text, 1, BLUE, "text pieces")
+    _tokens(row, codes, code_start, ORANGE, "codes")
+    row.set_ylim(0, 1.6)
+    row.set_axis_off()
+    extent = (code_start, code_end, 0, mel.shape[0])
+    sound.imshow(mel, origin="lower", aspect="auto", cmap="magma", extent=extent)
+    sound.set_xlim(0, code_end + 3)
+    tidy(sound, "token of the row (black: START and STOP)", "mel band")
+    return figure
+
+
+def _tokens(axes, ids: Sequence[int], start: int, colour: str, name: str) -> None:
+    """A cell for each of `ids` from `start` on, and how many there are above them."""
+    most = max([1, *ids])
+    for place, number in enumerate(ids, start):
+        axes.bar(place, 1, 1, color=colour, alpha=0.3 + 0.7 * number / most, **CELL)
+    middle = start + len(ids) / 2
+    label = f"{len(ids)} {name}"
+    axes.text(middle, 1.1, label, ha="center", va="bottom", fontsize=9, color=colour)
+
+
+def timeline(kept: Sequence[tuple], lost: Sequence[tuple], title: str = "") -> Figure:
+    """What became of a recording: (start s, end s) spans that are clips, and those in no clip."""
+    figure, (axes,) = _figure(8, 1.5)
+    for spans, colour, label in ((kept, GREEN, "a clip"), (lost, PALE, "in no clip")):
+        bars_s = [(start, end - start) for start, end in spans]
+        axes.broken_barh(bars_s, (0, 1), color=colour, edgecolor="white", label=label)
+    axes.set_yticks([])
+    axes.set_ylim(0, 1.7)
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
+    tidy(axes, "time (s)", "", title)
+    return figure

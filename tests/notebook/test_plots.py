@@ -133,3 +133,18 @@ def test_show_displays_a_picture_wherever_it_stands_in_a_cell(monkeypatch):
     (image,) = shown
     assert size(image.data) == (1600, 206)
     assert image.width == 800
+
+
+def test_a_training_row_has_a_cell_for_each_token_and_its_sound_below_the_codes():
+    text, codes = [5, 0, 7], [3] * 10
+    row, sound = plots.training_row(text, codes, np.zeros((80, 20))).axes
+    assert len(row.patches) == len(text) + len(codes) + 6
+    assert [label.get_text() for label in row.texts] == ["3 text pieces", "10 codes"]
+    assert sound.images[0].get_extent() == [6, 16, 0, 80]  # STOP and START lie before the codes
+    assert sound.get_xlim() == (0, 19)
+
+
+@pytest.mark.parametrize("kept", [[], [(0.0, 2.0), (2.5, 4.0)]])
+def test_a_timeline_is_a_picture_whatever_was_kept(kept):
+    data = plots.png(plots.timeline(kept, [(2.0, 2.5)], "talk.wav"))
+    assert size(data) == (1600, 300)

@@ -1,0 +1,170 @@
+"""More than a folder of clips: recordings of any length, and text of any size.
+
+Works on a run that has been prepared: its recogniser finds the words of a long recording, its
+recordings say whether pieces learned from more text fit.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+
+from kit.audio.mel_codec import load_codec, load_wave
+from kit.audio.recognizer import load_recognizer
+from kit.base.config import build
+from kit.base.files import write_atomic
+from kit.batches.lengths import ledger_limits
+from kit.dataset.ledger import Utterance
+from kit.dataset.long_recordings.cut import CutConfig
+from kit.dataset.long_recordings.segment import Loss, cut_long, find_recordings
+from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.dataset.manifest import read_manifest
+from kit.model.sequence import GPTConfig
+from kit.notebook.plots import timeline
+from kit.notebook.progress_line import Ticker
+from kit.notebook.result import Result, Sound
+from kit.recipes.active_run import ActiveRun
+from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_report import fitted_tokenizer, tokenizer_report
+from kit.text.train_tokenizer import TokenizerConfig
+
+EXAMPLE_CLIPS = 12  # of the run, one after the other, are the example of a long recording
+EXAMPLE_PAUSE_S = 0.6  # of silence between them
+MOST_SHOWN = 20  # recordings, or losses, in a table
+HEARD = 2  # clips with a player
+COMPARED = ("vocab_size", "tokens_per_word", "characters_per_token", "byte_rate", "round_trip")
+
+
+class LongRecordings:
+    """Long recordings `NAME.wav`, each with its transcript `NAME.txt`, become a dataset of clips.
+
+    `folder` holds them, and is only read; "" makes an example out of the run's own clips. The run's
+    recogniser must know the voice or ones like it. No clip is longer than `longest_s` (0: than what
+    the model can have positions for).
+    """
+
+    def __init__(self, run: ActiveRun, folder: str = "", longest_s: float = 0.0):
+        self.active_run = run
+        self.codec = load_codec(run.path("codec.safetensors"))
+        self.recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.language = run.found("data", "language", "01_data_prep")
+        model = build(GPTConfig, run.section("model"))
+        limits = ledger_limits(model, self.codec.frame_rate, longest_s)
+        self.cuts = CutConfig(max_s=limits["longest_s"])
+        if folder:
+            self.folder = Path(folder)
+            self.into = run.path("cut")
+        else:
+            self.folder = run.path("long_example", "recordings")
+            self.into = run.path("long_example", "cut")
+            write_example(read_manifest(run.folder), self.folder, self.codec.sample_rate)
+
+    def show(self) -> Result:
+        """The recordings: how long each is, and how many words its transcript has."""
+        rows = [("recording", "seconds", "words of its transcript")]
+        recordings = find_recordings(self.folder)
+        for audio in recordings[:MOST_SHOWN]:
+            text = audio.with_suffix(".txt")
+            words = "none"
+            if text.is_file():
+                words = str(len(text.read_text(encoding="utf-8-sig", errors="replace").split()))
+            rows.append((audio.name, f"{soundfile.info(audio).duration:.1f}", words))
+        return Result(line=f"{len(recordings)} recordings in {self.folder}", grid=rows)
+
+    def cut(self) -> Result:
+        """Find the words, cut in the pauses, and say of every second in no clip why."""
+        walk = WalkConfig(language=self.language)
+        losses = cut_long(
+            self.folder,
+            self.recognizer,
+            self.codec,
+            self.into,
+            self.cuts,
+            walk,
+            Ticker("seconds heard"),
+        )
+        table = (self.into / "metadata.csv").read_text(encoding="utf-8")
+        clips = [line.split("|") for line in table.splitlines()]
+        lost_s = sum(loss.end_s - loss.start_s for loss in losses)
+        line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
+        if clips:
+            line += f"\nNow set DATA to {self.into} and RUN to a new name, in 01_data_prep."
+        first = find_recordings(self.folder)[0]
+        return Result(
+            line=line,
+            pictures=[_timeline(first, [loss for loss in losses if loss.file == first.name])],
+            sounds=[self._sound(*clip) for clip in clips[:HEARD]],
+            grid=_rows(losses),
+        )
+
+    def _sound(self, name: str, text: str) -> Sound:
+        rate = self.codec.sample_rate
+        wave = load_wave(str(self.into / "wavs" / f"{name}.wav"), rate)
+        return Sound(caption=text, wave=wave.numpy(), sample_rate_hz=rate)
+
+
+def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None:
+    """A recording of the first clips of one speaker, in a row, and its transcript in `folder`."""
+    audio = folder / "example.wav"
+    if audio.is_file():
+        return
+    chosen = [row for row in rows if row.speaker == rows[0].speaker][:EXAMPLE_CLIPS]
+    pause = np.zeros(round(EXAMPLE_PAUSE_S * sample_rate), dtype=np.float32)
+    parts = []
+    for row in chosen:
+        parts += [load_wave(row.audio, sample_rate).numpy(), pause]
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{row.text.rstrip('.')}.\n" for row in chosen)
+    write_atomic(audio.with_suffix(".txt"), text)
+    soundfile.write(audio, np.concatenate(parts), sample_rate, "PCM_16")
+
+
+def _timeline(audio: Path, losses: list[Loss]):
+    """Clips are what lies between the losses."""
+    lost = sorted((loss.start_s, loss.end_s) for loss in losses if loss.end_s > loss.start_s)
+    kept = []
+    end_s = 0.0
+    for start_s, next_s in [*lost, (soundfile.info(audio).duration,) * 2]:
+        if start_s - end_s > 0.01:
+            kept.append((end_s, start_s))
+        end_s = next_s
+    return timeline(kept, lost, audio.name)
+
+
+def _rows(losses: list[Loss]) -> list[tuple[str, ...]]:
+    """The longest losses as a table."""
+    rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
+    for loss in sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MOST_SHOWN]:
+        rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
+    return rows if losses else []
+
+
+class MoreText:
+    """Text pieces learned from a file of any size: lines, CSV, TSV, JSONL or a JSON array.
+
+    `path` is streamed, never loaded; of a table its column `text` is read. "" takes the run's own
+    manifest.
+    """
+
+    def __init__(self, run: ActiveRun, path: str = ""):
+        self.active_run = run
+        self.path = Path(path) if path else run.path("manifest.jsonl")
+        self.language = run.found("data", "language", "01_data_prep")
+
+    def compare(self) -> Result:
+        """A tokenizer of this text beside the run's own, both on recordings' held-out text."""
+        run = self.active_run
+        rows = read_manifest(run.folder)
+        lines = [row.text for row in rows if row.split == "train"]
+        held_out = [row.text for row in rows if row.split == "held_out"] or lines
+        config = build(TokenizerConfig, run.section("text"))
+        path = run.path("more_text", "tokenizer.model")
+        fitted_tokenizer(lines, path, config, self.path, self.language)
+        reports = [
+            tokenizer_report(Tokenizer(model), held_out)
+            for model in (run.path("tokenizer.model"), path)
+        ]
+        table = [("", "of the recordings", f"of {self.path.name}")]
+        for name in COMPARED:
+            table.append((name, *(f"{report[name]:.4g}" for report in reports)))
+        return Result(line=f"pieces learned from {self.path}, in {path}", grid=table)

@@ -1,0 +1,155 @@
+"""What each step of a preparation shows: pictures first, then sounds, then tables."""
+
+from pathlib import Path
+
+from kit.audio.clip import DatasetError
+from kit.audio.mel_codec import MelCodec, load_wave
+from kit.batches.code_cache import CodeCache
+from kit.batches.lengths import LengthReport
+from kit.dataset.alignment import Alignment, Match, worst
+from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
+from kit.model.sequence import EffectiveBatch
+from kit.notebook.plots import bars, curves, histogram, spectrograms
+from kit.notebook.result import Result, Sound
+from kit.text.normalize import normalize
+from kit.text.tokenizer import Tokenizer
+
+WORST_DRAWN = 100  # clips in the picture of the alignment
+WORST_HEARD = 3  # of them with a player
+LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be laid over its clip costs infinitely
+EXAMPLES = {"am": "ሠላም! በ2017 ዓ.ም. 15 ኪሎ", "en": "Dr. Smith paid $15 in 2017!"}
+
+
+def figures_of(ledger: Ledger) -> dict:
+    """What the record says of the recordings."""
+    return {
+        "hours": ledger.kept_s / 3600,
+        "utterances": len(ledger.kept),
+        "refused": len(ledger.refused),
+        "refused_percent": ledger.lost_percent,
+    }
+
+
+def of_ledger(ledger: Ledger, folder: Path) -> Result:
+    """The recordings' lengths, noise and pace; the minutes refused or warned of; the refused."""
+    speakers = len({row.speaker for row in ledger.kept})
+    pictures = []
+    if ledger.kept:
+        pictures.append(_spread(ledger))
+    kinds = by_kind(ledger.refused + ledger.warned)
+    if kinds:
+        minutes = [seconds / 60 for _, seconds in kinds.values()]
+        pictures.append(bars(list(kinds), minutes, unit="minutes", title="Ledger"))
+    lines = [
+        f"recordings in {folder}: {ledger.layout}",
+        f"{len(ledger.kept):,} utterances, {ledger.kept_s / 3600:.2f} hours, {speakers} speakers, "
+        f"{ledger.lost_percent:.2f} % refused",
+    ]
+    if not kinds:
+        lines.append("The ledger has nothing to tell: no row was refused, none is warned of.")
+    return Result(line="\n".join(lines), pictures=pictures, grid=ledger_rows(ledger.refused))
+
+
+def _spread(ledger: Ledger):
+    clips = [ledger.measures[row.audio] for row in ledger.kept]
+    return histogram(
+        {
+            "duration (s)": [clip.seconds for clip in clips],
+            "signal to noise (dB)": [clip.snr_db for clip in clips if clip.snr_db is not None],
+            "characters per second": [len(row.text) / row.seconds for row in ledger.kept],
+        }
+    )
+
+
+def of_tokenizer(
+    tokenizer: Tokenizer, fitness: dict, advice: tuple[int, str], lines: list[str], language: str
+) -> Result:
+    """How a text is spelt, how a line is cut into pieces, and whether the vocabulary fits."""
+    text = EXAMPLES.get(language, f"{lines[0]} 2017")
+    pieces = tokenizer.model.encode(lines[0], out_type=str)
+    return Result(
+        line=f"{tokenizer.vocab_size} ids; vocabulary advice: {advice[0]}, {advice[1]}",
+        grid=[
+            ("text", "what becomes of it"),
+            (text, normalize(text, language)),
+            (lines[0], " | ".join(pieces)),
+        ],
+        figures=fitness,
+    )
+
+
+def of_codec(codec: MelCodec, how: str, row: Utterance) -> Result:
+    """A recording before and after the codec, to look at and to listen to."""
+    wave = load_wave(row.audio, codec.sample_rate)
+    again = codec.decode(codec.encode(wave[None]))[0]
+    mels = {
+        "recording": codec.mel(wave[None])[0][0].numpy(),
+        "codec round trip": codec.mel(again[None])[0][0].numpy(),
+    }
+    rate = codec.sample_rate
+    return Result(
+        line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {how}",
+        pictures=[spectrograms(mels, rate / codec.config.hop_length)],
+        sounds=[
+            Sound(caption=f"recording: {row.text}", wave=wave.numpy(), sample_rate_hz=rate),
+            Sound(caption="codec round trip", wave=again.numpy(), sample_rate_hz=rate),
+        ],
+    )
+
+
+def of_alignment(
+    matched: Match,
+    ledger: Ledger,
+    rows: list[Utterance],
+    alignments: list[Alignment],
+    codec: MelCodec,
+) -> Result:
+    """How well the worst clips fit their texts, the limit, and the worst of all to listen to."""
+    poor = [max(a.score, LOWEST_DRAWN) for _, a in worst(rows, alignments, WORST_DRAWN)]
+    drawn = {"the worst clips": (range(1, len(poor) + 1), poor)}
+    if matched.judged:
+        drawn["limit"] = ([1, len(poor)], [matched.lowest] * 2)
+    sounds = [_player(row, found, codec) for row, found in worst(rows, alignments, WORST_HEARD)]
+    lost = f"{ledger.lost_percent:.2f} % of the hours are refused"
+    stay = f"{len(ledger.kept):,} utterances stay, {lost}"
+    return Result(
+        line=f"{matched.note}\n{stay}",
+        pictures=[curves(drawn, "clip, the worst first", "fit (nats a character)")],
+        sounds=[sound for sound in sounds if sound],
+    )
+
+
+def _player(row: Utterance, found: Alignment, codec: MelCodec) -> Sound | None:
+    """The clip, None for one that cannot be read: why, the ledger says."""
+    try:
+        wave = load_wave(row.audio, codec.sample_rate)
+    except DatasetError:
+        return None
+    caption = f"{found.score:.2f}, most at {found.worst_at_s:.1f} s | {row.text}"
+    return Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=codec.sample_rate)
+
+
+def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
+    """How long the rows of the training split are, and how many lie beyond the limit."""
+    members = cache.of_split("train")
+    lengths = {
+        "text pieces": [len(cache.texts[i]) for i in members],
+        "codes": [len(cache.codes[i]) for i in members],
+    }
+    return Result(
+        line=f"limit {report.limit_frames} mel frames, {report.limit_tokens} tokens; "
+        f"{len(report.beyond)} rows ({report.beyond_share:.2%}) lie beyond",
+        pictures=[histogram(lengths)],
+        figures=report.table(),
+    )
+
+
+def of_batches(first: EffectiveBatch, waste: dict[str, float], loading: str) -> Result:
+    """The share of padding by the way batches are formed, and the first batch in numbers."""
+    percent = [100 * share for share in waste.values()]
+    grid = tuple(first.micro[0].tokens.shape)
+    return Result(
+        line=f"grid {grid} of which tokens {first.tokens}; position after it {first.position}\n"
+        f"{loading}",
+        pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
+    )

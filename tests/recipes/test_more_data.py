@@ -1,0 +1,105 @@
+"""Long recordings become clips that can be heard; more text gives pieces of its own."""
+
+import shutil
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from helpers import RATE, corpus, manifest, speech, trained_codec, world
+
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.base.config import ConfigError
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.long_recordings.segment import CutError, Loss
+from kit.dataset.manifest import check_dataset
+from kit.recipes.more_data import LongRecordings, MoreText
+from kit.recipes.start import start
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+
+TINY = RecognizerConfig(width=32, blocks=1)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A run as 01 leaves it, with a recogniser that has learnt nothing."""
+    idle = SimpleNamespace(idle=100.0, nice=0.0)
+    threads = torch.get_num_threads()
+    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
+        run = start("more_data")
+    trained_codec()
+    check_dataset(corpus(), ManifestConfig(), run.folder)
+    shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
+    texts = [row.text for row in manifest()]
+    save_recognizer(Recognizer(TINY, alphabet_of(texts)), run.path("recognizer.safetensors"))
+    train_tokenizer(texts, run.path("tokenizer.model"), TokenizerConfig(vocab_size=410))
+    run.record(data={"language": "am"})
+    yield run
+    torch.set_num_threads(threads)
+
+
+def test_without_recordings_an_example_is_made_of_the_runs_own_clips(run):
+    recordings = LongRecordings(run)
+    audio = recordings.folder / "example.wav"
+    lines = audio.with_suffix(".txt").read_text(encoding="utf-8").splitlines()
+    texts = {row.text for row in manifest()}
+    assert len(lines) == 12 and all(line[:-1] in texts for line in lines)
+    before = audio.read_bytes()
+    shown = LongRecordings(run).show()
+    assert audio.read_bytes() == before
+    assert shown.grid[1][0] == "example.wav" and "1 recordings" in str(shown)
+
+
+def test_every_second_is_in_a_clip_or_has_a_reason(run):
+    recordings = LongRecordings(run)
+    found = recordings.cut()
+    assert found.pictures and f"clips in {recordings.into}" in str(found)
+    lost_s = sum(float(row[2]) - float(row[1]) for row in found.grid[1:])
+    clips_s = sum(soundfile.info(p).duration for p in (recordings.into / "wavs").glob("*.wav"))
+    length_s = soundfile.info(recordings.folder / "example.wav").duration
+    assert lost_s + clips_s == pytest.approx(length_s, abs=0.3)
+
+
+def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
+    (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
+
+    def cut_in_two(folder, recognizer, codec, into, *_):
+        (into / "wavs").mkdir(parents=True, exist_ok=True)
+        for name in ("talk_0001", "talk_0002"):
+            soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)
+        (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
+        return [Loss(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
+
+    monkeypatch.setattr("kit.recipes.more_data.cut_long", cut_in_two)
+    recordings = LongRecordings(run, str(tmp_path), longest_s=3.0)
+    assert recordings.cuts.max_s == 3.0
+    found = recordings.cut()
+    assert [sound.caption for sound in found.sounds] == ["ሰላም", "ዛሬ"]
+    assert "2 clips" in str(found) and "2 s are in none" in str(found)
+    assert f"set DATA to {run.folder / 'cut'} and RUN to a new name" in str(found)
+    assert found.grid[1] == ("talk.wav", "4.0", "6.0", "a long pause")
+
+
+def test_a_folder_without_transcripts_is_told(run, tmp_path):
+    soundfile.write(tmp_path / "talk.wav", speech(2.0), RATE)
+    with pytest.raises(CutError, match="no recording with a transcript"):
+        LongRecordings(run, str(tmp_path)).show()
+
+
+def test_more_text_is_compared_on_the_recordings_held_out_text(run, tmp_path):
+    text = tmp_path / "more.txt"
+    text.write_text("".join(f"{row.text}\n" for row in manifest()), encoding="utf-8")
+    compared = MoreText(run, str(text)).compare()
+    assert compared.grid[0] == ("", "of the recordings", "of more.txt")
+    assert {row[0]: row[2] for row in compared.grid}["round_trip"] == "1"
+    assert run.path("more_text", "tokenizer.model").is_file()
+    assert MoreText(run).compare().grid[0][2] == "of manifest.jsonl"
+
+
+def test_before_01_it_is_said_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    with pytest.raises(ConfigError, match="run 01_data_prep first"):
+        MoreText(start("nothing"))

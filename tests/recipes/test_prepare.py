@@ -1,0 +1,134 @@
+"""From recordings to batches by the recipe: what it draws, records and leaves; twice is once."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from helpers import CORPUS, corpus, dataset, speech
+
+from kit.audio.clip import DatasetError
+from kit.base.config import ConfigError
+from kit.batches.code_cache import CodeCache
+from kit.recipes.prepare import Preparation
+from kit.recipes.start import start
+
+RECORDED = {
+    "data": "hours utterances refused refused_percent language positions alignment codes padding "
+    "padding_any_order",
+    "text": "vocab_size round_trip byte_rate scripts",
+    "codec": "loss held_out steps seconds ended",
+    "recognizer": "loss held_out steps seconds ended",
+}
+LEFT = (
+    "manifest.jsonl ledger.jsonl warnings.jsonl fixed.jsonl tokenizer.model codec.safetensors "
+    "recognizer.safetensors report.json report.html"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_machine():
+    """No two seconds of listening to the cores at each start; torch's threads put back."""
+    idle = SimpleNamespace(idle=100.0, nice=0.0)
+    before = torch.get_num_threads()
+    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> tuple[Preparation, list]:
+    """A preparation of the tiny world's recordings that has taken every step, and its results."""
+    preparation = Preparation(start("prepared"), str(corpus()))
+    return preparation, list(preparation.run())
+
+
+def test_every_step_says_one_thing_and_draws_itself(prepared):
+    results = prepared[1]
+    assert len(results) == 11
+    assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
+
+
+def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_heard(prepared):
+    check, _, _, codec, _, align, *_ = prepared[1]
+    assert check.pictures and f"{CORPUS.utterances + 12} utterances" in str(check)
+    assert codec.pictures and len(codec.sounds) == 2
+    assert align.pictures and len(align.sounds) == 3
+
+
+def test_what_later_notebooks_ask_for_is_recorded_and_lies_there(prepared):
+    run = prepared[0].active_run
+    report = run.report()
+    for section, names in RECORDED.items():
+        assert set(names.split()) <= set(report[section]), section
+    assert set(LEFT.split()) <= {path.name for path in run.folder.iterdir()}
+    assert len(CodeCache(run.index()).rows) == report["data"]["utterances"]
+    assert (run.folder / "data").read_text(encoding="utf-8") == f"{corpus()}, language am"
+
+
+def test_a_row_of_the_cache_is_the_recording_of_the_same_number(prepared):
+    preparation = prepared[0]
+    assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
+
+
+def test_the_first_batch_is_rows_the_model_has_positions_for(prepared):
+    preparation = prepared[0]
+    micro = next(iter(preparation.stream)).micro[0]
+    assert micro.tokens.max() < preparation.model.text_vocab + preparation.model.code_vocab
+    assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
+
+
+def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
+    for name in (
+        "kit.recipes.prepare_networks.train_codec",
+        "kit.recipes.prepare_networks.train_recognizer",
+        "kit.dataset.alignment.align_clips",
+        "kit.batches.code_cache.clip_digest",
+        "kit.batches.code_cache.encode",
+        "kit.dataset.clip_stats.measure_clip",
+    ):
+        monkeypatch.setattr(name, None)
+    before = prepared[0].active_run.report()
+    again = Preparation(start("prepared"), str(corpus()))
+    told = [str(result) for result in again.run()]
+    assert "used again" in told[3] and "used again" in told[4]
+    after = again.active_run.report()
+    for section in ("codec", "recognizer", "text"):
+        assert after[section] == before[section]
+    assert after["data"]["codes"] == before["data"]["codes"]
+
+
+def test_a_step_taken_too_early_names_the_one_before():
+    preparation = Preparation(start("early"), str(corpus()))
+    with pytest.raises(ConfigError, match=r"no `checked` yet: `check\(\)` makes it"):
+        preparation.train_tokenizer()
+    with pytest.raises(AttributeError):
+        preparation.nothing  # noqa: B018
+
+
+def test_a_run_keeps_the_recordings_it_was_begun_with(prepared, tmp_path):
+    with pytest.raises(ConfigError, match="begun with the data"):
+        Preparation(start("prepared"), str(tmp_path)).check()
+
+
+def test_refused_rows_are_shown_with_their_cure_before_anything_ends(tmp_path):
+    clips = {"a": speech(2.0), "b": 0 * speech(2.0), "c": speech(3.0)}
+    folder = dataset(tmp_path / "data", "a|ሰላም ለሁሉም\nb|ዛሬ ጥሩ ቀን ነው\nc|ነገ ወደ ቤት\n", clips)
+    preparation = Preparation(start("refused"), str(folder))
+    shown = preparation.check()
+    assert shown.grid[0][-1] == "cure" and "silent" in shown.grid[1][3]
+    with pytest.raises(DatasetError, match="REFUSE_PERCENT"):
+        preparation.require_usable()
+    spared = Preparation(start("refused"), str(folder), refuse_percent=100.0)
+    spared.check()
+    assert "2 rows in" in str(spared.require_usable())
+    rows = (spared.active_run.folder / "fixed.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
+
+
+def test_longer_clips_than_asked_for_are_left_out():
+    preparation = Preparation(start("short"), str(corpus()), refuse_percent=100.0, longest_s=2.0)
+    preparation.check()
+    assert max(row.seconds for row in preparation.checked.kept) <= 2.0
+    assert any(finding.kind == "too long" for finding in preparation.checked.refused)
