@@ -21,7 +21,7 @@ from kit.inference.voice import Habits, load_references, save_references
 from kit.training import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = sorted((ROOT / "kit").glob("*.py"))
+ROOMS = sorted((ROOT / "kit").rglob("*.py"))
 
 # What Windows has not (macOS lacks sched_getaffinity and what begins with posix_fa), from the
 # standard library's documentation ("Availability: Unix").

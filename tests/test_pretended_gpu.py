@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import code_index, world
-from test_notebooks import FOLDER, code_cells, parse
 
 from kit.base.config import ConfigError
 from kit.base.hardware import Hardware, choose_precision
@@ -23,6 +22,7 @@ from kit.notebook.run_record import open_run
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
+from kit.recipes.train import Training
 from kit.tuning.ab_results import load_choice
 from kit.tuning.ab_test import Task, TrialConfig
 
@@ -75,37 +75,6 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
     threads = torch.get_num_threads()
     yield hw
     torch.set_num_threads(threads)
-
-
-class Shown:
-    """Cells of a notebook run one after another; `text` is all they showed."""
-
-    def __init__(self, notebook: str, monkeypatch, capsys):
-        self.cells, self.capsys = code_cells(FOLDER / f"{notebook}.ipynb"), capsys
-        self.names, self.text, self.titles = {"__name__": "__main__"}, "", []
-        monkeypatch.setattr("kit.notebook.tables.display", self.show)
-        monkeypatch.setattr("kit.notebook.plots.show", self.draw)
-        monkeypatch.chdir(FOLDER)
-
-    def show(self, data: dict, raw: bool = False) -> None:
-        print(data["text/plain"])
-
-    def draw(self, figure) -> None:
-        self.titles += [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
-
-    def run(self, before: str = "") -> str:
-        """Every cell, or those before the one that holds `before`; returns what they printed."""
-        for cell in self.cells:
-            if before and before in cell.source:
-                break
-            exec(compile(parse(cell), cell.id, "exec"), self.names)
-        self.text = self.capsys.readouterr().out
-        return self.text
-
-    def line(self, begin: str) -> str:
-        """The one line of a table that begins so."""
-        (found,) = (line for line in self.text.splitlines() if line.startswith(begin))
-        return " ".join(found.removeprefix(begin).split())
 
 
 def begun_run(card: Hardware) -> Path:
@@ -170,25 +139,29 @@ def test_00_says_what_follows_from_the_card(card):
     assert [told for told in OF_A_CPU if told in words(found)] == []
 
 
-def test_02_plans_for_the_card(card, monkeypatch, capsys):
+def test_02_plans_for_the_card(card):
     begun_run(card)
-    shown = Shown("02_train", monkeypatch, capsys)
-    shown.run(before="from kit.inference.evaluate import hearing")
+    run = start()
+    training = Training(run)
     precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
-    assert f"cuda: {card.name}" in shown.text
-    half = shown.line("Mixed precision ")
-    assert half.startswith("off" if precision == "fp32" else "on") and why in half
-    assert f"kernel: {kernel} (expected for {precision}" in shown.line("Fused attention (SDPA) ")
-    compiler = shown.line("torch.compile ")
-    assert ("Triton compiles for this GPU" in compiler) == compiles
-    assert ("the first steps are slow" in compiler) == compiles
-    assert ("is below 8.0 and lacks it" in shown.line("TF32 products ")) == (not tf32)
-    assert "only a GPU" not in shown.text
-    assert "It fits." in shown.text and "not tried (no such GPU here)" in shown.text
-    share = open_run().section("memory")["max_memory_fraction"] * card.memory_bytes / GIB
-    assert f"of {share:.2f} GiB it may use" in shown.text
-    assert shown.line("a step ").startswith("0.5 s")
-    assert [words for words in OF_A_CPU if words in shown.text] == []
+    assert run.hw.device == "cuda" and card.name in str(run)
+    found = training.switches().figures
+    assert found["Mixed precision"].startswith("off" if precision == "fp32" else "on")
+    assert why in found["Mixed precision"]
+    assert f"kernel: {kernel} (expected for {precision}" in found["Fused attention (SDPA)"]
+    assert ("Triton compiles for this GPU" in found["torch.compile"]) == compiles
+    assert ("the first steps are slow" in found["torch.compile"]) == compiles
+    assert ("is below 8.0 and lacks it" in found["TF32 products"]) == (not tf32)
+    fit = str(training.fits())
+    assert fit.startswith("It fits.") and "not tried (no such GPU here)" in fit
+    share = run.section("memory")["max_memory_fraction"] * card.memory_bytes / GIB
+    assert f"of {share:.2f} GiB it may use" in fit
+    assert titles([training.fits()])[0].startswith(card.name)
+    plan = training.in_time()
+    assert plan.figures["a step"].startswith("0.5 s")
+    told = words([training.size(), training.fits(), plan, training.switches()])
+    assert "only a GPU" not in told
+    assert [each for each in OF_A_CPU if each in told] == []
 
 
 def figures(task: Task, config: TrialConfig, on: tuple) -> dict:

@@ -28,8 +28,12 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width)
         self.c_proj = nn.Linear(config.width, config.width)
 
+    def qkv(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of every head, (3, B, H, S, D / H), from x (B, S, D)."""
+        return self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+
     def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
-        q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x)
         dropout = self.dropout if self.training else 0.0
         attend = F.scaled_dot_product_attention if self.fused else explicit_attention
         y = attend(q, k, v, dropout_p=dropout, is_causal=True)
@@ -38,12 +42,16 @@ class Attention(nn.Module):
 
 def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
     """Softmax attention written out: the baseline fused attention is measured against."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5  # (B, H, queries, keys)
+    return F.dropout(attention_weights(q, k, is_causal).to(v.dtype), dropout_p) @ v
+
+
+def attention_weights(q: Tensor, k: Tensor, is_causal: bool = False) -> Tensor:
+    """How much each query looks at each key: (B, H, queries, keys) in fp32, each row sums to 1."""
+    scores = q @ k.mT * q.shape[-1] ** -0.5
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
-    weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-    return F.dropout(weights, dropout_p) @ v
+    return scores.softmax(-1, dtype=torch.float32)
 
 
 class MLP(nn.Module):
@@ -203,11 +211,28 @@ class SpeechGPT(nn.Module):
         where = torch.cat((self.text_position.weight, self.code_position.weight))
         return F.embedding(tokens, table) + F.embedding(positions, where)
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """What enters the trunk, (B, K + S, D): the reference's latents, then the tokens."""
+        latents = self.conditioner(batch.cond)
+        return torch.cat((latents, self.embed(batch.tokens, batch.positions)), dim=1)
+
     def hidden(self, batch: Batch) -> Tensor:
         """States (B, S, D) after both norms, one for every token (the latents' are dropped)."""
-        latents = self.conditioner(batch.cond)
-        x = torch.cat((latents, self.embed(batch.tokens, batch.positions)), dim=1)
-        return self.final_norm(self.gpt(x))[:, latents.shape[1] :]
+        return self.final_norm(self.gpt(self.inputs(batch)))[:, self.config.latents :]
+
+    @torch.no_grad()
+    def attention(self, batch: Batch) -> list[Tensor]:
+        """Each layer's attention weights (B, H, K + S, K + S), queries by keys, without dropout.
+
+        To be looked at: fused attention never holds them.
+        """
+        self.eval()
+        x, found = self.inputs(batch), []
+        for layer in self.gpt.h:
+            q, k, _ = layer.attn.qkv(layer.ln_1(x))
+            found.append(attention_weights(q, k, is_causal=True))
+            x = layer(x)
+        return found
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed cross-entropy in nats over text targets and over code targets, in fp32.

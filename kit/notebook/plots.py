@@ -137,6 +137,65 @@ def bars(names: Sequence[str], values: Iterable[float], unit: str = "", title: s
     return figure
 
 
+def memory_plan(
+    parts: dict[str, int],
+    peak_bytes: int,
+    measured_bytes: int | None,
+    limit_bytes: int,
+    device_bytes: int,
+    title: str = "",
+) -> Figure:
+    """A training step's memory: its fullest moment against the device above, its parts below.
+
+    The parts are each at their largest, and not all there at once: together they are more than the
+    peak. `measured_bytes` is that of a real step, None where none was taken.
+    """
+    parts = {name: size for name, size in parts.items() if size}
+    figure = Figure((8, 1.9 + 0.3 * len(parts)), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    heights = {"height_ratios": (1, 0.45 * len(parts))}
+    device, own = figure.subplots(2, 1, gridspec_kw=heights)
+    device.barh(0, device_bytes / GIB, color=GRID, height=0.7, label="device")
+    device.barh(0, peak_bytes / GIB, color=BLUE, height=0.7, label="planned")
+    if measured_bytes is not None:
+        device.barh(0, measured_bytes / GIB, color=ORANGE, height=0.25, label="measured")
+    device.axvline(limit_bytes / GIB, color=RED, linestyle="--", linewidth=1.4, label="may use")
+    device.set_yticks([])
+    below = {"loc": "upper right", "bbox_to_anchor": (1, -0.3)}
+    device.legend(frameon=False, fontsize=8, ncols=4, **below)
+    tidy(device, "", "", title)
+    device.set_xlabel("GiB", fontsize=10, color=INK, loc="left")
+    unit, unit_bytes = ("GiB", GIB) if peak_bytes >= GIB else ("MiB", 2**20)
+    sizes = [size / unit_bytes for size in parts.values()]
+    own.barh(range(len(parts)), sizes, color=BLUE, height=0.65)
+    for place, size in enumerate(sizes):
+        own.text(size + 0.01 * max(sizes), place, f"{size:,.3g}", va="center", fontsize=9)
+    own.set_yticks(range(len(parts)), list(parts))
+    own.invert_yaxis()
+    own.set_xlim(0, 1.14 * max(sizes))
+    tidy(own, f"{unit}, each part at its largest")
+    own.tick_params(axis="y", length=0)
+    return figure
+
+
+def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str, columns: int = 4) -> Figure:
+    """Grids (ys, xs) of numbers from 0 up by name, one picture each, on one colour scale."""
+    highest = max(float(grid.max()) for grid in maps.values())
+    lines = math.ceil(len(maps) / columns)
+    columns = min(columns, len(maps))
+    figure = Figure((max(4.0, 2.6 * columns), 2.4 * lines), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
+    for axes in all_axes:
+        axes.set_axis_off()
+    for place, (axes, (name, grid)) in enumerate(zip(all_axes, maps.items())):
+        axes.set_axis_on()
+        axes.imshow(grid, origin="lower", aspect="auto", cmap="magma", vmin=0, vmax=highest)
+        last = place + columns >= len(maps)
+        tidy(axes, xlabel if last else "", "" if place % columns else ylabel, name)
+    return figure
+
+
 def spectrograms(mels: dict[str, np.ndarray], frame_rate: float | None = None) -> Figure:
     """Log-mels (M, T) side by side on one colour scale; time in seconds given frames per second."""
     arrays = {name: np.asarray(mel, dtype=float) for name, mel in mels.items()}

@@ -1,6 +1,7 @@
 """A run and the machine it works on: what every recipe is given."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
 from kit.notebook.result import Result
@@ -49,6 +50,9 @@ def active_run(
         check_settings(settings, run.preset)
         run = run.keep_settings(settings)
     hw = detect()
+    threads = use_threads(hw)
+    with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
+        precision = pool.submit(choose_precision, hw).result()
     return ActiveRun(
         name=run.name,
         preset_name=run.preset_name,
@@ -57,6 +61,6 @@ def active_run(
         use=run.use,
         settings=run.settings,
         hw=hw,
-        threads=use_threads(hw),
-        precision=choose_precision(hw),
+        threads=threads,
+        precision=precision,
     )

@@ -1,0 +1,82 @@
+"""How the codes of one training row look at its text, kept as training goes on.
+
+A GPT that speaks has heads that follow the text from piece to piece as the codes go on.
+`AttentionLog` listens to a run and keeps at a few steps what the best of them does;
+`kept_attention` reads that again.
+
+Shapes: N codes, T text pieces with START and STOP.
+"""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kit.base.files import write_atomic
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import Batch
+from kit.training.settings import StepEvent
+
+
+class AttentionLog:
+    """A listener that keeps a map of `row`, a batch of one, in `folder`.
+
+    It does so after the first step, after 1, 2, 4, 8 ... validations, and after the last step.
+    `model()` gives the model that trains.
+    """
+
+    def __init__(self, model: Callable[[], SpeechGPT], row: Batch, folder: Path):
+        self.model = model
+        self.row = row
+        self.folder = folder
+        self.validations = 0
+
+    def __call__(self, event: StepEvent) -> None:
+        if event.step == 1:
+            for stale in self.folder.glob("step-*.npy"):
+                stale.unlink()
+        due = event.step in (1, event.steps)
+        if event.val_loss is not None:
+            self.validations += 1
+            due = due or self.validations.bit_count() == 1  # a power of two
+        if due:
+            file = io.BytesIO()
+            np.save(file, best_map(self.model(), self.row).numpy().astype(np.float16))
+            write_atomic(self.folder / f"step-{event.step:07}.npy", file.getvalue())
+
+
+def kept_attention(folder: Path) -> dict[int, np.ndarray]:
+    """What an AttentionLog has kept: a map (N, T) by step, in order."""
+    paths = sorted(folder.glob("step-*.npy"))
+    return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
+
+
+def best_map(model: SpeechGPT, row: Batch) -> Tensor:
+    """The map (N, T), of all layers and heads, in which the codes follow the text best."""
+    row = row.to(next(model.parameters()).device)
+    maps = text_maps(model, row).flatten(0, 1).cpu()
+    return maps[int(torch.stack([follows(each) for each in maps]).argmax())]
+
+
+def text_maps(model: SpeechGPT, row: Batch) -> Tensor:
+    """How much each code of `row` looks at each text piece: (layers, heads, N, T)."""
+    latents = model.config.latents
+    first_code = latents + int((row.tokens < model.config.text_vocab).sum())
+    weights = torch.cat(model.attention(row))
+    return weights[:, :, first_code:, latents:first_code]
+
+
+def follows(attention: Tensor) -> Tensor:
+    """How well a map (N, T) follows the text: 0 not at all, 1 in a straight line.
+
+    The correlation of where in the text a code looks with when it comes, times the share of all
+    its looking that goes to the text.
+    """
+    share = attention.sum(-1)
+    where = (attention * torch.arange(attention.shape[1])).sum(-1) / share
+    when = torch.arange(len(attention), dtype=where.dtype)
+    correlation = torch.corrcoef(torch.stack((where, when)))[0, 1].nan_to_num()
+    return correlation * share.mean()

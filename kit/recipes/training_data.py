@@ -1,0 +1,107 @@
+"""What 01_data_prep left in a run's folder, as training reads it.
+
+Tokenizer and codec fix the sizes of the two vocabularies, the code cache holds the rows. Knows
+nothing of the loop.
+"""
+
+import dataclasses
+from functools import partial
+
+from kit.audio.mel_codec import load_codec
+from kit.base.config import build
+from kit.batches.batching import DataConfig
+from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
+from kit.batches.code_stream import CodeStream
+from kit.dataset.ledger import Utterance
+from kit.dataset.manifest import read_manifest
+from kit.inference.voice import Habits, Voice, save_references
+from kit.model.sequence import Batch, GPTConfig, collate, pack
+from kit.recipes.active_run import ActiveRun
+from kit.text.tokenizer import Tokenizer
+
+
+class TrainingData:
+    """The corpus of a run, and the shapes of model and batches that suit it.
+
+    `config` says how rows make batches; `split` gives the same batches in other passes. Raises
+    ConfigError where 01_data_prep has not run yet.
+    """
+
+    def __init__(self, run: ActiveRun):
+        self.run = run
+        self.cache = CodeCache(run.index())
+        self.codec = load_codec(run.path("codec.safetensors"))
+        self.tokenizer = Tokenizer(run.path("tokenizer.model"))
+        self.config = build(DataConfig, run.section("data"))
+        self.model = build(
+            GPTConfig,
+            run.section("model"),
+            text_vocab=self.tokenizer.vocab_size,
+            code_vocab=self.codec.vocab_size + 2,  # START and STOP
+        )
+
+    def stream(self, split: str = "train", position: dict | None = None, grad_accum: int = 0):
+        """An endless CodeStream of effective batches from `position` on (None: the beginning).
+
+        `grad_accum` passes make one; 0: as many as `config` says. The gradients are the same.
+        """
+        config = self.config.split(grad_accum) if grad_accum else self.config
+        return CodeStream(self.cache, split, config, partial(collate, self.model), position)
+
+    def middle_row(self) -> Batch:
+        """The training row of middling length, alone and so without padding."""
+        stream = self.stream()
+        order = sorted(stream.members, key=self.cache.length)
+        middle = order[len(order) // 2]
+        texts, codes, references, _ = stream.part([middle], [middle], 1)
+        return pack(self.model, texts, codes, references)
+
+    def rows(self, split: str = "train") -> int:
+        return len(self.cache.of_split(split))
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps that see every row of the training split once."""
+        return len(self.stream().plan(0))
+
+    @property
+    def hours(self) -> float:
+        """Of recordings to learn from."""
+        codes = sum(len(self.cache.codes[i]) for i in self.cache.of_split("train"))
+        return codes / self.codec.frame_rate / 3600
+
+    @property
+    def longest_row(self) -> dict[str, int]:
+        """Text ids and codes of the longest rows, for a Workload."""
+        text_ids = max(len(text) for text in self.cache.texts)
+        return {"text_ids": text_ids, "codes": max(len(codes) for codes in self.cache.codes)}
+
+    @property
+    def habits(self) -> Habits:
+        return Habits(longest_text=longest_text(self.cache), pace=slowest_pace(self.cache))
+
+    def voice(self) -> Voice:
+        """A voice that waits for its model."""
+        return Voice(
+            model=None,
+            codec=self.codec,
+            tokenizer=self.tokenizer,
+            references=speaker_references(self.cache),
+            language=self.run.found("data", "language", "01_data_prep"),
+            habits=self.habits,
+        )
+
+    def held_out_sentences(self, most: int) -> list[Utterance]:
+        """The first held-out rows that the voice can say."""
+        voice = self.voice()
+        held_out = [row for row in read_manifest(self.run.folder) if row.split == "held_out"]
+        return [row for row in held_out if voice.can_say(row.text)][:most]
+
+    def save_references(self) -> None:
+        """Leave one reference clip a speaker in the run's folder: it goes with the voice."""
+        path = self.run.path("references.safetensors")
+        save_references(speaker_references(self.cache), path, self.habits)
+
+    def with_passes_of(self, micro_batch: int) -> None:
+        """Cut the same effective batches into passes of `micro_batch` rows from here on."""
+        self.config = dataclasses.replace(self.config, micro_batch=micro_batch)

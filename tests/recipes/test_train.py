@@ -1,0 +1,219 @@
+"""The recipe of training: from what 01_data_prep left to a voice's weights, watched or not."""
+
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CPU, code_index, manifest, world
+
+from kit.base.config import ConfigError, load_preset, merge
+from kit.base.hardware import Choice
+from kit.base.words import clock
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.attention import follows, kept_attention
+from kit.recipes.train import Training
+from kit.training.logs import read_log
+from kit.training.settings import TrainError
+from kit.tuning.preflight import FitError
+
+SMALL = {
+    "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
+    "model": {"width": 32},
+    "train": {"steps": 6, "val_every": 3, "gate_every": 0, "checkpoint_every": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
+    """A run with what 01_data_prep leaves, on a CPU of its own description."""
+    run = ActiveRun(
+        name=folder.name,
+        preset_name="tiny",
+        preset=merge(merge(load_preset("tiny"), SMALL), sections),
+        folder=folder,
+        hw=hw,
+        threads=Choice(value="1", reason="one core is free"),
+        precision=Choice(value="fp32", reason="a test"),
+    )
+    if not run.path("report.json").exists():
+        index = code_index()
+        shutil.copy(world() / "codec.safetensors", folder)
+        shutil.copy(world() / "tokenizer.model", folder)
+        run.record(data={"codes": os.path.relpath(index, folder), "language": "am"})
+    return run
+
+
+def interrupted_at(monkeypatch, folder: Path, step: int) -> None:
+    """Ctrl-C reaches the waiting thread once the log has come to `step`."""
+    join, done = threading.Thread.join, []
+
+    def broken_join(thread, timeout=None):
+        if thread.name == "trainer" and not done and len(read_log(folder / "train.jsonl")) >= step:
+            done.append(step)
+            raise KeyboardInterrupt
+        return join(thread, 0.01 if thread.name == "trainer" and not done else timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", broken_join)
+
+
+def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
+    results = list(Training(active(tmp_path)).run())
+    lines = [str(result) for result in results]
+    assert all(isinstance(result, Result) for result in results)
+    assert any(line.startswith("It fits. micro_batch 8: planned") for line in lines)
+    assert any("Training: 6 steps of" in line for line in lines) and "no gate" in lines[4]
+    assert (
+        lines[-2] == "Trained to step 6 of 6."
+        and "Finished: step 6 of 6" in capsys.readouterr().out
+    )
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"model-raw.safetensors", "model-ema.safetensors", "references.safetensors"} <= left
+    train = json.loads((tmp_path / "report.json").read_bytes())["train"]
+    assert train["steps"] == 6 and train["steps_per_s"] > 0 and train["ran"]
+    assert train["longest_step_bytes"].keys() == {"planned", "measured", "limit"}
+    assert train["monitor"]["count"] > 0
+
+    log = (tmp_path / "train.jsonl").read_bytes()
+    again = [str(result) for result in Training(active(tmp_path)).run()]
+    assert again[0] == "Trained to step 6 of 6." and len(again) == 2
+    assert (tmp_path / "train.jsonl").read_bytes() == log
+    assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, monkeypatch, capsys):
+    interrupted_at(monkeypatch, tmp_path, step=3)
+    longer = {"train": {"steps": 400}}
+    lines = [str(result) for result in Training(active(tmp_path, **longer)).run()]
+    assert "with a checkpoint to go on from" in capsys.readouterr().out
+    assert lines[-2].startswith("Stopped at step") and "it goes on" in lines[-2]
+    stopped = len(read_log(tmp_path / "train.jsonl"))
+    assert 3 <= stopped < 400
+    training = Training(active(tmp_path, **longer), steps=stopped + 4)
+    assert [str(result) for result in training.run()][-2].startswith("Trained to step")
+    rows = read_log(tmp_path / "train.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, stopped + 5))
+    assert f"resumed from step {stopped}" in rows[stopped]["note"]
+
+
+def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
+    training = Training(active(tmp_path))
+    training.panel("plain")
+    said = capsys.readouterr().out
+    for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: of the pre"):
+        assert words in said
+    assert training.wait().line == "Trained to step 6 of 6."
+    assert "<img" in training.curves()._repr_html_() and "<img" in training.fits()._repr_html_()
+    assert "<img" in training.attention()._repr_html_()
+    assert "held-out loss" in str(training.summary())
+    training.panel("plain")
+    assert "It fits." not in capsys.readouterr().out, "what was told is not told again"
+
+
+def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
+    training = Training(active(tmp_path))
+    with pytest.raises(TrainError, match="call `panel"):
+        training.wait()
+    with pytest.raises(TrainError, match="press Start"):
+        training.curves()
+    with pytest.raises(ConfigError, match="01_data_prep first"):
+        Training(dataclasses.replace(active(tmp_path), folder=tmp_path / "empty"))
+
+
+def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
+    whole = Training(active(tmp_path))
+    planned = whole.workload().planned_bytes
+    fraction = whole.workload().max_memory_fraction
+    tight = dataclasses.replace(CPU, memory_bytes=int(0.7 * planned / fraction))
+    training = Training(active(tmp_path, tight))
+    line = str(training.fits())
+    passes = training.numbers()["grad_accum"]
+    assert line.startswith("It does not fit.") and "Change: " in line
+    assert passes > 1 and f"{passes} of them make a step" in line
+    assert training.data.config.effective_batch == 8
+    batch = next(iter(training.batches()))
+    assert len(batch.micro) == passes
+    with pytest.raises(FitError, match="Not even one row a pass fits"):
+        Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
+
+
+def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
+    promised = {"promise": {"minutes": 1e-4}, "train": {"steps": 500}}
+    shortened = Training(active(tmp_path, **promised))
+    assert "are promised, so it takes" in str(shortened.in_time())
+    assert shortened.session.config.steps < 500
+    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.session.config.steps}")
+    asked = Training(active(tmp_path, **promised), steps=500)
+    assert str(asked.in_time()).startswith("Training: 500 steps of")
+
+
+def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monkeypatch):
+    """One step of a log has no step before it, so it says nothing of time."""
+    row = {"step": 1, "steps": 6, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
+    times = {"step_s": 0.5, "unix_s": 1.0, "wall_s": None, "memory_bytes": 2**20}
+    judged = {"val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
+    run = active(tmp_path)
+    run.path("train.jsonl").write_text(json.dumps(row | times | judged) + "\n", encoding="utf-8")
+    assert str(Training(run).in_time()).startswith("Training: 6 steps of")
+
+
+def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
+    row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
+    row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
+    rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
+    run = active(tmp_path)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    run.path("train.jsonl").write_text(text, encoding="utf-8")
+    found = Training(run).in_time()
+    assert found.figures["a step"].startswith("0.5 s")
+    assert found.figures["time to the target"] == clock(0.5 * (2000 - 29))
+    assert "2,000 steps of 0.5 s" in str(found), "a run that was begun keeps its number"
+
+
+def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
+    held_out = [row for row in manifest() if row.split == "held_out"]
+    monkeypatch.setattr("kit.recipes.training_data.read_manifest", lambda folder: held_out)
+    monkeypatch.setattr("kit.recipes.train.load_recognizer", lambda path: "a recogniser")
+    run = active(tmp_path, train={"gate_every": 3})
+    run.record(recognizer={"held_out": 0.4})
+    training = Training(run)
+    line = str(training.judge())
+    some = len(training.data.held_out_sentences(24))
+    assert 0 < some <= len(held_out) and line.startswith(f"gate: {some} sentences every 3 steps")
+    assert "own CER on recordings: 40.0%" in line and "cannot say whether a voice" in line
+    assert training.session.gate is not None
+    assert "Fused attention (SDPA)" in training.switches().figures
+
+
+def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path):
+    training = Training(active(tmp_path))
+    (tmp_path / "attention").mkdir(exist_ok=True)
+    (tmp_path / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
+    list(training.run())
+    kept = kept_attention(tmp_path / "attention")
+    row = training.data.middle_row()
+    texts = int((row.tokens < training.model.text_vocab).sum())
+    assert list(kept) == [1, 3, 6]
+    assert {grid.shape for grid in kept.values()} == {(row.tokens.shape[1] - texts, texts)}
+    assert all(grid.min() >= 0 and grid.sum(-1).max() <= 1.01 for grid in kept.values())
+    assert training.trained().config == training.model
+
+
+def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
+    assert follows(torch.eye(8)).item() == pytest.approx(1.0)
+    assert follows(torch.eye(8) / 2).item() == pytest.approx(0.5)
+    stare = torch.zeros(8, 8)
+    stare[:, 3] = 1.0
+    assert follows(stare).item() == 0.0
+    assert follows(torch.eye(8).flip(0)).item() < 0
