@@ -52,6 +52,11 @@ def write_checked(ledger: Ledger, into: Path) -> None:
         _write_lines(Path(into) / f"{name}.jsonl", map(vars, table))
 
 
+def write_manifest(rows: list[Utterance], folder: Path) -> None:
+    """Write what `read_manifest` reads."""
+    _write_lines(Path(folder) / "manifest.jsonl", map(vars, rows))
+
+
 def load_manifest(
     source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
 ) -> tuple[list[Utterance], list[Finding]]:

@@ -57,7 +57,7 @@ class Run:
         if begun != value:
             raise ConfigError(
                 f"The run `{self.name}` was begun with the {what} `{begun}`, now `{value}` is "
-                f"asked for. Set KIT_RUN to a new name, or delete {self.folder}."
+                f"asked for. Set KIT_RUN to a new name, or delete {self.places()}."
             )
         write_atomic(mark, value)
 
@@ -73,6 +73,11 @@ class Run:
         plain = yaml.safe_dump(settings, allow_unicode=True, sort_keys=False)
         write_atomic(self.folder / SETTINGS, said + plain)
         return dataclasses.replace(self, preset=merge(self.preset, sections), settings=settings)
+
+    def places(self) -> str:
+        """Where this run lies, in words: two places where KIT_MIRROR keeps it as well."""
+        kept_runs = os.environ.get("KIT_MIRROR")
+        return f"{self.folder} and {Path(kept_runs) / self.name}" if kept_runs else str(self.folder)
 
     def index(self) -> Path:
         """The code cache's index file, as 01_data_prep recorded it."""
@@ -176,13 +181,11 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
     positions that 01_data_prep gave the model for its corpus are laid over it, too, and last what a
     person set for this run (`Run.keep_settings`).
     """
-    asked_name = name or os.environ.get("KIT_RUN", "demo")
-    name = require_folder_name(asked_name, "RUN" if name else "KIT_RUN", OWN_FOLDERS)
-    runs = Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs")
-    begun = read_mark(runs / name / "preset").strip()
+    folder = run_folder(name)
+    begun = read_mark(folder / "preset").strip()
     asked = preset or os.environ.get("KIT_PRESET")
     preset = asked or begun or choose_preset(detect()).value
-    run = Run(name=name, preset_name=preset, preset=load_preset(preset), folder=runs / name)
+    run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
     run.settle("preset", preset)
     mark = run.folder / "use"
     if use:
@@ -202,6 +205,16 @@ def read_settings(path: Path) -> dict:
     if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
         return sections
     raise ConfigError(f"{path} must hold `section: {{key: value}}` entries. Mend or delete it.")
+
+
+def run_folder(name: str = "") -> Path:
+    """Where the run `name` (empty: KIT_RUN's, or "demo") lies, whether it was begun or not.
+
+    Raises ConfigError for a name that is no plain folder's, or one of the kit's own.
+    """
+    setting = "RUN" if name else "KIT_RUN"
+    name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, OWN_FOLDERS)
+    return Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs") / name
 
 
 def git_state() -> str:

@@ -2,11 +2,13 @@
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run, open_run
 from kit.notebook.tables import flat
+from kit.recipes.keeping import Kept, pack_clips
 from kit.recipes.settings import check_settings
 
 
@@ -20,6 +22,24 @@ class ActiveRun(Run):
     hw: Hardware
     threads: Choice  # how many threads torch uses
     precision: Choice  # "fp32", "fp16" or "bf16"
+    kept: Kept | None = None  # what keeps it elsewhere, too (KIT_MIRROR)
+
+    def record(self, **figures) -> dict:
+        """As `Run.record`. What is recorded is kept: it waits until all that is new was copied."""
+        report = super().record(**figures)
+        if self.kept:
+            pack_clips(self.folder)
+            self.kept.flush()
+        return report
+
+    def bring_checkpoints(self) -> None:
+        """Fetch what is kept of them, where this machine has not got them."""
+        if self.kept:
+            self.kept.bring_checkpoints()
+
+    def held_by_all(self, what: str) -> AbstractContextManager:
+        """While it is held, no other machine that keeps this run does `what`."""
+        return self.kept.run.held_by_all(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
         flat_settings = ", ".join(f"{name} = {value}" for name, value in flat(self.settings))
@@ -35,20 +55,28 @@ class ActiveRun(Run):
     def _repr_html_(self) -> str:
         chosen = {"precision": self.precision, "threads": self.threads}
         reasons = {name: f"{c.value}: {c.reason}" for name, c in chosen.items()}
+        reasons["kept in"] = str(self.kept.run.kept) if self.kept else "this machine alone"
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
 def active_run(
-    name: str = "", preset: str = "", use: str = "", settings: dict | None = None
+    name: str = "",
+    preset: str = "",
+    use: str = "",
+    settings: dict | None = None,
+    kept: Kept | None = None,
 ) -> ActiveRun:
     """The run `name` (empty: KIT_RUN's) with this machine; sets the threads torch uses.
 
     `settings` are sections of plain values to lay over the preset for the rest of the run's life.
+    `kept` is what keeps it elsewhere, too.
     """
     run = open_run(preset, use, name)
     if settings:
         check_settings(settings, run.preset)
         run = run.keep_settings(settings)
+    if kept:
+        kept.bring_codes(run)
     hw = detect()
     threads = use_threads(hw)
     with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
@@ -63,4 +91,5 @@ def active_run(
         hw=hw,
         threads=threads,
         precision=precision,
+        kept=kept,
     )

@@ -1,6 +1,8 @@
 """Where every notebook and command begins: the run, the machine, and what follows from it.
 
-Imports nothing heavy: what it sets must be set before torch is loaded.
+On Colab it installs what is missing there and mounts Google Drive; where KIT_MIRROR names a folder
+it brings back what is kept of the run. Imports nothing heavy: what it sets must be set before torch
+is loaded.
 """
 
 import os
@@ -16,8 +18,16 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
+    from kit.recipes import colab
+
+    if colab.is_colab():
+        colab.install_missing()
+        colab.keep_on_drive()
     from kit.notebook.kernel import plain_errors
+    from kit.notebook.run_record import run_folder
     from kit.recipes.active_run import active_run
+    from kit.recipes.keeping import kept_run
 
     plain_errors()
-    return active_run(name, preset, use, settings)
+    kept = kept_run(run_folder(name))
+    return active_run(name, preset, use, settings, kept)

@@ -6,6 +6,7 @@ average was kept. The data come in as a callable from a position to batches. Kno
 files; no widget.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -48,6 +49,8 @@ class TrainSession:
     gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
     check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
+    # Holds the run on other machines, too, while it trains; given what is done.
+    held_by_all: Callable = lambda what: contextlib.nullcontext()
     state: TrainState | None = None  # of the latest run
     lock: Lock | None = None  # held while it runs: one process trains a run
 
@@ -84,7 +87,8 @@ class TrainSession:
         """
         if self.finished():
             return
-        with held(self.folder / "train.lock", "training") as self.lock:
+        here = held(self.folder / "train.lock", "training")
+        with here as self.lock, self.held_by_all("training"):
             yield from self._run(dict(values), stop)
 
     def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:

@@ -1,0 +1,345 @@
+"""A run survives its machine: what is kept is whole, comes back, and mixes with no other run."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from paths import python_path
+
+from kit.base import lock, mirror
+from kit.base.config import ConfigError
+from kit.base.lock import LockError
+from kit.base.mirror import Mirror, changes, stamps
+
+
+def write(folder: Path, **files: str) -> None:
+    """Files by name (`__` stands for a slash), each older than the next."""
+    for name, text in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        time.sleep(0.002)  # times of change that can be told apart
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text(encoding="utf-8") for name in sorted(stamps(folder))}
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def machine(tmp_path, said):
+    """Makes a machine: a Mirror of a folder of its own, all kept in one place."""
+
+    def make(name: str = "a", **settings) -> Mirror:
+        return Mirror(
+            tmp_path / name / "run", tmp_path / "drive" / "run", say=said.append, **settings
+        )
+
+    (tmp_path / "drive").mkdir()
+    return make
+
+
+@pytest.fixture
+def drive(monkeypatch, tmp_path):
+    """Faults of the Drive, one for each copy to it: `drive.faults` is what the next ones meet."""
+    copyfile = shutil.copyfile
+
+    class Drive:
+        faults: list
+        copied: list
+
+    def faulty(source, target):
+        if Path(target).is_relative_to(tmp_path / "drive"):
+            fault = Drive.faults.pop(0) if Drive.faults else None
+            if fault:
+                half = Path(source).read_bytes()[: Path(source).stat().st_size // 2]
+                Path(target).write_bytes(half)
+                raise OSError(fault, os.strerror(fault))
+            Drive.copied.append(Path(source).name)
+        copyfile(source, target)
+
+    Drive.faults, Drive.copied = [], []
+    monkeypatch.setattr(mirror.shutil, "copyfile", faulty)
+    return Drive
+
+
+def test_a_fresh_machine_finds_everything(machine):
+    a, b = machine("a"), machine("b")
+    write(a.folder, preset="tiny", checkpoints__step="weights", samples__one="sound")
+    a.copy()
+    assert b.fetch() == len("tinyweightssound")
+    assert texts(b.folder) == texts(a.folder)
+    write(b.folder, preset="other")
+    b.copy()
+    assert a.fetch() and texts(a.folder) == texts(b.folder)
+
+
+def test_nothing_is_copied_twice(machine, drive):
+    a, b = machine("a"), machine("b")
+    write(a.folder, one="1", two="2")
+    a.copy()
+    a.copy()
+    assert drive.copied == ["one", "two"]
+    assert b.fetch() and not b.fetch()
+    b.copy()
+    Mirror(a.folder, a.kept).copy()  # another process of that machine
+    assert drive.copied == ["one", "two"]
+    write(a.folder, two="2 and more")
+    a.copy()
+    assert drive.copied == ["one", "two", "two"]
+
+
+def test_what_serves_work_or_stands_apart_is_not_kept(machine):
+    a = machine(apart=("corpus",))
+    write(a.folder, corpus__clip="", inner__corpus__clip="")
+    for name in (".step.part", "train.lock", "report.lock.ab12", "shard.claim"):
+        (a.folder / name).write_text("")
+    a.copy()
+    assert list(stamps(a.kept)) == ["inner/corpus/clip"]
+
+
+def test_only_what_is_wanted_comes(machine):
+    a, b = machine("a"), machine("b")
+    write(a.folder, report="", checkpoints__step="")
+    a.copy()
+    b.fetch(lambda name: not name.startswith("checkpoints/"))
+    assert list(stamps(b.folder)) == ["report"]
+    write(b.folder, more="")
+    b.copy()  # what never was here was not removed here
+    assert set(stamps(b.kept)) == {"report", "checkpoints/step", "more"}
+    b.fetch()
+    assert set(stamps(b.folder)) == {"report", "checkpoints/step", "more"}
+
+
+def test_a_failing_drive_is_told_once_and_tried_again(machine, drive, said):
+    a = machine()
+    write(a.folder, weights="long enough", mark="done")
+    drive.faults = [errno.EIO, errno.EIO]
+    assert not a.keep() and not a.keep()
+    assert stamps(a.kept) == {}, "neither a half file nor a mark before what it marks"
+    assert len(said) == 1
+    assert "Input/output error" in said[0] and "lost with it" in said[0]
+    assert a.keep()
+    assert texts(a.kept) == texts(a.folder) == {"mark": "done", "weights": "long enough"}
+    assert said[1:] == [f"All is kept in {a.kept} again."]
+    assert not list(a.kept.glob(".weights*"))
+
+
+def test_a_full_drive_keeps_the_older_checkpoint_and_says_what_helps(machine, drive, said):
+    a = machine()
+    write(a.folder, **{"checkpoints__step-1.safetensors": "older"})
+    a.copy()
+    write(a.folder, **{"checkpoints__step-2.safetensors": "newer"})
+    (a.folder / "checkpoints/step-1.safetensors").unlink()
+    drive.faults = [errno.ENOSPC]
+    assert not a.keep()
+    assert "No space left on device. Make room there, and empty its bin." in said[0]
+    assert texts(a.kept) == {"checkpoints/step-1.safetensors": "older"}
+    assert texts(a.folder) == {"checkpoints/step-2.safetensors": "newer"}
+    assert a.keep()
+    assert texts(a.kept) == {"checkpoints/step-2.safetensors": "newer"}
+
+
+def test_a_checkpoint_makes_room_before_the_next_where_one_is_kept(machine, drive):
+    a = machine()
+    write(a.folder, **{f"checkpoints__step-{n}.safetensors": "weights" for n in (1, 2)})
+    a.copy()
+    write(a.folder, **{"checkpoints__step-3.safetensors": "weights"})
+    (a.folder / "checkpoints/step-1.safetensors").unlink()
+    drive.faults = [errno.ENOSPC]
+    assert not a.keep()
+    assert list(stamps(a.kept)) == ["checkpoints/step-2.safetensors"]
+
+
+def test_a_deleted_folder_takes_nothing_with_it(machine):
+    a = machine()
+    write(a.folder, preset="tiny")
+    a.copy()
+    shutil.rmtree(a.folder)
+    assert a.keep()
+    assert texts(a.kept) == {"preset": "tiny"}
+    assert a.fetch() and texts(a.folder) == {"preset": "tiny"}
+    shutil.rmtree(a.kept)  # ... on either side
+    assert a.keep()
+    assert texts(a.kept) == {"preset": "tiny"}
+
+
+def test_an_unreadable_drive_is_not_an_empty_one(machine, monkeypatch):
+    a, b = machine("a"), machine("b")
+    write(a.folder, preset="tiny")
+    a.copy()
+
+    def broken(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(mirror.os, "scandir", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        b.fetch()
+    monkeypatch.undo()
+    monkeypatch.setattr(mirror.shutil, "copyfile", lambda *_: broken("preset"))
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
+    with pytest.raises(OSError, match="Input/output error"):
+        b.fetch()
+    assert stamps(b.folder) == {}
+
+
+def test_fetching_tries_again_and_goes_on_where_it_stopped(machine, monkeypatch):
+    a, b = machine("a"), machine("b")
+    write(a.folder, one="1", two="2")
+    a.copy()
+    copyfile, calls = shutil.copyfile, []
+
+    def flaky(source, target):
+        calls.append(Path(source).name)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        copyfile(source, target)
+
+    monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
+    monkeypatch.setattr(mirror.time, "sleep", lambda _: None)
+    b.fetch()
+    assert calls == ["one", "two", "two"]
+    write(a.folder, three="3", four="4")
+    monkeypatch.undo()
+    a.copy()
+    calls[:] = ["", "", ""]
+    monkeypatch.setattr(mirror.shutil, "copyfile", flaky)
+    with pytest.raises(KeyboardInterrupt):
+        b.fetch()
+    assert b.fetch() == 2
+    assert texts(b.folder) == texts(a.folder)
+
+
+KILLED = """
+import shutil, sys, time
+from pathlib import Path
+from kit.base import mirror
+
+def slow(source, target):
+    with open(source, "rb") as read, open(target, "wb") as written:
+        while part := read.read(1000):
+            written.write(part)
+            written.flush()
+            print("writing", flush=True)
+            time.sleep(0.2)
+
+mirror.shutil.copyfile = slow
+mirror.Mirror(Path(sys.argv[1]), Path(sys.argv[2])).copy()
+"""
+
+
+def test_a_machine_killed_in_the_middle_of_a_copy(machine):
+    a, b = machine("a"), machine("b")
+    write(a.folder, weights="old")
+    a.copy()
+    write(a.folder, weights="new" * 2000)
+    called = [sys.executable, "-c", KILLED, str(a.folder), str(a.kept)]
+    env = os.environ | {"PYTHONPATH": python_path(__file__)}
+    with subprocess.Popen(called, stdout=subprocess.PIPE, env=env) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    assert texts(a.kept) == {"weights": "old"}
+    (litter,) = a.kept.glob(".weights.*")
+    b.fetch()
+    assert texts(b.folder) == {"weights": "old"} and litter.exists(), "it may yet be at work"
+    os.utime(litter, (0, 0))
+    b.fetch()
+    assert not litter.exists()
+    a.copy()  # the same machine again
+    assert texts(a.kept) == texts(a.folder)
+
+
+def test_two_machines_record_their_figures_in_one_report(machine):
+    a, b = machine("a"), machine("b")
+    write(a.folder, **{"report.json": json.dumps({"data": {"hours": 1}, "bench": {"set": "old"}})})
+    a.copy()
+    b.fetch()
+    ours = {"data": {"hours": 1}, "bench": {"set": "new"}}
+    theirs = {"data": {"hours": 1}, "bench": {"set": "old"}, "train": {"loss": 2.0}}
+    write(a.folder, **{"report.json": json.dumps(theirs)})
+    a.copy()
+    write(b.folder, **{"report.json": json.dumps(ours)})
+    b.copy()
+    both = {"data": {"hours": 1}, "bench": {"set": "new"}, "train": {"loss": 2.0}}
+    assert json.loads((a.kept / "report.json").read_text()) == both
+    assert json.loads((b.folder / "report.json").read_text()) == both
+    a.fetch()
+    assert json.loads((a.folder / "report.json").read_text()) == both
+
+
+def test_two_runs_of_one_name_are_never_mixed(machine, said):
+    a, b = machine("a"), machine("b")
+    write(a.folder, preset="tiny", codec="one")
+    a.copy()
+    write(b.folder, preset="t4")
+    with pytest.raises(ConfigError, match=r"two different runs of one name.*another RUN"):
+        b.fetch()
+    assert not b.keep() and "two different runs" in said[0]
+    assert texts(a.kept) == {"preset": "tiny", "codec": "one"}
+    assert texts(b.folder) == {"preset": "t4"}
+
+
+def test_a_folder_of_several_runs_is_filled_by_all(machine):
+    a, b = machine("a", one_run=False), machine("b", one_run=False)
+    write(a.folder, shard_1="")
+    write(b.folder, shard_2="")
+    a.copy()
+    b.copy()
+    assert set(stamps(a.kept)) == {"shard_1", "shard_2"}
+    assert b.fetch(lambda name: False) == 0 and list(stamps(b.folder)) == ["shard_2"]
+
+
+def test_one_machine_at_a_time_trains(machine, monkeypatch, said):
+    a, b = machine("a"), machine("b")
+    a.kept.mkdir()
+    monkeypatch.setattr(mirror, "STALE_S", -39.0)  # it waits for a second
+    with a.held_by_all("training"):
+        monkeypatch.setattr(lock, "machine", lambda: "another one")
+        with pytest.raises(LockError, match="has been at training"), b.held_by_all("training"):
+            pass
+        assert "Waiting" in said[0]
+    with b.held_by_all("training"):
+        pass
+
+
+def test_who_was_taken_over_keeps_nothing_any_more(machine, said):
+    a = machine()
+    write(a.folder, weights="")
+    a.copy()
+    with a.held_by_all("training"):
+        write(a.folder, weights="of the machine that slept")
+        other = json.loads((a.kept / "training.lock").read_text()) | {"token": "another"}
+        (a.kept / "training.lock").write_text(json.dumps(other))
+        assert not a.keep()
+    assert "has been at training" in said[0]
+    assert texts(a.kept) == {"weights": ""}
+
+
+def test_a_drive_that_takes_no_lock_stops_nobody(machine, monkeypatch, said):
+    a = machine()
+
+    def refused(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(lock, "new_file", refused)
+    with a.held_by_all("training"):
+        assert "cannot be seen" in said[0]
+
+
+def test_changes_are_what_is_new_or_other():
+    before = {"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}
+    now = {"a": 1, "b": {"c": 2, "d": 4, "f": None}, "e": [1, 2], "g": {}}
+    assert changes(before, now) == {"b": {"d": 4, "f": None}, "e": [1, 2], "g": {}}
