@@ -55,7 +55,8 @@ class ActiveRun(Run):
     def _repr_html_(self) -> str:
         chosen = {"precision": self.precision, "threads": self.threads}
         reasons = {name: f"{c.value}: {c.reason}" for name, c in chosen.items()}
-        reasons["kept in"] = str(self.kept.run.kept) if self.kept else "this machine alone"
+        if self.kept:
+            reasons["kept in"] = str(self.kept.run.kept)
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
