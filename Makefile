@@ -24,8 +24,8 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab test test-plain-cpu test-browser test-matrix bench-data bench-train bench-infer \
-  check-gpu lint clean
+.PHONY: help demo lab address test test-plain-cpu test-browser test-colab test-matrix \
+  bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -109,6 +109,9 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 lab: $(STAMP)  ## JupyterLab on the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)
 
+address:  ## URL=https://github.com/OWNER/NAME: where this repository is, in badges and first cells
+	@$(PYTHON) tests/tools/address.py "$(URL)"
+
 # --- checks ---------------------------------------------------------------------------------
 
 test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
@@ -119,6 +122,9 @@ test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user install
 
 test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-colab: $(STAMP)  ## as on Colab: its versions, a stand-in for Drive, a fresh machine a notebook
+	@$(BIN)/python -m pytest tests/colab $(ARGS)
 
 test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)

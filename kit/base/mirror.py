@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.config import ConfigError, merge
-from kit.base.files import make_folder, replacing, write_atomic, writing
+from kit.base.files import DiskError, make_folder, replacing, write_atomic, writing
 from kit.base.lock import BEAT_S, STALE_S, Lock, LockError, held
 
 WAIT_S = 60.0  # for a copy that is under way
@@ -300,7 +300,8 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
 def _unless_missing(error: OSError) -> None:
     """A folder that cannot be read is not an empty one."""
     if not isinstance(error, FileNotFoundError):
-        raise error
+        told = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"
+        raise DiskError(error.errno, told) from error
 
 
 def stamp(path: Path) -> Stamp | None:
@@ -326,9 +327,11 @@ def fetch_whole(source: Path, target: Path) -> None:
     for left in range(READ_AGAIN - 1, -1, -1):
         try:
             return copy_whole(source, target)
-        except OSError:
+        except OSError as error:
             if not left:
-                raise
+                raise DiskError(
+                    error.errno, f"could not fetch {source}: {reason(error)}"
+                ) from error
             time.sleep(1.0)
 
 

@@ -69,6 +69,7 @@ class Training:
     ):
         torch.set_num_threads(1)  # this thread only waits for the trainer's: threads_for_worker
         self.active = run
+        run.bring_checkpoints()  # a fresh machine goes on from what another one left
         self.asked_steps = steps
         self.limits = Limits(session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None)
         self.found: dict[str, Result] = {}  # what each step found, by its name
@@ -90,6 +91,7 @@ class Training:
             make_batches=self.batches,
             validation=[],  # made when it is known how many rows fit into a pass
             threads=int(run.threads.value),
+            held_by_all=run.held_by_all,
         )
 
     def batches(self, position: dict | None = None, grad_accum: int = 0):

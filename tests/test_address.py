@@ -1,0 +1,57 @@
+"""The repository's address is one value; badges and clone cells repeat it, and move together."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+
+import address  # noqa: E402
+
+NAME = address.address().removeprefix("https://github.com/")
+
+
+@pytest.mark.parametrize("path", address.repeating(), ids=lambda path: path.name)
+def test_every_place_repeats_the_one_value(path):
+    places = address.repeated(path.read_text(encoding="utf-8"))
+    assert set(places) == {NAME}, "run: make address URL=..."
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_has_a_badge_of_its_own_and_a_clone_cell(path):
+    text = path.read_text(encoding="utf-8")
+    assert f"colab.research.google.com/github/{NAME}/blob/main/notebooks/{path.name}" in text
+    assert f"git clone -q https://github.com/{NAME} voicekit" in text
+
+
+def test_one_command_moves_all_of_them(tmp_path):
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    with open(tmp_path / "README.md", "a", encoding="utf-8") as file:
+        file.write("Ideas from https://github.com/somebody/else\n")
+    changed = address.rewrite("https://github.com/a-student/my.voices.git", tmp_path)
+    assert len(changed) == 1 + len(address.repeating(tmp_path))
+    assert address.address(tmp_path) == "https://github.com/a-student/my.voices"
+    for path in address.repeating(tmp_path):
+        text = path.read_text(encoding="utf-8")
+        assert set(address.repeated(text)) == {"a-student/my.voices"} and NAME not in text
+        if path.suffix == ".ipynb":
+            json.loads(text)
+    assert "github.com/somebody/else" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert address.rewrite("https://github.com/a-student/my.voices", tmp_path) == []
+
+
+@pytest.mark.parametrize("url", ["", "voicekit", "https://gitlab.com/a/b", "https://github.com/a"])
+def test_what_colab_cannot_open_is_refused(url, tmp_path):
+    with pytest.raises(SystemExit, match=r"https://github\.com/OWNER/NAME"):
+        address.rewrite(url, tmp_path)
+
+
+def test_the_readme_says_that_it_is_a_placeholder():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "make address URL=" in text and "placeholder" in text

@@ -1,0 +1,75 @@
+"""The address of the repository: one value in pyproject.toml, and the places that must repeat it.
+
+`make address URL=https://github.com/OWNER/NAME` writes it everywhere: badges and clone cells cannot
+look it up, as they are used before there is a checkout. Needs the standard library alone.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUE = re.compile(r'^(Repository = ")([^"]*)(")$', re.MULTILINE)
+# In a badge, a link or a clone cell: what comes before the name of owner and repository.
+PLACE = re.compile(
+    r"((?:https://github\.com|colab\.research\.google\.com/github)/)([\w.-]+/[\w.-]+)"
+)
+# Links to others' repositories, if a text should need one, are left alone: only these are ours.
+OURS = re.compile(r"git clone[^\n]*|colab\.research\.google\.com/github/[^)\s\"]*")
+
+
+def address(root: Path = ROOT) -> str:
+    """The one value: https://github.com/OWNER/NAME."""
+    found = VALUE.search((root / "pyproject.toml").read_text(encoding="utf-8"))
+    if not found:
+        raise SystemExit('pyproject.toml has no `Repository = "..."` under [project.urls].')
+    return found[2]
+
+
+def repeating(root: Path = ROOT) -> list[Path]:
+    """The files that repeat it."""
+    return [*sorted((root / "notebooks").glob("*.ipynb")), root / "README.md"]
+
+
+def repeated(text: str) -> list[str]:
+    """Every OWNER/NAME in the badges and clone cells of `text`."""
+    return [place[2] for ours in OURS.findall(text) for place in PLACE.finditer(ours)]
+
+
+def rewrite(url: str, root: Path = ROOT) -> list[Path]:
+    """Write `url` to every place; returns the files that changed.
+
+    Raises SystemExit, with a sentence, for what Colab could not open.
+    """
+    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", url)
+    if not found:
+        raise SystemExit(
+            f"URL={url}: Colab opens notebooks from GitHub alone, so it must read "
+            "https://github.com/OWNER/NAME."
+        )
+    name = found[1]
+
+    def ours(match: re.Match) -> str:
+        return PLACE.sub(rf"\g<1>{name}", match[0])
+
+    changed = []
+    for path in [root / "pyproject.toml", *repeating(root)]:
+        before = path.read_text(encoding="utf-8")
+        if path.name == "pyproject.toml":
+            after = VALUE.sub(rf"\g<1>https://github.com/{name}\g<3>", before)
+        else:
+            after = OURS.sub(ours, before)
+        if after != before:
+            path.write_text(after, encoding="utf-8", newline="\n")
+            changed.append(path)
+    return changed
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or not sys.argv[1]:
+        print(
+            f"It is {address()} now. To change it: make address URL=https://github.com/OWNER/NAME"
+        )
+    else:
+        files = rewrite(sys.argv[1])
+        print("\n".join(str(file.relative_to(ROOT)) for file in files) or "It is so already.")
