@@ -322,5 +322,8 @@ def save_codec(codec: MelCodec, path: Path) -> None:
 
 def load_codec(path: Path) -> MelCodec:
     """The codec saved at `path`, in eval mode. Raises CodecError when missing or damaged."""
-    make = lambda header: MelCodec(build(CodecConfig, header["config"]))  # noqa: E731
+
+    def make(header: dict) -> MelCodec:
+        return MelCodec(build(CodecConfig, header["config"]))
+
     return load_module(path, make, CodecError, "run notebook 01_data_prep.")

@@ -44,3 +44,8 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def in_gib(size_bytes: float) -> str:
+    """2_500_000_000 -> "2.33 GiB"."""
+    return f"{size_bytes / 2**30:.2f} GiB"

@@ -85,7 +85,8 @@ def plan(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[in
         )
         left = groups.pop() if config.effective_tokens else []
         batches += groups
-    batches += [left] if left else []
+    if left:
+        batches.append(left)
     rng.shuffle(batches)
     if config.short_first and epoch == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])

@@ -39,8 +39,10 @@ class LengthReport:
 
     def table(self) -> dict[str, str]:
         """One line a quantity, for a notebook."""
-        line = lambda found: ", ".join(f"{p:g} %: {value:.4g}" for p, value in found.items())  # noqa: E731
-        return {name: line(found) for name, found in self.percentiles.items()}
+        lines = {}
+        for name, found in self.percentiles.items():
+            lines[name] = ", ".join(f"{p:g} %: {value:.4g}" for p, value in found.items())
+        return lines
 
 
 def longest(model: GPTConfig) -> GPTConfig:

@@ -112,8 +112,12 @@ def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
     if path.resolve().is_relative_to(root.resolve()):
         raise DatasetError(f"{path} lies among the originals in {root}; choose another folder.")
     keys = ("id", "text", "speaker", "split", "seconds")
-    inside = lambda row: os.path.relpath(os.path.abspath(row.audio), root)  # noqa: E731
-    _write_lines(path, ({"audio": inside(r)} | {k: vars(r)[k] for k in keys} for r in kept))
+    lines = []
+    for row in kept:
+        line = {"audio": os.path.relpath(os.path.abspath(row.audio), root)}
+        line.update((key, getattr(row, key)) for key in keys)
+        lines.append(line)
+    _write_lines(path, lines)
     return path
 
 

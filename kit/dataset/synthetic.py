@@ -115,7 +115,10 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
     held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)
     long = _draw(lambda: grammar.sentence(22), config.long, lambda w: len(w) >= 18)
     rare = {word for slot in grammar.words["unseen"].values() for word in slot}
-    has_rare = lambda words: len(words) >= 3 and not rare.isdisjoint(words)  # noqa: E731
+
+    def has_rare(words: list[str]) -> bool:
+        return len(words) >= 3 and not rare.isdisjoint(words)
+
     unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, has_rare)
     banned = {pair for words in held_out + long for pair in zip(words, words[1:])}
     train = _draw(

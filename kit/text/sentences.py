@@ -127,13 +127,19 @@ def _is_short_form(word: str, say: Callable[[str], str]) -> bool:
 
 def _shorten(sentence: str, say: Callable[[str], str], fits: Callable[[str], bool]) -> list[str]:
     """A sentence in as few parts as `fits` allows, cut at clauses where it can be."""
-    short = lambda part: not _has_words(part, say) or fits(part.strip())  # noqa: E731
+
+    def short(part: str) -> bool:
+        return not _has_words(part, say) or fits(part.strip())
+
     if short(sentence):
         return [sentence.strip()]
     marks = [match.end() for match in _CLAUSE.finditer(sentence)]
     units = []
     for clause in _slices(sentence, sorted({*marks, *_stops(sentence, say, doubtful=True)})):
-        units += [clause] if short(clause) else _evenly(_words(clause, say, short), say, short)
+        if short(clause):
+            units.append(clause)
+        else:
+            units.extend(_evenly(_words(clause, say, short), say, short))
     parts = _evenly(units, say, short)
     return [part.strip() for part in parts if _has_words(part, say)]
 
@@ -146,8 +152,13 @@ def _words(text: str, say: Callable[[str], str], short: Callable[[str], bool]) -
             runs[-1].append(word)
         else:
             runs.append([word])
-    together = lambda run: len(run) > 1 and short("".join(run))  # noqa: E731
-    return [word for run in runs for word in (["".join(run)] if together(run) else run)]
+    words = []
+    for run in runs:
+        if len(run) > 1 and short("".join(run)):
+            words.append("".join(run))
+        else:
+            words.extend(run)
+    return words
 
 
 def _read_as_one(a: str, b: str, say: Callable[[str], str]) -> bool:
@@ -177,7 +188,9 @@ def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], 
             ends.append(min(max(wanted, ends[-1] + 1), len(units) - count + i))
         return ["".join(units[a:b]) for a, b in itertools.pairwise([*ends, len(units)])]
 
-    enough = lambda count: all(map(short, cut(count)))  # noqa: E731
+    def enough(count: int) -> bool:
+        return all(short(part) for part in cut(count))
+
     parts = cut(1 + bisect.bisect_left(range(1, len(units)), True, key=enough))
     for word in parts:
         if not short(word):

@@ -115,7 +115,10 @@ def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
     selection sampling (Knuth, The Art of Computer Programming 2, 3.4.2, algorithm S).
     """
     size = config.input_sentence_size
-    lines = lambda: source if isinstance(source, list) else plain_lines(source)  # noqa: E731
+
+    def lines() -> Iterable[str]:
+        return source if isinstance(source, list) else plain_lines(source)
+
     left = sum(1 for _ in lines()) if size else 0
     if left <= size:
         yield from lines()

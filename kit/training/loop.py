@@ -163,7 +163,8 @@ def clip(state: TrainState) -> float:
     limit, note = state.adaptation.clip_norm(state.config, norm)
     if norm > limit:
         nn.utils.clip_grads_with_norm_(having, limit, total)
-    state.notes += [note] if note else []
+    if note:
+        state.notes.append(note)
     return norm
 
 
@@ -194,7 +195,10 @@ def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
     """Validation losses and the gate's figures where the step calls for them; marks the best."""
     config = state.config
     found = {}
-    due = lambda every: every and (state.step % every == 0 or state.step == config.steps)  # noqa: E731
+
+    def due(every: int) -> bool:
+        return bool(every) and (state.step % every == 0 or state.step == config.steps)
+
     if due(config.val_every):
         state.model.eval()
         found["val_loss"] = validate()

@@ -100,7 +100,8 @@ class TrainSession:
         config = self.config if self.gate else self.config.without_gate()
         self.state = TrainState(SpeechGPT(self.model), config, speed, self.hw)
         self.state.notes += [*self.state.applied.notes, *self._resume()]
-        self.state.notes += [checked] if checked else []
+        if checked:
+            self.state.notes.append(checked)
         for left in range(self.config.rollbacks, -1, -1):
             try:
                 yield from self._events(grad_accum, stop)
@@ -123,9 +124,13 @@ class TrainSession:
         state = self.state
         model = self.state.model
         batches = self._batches(grad_accum)
-        validate = lambda: validation_loss(  # noqa: E731
-            model, self.validation, self.hw.device, state.applied.precision, state.micro_rows
-        )
+
+        def validate() -> float:
+            precision = state.applied.precision
+            return validation_loss(
+                model, self.validation, self.hw.device, precision, state.micro_rows
+            )
+
         gate = partial(self.gate, model) if self.gate else None
         listeners = (
             lambda _: self.lock.confirm(),

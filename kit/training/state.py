@@ -95,7 +95,8 @@ class TrainState:
     def see_validation(self, loss: float) -> None:
         """Adapt the rates to a validation loss; without a gate it decides what is best."""
         note = self.adaptation.see_validation(self.config, loss)
-        self.notes += [note] if note else []
+        if note:
+            self.notes.append(note)
         if not self.config.gate_every:
             self._judge(loss, "validation loss", "validations")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kit.base.config import ConfigError, read_yaml
 from kit.base.files import write_atomic
+from kit.base.words import in_gib
 
 GIB = 2**30
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
@@ -225,7 +226,7 @@ def _cells(row: Trial, baseline: Trial) -> tuple[str, ...]:
         f"{times:.2f}x" if times else "",
         f"{row.spread:.0%}",
         f"{row.tokens_per_s:,.0f}",
-        f"{row.peak_memory_bytes / GIB:.2f} GiB",
+        f"{in_gib(row.peak_memory_bytes)}",
         f"{row.warmup_s:.1f} s",
         f"{row.loss:.4f}",
         change,

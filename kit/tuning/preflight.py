@@ -20,6 +20,7 @@ from torch.autograd.profiler import profile
 
 from kit.base.config import require
 from kit.base.hardware import Hardware, hush_profiler, is_here
+from kit.base.words import in_gib
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
@@ -105,15 +106,14 @@ class Verdict:
     change: str  # "" when it fits
 
     def __str__(self) -> str:
-        gib = lambda size: f"{size / 2**30:.2f} GiB"  # noqa: E731
-        how = f"planned {gib(self.planned_bytes)}"
+        how = f"planned {in_gib(self.planned_bytes)}"
         if self.measured_bytes is not None:
-            how += f", measured {gib(self.measured_bytes)}"
+            how += f", measured {in_gib(self.measured_bytes)}"
         elif self.tried:
             how += ", and a real step ran out of memory"
         elif self.fits:
             how += ", not tried (no such GPU here)"
-        said = f"micro_batch {self.micro_batch}: {how}, of {gib(self.limit_bytes)} it may use."
+        said = f"micro_batch {self.micro_batch}: {how}, of {in_gib(self.limit_bytes)} it may use."
         return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
 
 
@@ -223,7 +223,7 @@ def change(work: Workload, room_bytes: int) -> str:
             return f"Change: {', '.join(differences(work, other))}."
     return (
         "Even single rows with every saving on need "
-        f"{other.planned_bytes / 2**30:.2f} GiB: choose the preset of a smaller tier, or leave the "
+        f"{in_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
         "longest utterances out (`LONGEST_S` in 01_data_prep)."
     )
 

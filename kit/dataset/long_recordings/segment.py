@@ -173,7 +173,7 @@ def cut_long(
         mark = into / "cut" / f"{name}.json"
         done = _finished(mark)
         if done.get("key") != key:
-            tell = lambda s, _, before_s=before_s: progress(before_s + s, total_s)  # noqa: E731
+            tell = shifted(progress, before_s, total_s)
             made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
             done = {"key": key, "rows": made[0], "losses": [*map(dataclasses.asdict, made[1])]}
             write_atomic(mark, json.dumps(done, ensure_ascii=False))
@@ -183,6 +183,15 @@ def cut_long(
         progress(before_s, total_s)
     _write_tables(into, rows, losses)
     return losses
+
+
+def shifted(progress: Callable, before_s: float, total_s: float) -> Callable:
+    """`progress` of the whole work, told of one recording that begins after `before_s` of it."""
+
+    def tell(done_s: float, _length_s: float) -> None:
+        progress(before_s + done_s, total_s)
+
+    return tell
 
 
 def cut_rows(

@@ -226,7 +226,8 @@ class TrainPanel:
             count = count + 1
             add_row(self.rows, self.reached)
             self.latest |= newest([self.reached])
-            self.news += [f"step {event.step}: {event.note}"] if event.note else []
+            if event.note:
+                self.news.append(f"step {event.step}: {event.note}")
             self.pace.see(arrival_s, event.tokens)
         if len(self.rows) > 2 * MOST_ROWS:
             self.rows = plots.thin(self.rows, MOST_ROWS)

@@ -77,7 +77,8 @@ class View:
         self.tiles.value = _tiles(texts)
         noted = [row for row in rows if row.get("note")][-3:]
         lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
-        lines += [html.escape(more)] if more else []
+        if more:
+            lines.append(html.escape(more))
         self.notes.value = f'<div style="font-size:12px;opacity:.8">{"<br>".join(lines)}</div>'
 
 
