@@ -85,12 +85,23 @@ def hearing(
     return listen
 
 
-def floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> tuple[float, float]:
-    """CER on the recordings, and on the recordings after the codec's round trip."""
-    waves = [load_wave(r.audio, codec.sample_rate) for r in rows]
-    again = [codec.decode(codec.encode(w[None]))[0] for w in waves]
-    texts = [r.text for r in rows]
-    return tuple(cer(transcribe(recognizer, codec, w), texts) for w in (waves, again))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """What the recogniser makes of recordings: every other figure is read against it."""
+
+    cer: float  # character error rate on the recordings
+    cer_codec: float  # on the recordings after the codec: no voice built on it can be below
+    heard: tuple[str, ...]  # after the codec
+
+
+def noise_floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> NoiseFloor:
+    """The recogniser's own errors on `rows`, and those on the codec's round trip."""
+    waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
+    again = [codec.decode(codec.encode(wave[None]))[0] for wave in waves]
+    texts = [row.text for row in rows]
+    before = transcribe(recognizer, codec, waves)
+    after = transcribe(recognizer, codec, again)
+    return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), heard=tuple(after))
 
 
 def save_samples(
@@ -129,21 +140,57 @@ def recognizer_doubt(cer_on_recordings: float | None, worst_cer: float) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing a voice is asked for."""
+
+    what: str
+    found: str
+    wanted: str
+    problem: str  # in words, with what to do; "" where it passes
+
+
+def gate_checks(scores: Scores, floor_cer: float, worst_cer: float) -> list[Check]:
+    """All that a voice is asked for before it is used."""
+    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): train longer"
+    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: train longer"
+    runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
+    pace = f"speech lasts {scores.duration_ratio:.2f} times the recordings"
+    return [
+        Check(
+            what="the recogniser can judge",
+            found=f"CER {floor_cer:.1%} on recordings",
+            wanted=f"at most {worst_cer:.1%}",
+            problem=recognizer_doubt(floor_cer, worst_cer),
+        ),
+        Check(
+            what="intelligible",
+            found=f"CER {scores.cer:.1%}",
+            wanted=f"at most {worst_cer:.1%}",
+            problem=unclear if scores.cer > worst_cer else "",
+        ),
+        Check(
+            what="ends its sentences",
+            found=f"{scores.eos_rate:.1%} of them",
+            wanted="all",
+            problem=endless if scores.eos_rate < 1 else "",
+        ),
+        Check(
+            what="does not run away",
+            found=f"{scores.runaway_rate:.1%} over twice as long",
+            wanted="at most 2.0%",
+            problem=runaway if scores.runaway_rate > 0.02 else "",
+        ),
+        Check(
+            what="keeps the pace",
+            found=f"{scores.duration_ratio:.2f} times the recordings",
+            wanted="0.80 to 1.25",
+            problem="" if 0.8 < scores.duration_ratio < 1.25 else pace,
+        ),
+    ]
+
+
 def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[str]:
     """The gate: reasons why this voice should not be used yet; none when it may."""
-    checks: dict[str, Callable[[], bool]] = {
-        f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): train longer": (
-            lambda: scores.cer > worst_cer
-        ),
-        f"{1 - scores.eos_rate:.1%} of the sentences never ended: train longer": (
-            lambda: scores.eos_rate < 1
-        ),
-        f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded": (
-            lambda: scores.runaway_rate > 0.02
-        ),
-        f"speech lasts {scores.duration_ratio:.2f} times the recordings": (
-            lambda: not 0.8 < scores.duration_ratio < 1.25
-        ),
-    }
-    doubt = recognizer_doubt(floor_cer, worst_cer)
-    return ([doubt] if doubt else []) + [reason for reason, failed in checks.items() if failed()]
+    checks = gate_checks(scores, floor_cer, worst_cer)
+    return [check.problem for check in checks if check.problem]

@@ -196,6 +196,27 @@ def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str, columns: int
     return figure
 
 
+def grouped_bars(
+    names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
+) -> Figure:
+    """Horizontal bars from the top down, for each name one of every group, with their values."""
+    figure, (axes,) = _figure(8, 0.9 + (0.15 + 0.24 * len(groups)) * max(len(names), 1))
+    height = 0.8 / len(groups)
+    widest = max((v for values in groups.values() for v in values), default=1.0) or 1.0
+    for number, ((group, values), colour) in enumerate(zip(groups.items(), PALETTE * 9)):
+        places = [i + (number + 0.5) * height - 0.4 for i in range(len(names))]
+        axes.barh(places, values, color=colour, height=0.9 * height, label=group)
+        for place, value in zip(places, values):
+            axes.text(value + 0.01 * widest, place, f"{value:,.4g}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), list(names))
+    axes.invert_yaxis()
+    axes.set_xlim(0, widest * 1.14)
+    axes.legend(frameon=False, fontsize=9)
+    tidy(axes, unit, "", title)
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
 def spectrograms(mels: dict[str, np.ndarray], frame_rate: float | None = None) -> Figure:
     """Log-mels (M, T) side by side on one colour scale; time in seconds given frames per second."""
     arrays = {name: np.asarray(mel, dtype=float) for name, mel in mels.items()}

@@ -17,8 +17,8 @@ from helpers import (
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
 from kit.inference.evaluate import (
     Scores,
-    floor,
     hearing,
+    noise_floor,
     save_samples,
     score,
     transcribe,
@@ -71,7 +71,8 @@ def test_a_recogniser_that_hears_right_has_no_error(voice, recognizer, monkeypat
     rows = manifest()[:3]
     heard = iter([[letters(r.text) for r in rows], [""] * 3])
     monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(heard))
-    assert floor(rows, recognizer, voice.codec) == (0.0, 1.0)
+    found = noise_floor(rows, recognizer, voice.codec)
+    assert (found.cer, found.cer_codec) == (0.0, 1.0)
 
 
 def test_an_empty_waveform_is_heard_as_silence(voice, recognizer):

@@ -1,0 +1,280 @@
+"""Is the voice intelligible? Held-out sentences, spoken and heard, against the recordings.
+
+Each step draws what it found and records its own figures. What was spoken and heard before, by the
+same weights with the same settings, is not spoken again.
+"""
+
+import html
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from kit.inference.evaluate import Scores, gate_checks, save_samples
+from kit.inference.word_errors import count_kinds, word_records
+from kit.notebook.plots import Figure, bars, curves, grouped_bars, spectrograms
+from kit.notebook.result import Result, Sound
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluation_data import EvaluationData
+from kit.training.logs import held_out_losses, read_log
+
+WORST_WORDS = 12  # in the table
+SAMPLES = 3  # recordings that go to samples/
+
+
+class Evaluation:
+    """The voices of a run, and a method for each thing that is asked of them.
+
+    `sentences` 0 leaves their number to the preset. Raises ConfigError where a notebook before has
+    not run yet, VoiceError and RecognizerError for files that are missing or damaged.
+    """
+
+    def __init__(self, run: ActiveRun, sentences: int = 0):
+        self.active_run = run
+        self.preset = run.section("evaluate")
+        self.data = EvaluationData(run, sentences or self.preset["sentences"])
+        self.weights = list(self.data.voices)[-1]  # of the voice to hear, until it is known better
+
+    def __str__(self) -> str:
+        data = self.data
+        speakers = data.voices["raw"].speakers
+        named = ", ".join(data.voices)
+        lines = [f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {named}"]
+        if "ema" not in data.voices:
+            lines.append(
+                "One set of weights: training kept no average (`ema` was off), so the last are "
+                "judged."
+            )
+        if data.left_out:
+            lines.append(f"{data.left_out} left out: they have letters no training text has.")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # the plain-text side of a cell's output
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
+
+    def run(self) -> Iterator[Result]:
+        """Every step in turn."""
+        yield self.hear()
+        yield self.floor()
+        yield self.compare_weights()
+        yield self.best_of_several()
+        yield self.harder_sentences()
+        yield self.losses()
+        yield self.word_errors()
+        yield self.verdict()
+        yield self.samples()
+
+    def hear(self, number: int = 0) -> Result:
+        """Held-out sentence `number`, from 0: recorded, after the codec, and as the voice says it.
+
+        The voice reads it once with the last weights, then as it speaks from here on.
+        """
+        data = self.data
+        row = data.held_out[number]
+        recording = data.recording(row)
+        once = data.voices["raw"].speak([row.text], row.speaker, data.read_once)[0]
+        spoken = data.voices[self.weights].speak([row.text], row.speaker, data.sampling)[0]
+        waves = {
+            "recording": recording,
+            "codec": data.codec.decode(data.codec.encode(recording[None]))[0],
+            "raw, read once": once.wave,
+            self.best_of(self.weights): spoken.wave,
+        }
+        line = f"{row.text} | heard: {data.written_down(spoken.wave)}"
+        return Result(line=line, pictures=[self.picture(waves)], sounds=self.sounds(waves))
+
+    def floor(self) -> Result:
+        """What the recogniser makes of the recordings themselves, and of the codec's copies."""
+        found = self.data.floor("held_out")
+        figures = {"cer_floor": found.cer, "cer_codec": found.cer_codec}
+        self.active_run.record(eval=figures)
+        return Result(
+            line=f"CER on recordings {found.cer:.2%}, after the codec {found.cer_codec:.2%}",
+            pictures=[self.error_bars({})],
+            figures=figures,
+            shown=False,
+        )
+
+    def compare_weights(self) -> Result:
+        """The last weights, and their average where there is one: every sentence read once."""
+        scores = self.scores_read_once()
+        figures = {f"cer_{name}": found.cer for name, found in scores.items()}
+        self.active_run.record(eval=figures)
+        told = ", ".join(f"{name} {found.cer:.2%}" for name, found in scores.items())
+        return Result(
+            line=f"CER read once: {told}",
+            pictures=[self.error_bars(scores)],
+            figures=figures,
+            shown=False,
+            grid=scores_table(scores),
+        )
+
+    def best_of_several(self) -> Result:
+        """The better weights, reading each sentence several times and keeping the likeliest."""
+        best = self.data.best
+        self.weights = best
+        chosen = self.data.spoken["held_out"].scores
+        figures = chosen.figures()
+        figures["weights"] = best
+        figures["candidates"] = self.data.sampling.candidates
+        self.active_run.record(eval=figures)
+        scores = self.scores_read_once()
+        scores[self.best_of(best)] = chosen
+        return Result(
+            line=f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}",
+            pictures=[self.error_bars(scores)],
+            figures=figures,
+            shown=False,
+            grid=scores_table(scores),
+        )
+
+    def harder_sentences(self) -> Result:
+        """Words that training never saw, and long sentences; each beside a floor of its own."""
+        scores = {split: heard.scores for split, heard in self.data.spoken.items()}
+        floors = {split: self.data.floor(split) for split in scores}
+        figures = {}
+        for split in scores:
+            if split != "held_out":
+                figures[split] = scores[split].figures()
+                figures[split]["cer_floor"] = floors[split].cer
+                figures[split]["cer_codec"] = floors[split].cer_codec
+        self.active_run.record(eval=figures)
+        groups = {
+            "recordings": [100 * found.cer for found in floors.values()],
+            "codec": [100 * found.cer_codec for found in floors.values()],
+            "the voice": [100 * found.cer for found in scores.values()],
+        }
+        told = ", ".join(f"{split} {found.cer:.2%}" for split, found in scores.items())
+        return Result(
+            line=f"CER by kind of sentence: {told}",
+            pictures=[grouped_bars(list(scores), groups, "%", "Character error rate")],
+            figures=figures,
+            shown=False,
+            grid=scores_table(scores),
+        )
+
+    def losses(self) -> Result:
+        """Held-out loss along training: of the last weights, and of their average."""
+        lines = held_out_losses(read_log(self.active_run.path("train.jsonl")))
+        at_the_end = {name: values[-1] for name, (_, values) in lines.items()}
+        figures = {f"{name.lower()}_loss": loss for name, loss in at_the_end.items()}
+        self.active_run.record(eval=figures)
+        told = ", ".join(f"{name} {loss:.3f}" for name, loss in at_the_end.items())
+        line = f"Held-out loss at the end: {told}"
+        if "EMA" in at_the_end:
+            below = 100 * (1 - at_the_end["EMA"] / at_the_end["raw"])
+            line += f"\nAt the end EMA is {below:.1f} % below raw."
+        picture = curves(lines, "step", "held-out loss")
+        return Result(line=line, pictures=[picture], figures=figures, shown=False)
+
+    def word_errors(self) -> Result:
+        """How words go wrong, and which, beside the recogniser's own mistakes on the codec."""
+        pairs = self.data.word_pairs()
+        on_codec = self.data.codec_word_pairs()
+        counts = count_kinds(pairs)
+        words = sum(len(pair.words) for pair in pairs)
+        figures = {kind.replace(" ", "_"): count for kind, count in counts.items()}
+        self.active_run.record(eval={"words": words, "word_errors": figures})
+        groups = {"codec": count_kinds(on_codec).values(), "the voice": counts.values()}
+        wrong_on_codec = {record.word: record.wrong for record in word_records(on_codec)}
+        grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
+        for record in word_records(pairs)[:WORST_WORDS]:
+            if record.wrong:
+                numbers = (record.count, record.wrong, wrong_on_codec[record.word])
+                how = (", ".join(record.kinds), " | ".join(record.heard[:3]))
+                grid.append((record.word, *map(str, numbers), *how))
+        title = f"Word errors among {words:,} words"
+        return Result(
+            line=f"{sum(counts.values()):,} errors among {words:,} words; most of them in sentence "
+            f"{self.data.worst_sentence()}",
+            pictures=[grouped_bars(list(counts), groups, "words", title)],
+            figures=figures,
+            shown=False,
+            grid=grid,
+        )
+
+    def verdict(self) -> Result:
+        """The gate: intelligible, ends its sentences, keeps its pace."""
+        floor_cer = self.data.floor("held_out").cer
+        scores = self.data.spoken["held_out"].scores
+        checks = gate_checks(scores, floor_cer, self.preset["worst_cer"])
+        problems = [check.problem for check in checks if check.problem]
+        figures = {"gate": problems or "passed"}
+        self.active_run.record(eval=figures)
+        grid = [("", "asked of a voice", "found", "wanted")]
+        for check in checks:
+            mark = "✗" if check.problem else "✓"
+            grid.append((mark, check.what, check.found, check.wanted))
+        line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
+        return Result(line=line, figures=figures, shown=False, grid=grid)
+
+    def samples(self) -> Result:
+        """The first sentences of each kind as files in samples/, for whoever gets the report."""
+        data = self.data
+        rows = data.held_out[:SAMPLES]
+        texts = [row.text for row in rows]
+        recordings = {"recording": (texts, [data.recording(row) for row in rows])}
+        written = []
+        for heard in (*data.by_weights.values(), data.spoken["held_out"]):
+            written += heard.samples
+        written += save_samples(
+            recordings, "held_out", data.codec.sample_rate, self.active_run.folder
+        )
+        for split, heard in data.spoken.items():
+            if split != "held_out":
+                written += heard.samples
+        self.active_run.record(samples=written)
+        first = {split: heard.samples[0] for split, heard in data.spoken.items()}
+        waves = {split: data.sample_wave(sample) for split, sample in first.items()}
+        captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
+        return Result(
+            line=f"{len(written)} samples in {self.active_run.folder / 'samples'}",
+            pictures=[self.picture(waves)],
+            sounds=self.sounds(captions),
+        )
+
+    def best_of(self, weights: str) -> str:
+        """How the voice speaks from here on, in words."""
+        return f"{weights}, best of {self.data.sampling.candidates}"
+
+    def scores_read_once(self) -> dict[str, Scores]:
+        return {name: heard.scores for name, heard in self.data.by_weights.items()}
+
+    def error_bars(self, scores: dict[str, Scores]) -> Figure:
+        """Character error rates of the recordings, of the codec's copies, and of `scores`."""
+        floor = self.data.floor("held_out")
+        percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
+        for name, found in scores.items():
+            percent[name] = 100 * found.cer
+        title = f"Character error rate, {len(self.data.held_out)} held-out sentences"
+        return bars(list(percent), percent.values(), "%", title)
+
+    def picture(self, waves: dict[str, Tensor]) -> Figure:
+        """Spectrograms of `waves` (L,) by name."""
+        codec = self.data.codec
+        mels = {name: codec.log_mels([wave])[0].numpy() for name, wave in waves.items()}
+        return spectrograms(mels, codec.sample_rate / codec.config.hop_length)
+
+    def sounds(self, waves: dict[str, Tensor]) -> list[Sound]:
+        """Players for `waves` (L,) by caption."""
+        rate_hz = self.data.codec.sample_rate
+        return [
+            Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=rate_hz)
+            for caption, wave in waves.items()
+        ]
+
+
+def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
+    """Scores by name as rows of a table, the headings first."""
+    grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
+    for name, found in scores.items():
+        row = (
+            f"{found.cer:.2%}",
+            f"{found.eos_rate:.1%}",
+            f"{found.duration_ratio:.2f} x",
+            f"{found.runaway_rate:.1%}",
+            str(found.sentences),
+        )
+        grid.append((name, *row))
+    return grid

@@ -1,0 +1,206 @@
+"""The evaluation recipe: what it shows, records and leaves, and that nothing is spoken twice."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import torch
+from helpers import manifest, real_voice, world
+
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.base.config import ConfigError, merge
+from kit.inference.voice import Habits, Voice, VoiceError, save_references
+from kit.inference.word_errors import KINDS
+from kit.model.weights import save_model
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluate import Evaluation
+from kit.recipes.start import start
+
+SMALL = {
+    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "evaluate": {"sentences": 4, "worst_cer": 0.12},
+}
+# What report.json says under `eval`, which later notebooks and the checklist read.
+RECORDED = (
+    "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
+    "duration_ratio sentences runaway_rate unseen long"
+).split()
+STEPS = 9
+SAYABLE = 3  # of the four sentences, one has a letter that no training text has
+
+
+def log_row(step: int, ema: bool) -> dict:
+    plain = {"step": step, "steps": 4, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
+    times = {"step_s": 0.1, "unix_s": 0.1 * step, "wall_s": 0.1, "memory_bytes": 1}
+    losses = {"val_loss": 4.0 - step / 4, "ema_val_loss": 4.1 - step / 3 if ema else None}
+    return plain | times | losses | {"gate": None, "note": ""}
+
+
+def trained_run(folder, ema: bool = True) -> ActiveRun:
+    """A run as 01 and 02 leave it, its models untrained."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KIT_RUNS", str(folder))
+        run = start("heard", "tiny")
+    torch.set_num_threads(threads)
+    voice = real_voice()
+    save_model(voice.model, run.path("model-raw.safetensors"))
+    if ema:
+        voice.model.code_head.bias.data[5] += 0.5
+        save_model(voice.model, run.path("model-ema.safetensors"))
+    save_references(voice.references, run.path("references.safetensors"), Habits(longest_text=40))
+    for name in ("codec.safetensors", "tokenizer.model", "manifest.jsonl"):
+        shutil.copy(world() / name, run.path(name))
+    alphabet = alphabet_of([row.text for row in manifest()])
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
+    save_recognizer(recognizer, run.path("recognizer.safetensors"))
+    lines = "".join(json.dumps(log_row(step, ema)) + "\n" for step in (2, 4))
+    run.path("train.jsonl").write_text(lines, encoding="utf-8")
+    run.record(data={"language": "am"})
+    return dataclasses.replace(run, preset=merge(run.preset, SMALL))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> ActiveRun:
+    return trained_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def evaluated(run) -> tuple[Evaluation, dict]:
+    """An evaluation that took every step, and its results by step."""
+    evaluation = Evaluation(run)
+    names = "hear floor weights best harder losses words verdict samples".split()
+    return evaluation, dict(zip(names, evaluation.run(), strict=True))
+
+
+def test_the_voice_is_heard_and_seen_beside_the_recording(evaluated):
+    heard = evaluated[1]["hear"]
+    captions = [sound.caption for sound in heard.sounds]
+    assert captions == ["recording", "codec", "raw, read once", "ema, best of 2"]
+    assert len(heard.pictures[0].axes) == 4 and " | heard: " in str(heard)
+    drawn = heard._repr_html_()
+    assert drawn.index("<img") < drawn.index("<audio")
+
+
+def test_every_sentence_can_be_heard(evaluated):
+    evaluation = evaluated[0]
+    text = evaluation.data.held_out[2].text
+    again = evaluation.hear(2)
+    assert str(again).startswith(text)
+    assert again.sounds[-1].caption == f"{evaluation.data.best}, best of 2"
+
+
+def test_every_figure_is_recorded_under_its_name(evaluated, run):
+    figures = run.report()["eval"]
+    assert set(RECORDED) <= set(figures)
+    assert figures["sentences"] == SAYABLE and figures["candidates"] == 2
+    assert figures["weights"] in ("raw", "ema")
+    assert figures["raw_loss"] == 3.0 and figures["ema_loss"] == pytest.approx(4.1 - 4 / 3)
+    for split in ("unseen", "long"):
+        assert {"cer", "eos_rate", "cer_floor", "cer_codec"} <= set(figures[split])
+    assert figures["cer"] == evaluated[0].data.spoken["held_out"].scores.cer
+
+
+def test_pictures_come_with_every_comparison(evaluated):
+    results = evaluated[1]
+    for name in ("floor", "weights", "best", "harder", "losses", "words", "samples"):
+        assert results[name].pictures, name
+    assert "EMA is" in str(results["losses"])
+    assert len(results["best"].grid) == 4  # headings, raw, ema, best of several
+
+
+def test_an_untrained_voice_does_not_pass_and_is_told_why(evaluated, run):
+    verdict = evaluated[1]["verdict"]
+    gate = run.report()["eval"]["gate"]
+    assert str(verdict) == "Not yet: " + "; ".join(gate)
+    marks = {row[1]: row[0] for row in verdict.grid[1:]}
+    assert marks["intelligible"] == "✗" and marks["ends its sentences"] == "✗"
+
+
+def test_word_errors_count_every_word(evaluated, run):
+    evaluation, results = evaluated
+    figures = run.report()["eval"]
+    rows = [row for split in evaluation.data.spoken for row in evaluation.data.split(split)]
+    assert figures["words"] == sum(len(row.text.split()) for row in rows)
+    assert len(figures["word_errors"]) == len(KINDS) and sum(figures["word_errors"].values()) > 0
+    assert len(results["words"].grid) > 1
+    assert 0 <= evaluation.data.worst_sentence() < SAYABLE
+
+
+def test_samples_of_each_kind_lie_where_the_report_looks(evaluated, run):
+    samples = run.report()["samples"]
+    names = [sample["wav"].removeprefix("samples/") for sample in samples]
+    best = run.report()["eval"]["weights"]
+    kinds = ["held_out-0-raw", "held_out-0-ema", "held_out-0-best", "held_out-0-recording"]
+    kinds += [f"unseen-0-{best}", f"long-0-{best}"]
+    assert {f"{kind}.wav" for kind in kinds} <= set(names)
+    assert all((run.folder / sample["wav"]).is_file() for sample in samples)
+
+
+@pytest.fixture
+def batches(monkeypatch) -> list[int]:
+    """How many texts each call of `Voice.speak` was given from now on."""
+    asked, speak = [], Voice.speak
+
+    def counted(self, texts, *others):
+        asked.append(len(texts))
+        return speak(self, texts, *others)
+
+    monkeypatch.setattr(Voice, "speak", counted)
+    return asked
+
+
+def test_what_was_spoken_is_not_spoken_again(evaluated, run, batches):
+    before = run.report()["eval"]
+    results = list(Evaluation(run).run())
+    assert len(results) == STEPS and run.report()["eval"] == before
+    assert batches == [1, 1]  # the sentence to hear
+
+
+def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
+    warm = merge(run.preset, {"generate": {"temperature": 0.9}})
+    Evaluation(dataclasses.replace(run, preset=warm)).compare_weights()
+    assert batches == [SAYABLE] * 2
+    Evaluation(run, sentences=2).compare_weights()
+    assert batches == [SAYABLE] * 2 + [1, 1]
+
+
+def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
+    evaluation = Evaluation(run)
+    evaluation.samples()
+    del batches[:]
+    (run.folder / "samples" / f"unseen-0-{evaluation.data.best}.wav").unlink()
+    Evaluation(run).samples()
+    assert batches == [len(evaluation.data.split("unseen"))]
+    assert all((run.folder / s["wav"]).is_file() for s in run.report()["samples"])
+
+
+def test_a_damaged_file_of_what_was_heard_is_told_and_made_again(evaluated, run, batches, capsys):
+    run.path("heard.json").write_text('{"held_out', encoding="utf-8")
+    Evaluation(run).compare_weights()
+    assert batches == [SAYABLE] * 2 and "heard.json is damaged" in capsys.readouterr().out
+
+
+def test_a_run_without_an_average_says_so_and_is_judged(tmp_path):
+    run = trained_run(tmp_path, ema=False)
+    evaluation = Evaluation(run)
+    assert "1 left out: they have letters" in str(evaluation)
+    assert "One set of weights" in str(evaluation) and "<p>" in evaluation._repr_html_()
+    results = list(evaluation.run())
+    figures = run.report()["eval"]
+    assert len(results) == STEPS and figures["weights"] == "raw"
+    assert not {"cer_ema", "ema_loss"} & set(figures)
+    assert "EMA" not in "".join(map(str, results))
+
+
+def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
+    run = trained_run(tmp_path)
+    run.path("references.safetensors").unlink()
+    with pytest.raises(VoiceError, match="02_train"):
+        Evaluation(run)
+    rows = run.path("manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
+    run.path("manifest.jsonl").write_text(rows, encoding="utf-8")
+    save_references(real_voice().references, run.path("references.safetensors"))
+    with pytest.raises(ConfigError, match=r"no held-out sentence.*01_data_prep"):
+        Evaluation(run)
