@@ -53,8 +53,10 @@ def main(words: list[str] | None = None) -> int:
 
 def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     """Take the recipe's steps, a printed line each, until its end or an interrupt."""
+    from kit.recipes.start import start, wait_patiently
+
+    wait_patiently()
     from kit.recipes.settings import parse_settings
-    from kit.recipes.start import start
 
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     print(run, flush=True)

@@ -3,6 +3,7 @@ notebooks/*.ipynb in order, as items of the same pytest run (see pyproject.toml 
 """
 
 import ast
+import re
 from pathlib import Path
 
 import nbformat
@@ -93,6 +94,14 @@ def test_text_is_spelt_in_the_language_of_the_data(path):
         n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "normalize"
     ]
     assert all(len(call.args) == 2 for call in calls)
+
+
+@each
+def test_start_comes_before_anything_heavy_is_imported(path):
+    """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
+    source = "\n".join(cell.source for cell in code_cells(path))
+    imports = re.findall(r"(?m)^(?:from|import) (?!os, sys$).*", source.split(" = start(")[0])
+    assert imports == ["from kit.recipes.start import start"]
 
 
 @each

@@ -16,8 +16,7 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     Raises ConfigError for a name that is no plain folder's, for a preset that is not the run's own,
     and for a setting that there is not.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
+    wait_patiently()
     from kit.recipes import colab
 
     if colab.is_colab():
@@ -31,3 +30,9 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     plain_errors()
     kept = kept_run(run_folder(name))
     return active_run(name, preset, use, settings, kept)
+
+
+def wait_patiently() -> None:
+    """Set how torch's threads wait for each other. Nothing changes once torch was imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
