@@ -4,6 +4,8 @@
 PYTHON ?= python3
 PRESET ?= cpu
 RUN    ?= demo
+# Tests that run side by side, each on a thread of its own.
+JOBS   ?= 2
 ARGS   ?=
 # pypi: torch as PyPI has it (with CUDA on Linux). cpu: from PyTorch's CPU index, which must be
 # reachable. Its stamp remembers it, so `make test` after `make demo TORCH=cpu` keeps it.
@@ -115,7 +117,7 @@ address:  ## URL=https://github.com/OWNER/NAME: where this repository is, in bad
 # --- checks ---------------------------------------------------------------------------------
 
 test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user installed, notebooks too
 	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)

@@ -9,10 +9,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads slow busy cores down 4-10 times
 os.environ["GOMP_SPINCOUNT"] = "10000"  # ... but falling asleep at once costs twice the time
+BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes that test
+if BESIDE_OTHERS:
+    os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 os.environ["KIT_PRESET"] = "tiny"
 os.environ["KIT_RUN"] = "demo"
@@ -24,6 +29,18 @@ os.environ.pop("KIT_DEMO_STARTED", None)
 def pytest_configure(config):
     config.kit_runs = tempfile.mkdtemp(prefix="kit-runs-")
     os.environ["KIT_RUNS"] = config.kit_runs  # shared by all notebooks, never the user's runs/
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """A file's tests share what was made for them, and each notebook goes on from the one before.
+
+    The notebooks begin, as they take longest.
+    """
+    items.sort(key=lambda item: item.path.suffix != ".ipynb")
+    for item in items:
+        group = "notebooks" if item.path.suffix == ".ipynb" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_unconfigure(config):
