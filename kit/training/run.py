@@ -31,6 +31,7 @@ from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
+from kit.training.prefetch import prefetched
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.state import TrainState
@@ -141,8 +142,11 @@ class TrainSession:
         yield from listen(train(state, batches, validate, stop, gate), *listeners)
 
     def _batches(self, grad_accum: int):
+        """The batches from where the state stands; pinned ones are made and pinned ahead."""
         batches = self.make_batches(self.state.position, grad_accum)
-        return map(pin, batches) if self.state.applied.on("pinned_memory") else batches
+        if self.state.applied.on("pinned_memory"):
+            return prefetched(map(pin, batches))
+        return batches
 
     def trial(self, values: dict, batches, steps: int = 12) -> list[dict]:
         """Rows of a few real steps of a throwaway model, as the log would have them.

@@ -29,7 +29,7 @@ class SpeedConfig:
     fused_adamw: bool = False  # one kernel for the whole optimiser step
     tf32: bool = False  # fp32 matrix products with 10-bit mantissas
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
-    pinned_memory: bool = False  # batches in page-locked memory
+    pinned_memory: bool = False  # batches made ahead, in page-locked memory
     compile: bool = False  # torch.compile of the trunk's layers
     gradient_checkpointing: bool = False  # recompute layers in the backward pass
     recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
@@ -126,7 +126,10 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "fused_adamw": (True, "same update, fewer passes over memory"),
         "tf32": _tf32(hw),
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
-        "pinned_memory": (gpu, "copies run beside the GPU's work" if gpu else only),
+        "pinned_memory": (
+            gpu,
+            "batches are made and copied beside the GPU's work" if gpu else only,
+        ),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),

@@ -55,6 +55,23 @@ def set_fused(model, fused: bool) -> None:
         layer.attn.fused = fused
 
 
+def test_the_attention_that_is_looked_at_is_the_one_that_works():
+    model, batch = tiny_model(dropout=0.5), pack(GPT, *rows())
+    weights = model.attention(batch)
+    assert not model.training, "without dropout"
+    layer, x = model.gpt.h[0], model.inputs(batch)
+    attended = layer.attn(layer.ln_1(x))
+    values = layer.attn.qkv(layer.ln_1(x))[2]
+    by_hand = layer.attn.c_proj((weights[0] @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(by_hand, attended)
+    length = GPT.latents + batch.tokens.shape[1]
+    for each in weights:
+        assert each.shape == (len(batch.tokens), GPT.heads, length, length)
+        torch.testing.assert_close(each.sum(-1), torch.ones(each.shape[:3]))
+        assert not each.triu(1).any(), "nobody looks ahead"
+    assert len(weights) == GPT.layers
+
+
 def test_fused_attention_is_explicit_softmax():
     model, batch = tiny_model(), pack(GPT, *rows())
     found = []

@@ -148,3 +148,24 @@ def test_a_training_row_has_a_cell_for_each_token_and_its_sound_below_the_codes(
 def test_a_timeline_is_a_picture_whatever_was_kept(kept):
     data = plots.png(plots.timeline(kept, [(2.0, 2.5)], "talk.wav"))
     assert size(data) == (1600, 300)
+
+
+@pytest.mark.parametrize("measured", [None, 3 * 2**30])
+def test_a_memory_plan_shows_every_part_that_takes_something(measured):
+    parts = {"weights": 2**30, "EMA": 0, "activations": 2 * 2**30}
+    figure = plots.memory_plan(parts, 3 * 2**30, measured, 10 * 2**30, 16 * 2**30, "a T4")
+    device, own = figure.axes
+    assert [label.get_text() for label in own.get_yticklabels()] == ["weights", "activations"]
+    assert [text.get_text() for text in own.texts] == ["1", "2"] and "GiB" in own.get_xlabel()
+    names = [text.get_text() for text in device.get_legend().get_texts()]
+    assert ("measured" in names) == (measured is not None) and "may use" in names
+    assert len(plots.png(figure)) > 1000
+
+
+def test_heatmaps_share_a_colour_scale_and_no_empty_axes_are_shown():
+    maps = {f"head {i}": np.full((3, 5), i / 5) for i in range(6)}
+    figure = plots.heatmaps(maps, "code", "text piece")
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in shown] == list(maps)
+    assert {axes.images[0].get_clim() for axes in shown} == {(0, 1.0)}
+    assert shown[0].get_ylabel() == "text piece" and shown[1].get_ylabel() == ""

@@ -1,0 +1,87 @@
+"""Batches made ahead: the same ones in the same order, and no thread is left behind."""
+
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+from helpers import TRAIN, tiny_session, train_in
+
+from kit.model.weights import load_model
+from kit.training import run
+from kit.training.prefetch import prefetched
+from kit.training.switches import Applied
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "batches"]
+
+
+def until_none(limit_s: float = 5.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while threads():
+        assert time.monotonic() < end_s, "a thread is left behind"
+        time.sleep(0.02)
+
+
+def test_everything_comes_once_and_in_order():
+    assert list(prefetched(range(100))) == list(range(100))
+    assert list(prefetched([])) == []
+    until_none()
+
+
+def test_only_so_many_are_made_ahead_and_closing_ends_the_thread():
+    made = []
+    stream = prefetched((made.append(i) or i for i in itertools.count()), count=3)
+    assert next(stream) == 0
+    time.sleep(0.3)
+    assert len(made) <= 5, "one taken, three waiting, one in the maker's hands"
+    stream.close()
+    until_none()
+
+
+def test_an_error_in_the_making_arrives_where_its_batch_would_have():
+    def broken():
+        yield 1
+        raise ValueError("The shard is damaged.")
+
+    stream = prefetched(broken())
+    assert next(stream) == 1
+    with pytest.raises(ValueError, match="shard is damaged"):
+        next(stream)
+    until_none()
+
+
+def test_making_goes_on_while_the_step_waits():
+    """As on a GPU: the step sleeps in the driver, the next batch is made meanwhile."""
+
+    def slow(count: int):
+        for i in range(count):
+            time.sleep(0.05)
+            yield i
+
+    began_s = time.perf_counter()
+    for _ in prefetched(slow(8)):
+        time.sleep(0.05)
+    assert time.perf_counter() - began_s < 0.65, "one after the other would take 0.8 s"
+
+
+def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatch):
+    """Stopped in the middle, too: what was made ahead is made again."""
+    train_in(str(tmp_path / "plain"))
+    really_on = Applied.on
+    monkeypatch.setattr(run, "pin", lambda batch: batch)
+    monkeypatch.setattr(
+        Applied, "on", lambda self, name: name == "pinned_memory" or really_on(self, name)
+    )
+    stop, session = threading.Event(), tiny_session(tmp_path / "ahead", TRAIN)
+    for event in session.run({"ema": True}, stop):
+        if event.step == 5:
+            stop.set()
+    train_in(str(tmp_path / "ahead"))
+    until_none()
+    for name in ("model-raw.safetensors", "model-ema.safetensors"):
+        plain, ahead = (load_model(tmp_path / way / name) for way in ("plain", "ahead"))
+        for mine, theirs in zip(ahead.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
