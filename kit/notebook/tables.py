@@ -63,4 +63,6 @@ def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
 
 def show(value) -> str:
     """A figure as a person would write it."""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return " ".join(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

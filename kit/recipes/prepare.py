@@ -66,7 +66,8 @@ class Preparation:
     `data` is a folder, a table, an archive or a hf:// name, "" for the built-in corpus; `language`
     a code like "am". Clips longer than `longest_s` are left out (0: those that the model can have
     no positions for), and more refused hours than `refuse_percent` end the preparation. Text pieces
-    are learned from the recordings' texts, or from the file `text`, of any size.
+    are learned from the recordings' texts, or from the file `text`, of any size; or from the
+    phonemes of the former, where `phonemes` is a language by espeak-ng's name, such as "en-us".
     """
 
     def __init__(
@@ -77,11 +78,16 @@ class Preparation:
         refuse_percent: float = 5.0,
         longest_s: float = 0.0,
         text: str = "",
+        phonemes: str = "",
     ):
         self.active_run = run
         self.data = data
         self.language = language
         self.text = Path(text) if text else None
+        pieces = dict(run.section("text"))
+        if phonemes:
+            pieces["phonemes"] = phonemes
+        self.pieces = build(TokenizerConfig, pieces)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = build(CodecConfig, run.section("codec"))
         self.data_config = build(DataConfig, run.section("data"))
@@ -124,9 +130,12 @@ class Preparation:
         corpus = None
         if not self.data:
             corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
-        pieces = f", pieces of {self.text}" if self.text else ""
-        corpus_name = self.data or "the built-in corpus"
-        run.settle("data", f"{corpus_name}, language {self.language}{pieces}")
+        begun_with = f"{self.data or 'the built-in corpus'}, language {self.language}"
+        if self.text:
+            begun_with += f", pieces of {self.text}"
+        if self.pieces.phonemes:
+            begun_with += f", phonemes of {self.pieces.phonemes}"
+        run.settle("data", begun_with)
         if corpus:
             self.folder = make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
         else:
@@ -149,12 +158,11 @@ class Preparation:
         run = self.active_run
         lines = [row.text for row in self._split("train")]
         held_out = [row.text for row in self._split("held_out")]
-        config = build(TokenizerConfig, run.section("text"))
         path = run.path("tokenizer.model")
         mark = run.path("tokenizer.key")  # what the one that lies there was made from
-        key = digest(config, lines, self.language, _stamp(self.text) if self.text else "")
+        key = digest(self.pieces, lines, self.language, _stamp(self.text) if self.text else "")
         if not path.exists() or read_mark(mark) != key:
-            fitted_tokenizer(lines, path, config, self.text, self.language)
+            fitted_tokenizer(lines, path, self.pieces, self.text, self.language)
             write_atomic(mark, key)
         self.tokenizer = Tokenizer(path)
         fitness = tokenizer_report(self.tokenizer, held_out or lines)

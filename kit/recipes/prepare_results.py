@@ -66,7 +66,7 @@ def of_tokenizer(
 ) -> Result:
     """How a text is spelt, how a line is cut into pieces, and whether the vocabulary fits."""
     text = EXAMPLES.get(language, f"{lines[0]} 2017")
-    pieces = tokenizer.model.encode(lines[0], out_type=str)
+    pieces = tokenizer.model.encode(tokenizer.spelt(lines[0]), out_type=str)
     return Result(
         line=f"{tokenizer.vocab_size} ids; vocabulary advice: {advice[0]}, {advice[1]}",
         grid=[

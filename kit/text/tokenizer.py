@@ -3,17 +3,22 @@
 Knows nothing of audio, and of spelling only that `kit.text.normalize` settled it.
 """
 
+import re
 from pathlib import Path
 
 import sentencepiece as spm
 
 from kit.text.normalize import TextError
 
+PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece: no text becomes it
+
 
 class Tokenizer:
     """A trained SentencePiece model plus the START and STOP ids that frame every text.
 
-    `vocab_size` counts both. Raises TextError when the file is missing or no such model.
+    `vocab_size` counts both. `phonemes` is the language, by espeak-ng's name, in whose phonemes it
+    was trained, as a mark in the file says; "" for letters. Raises TextError when the file is
+    missing or no such model.
     """
 
     def __init__(self, path: Path):
@@ -27,12 +32,25 @@ class Tokenizer:
                 f"{path} is damaged, or no SentencePiece model ({_kind_of(path)}): delete it and "
                 "run 01_data_prep again, or name the right file."
             ) from error
-        self.start, self.stop = self.model.vocab_size(), self.model.vocab_size() + 1
-        self.vocab_size = self.model.vocab_size() + 2
+        size = self.model.vocab_size()
+        self.start = size
+        self.stop = size + 1
+        self.vocab_size = size + 2
+        marks = [self.model.id_to_piece(i) for i in range(size) if self.model.is_control(i)]
+        found = [PHONEMES.fullmatch(mark) for mark in marks]
+        self.phonemes = next((match[1] for match in found if match), "")
 
     def encode(self, text: str) -> list[int]:
         """Piece ids of already normalised `text`, without START and STOP."""
-        return self.model.encode(text)
+        return self.model.encode(self.spelt(text))
+
+    def spelt(self, text: str) -> str:
+        """Normalised `text` as it is cut into pieces: in phonemes where those were learned."""
+        if not self.phonemes:
+            return text
+        from kit.text.phonemes import phonemize  # a voice of letters speaks without espeak-ng
+
+        return phonemize([text], self.phonemes)[0]
 
     def decode(self, ids) -> str:
         return self.model.decode([int(i) for i in ids])
@@ -50,6 +68,7 @@ class Tokenizer:
         """`encode`, or TextError naming what cannot be spoken: nothing, or unknown letters."""
         if not any(c.isalnum() for c in text):
             raise TextError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
+        text = self.spelt(text)
         uncovered = self.uncovered(text)
         strange = [c for c in uncovered if c.isalnum()]
         if strange:
@@ -60,7 +79,7 @@ class Tokenizer:
                 "of the training text, or train the tokenizer on text that has them."
             )
         kept = "".join(c for c in text if c not in uncovered)
-        return self.encode(" ".join(kept.split()))
+        return self.model.encode(" ".join(kept.split()))
 
 
 def _kind_of(path: Path) -> str:

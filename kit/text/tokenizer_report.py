@@ -31,7 +31,8 @@ def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
     as they were, `scripts` the share of letters by Unicode script, `rare` the characters seen fewer
     than five times, `uncovered` those without a piece. Raises TextError when `texts` has no word.
     """
-    ids = [tokenizer.encode(t) for t in texts]
+    texts = [tokenizer.spelt(t) for t in texts]
+    ids = [tokenizer.model.encode(t) for t in texts]
     pieces = sum(map(len, ids))
     characters = collections.Counter("".join(texts))
     words = sum(len(t.split()) for t in texts)

@@ -20,6 +20,7 @@ from kit.base.config import require, require_within
 from kit.base.files import write_atomic
 from kit.text.extract import extracted, is_plain, plain_lines
 from kit.text.normalize import TextError
+from kit.text.phonemes import phonemize
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192 bytes, drops lines in silence
 
@@ -36,6 +37,7 @@ class TokenizerConfig:
     train_extremely_large_corpus: bool = False  # 64-bit counts: a unigram of over 2**31 characters
     seed: int = 0  # of that draw
     threads: int = 1  # of the unigram trainer
+    phonemes: str = ""  # learn from phonemes of espeak-ng's language "am", "en-us" ...; "": letters
 
     def __post_init__(self):
         require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
@@ -47,6 +49,8 @@ class TokenizerConfig:
         size = self.input_sentence_size
         require(size >= 0, self, "input_sentence_size", "0 takes every line; else how many.")
         require(self.threads >= 1, self, "threads", "at least one.")
+        named = re.fullmatch(r"([a-z]{2,3}(-[a-z0-9]+)*)?", self.phonemes)
+        require(named, self, "phonemes", "a language by espeak-ng's name, such as `en-us`, or ``.")
         require_within(self, 1, 2**24, "vocab_size")
         require_within(self, 0, 1e12, "input_sentence_size")
         require_within(self, 0, 2**32 - 1, "seed")
@@ -75,12 +79,19 @@ def train_tokenizer(
     with contextlib.ExitStack() as stack:
         if isinstance(source, (str, Path)):
             source = Path(source)
+            if config.phonemes:
+                raise TextError(
+                    f"Phonemes are learned from the recordings' own texts, not from {source}: "
+                    "leave the file out, or `phonemes` empty."
+                )
             if language or not is_plain(source, **layout):
                 folder = Path(path).parent
                 made = extracted(source, folder, column=column, language=language, **layout)
                 source = stack.enter_context(made).path
         else:
             source = [line for line in source if line.strip()]
+            if config.phonemes:
+                source = phonemize(source, config.phonemes)
         _train(source, Path(path), config)
     return Path(path)
 
@@ -101,6 +112,7 @@ def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> Non
             max_sentence_length=_LONGEST_LINE_BYTES,
             normalization_rule_name="identity",  # `kit.text.normalize` has the last word
             num_threads=config.threads,
+            control_symbols=[f"<phonemes:{config.phonemes}>"] if config.phonemes else [],
             minloglevel=2,
         )
     except RuntimeError as error:

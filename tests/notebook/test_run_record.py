@@ -185,6 +185,10 @@ def test_a_table_without_a_browser_is_plain_text(capsys):
     assert "loss" in capsys.readouterr().out
 
 
+def test_letters_are_shown_as_letters():
+    assert show(["ሀ", "ለ"]) == "ሀ ለ" and show([]) == "" and show([1, 2]) == "[1, 2]"
+
+
 def test_a_grid_is_a_table_and_lines_in_columns(capsys):
     html_grid([("variant", "steps/s"), ("a < b", "3"), ("all on", "12")])
     said = capsys.readouterr().out  # without a notebook both forms, as they are

@@ -132,3 +132,25 @@ def test_longer_clips_than_asked_for_are_left_out():
     preparation.check()
     assert max(row.seconds for row in preparation.checked.kept) <= 2.0
     assert any(finding.kind == "too long" for finding in preparation.checked.refused)
+
+
+def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
+    """What the codes' texts were spelt in may not change under a voice that is being trained."""
+    spelt = Preparation(start("phonemes"), str(corpus()), phonemes="am")
+    for step in (spelt.check, spelt.require_usable, spelt.train_tokenizer):
+        shown = step()
+    assert spelt.tokenizer.phonemes == "am" and shown.figures["round_trip"] == 1
+    assert "ˈ" in shown.grid[2][1], "the pieces are drawn as they are: phonemes"
+    with pytest.raises(ConfigError, match="phonemes of am"):
+        Preparation(start("phonemes"), str(corpus())).check()
+
+    text = tmp_path / "more.txt"
+    text.write_text("ሰላም ለሁሉም ይሁን ጨ\n" * 50, encoding="utf-8")
+    more = Preparation(start("more_text"), str(corpus()), text=str(text))
+    for step in (more.check, more.require_usable, more.train_tokenizer):
+        step()
+    assert more.tokenizer.uncovered("ጨ") == []
+    gone = Preparation(start("more_text"), str(corpus()), text=str(tmp_path / "gone.txt"))
+    gone.checked = more.checked
+    with pytest.raises(ConfigError, match=r"There is no .*gone\.txt"):
+        gone.train_tokenizer()

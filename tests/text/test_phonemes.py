@@ -2,7 +2,12 @@
 
 import pytest
 
-from kit.text.phonemes import phonemize
+from kit.base.config import ConfigError
+from kit.text.normalize import TextError
+from kit.text.phonemes import _reader, phonemize
+from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_report import tokenizer_report
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 
 def test_phonemes_keep_the_line_and_its_punctuation():
@@ -26,3 +31,40 @@ def test_the_order_of_lines_changes_nothing():
 def test_an_unknown_voice_is_told():
     with pytest.raises(RuntimeError, match=r"no phonemes for `zz`: .*no voice zz"):
         phonemize(["a"], "zz")
+
+
+def test_a_reader_that_was_ended_is_started_again():
+    before = phonemize(["two words"], "en")
+    _reader("en").process.kill()
+    _reader("en").process.wait()
+    assert phonemize(["two words"], "en") == before
+
+
+SPOKEN = ["hello my friend", "the night is cold", "a friend in the night", "my cold hello"] * 5
+
+
+def test_a_tokenizer_of_phonemes_says_so_in_its_file_and_spells_in_them(tmp_path):
+    config = TokenizerConfig(vocab_size=320, phonemes="en-us")
+    tokenizer = Tokenizer(train_tokenizer(SPOKEN, tmp_path / "t.model", config))
+    assert tokenizer.phonemes == "en-us"
+    assert tokenizer.decode(tokenizer.encode("my friend")) == phonemize(["my friend"], "en-us")[0]
+    assert tokenizer.encode_checked("night") == tokenizer.encode("knight"), "they sound alike"
+    report = tokenizer_report(tokenizer, SPOKEN[:4])
+    assert report["round_trip"] == 1 and report["byte_rate"] == 0
+    with pytest.raises(TextError, match="never heard"):
+        tokenizer.encode_checked("ʘ sound")
+
+
+def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
+    monkeypatch.setattr("kit.text.phonemes.phonemize", None)
+    path = train_tokenizer(SPOKEN, tmp_path / "t.model", TokenizerConfig(vocab_size=320))
+    tokenizer = Tokenizer(path)
+    assert tokenizer.phonemes == "" and tokenizer.spelt("night") == "night"
+    assert tokenizer.decode(tokenizer.encode_checked("night")) == "night"
+
+
+def test_phonemes_of_a_file_and_of_no_language_are_refused(tmp_path):
+    with pytest.raises(TextError, match="leave the file out"):
+        train_tokenizer(tmp_path / "a.txt", tmp_path / "t", TokenizerConfig(phonemes="am"))
+    with pytest.raises(ConfigError, match=r"TokenizerConfig\.phonemes"):
+        TokenizerConfig(phonemes="English!")
