@@ -14,7 +14,6 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M m
 import dataclasses
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,6 +202,7 @@ def align_clips(
 
 def align_clips_once(
     rows: list[Utterance],
+    digests: list[str | None],
     recognizer: Recognizer,
     codec: MelCodec,
     config: AlignConfig,
@@ -211,9 +211,9 @@ def align_clips_once(
 ) -> list[Alignment]:
     """`align_clips`, kept in the file `path`: the same clips, texts and recogniser, no new hearing.
 
-    The words' times are not kept.
+    `digests` change when the recordings do, one a row. The words' times are not kept.
     """
-    clips = [(row.id, row.text, *_stamp(row.audio)) for row in rows]
+    clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     weights = checksum(recognizer.state_dict())
     key = digest(clips, weights, recognizer.alphabet, checksum(codec.state_dict()), config)
     kept = _kept_alignments(path, key)
@@ -223,15 +223,6 @@ def align_clips_once(
         scores = [dataclasses.asdict(alignment) for alignment in kept]
         write_atomic(path, json.dumps({"key": key, "alignments": scores}, ensure_ascii=False))
     return kept
-
-
-def _stamp(path: str) -> tuple:
-    """Changes when the recording does."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (path,)
-    return (path, found.st_size, found.st_mtime_ns)
 
 
 def _kept_alignments(path: Path, key: str) -> list[Alignment] | None:

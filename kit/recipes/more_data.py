@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from kit.audio.clip import DatasetError
 from kit.audio.mel_codec import load_codec, load_wave
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
@@ -59,6 +60,12 @@ class LongRecordings:
             self.into = run.path("long_example", "cut")
             write_example(read_manifest(run.folder), self.folder, self.codec.sample_rate)
 
+    @property
+    def lasting(self) -> Path:
+        """Where the clips lie for other notebooks: on Colab those have machines of their own."""
+        kept = self.active_run.kept
+        return kept.run.kept / self.into.relative_to(self.active_run.folder) if kept else self.into
+
     def show(self) -> Result:
         """The recordings: how long each is, and how many words its transcript has."""
         rows = [("recording", "seconds", "words of its transcript")]
@@ -88,7 +95,7 @@ class LongRecordings:
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
-            line += f"\nNow set DATA to {self.into} and RUN to a new name, in 01_data_prep."
+            line += f"\nNow set DATA to {self.lasting} and RUN to a new name, in 01_data_prep."
         first = find_recordings(self.folder)[0]
         return Result(
             line=line,
@@ -108,7 +115,13 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
     audio = folder / "example.wav"
     if audio.is_file():
         return
-    chosen = [row for row in rows if row.speaker == rows[0].speaker][:EXAMPLE_CLIPS]
+    here = [row for row in rows if Path(row.audio).is_file()]  # on a fresh machine few of them
+    if not here:
+        raise DatasetError(
+            "None of the run's recordings are on this machine: set LONG to a folder of long ones, "
+            "or run 01_data_prep here."
+        )
+    chosen = [row for row in here if row.speaker == here[0].speaker][:EXAMPLE_CLIPS]
     pause = np.zeros(round(EXAMPLE_PAUSE_S * sample_rate), dtype=np.float32)
     parts = []
     for row in chosen:

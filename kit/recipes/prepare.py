@@ -193,7 +193,13 @@ class Preparation:
         config = build(AlignConfig, run.section("align"))
         rows = config.draw(self.checked.kept)
         alignments = align_clips_once(
-            rows, self.recognizer, self.codec, config, run.path("aligned.json"), Ticker("aligned")
+            rows,
+            self._digests(rows),
+            self.recognizer,
+            self.codec,
+            config,
+            run.path("aligned.json"),
+            Ticker("aligned"),
         )
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
@@ -241,8 +247,6 @@ class Preparation:
     def encode(self) -> Result:
         """Send every recording through the codec, once: the code cache is shared by all runs."""
         run = self.active_run
-        measures = self.checked.measures
-        digests = [measures[r.audio].digest if r.audio in measures else None for r in self.rows]
         index = build_cache(
             self.rows,
             self.codec,
@@ -251,7 +255,7 @@ class Preparation:
             cache_key(run.path("codec.safetensors"), self.data_config),
             self.data_config,
             Ticker("encoded"),
-            digests,
+            self._digests(self.rows),
         )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
@@ -293,6 +297,11 @@ class Preparation:
         )
         advice = loader_settings(self.active_run.hw, batch_s, STEP_S)
         return results.of_batches(first, waste, advice.reason)
+
+    def _digests(self, rows: list[Utterance]) -> list[str | None]:
+        """Of the sound, as the check measured it; None for a clip that was cut since."""
+        measures = self.checked.measures
+        return [measures[r.audio].digest if r.audio in measures else None for r in rows]
 
     def _split(self, split: str) -> list[Utterance]:
         return [row for row in self.checked.kept if row.split == split]

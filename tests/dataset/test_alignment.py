@@ -186,8 +186,9 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     rows, kept = clips[0][:6], tmp_path / "aligned.json"
     heard = []
 
-    def align(rows, config=CONFIG) -> list[Alignment]:
-        return align_clips_once(rows, HEAR, CODEC, config, kept, lambda *now: heard.append(now))
+    def align(rows, config=CONFIG, sounds="abcdef") -> list[Alignment]:
+        tick = lambda *now: heard.append(now)  # noqa: E731
+        return align_clips_once(rows, list(sounds), HEAR, CODEC, config, kept, tick)
 
     scores = [a.score for a in align_clips(rows, HEAR, CODEC, CONFIG)]
     first = align(rows)
@@ -196,5 +197,6 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     assert align(rows, AlignConfig(weak=-2.0)) and len(heard) == 2
     align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]])
     assert len(heard) == 3
+    assert align(rows, sounds="abcdeg") == first and len(heard) == 4
     kept.write_text("{", encoding="utf-8")
-    assert align(rows) == first and len(heard) == 4
+    assert align(rows) == first and len(heard) == 5

@@ -1,5 +1,6 @@
 """Long recordings become clips that can be heard; more text gives pieces of its own."""
 
+import dataclasses
 import shutil
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -9,13 +10,15 @@ import pytest
 import soundfile
 import torch
 from helpers import RATE, corpus, manifest, speech, trained_codec, world
+from tones import CODEC, ToneRecognizer, noisy, say
 
+from kit.audio.clip import DatasetError
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.base.config import ConfigError
-from kit.dataset.ledger import ManifestConfig
+from kit.dataset.ledger import ManifestConfig, Utterance
 from kit.dataset.long_recordings.segment import CutError, Loss
 from kit.dataset.manifest import check_dataset
-from kit.recipes.more_data import LongRecordings, MoreText
+from kit.recipes.more_data import LongRecordings, MoreText, write_example
 from kit.recipes.start import start
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
@@ -103,3 +106,33 @@ def test_before_01_it_is_said_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     with pytest.raises(ConfigError, match="run 01_data_prep first"):
         MoreText(start("nothing"))
+
+
+def test_an_example_in_a_voice_that_is_understood_is_cut_into_its_sentences(
+    run, tmp_path, monkeypatch
+):
+    texts = ["abc def ghi", "lmk jih", "fed cba mlk abc"]
+    rows = []
+    for number, text in enumerate(texts):
+        audio = tmp_path / f"{number}.wav"
+        soundfile.write(audio, noisy(say(text)), RATE)
+        rows.append(
+            Utterance(
+                id=str(number), audio=str(audio), text=text, speaker="", split="train", line=1
+            )
+        )
+    gone = dataclasses.replace(rows[0], id="gone", audio=str(tmp_path / "gone.wav"))
+    monkeypatch.setattr("kit.recipes.more_data.load_recognizer", lambda _: ToneRecognizer().eval())
+    monkeypatch.setattr("kit.recipes.more_data.load_codec", lambda _: CODEC)
+    write_example([gone, *rows], tmp_path / "long", RATE)
+    with pytest.raises(DatasetError, match="None of the run's recordings"):
+        write_example([gone], tmp_path / "none", RATE)
+    recordings = LongRecordings(run, str(tmp_path / "long"))
+    recordings.language = "en"
+    recordings.into = tmp_path / "cut"
+    recordings.cuts = dataclasses.replace(recordings.cuts, min_s=0.5)
+    found = recordings.cut()
+    table = (tmp_path / "cut" / "metadata.csv").read_text(encoding="utf-8").split()
+    assert " ".join(table).count("|") >= 1 and "set DATA to" in str(found)
+    heard = " ".join(sound.caption for sound in found.sounds)
+    assert heard.startswith("abc def ghi.")
