@@ -162,9 +162,10 @@ def opinionated_model(**over) -> SpeechGPT:
     return model.eval()
 
 
-def opinionated_voice(folder: Path) -> Voice:
+def opinionated_voice(folder: Path, phonemes: str = "") -> Voice:
     """A random model with opinions, a real tokenizer made of LINES, an untrained codec."""
-    path = train_tokenizer(LINES, folder / "tokenizer.model", TokenizerConfig(vocab_size=310))
+    pieces = TokenizerConfig(vocab_size=310, phonemes=phonemes)
+    path = train_tokenizer(LINES, folder / "tokenizer.model", pieces)
     tokenizer, codec = Tokenizer(path), MelCodec(CODEC).eval()
     sizes = {"text_vocab": tokenizer.vocab_size, "code_vocab": codec.vocab_size + 2}
     return Voice(

@@ -75,6 +75,14 @@ def test_fp32_is_the_same_voice_to_the_bit(voice, folder):
         assert torch.equal(one.codes, two.codes) and torch.equal(one.wave, two.wave)
 
 
+def test_a_voice_of_phonemes_is_given_phonemes_wherever_it_is_taken(tmp_path):
+    made = opinionated_voice(tmp_path, phonemes="am")
+    again = load_export(export_voice(made, tmp_path / "export", "fp32"))
+    ids = again.ids("ሰላም ለሁሉም")
+    assert again.tokenizer.phonemes == "am" and ids == made.ids("ሰላም ለሁሉም")
+    assert again.tokenizer.decode(ids) == "sˈəlam lˈəhulum"
+
+
 def test_the_card_tells_what_the_folder_is(voice, folder):
     card = read_card(folder)
     assert card.settings == OWN
