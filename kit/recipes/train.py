@@ -6,6 +6,7 @@ the run under buttons and may be called at once: it takes the steps before it th
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -24,10 +25,11 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.attention import AttentionLog, kept_attention
 from kit.recipes.training_data import TrainingData
-from kit.training.logs import read_log, tensorboard_log
+from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import TrainSession
 from kit.training.run import summary as run_figures
 from kit.training.settings import TrainConfig, TrainError
+from kit.training.state import restore_weights
 from kit.training.switches import SpeedConfig
 from kit.training.switches import switches as offered_switches
 from kit.tuning import session_plan
@@ -243,11 +245,7 @@ class Training:
             if step.__name__ not in self.found:
                 print(step())
         run, session = self.active, self.session
-        board, why = tensorboard_log(run.path("tensorboard", "_").parent, self.rows_before)
-        attention = AttentionLog(
-            lambda: session.state.model, self.data.middle_row(), self.attention_folder
-        )
-        session.listeners = (attention, board) if board else (attention,)
+        session.listeners = self.listeners()
         self.shown = TrainPanel(
             self.offered,
             session.run,
@@ -258,8 +256,26 @@ class Training:
             profiler=StepProfiler(run.path("profile", "_").parent),
             session_hours=self.limits.session_hours,
         )
-        print(why)
         self.shown.run(mode)
+
+    def listeners(self) -> tuple[Callable, ...]:
+        """Who hears each step besides log and checkpoints; says which boards there are.
+
+        W&B is one where WANDB_PROJECT is set, as its own tools take it; offline unless WANDB_MODE
+        says otherwise.
+        """
+        run, session = self.active, self.session
+        row = self.data.middle_row()
+        found = [AttentionLog(lambda: session.state.model, row, self.attention_folder)]
+        boards = [tensorboard_log(run.path("tensorboard", "_").parent, self.rows_before)]
+        project = os.environ.get("WANDB_PROJECT")
+        if project:
+            boards.append(wandb_log(project, run.name, run.path("wandb", "_").parent))
+        for board, why in boards:
+            print(why)
+            if board is not None:
+                found.append(board)
+        return tuple(found)
 
     def numbers(self) -> dict[str, int]:
         """What the panel offers beside the switches."""
@@ -310,9 +326,14 @@ class Training:
         )
 
     def trained(self) -> SpeechGPT:
-        """The model as it was left: the average of its weights where there is one."""
+        """The model as it was left: the average of its weights where a finished run has one."""
+        state = self.session.state
+        if state is not None and not self.session.finished():  # stopped just now
+            model = SpeechGPT(self.model).eval()
+            restore_weights(model, dict(state.model.named_parameters()))
+            return model
         left = [self.active.folder / WEIGHTS[kind] for kind in ("ema", "raw")]
-        return load_model(next((path for path in left if path.exists()), left[0]))
+        return load_model(left[0] if left[0].exists() else left[1])
 
     def summary(self) -> Result:
         """The figures of the run, recorded; leaves a reference clip a speaker beside the model."""

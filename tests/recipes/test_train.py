@@ -95,11 +95,13 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, monkeypatch, capsys):
     interrupted_at(monkeypatch, tmp_path, step=3)
     longer = {"train": {"steps": 400}}
-    lines = [str(result) for result in Training(active(tmp_path, **longer)).run()]
+    stopped_short = Training(active(tmp_path, **longer))
+    lines = [str(result) for result in stopped_short.run()]
     assert "with a checkpoint to go on from" in capsys.readouterr().out
     assert lines[-2].startswith("Stopped at step") and "it goes on" in lines[-2]
     stopped = len(read_log(tmp_path / "train.jsonl"))
     assert 3 <= stopped < 400
+    assert stopped_short.trained().config == stopped_short.model, "as it stands"
     training = Training(active(tmp_path, **longer), steps=stopped + 4)
     assert [str(result) for result in training.run()][-2].startswith("Trained to step")
     rows = read_log(tmp_path / "train.jsonl")
@@ -208,6 +210,23 @@ def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path
     assert {grid.shape for grid in kept.values()} == {(row.tokens.shape[1] - texts, texts)}
     assert all(grid.min() >= 0 and grid.sum(-1).max() <= 1.01 for grid in kept.values())
     assert training.trained().config == training.model
+
+
+def test_boards_are_told_of_each_step_where_they_are_asked_for(tmp_path, monkeypatch, capsys):
+    heard = []
+    training = Training(active(tmp_path))
+    monkeypatch.setattr("kit.recipes.train.tensorboard_log", lambda *_: (None, "no TensorBoard"))
+    monkeypatch.setattr(
+        "kit.recipes.train.wandb_log", lambda *asked: (heard.append, str(asked[:2]))
+    )
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    assert len(training.listeners()) == 1
+    monkeypatch.setenv("WANDB_PROJECT", "voices")
+    assert training.listeners()[1:] == (heard.append,)
+    assert capsys.readouterr().out.split("\n")[-3:-1] == [
+        "no TensorBoard",
+        f"('voices', '{tmp_path.name}')",
+    ]
 
 
 def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
