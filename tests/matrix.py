@@ -6,6 +6,7 @@ a line for each and writes runs/bench/matrix.json. A row's preset keeps every ch
 """
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import io
@@ -113,20 +114,33 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
 def run_cells(name: str, **parameters) -> dict:
     """Execute the code cells of notebook `name` with `parameters` changed; the names they left.
 
-    What a cell raises has the cell's id as a note.
+    What a cell ends with is printed and drawn, as a notebook does. What a cell raises has the
+    cell's id as a note.
     """
     path = ROOT / "notebooks" / f"{name}.ipynb"
     book, names = nbformat.read(path, as_version=nbformat.NO_CONVERT), {"__name__": "__notebook__"}
     for cell in (cell for cell in book.cells if cell.cell_type == "code"):
         source = TransformerManager().transform_cell(cell.source)
         try:
-            exec(compile(source, f"{name}[{cell.id}]", "exec"), names)
+            run_cell(source, f"{name}[{cell.id}]", names)
         except BaseException as error:
             error.add_note(f"In cell {cell.id} of {name}.")
             raise
         if "parameters" in cell.metadata.get("tags", []):
             names.update(parameters)
     return names
+
+
+def run_cell(source: str, where: str, names: dict) -> None:
+    """Execute `source` with `names`; print and draw the value of an expression at its end."""
+    tree = ast.parse(source)
+    ends_with_value = tree.body and isinstance(tree.body[-1], ast.Expr)
+    last = ast.Expression(tree.body.pop().value) if ends_with_value else None
+    exec(compile(tree, where, "exec"), names)
+    value = eval(compile(last, where, "eval"), names) if last else None
+    if value is not None:
+        print(value)
+        getattr(value, "_repr_html_", str)()
 
 
 def data_of(preset: str, runs: Path) -> Path:

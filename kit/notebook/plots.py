@@ -200,7 +200,7 @@ def grouped_bars(
     names: Sequence[str], groups: dict[str, Iterable[float]], unit: str = "", title: str = ""
 ) -> Figure:
     """Horizontal bars from the top down, for each name one of every group, with their values."""
-    figure, (axes,) = _figure(8, 0.9 + (0.15 + 0.24 * len(groups)) * max(len(names), 1))
+    figure, (axes,) = _figure(8, 0.9 + (0.12 + 0.19 * len(groups)) * max(len(names), 1))
     height = 0.8 / len(groups)
     widest = max((v for values in groups.values() for v in values), default=1.0) or 1.0
     for number, ((group, values), colour) in enumerate(zip(groups.items(), PALETTE * 9)):

@@ -7,17 +7,15 @@ same weights with the same settings, is not spoken again.
 import html
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from kit.inference.evaluate import Scores, gate_checks, save_samples
-from kit.inference.word_errors import count_kinds, word_records
-from kit.notebook.plots import Figure, bars, curves, grouped_bars, spectrograms
-from kit.notebook.result import Result, Sound
+from kit.inference.word_errors import count_kinds
+from kit.notebook.plots import Figure, curves
+from kit.notebook.result import Result
+from kit.recipes import evaluation_results as results
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_data import EvaluationData
 from kit.training.logs import held_out_losses, read_log
 
-WORST_WORDS = 12  # in the table
 SAMPLES = 3  # recordings that go to samples/
 
 
@@ -82,7 +80,11 @@ class Evaluation:
             self.best_of(self.weights): spoken.wave,
         }
         line = f"{row.text} | heard: {data.written_down(spoken.wave)}"
-        return Result(line=line, pictures=[self.picture(waves)], sounds=self.sounds(waves))
+        return Result(
+            line=line,
+            pictures=results.pictures_of(waves, data.codec),
+            sounds=results.players_of(waves, data.codec),
+        )
 
     def floor(self) -> Result:
         """What the recogniser makes of the recordings themselves, and of the codec's copies."""
@@ -107,7 +109,7 @@ class Evaluation:
             pictures=[self.error_bars(scores)],
             figures=figures,
             shown=False,
-            grid=scores_table(scores),
+            grid=results.scores_table(scores),
         )
 
     def best_of_several(self) -> Result:
@@ -126,7 +128,7 @@ class Evaluation:
             pictures=[self.error_bars(scores)],
             figures=figures,
             shown=False,
-            grid=scores_table(scores),
+            grid=results.scores_table(scores),
         )
 
     def harder_sentences(self) -> Result:
@@ -140,18 +142,13 @@ class Evaluation:
                 figures[split]["cer_floor"] = floors[split].cer
                 figures[split]["cer_codec"] = floors[split].cer_codec
         self.active_run.record(eval=figures)
-        groups = {
-            "recordings": [100 * found.cer for found in floors.values()],
-            "codec": [100 * found.cer_codec for found in floors.values()],
-            "the voice": [100 * found.cer for found in scores.values()],
-        }
         told = ", ".join(f"{split} {found.cer:.2%}" for split, found in scores.items())
         return Result(
             line=f"CER by kind of sentence: {told}",
-            pictures=[grouped_bars(list(scores), groups, "%", "Character error rate")],
+            pictures=[results.split_bars(floors, scores)],
             figures=figures,
             shown=False,
-            grid=scores_table(scores),
+            grid=results.scores_table(scores),
         )
 
     def losses(self) -> Result:
@@ -176,22 +173,13 @@ class Evaluation:
         words = sum(len(pair.words) for pair in pairs)
         figures = {kind.replace(" ", "_"): count for kind, count in counts.items()}
         self.active_run.record(eval={"words": words, "word_errors": figures})
-        groups = {"codec": count_kinds(on_codec).values(), "the voice": counts.values()}
-        wrong_on_codec = {record.word: record.wrong for record in word_records(on_codec)}
-        grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
-        for record in word_records(pairs)[:WORST_WORDS]:
-            if record.wrong:
-                numbers = (record.count, record.wrong, wrong_on_codec[record.word])
-                how = (", ".join(record.kinds), " | ".join(record.heard[:3]))
-                grid.append((record.word, *map(str, numbers), *how))
-        title = f"Word errors among {words:,} words"
         return Result(
-            line=f"{sum(counts.values()):,} errors among {words:,} words; most of them in sentence "
-            f"{self.data.worst_sentence()}",
-            pictures=[grouped_bars(list(counts), groups, "words", title)],
+            line=f"{sum(counts.values()):,} errors among {words:,} words; of the held-out "
+            f"sentences number {self.data.worst_sentence()} has most",
+            pictures=[results.kind_bars(pairs, on_codec)],
             figures=figures,
             shown=False,
-            grid=grid,
+            grid=results.worst_words_table(pairs, on_codec),
         )
 
     def verdict(self) -> Result:
@@ -202,11 +190,8 @@ class Evaluation:
         problems = [check.problem for check in checks if check.problem]
         figures = {"gate": problems or "passed"}
         self.active_run.record(eval=figures)
-        grid = [("", "asked of a voice", "found", "wanted")]
-        for check in checks:
-            mark = "✗" if check.problem else "✓"
-            grid.append((mark, check.what, check.found, check.wanted))
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
+        grid = results.checks_table(checks)
         return Result(line=line, figures=figures, shown=False, grid=grid)
 
     def samples(self) -> Result:
@@ -230,8 +215,8 @@ class Evaluation:
         captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
         return Result(
             line=f"{len(written)} samples in {self.active_run.folder / 'samples'}",
-            pictures=[self.picture(waves)],
-            sounds=self.sounds(captions),
+            pictures=results.pictures_of(waves, data.codec),
+            sounds=results.players_of(captions, data.codec),
         )
 
     def best_of(self, weights: str) -> str:
@@ -242,39 +227,6 @@ class Evaluation:
         return {name: heard.scores for name, heard in self.data.by_weights.items()}
 
     def error_bars(self, scores: dict[str, Scores]) -> Figure:
-        """Character error rates of the recordings, of the codec's copies, and of `scores`."""
-        floor = self.data.floor("held_out")
-        percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
-        for name, found in scores.items():
-            percent[name] = 100 * found.cer
-        title = f"Character error rate, {len(self.data.held_out)} held-out sentences"
-        return bars(list(percent), percent.values(), "%", title)
-
-    def picture(self, waves: dict[str, Tensor]) -> Figure:
-        """Spectrograms of `waves` (L,) by name."""
-        codec = self.data.codec
-        mels = {name: codec.log_mels([wave])[0].numpy() for name, wave in waves.items()}
-        return spectrograms(mels, codec.sample_rate / codec.config.hop_length)
-
-    def sounds(self, waves: dict[str, Tensor]) -> list[Sound]:
-        """Players for `waves` (L,) by caption."""
-        rate_hz = self.data.codec.sample_rate
-        return [
-            Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=rate_hz)
-            for caption, wave in waves.items()
-        ]
-
-
-def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
-    """Scores by name as rows of a table, the headings first."""
-    grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
-    for name, found in scores.items():
-        row = (
-            f"{found.cer:.2%}",
-            f"{found.eos_rate:.1%}",
-            f"{found.duration_ratio:.2f} x",
-            f"{found.runaway_rate:.1%}",
-            str(found.sentences),
-        )
-        grid.append((name, *row))
-    return grid
+        """`scores` by name, beside the floor of the held-out sentences."""
+        data = self.data
+        return results.error_bars(data.floor("held_out"), scores, len(data.held_out))

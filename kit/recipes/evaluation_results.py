@@ -1,0 +1,89 @@
+"""What each step of an evaluation shows: bars, spectrograms, players and tables of its figures."""
+
+from torch import Tensor
+
+from kit.audio.mel_codec import MelCodec
+from kit.inference.evaluate import Check, NoiseFloor, Scores
+from kit.inference.word_errors import WordPair, count_kinds, word_records
+from kit.notebook.plots import Figure, bars, grouped_bars, spectrograms
+from kit.notebook.result import Sound
+
+WORST_WORDS = 12  # in the table
+
+
+def error_bars(floor: NoiseFloor, scores: dict[str, Scores], sentences: int) -> Figure:
+    """Character error rates of the recordings, of the codec's copies, and of `scores` by name."""
+    percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
+    for name, found in scores.items():
+        percent[name] = 100 * found.cer
+    title = f"Character error rate, {sentences} held-out sentences"
+    return bars(list(percent), percent.values(), "%", title)
+
+
+def split_bars(floors: dict[str, NoiseFloor], scores: dict[str, Scores]) -> Figure:
+    """Character error rates of the splits: the voice's beside their floors."""
+    groups = {
+        "the voice": [100 * found.cer for found in scores.values()],
+        "codec": [100 * floors[split].cer_codec for split in scores],
+        "recordings": [100 * floors[split].cer for split in scores],
+    }
+    return grouped_bars(list(scores), groups, "%", "Character error rate by kind of sentence")
+
+
+def kind_bars(pairs: list[WordPair], on_codec: list[WordPair]) -> Figure:
+    """How often each kind of word error was heard of the voice, and of the codec's copies."""
+    own = count_kinds(pairs)
+    groups = {"the voice": own.values(), "codec": count_kinds(on_codec).values()}
+    words = sum(len(pair.words) for pair in pairs)
+    return grouped_bars(list(own), groups, "errors", f"Word errors among {words:,} words")
+
+
+def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
+    """Scores by name as rows of a table, the headings first."""
+    grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
+    for name, found in scores.items():
+        row = (
+            f"{found.cer:.2%}",
+            f"{found.eos_rate:.1%}",
+            f"{found.duration_ratio:.2f} x",
+            f"{found.runaway_rate:.1%}",
+            str(found.sentences),
+        )
+        grid.append((name, *row))
+    return grid
+
+
+def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
+    """The words that went wrong most often, the headings first."""
+    wrong_on_codec = {record.word: record.wrong for record in word_records(on_codec)}
+    grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
+    for record in word_records(pairs)[:WORST_WORDS]:
+        if record.wrong:
+            numbers = (record.count, record.wrong, wrong_on_codec[record.word])
+            heard = [words or "nothing" for words in record.heard[:3]]
+            how = (", ".join(record.kinds), " | ".join(heard))
+            grid.append((record.word, *map(str, numbers), *how))
+    return grid
+
+
+def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
+    """The gate's checks, ticked or crossed, the headings first."""
+    grid = [("", "asked of a voice", "found", "wanted")]
+    for check in checks:
+        mark = "✗" if check.problem else "✓"
+        grid.append((mark, check.what, check.found, check.wanted))
+    return grid
+
+
+def pictures_of(waves: dict[str, Tensor], codec: MelCodec) -> list[Figure]:
+    """Spectrograms of `waves` (L,) by name, side by side."""
+    mels = {name: codec.log_mels([wave])[0].numpy() for name, wave in waves.items()}
+    return [spectrograms(mels, codec.sample_rate / codec.config.hop_length)]
+
+
+def players_of(waves: dict[str, Tensor], codec: MelCodec) -> list[Sound]:
+    """Players for `waves` (L,) by caption."""
+    return [
+        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=codec.sample_rate)
+        for caption, wave in waves.items()
+    ]
