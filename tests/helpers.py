@@ -27,6 +27,8 @@ from kit.batches.code_stream import CodeStream, validation_batches
 from kit.dataset.ledger import ManifestConfig, Utterance
 from kit.dataset.manifest import load_manifest
 from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.inference.compiled import GraphedSteps, GraphMemory
+from kit.inference.decoder import Decoder
 from kit.inference.voice import Habits, Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
@@ -186,6 +188,21 @@ def real_voice(**over) -> Voice:
         tokenizer=tokenizer(),
         references=speaker_references(code_cache()),
     )
+
+
+def pretended_capture(work):
+    """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
+    result = work().clone()
+    return lambda: result.copy_(work()), result
+
+
+def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture) -> Decoder:
+    """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
+    monkeypatch.setattr("kit.inference.compiled.captured", capture)
+    decoder = Decoder(model)
+    decoder.compiled = GraphedSteps(decoder, compiles=False)
+    decoder.memory = GraphMemory(decoder.compiled)
+    return decoder
 
 
 def random_rows(config: GPTConfig, count: int, seed: int = 0) -> tuple[list, list, torch.Tensor]:

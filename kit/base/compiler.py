@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -129,40 +129,6 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
 def quickest(work: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the quickest of a few runs, after one that pays for what happens once."""
     return min(timings(work, repeats))
-
-
-class StepGraph:
-    """A step as a CUDA graph: hundreds of kernels, started by one call.
-
-    Not the compiler's own graphs (mode "reduce-overhead"): those can be replayed in one thread
-    alone, and need Triton. The caches are written where they lay when it was made; steps over
-    others, as of a second thread, run without the graph. To be called by one thread at a time.
-    """
-
-    def __init__(self, step: Callable[..., Tensor], args: tuple):
-        codes, number, at, layers, mask = args
-        self.step = step
-        self.layers = layers
-        self.seen = mask
-        self.inputs = [t.clone() for t in (codes, number, at)]
-        self.mask = None if mask is None else mask.clone()
-        self.replay, self.logits = captured(lambda: step(*self.inputs, layers, self.mask))
-
-    def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        return layers[0][0].data_ptr() == self.layers[0][0].data_ptr()
-
-    def __call__(
-        self, codes: Tensor, number: Tensor, at: Tensor, layers: list, mask: Tensor | None
-    ) -> Tensor:
-        if not self.owns(layers):
-            return self.step(codes, number, at, layers, mask)
-        for inside, now in zip(self.inputs, (codes, number, at)):
-            inside.copy_(now)
-        if mask is not self.seen:  # one mask serves all the steps of a text
-            self.mask.copy_(mask)
-            self.seen = mask
-        self.replay()
-        return self.logits.clone()  # the next step writes over them
 
 
 def captured(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:

@@ -39,24 +39,24 @@ latents = load_file("latents.safetensors")  # of each speaker
 def speak(ids, speaker):
     codes, prompt = [], len(ids) + {before}
     logits, cache = prefill(torch.tensor(ids), latents[speaker])
-    for number in range(1, {codes}):
+    for code_index in range(1, {codes}):
         code = logits.argmax(-1)  # the best; or draw one
         if code == {stop}:  # STOP; without it the model did not find its end
             break
         codes.append(int(code))
-        at = torch.tensor([prompt + number - 1])
-        logits, cache = decode_one(code, torch.tensor([number]), at, cache)
+        input_pos = torch.tensor([prompt + code_index - 1])
+        logits, cache = decode_one(code, torch.tensor([code_index]), input_pos, cache)
     return codes
 ```
 
 | program | takes | gives |
 |---|---|---|
 | prefill | text (T,) int64, T from 1 to {longest}; latents {latents} float32 | logits, cache |
-| decode_one | code, number, position (1,) int64 each; cache | logits, cache |
+| decode_one | code, code_index, input_pos (1,) int64 each; cache | logits, cache |
 
 `logits` (1, {vocabulary}) float32, START (the last but one) is -inf; `cache` {cache} float32:
 layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
-`number` says which code of the text it is, from 1; `position` where it stands in the cache.
+`code_index` says which code of the text it is, from 1; `input_pos` where it stands in the cache.
 
 Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text as
 `kit.text.normalize` leaves it (language `{language}`). Codes become sound in the voice's codec.
@@ -80,7 +80,7 @@ class Prefill(nn.Module):
         said = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
         start = decoder.embed(text.new_full((1,), c.start_code), 0)
         x = torch.cat((latents, said, start))
-        cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.most, c.width // c.heads)
+        cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
         # Attention is told what is later: of a length that varies it cannot be seen here.
         later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
         for layer, (k, v) in zip(decoder.layers, cache):
@@ -96,10 +96,10 @@ class DecodeOne(nn.Module):
         self.decoder = decoder
 
     def forward(
-        self, code: Tensor, number: Tensor, position: Tensor, cache: Tensor
+        self, code: Tensor, code_index: Tensor, input_pos: Tensor, cache: Tensor
     ) -> tuple[Tensor, Tensor]:
         layers = [(k, v) for k, v in cache]
-        logits = self.decoder.step(code, number, position, layers, None)
+        logits = self.decoder.step(code, code_index, input_pos, layers, None)
         return speakable(logits, self.decoder.config), cache
 
 
@@ -133,9 +133,9 @@ def export_program(voice: Voice, folder: Path) -> Path:
     lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
     save_program(folder / "prefill.pt2", Prefill(decoder, model), given, (lengths, None))
     ones = torch.ones(3, 1, dtype=torch.long).unbind()  # one tensor thrice would be one input
-    cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.most, c.width // c.heads)
+    cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
     save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
-    write_atomic(folder / "README.md", manual(voice, decoder.most))
+    write_atomic(folder / "README.md", manual(voice, decoder.max_positions))
     return folder
 
 

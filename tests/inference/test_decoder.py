@@ -7,13 +7,15 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import GPT, random_rows, tiny_model
+from helpers import GPT, graphed, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
 from kit.base.config import ConfigError
-from kit.inference.decoder import Cache, DecodeError, Decoder, DecoderConfig, attend
+from kit.inference.compiled import GraphedSteps, GraphMemory
+from kit.inference.decoder import DecodeError, Decoder, DecoderConfig, attend
 from kit.inference.generate import generate
+from kit.inference.kv_cache import KVCache
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import pack
 
@@ -87,14 +89,15 @@ def test_positions_may_be_tensors(model, count, weights):
     # What CUDA graphs and exported programs take: shapes that are the same at every step.
     decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows(count)
     wanted = decoded(decoder, texts, codes, cond)
-    decoder.graphs = True  # their cache is zero to its end
+    decoder.memory = GraphMemory(GraphedSteps(decoder, compiles=False))  # zero to its end
     with torch.inference_mode():
         x, padding = decoder.prompt(texts, cond)
         first = x.shape[1]
-        _, cache = decoder.prefill(x, padding, decoder.most - first - 1)
+        _, cache = decoder.prefill(x, padding, len(codes.T))
+        assert cache.layers[0][0].shape[2] == decoder.max_positions
         for n, column in enumerate(codes.T.contiguous()):
-            number, at = torch.tensor([n + 1]), torch.tensor([first + n])
-            found = decoder.step(column, number, at, cache.layers, cache.mask)
+            code_index, input_pos = torch.tensor([n + 1]), torch.tensor([first + n])
+            found = decoder.step(column, code_index, input_pos, cache.layers, cache.mask)
             torch.testing.assert_close(found, wanted[:, n + 1], rtol=1e-2, atol=1e-3)
 
 
@@ -108,18 +111,17 @@ def test_attention_made_for_the_compiler_is_the_same(masked):
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs):
-    decoder = Decoder(model)
-    decoder.graphs = graphs  # their order of things, on the CPU
+def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs, monkeypatch):
+    decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
     (texts, codes, cond), places = rows(2), set()
     wanted = decoded(decoder, texts, codes, cond)
     for _ in range(3):
         decoded(decoder, texts[::-1], codes.flip(0).roll(1, 1), cond.flip(0))
         torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
-        places.add(decoder.spare[2 if graphs else 0][0].data_ptr())
+        places.add(decoder.memory.spare[2 if graphs else 0][0].data_ptr())
     decoded(decoder, *(part[:1] for part in (texts, codes, cond)))
-    assert list(decoder.spare) == ([2, 1] if graphs else [0])
-    places.add(next(iter(decoder.spare.values()))[0].data_ptr())  # fewer rows take it, too
+    assert list(decoder.memory.spare) == ([2, 1] if graphs else [0])
+    places.add(next(iter(decoder.memory.spare.values()))[0].data_ptr())  # fewer rows take it, too
     assert len(places) == 1
 
 
@@ -127,10 +129,10 @@ def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
     decoder = Decoder(model)
     decoded(decoder, *rows(2))
     decoder.tidy()
-    assert decoder.spare
-    monkeypatch.setattr("kit.inference.decoder.KEPT_BYTES", 1000)
+    assert decoder.memory.spare
+    monkeypatch.setattr("kit.inference.kv_cache.KEPT_BYTES", 1000)
     decoder.tidy()
-    assert not decoder.spare
+    assert not decoder.memory.spare
 
 
 def test_rows_that_stay_move_up_in_the_same_memory():
@@ -138,7 +140,7 @@ def test_rows_that_stay_move_up_in_the_same_memory():
     whole[..., 3:, :] = float("nan")  # not written yet
     memory, mask = whole.clone().flatten(), torch.arange(35.0).view(5, 1, 1, 7)
     k, v = memory.view(whole.shape)
-    cache = Cache(layers=[(k, v)], memory=[memory], mask=mask, length=3)
+    cache = KVCache(layers=[(k, v)], memory=[memory], mask=mask, length=3)
     cache.keep(torch.tensor([False, True, False, True, True]))
     for found, wanted in zip(cache.layers[0], whole):
         assert torch.equal(found[:, :, :3], wanted[[1, 3, 4], :, :3])
@@ -221,13 +223,14 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
 def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(model, compiler, monkeypatch):
     decoder, seconds = Decoder(model, COMPILED), iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
     monkeypatch.setattr(
-        "kit.inference.decoder.quickest", lambda work: work() is None or next(seconds)
+        "kit.inference.compiled.quickest", lambda work: work() is None or next(seconds)
     )
     for count in (1, 2, 1):
         texts, codes, cond = rows(count)
         found = decoded(decoder, texts, codes, cond)
         torch.testing.assert_close(found, decoded(Decoder(model), texts, codes, cond))
-    assert [run is decoder.tuned for run in decoder.runs.values()] == [True, False]
+    steps = decoder.compiled
+    assert [step is steps.tuned for step in steps.ready.values()] == [True, False]
     assert next(seconds, None) is None
 
 
@@ -247,19 +250,6 @@ def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
         for _ in range(2):
             assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
-
-
-def pretended_capture(work):
-    """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
-    result = work().clone()
-    return lambda: result.copy_(work()), result
-
-
-def graphed(model, monkeypatch, capture=pretended_capture) -> Decoder:
-    monkeypatch.setattr("kit.base.compiler.captured", capture)
-    decoder = Decoder(model)
-    decoder.graphs, decoder.shrinks = True, False
-    return decoder
 
 
 def test_replayed_steps_say_the_same(model, monkeypatch):
@@ -294,8 +284,10 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
                     torch.testing.assert_close(decoded(decoder, *other), alone[1 - first])
             decoder.release(cache)
         torch.testing.assert_close(torch.stack(found, dim=1), alone[first])
-        assert decoder.has_graph(cache) and decoder.spare[1] is cache.memory, "the graph's own"
-    assert len(decoder.runs) == 1
+        assert decoder.compiled.owns(cache) and decoder.memory.spare[1] is cache.memory, (
+            "the graph's own"
+        )
+    assert len(decoder.compiled.ready) == 1
 
 
 def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
@@ -324,7 +316,7 @@ def test_cuda_graphs_say_what_steps_say_in_any_thread(weights):
             pairs = zip(found, wanted)
             same = [float((a.codes == b.codes).float().mean()) for a, b in pairs]
             assert sum(same) / len(same) > (0.99 if weights == "fp32" else 0.8)
-    assert decoder.graphs and "no" not in decoder.ran.split(";")[-1]
+    assert not decoder.shrinks and "no" not in decoder.ran.split(";")[-1]
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import GPT, opinionated_model, random_rows, tiny_model
+from helpers import GPT, graphed, opinionated_model, random_rows, tiny_model
 
 from kit.inference.decoder import DecodeError, Decoder, DecoderConfig
 from kit.inference.generate import (
@@ -249,10 +249,9 @@ def test_numbers_that_outgrow_their_format_are_told(model, monkeypatch):
 
 
 @pytest.mark.parametrize("kv_cache", [True, False])
-def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache):
+def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache, monkeypatch):
     # What CUDA graphs replay, step by step on the CPU: positions as tensors, one cache for all.
-    decoder = Decoder(model)
-    decoder.graphs = True
+    decoder = graphed(model, monkeypatch)
     config = dataclasses.replace(SAMPLED, kv_cache=kv_cache)
     for count in (1, 3):
         texts, cond = requests(count)
@@ -260,9 +259,9 @@ def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache):
         assert plain(generate(decoder, texts, cond, config)) == wanted
 
 
-def test_a_text_that_outgrew_the_format_spoils_no_other(model):
-    decoder, (texts, cond) = Decoder(model), requests(2)
-    decoder.graphs = True  # they look at all of a cache, what the text before left there too
+def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
+    # Graphs look at all of a cache, what the text before left there too.
+    decoder, (texts, cond) = graphed(model, monkeypatch), requests(2)
     wanted = plain(generate(decoder, texts, cond, GREEDY))
     loud = copy.deepcopy(decoder.layers[0].c_attn.bias)
     decoder.layers[0].c_attn.bias.fill_(float("nan"))
@@ -276,9 +275,9 @@ def test_whoever_stops_listening_gives_the_cache_back(model):
     decoder, (texts, cond) = Decoder(model), requests(2)
     said = decoding(decoder, texts, cond, GREEDY, [0, 0])
     next(said)
-    assert not decoder.spare
+    assert not decoder.memory.spare
     said.close()
-    assert decoder.spare
+    assert decoder.memory.spare
 
 
 def test_prefill_and_sample_can_be_compiled_too(model):

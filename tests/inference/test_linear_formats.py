@@ -292,7 +292,7 @@ def test_bytes_are_those_that_are_held():
     model = tiny_model()
     decoder = Decoder(model, DecoderConfig(compile=True))
     unused = sum(p.numel() for p in model.text_head.parameters())
-    counter = 8 * decoder.most
+    counter = 8 * decoder.max_positions
     assert weight_bytes(decoder) == weight_bytes(model) - 4 * unused + counter
     layers = [*model.gpt.h.parameters(), *model.code_head.parameters()]
     assert linear_bytes(decoder) == sum(4 * p.numel() for p in layers)
