@@ -7,6 +7,7 @@ one line of a file, so an interrupted benchmark goes on where it was. Knows the 
 switches; of data only how long the rows are. What the figures are worth is in choice.py.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -223,14 +224,17 @@ def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
 
 
 def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too: the parent ends it
     score = Path("/proc/self/oom_score_adj")
     if score.exists():  # when memory runs out, Linux ends this process and not the notebook
         score.write_text("1000", encoding="utf-8")
     try:
-        result.send(measure(task, config, on))
+        found = measure(task, config, on)
     except Exception as error:  # the parent makes a row of it
         first = str(error).strip().split("\n")[0][:200]
-        result.send({"error": f"{type(error).__name__}: {first}"})
+        found = {"error": f"{type(error).__name__}: {first}"}
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        result.send(found)
 
 
 def in_a_process(task: Task, config: TrialConfig, on: tuple) -> dict:
@@ -245,16 +249,17 @@ def in_a_process(task: Task, config: TrialConfig, on: tuple) -> dict:
         processes.set_forkserver_preload([__name__, "torch._dynamo"])
     receiving, sending = processes.Pipe(duplex=False)
     process = processes.Process(target=_child, args=(sending, task, config, on))
-    process.start()
-    sending.close()
     try:
+        process.start()
+        sending.close()
         return receiving.recv()
     except EOFError:
         process.join()
         return {"error": _death(process.exitcode)}
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
 
 
 def _death(code: int) -> str:
