@@ -29,6 +29,7 @@ class Worker:
         self.listeners = listeners
         self.values = values
         self.stop = threading.Event()
+        self.ended = threading.Event()
         self.error = None
         self.began_s = time.monotonic()
         self.events = deque(maxlen=20_000)  # (arrival in monotonic seconds, StepEvent)
@@ -47,10 +48,18 @@ class Worker:
                     self.events.append((time.monotonic(), event))
         except BaseException as error:
             self.error = error
+        finally:
+            self.ended.set()
 
     @property
     def alive(self) -> bool:
-        return self.thread.is_alive()
+        # Not the thread's own word: up to Python 3.12 a join that Ctrl-C interrupts takes the
+        # thread for ended, and a process that then leaves would cut its last checkpoint short.
+        return not self.ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until the run has ended; may be interrupted, and then be asked again."""
+        self.ended.wait(timeout_s)
 
 
 class Pace:

@@ -1,7 +1,9 @@
 """A run in numbers and words: pace, times, plain lines."""
 
 import contextlib
+import signal
 import threading
+import time
 
 import pytest
 
@@ -68,3 +70,29 @@ def test_a_worker_works_inside_what_it_is_given_and_leaves_it_after_an_error():
     worker.thread.join()
     assert seen == ["trainer", "first", "closed"] and str(worker.error) == "broken"
     assert verdict(worker, None)[0] == "Stopped at the first step by an error. broken"
+
+
+def test_ctrl_c_while_waiting_does_not_take_a_run_for_ended():
+    """The run is stopped by its event and may take its time: its last checkpoint is at stake."""
+    saved = []
+
+    def make_run(values, stop):
+        yield "first"
+        stop.wait()
+        time.sleep(0.3)  # the checkpoint
+        saved.append("whole")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    worker, before = Worker(make_run, {}), signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            worker.wait(5.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    worker.stop.set()
+    assert worker.alive and not saved
+    worker.wait()
+    assert not worker.alive and saved == ["whole"]

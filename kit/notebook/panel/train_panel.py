@@ -120,7 +120,7 @@ class TrainPanel:
             self._launch()
         lines = Lines()
         show = lambda: lines.show(self.latest, self._figures(), self.news)  # noqa: E731
-        self._graceful(lambda: self._follow(show, self.worker.thread.join))
+        self._graceful(lambda: self._follow(show, self.worker.wait))
         print(verdict(self.worker, self.reached)[0], flush=True)
         if self._said():
             print(self._said(), flush=True)
@@ -149,7 +149,7 @@ class TrainPanel:
         until_s = time.monotonic() + pause_s
         while self.worker.alive and time.monotonic() < until_s:
             clicks.poll()
-            self.worker.thread.join(0.1)
+            self.worker.wait(0.1)
 
     def _present(self) -> None:
         """The presenter thread: one run after another until a newer panel takes over."""
@@ -159,7 +159,7 @@ class TrainPanel:
                     if not self.asked.wait(1.0):
                         continue
                     self._launch()
-                self._follow(self._draw, lambda pause_s: self.worker.thread.join(pause_s))
+                self._follow(self._draw, lambda pause_s: self.worker.wait(pause_s))
         except Exception as error:  # the trainer goes on; the user and wait() are told
             self.error = error
             self.view.say(f"This panel stopped; training goes on. {in_words(error)}", "bad")
