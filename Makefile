@@ -26,7 +26,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo lab address test test-plain-cpu test-browser test-colab test-matrix \
+.PHONY: help demo voice lab address test test-plain-cpu test-browser test-colab test-matrix \
   bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -38,8 +38,8 @@ help:  ## this list
 	@echo "  PYTHON=python3.12  which Python makes .venv (3.11, 3.12 or 3.13)"
 	@echo "  TORCH=cpu          torch without CUDA: 1 GB in place of 5, from download.pytorch.org"
 	@echo "  PRESET=tiny        size of the demo: a file of configs/ (now $(PRESET))"
-	@echo "  RUN=try            folder of the demo: runs/try (now $(RUN))"
-	@echo "  ARGS='-k codec'    passed on to pytest, or to jupyter lab"
+	@echo "  RUN=try            folder of the demo, or of your voice: runs/try (now $(RUN))"
+	@echo "  ARGS='-k codec'    passed on to pytest, to jupyter lab, or to the voice's set-up (--use, --set)"
 
 # --- set-up ---------------------------------------------------------------------------------
 
@@ -107,6 +107,18 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 	printf '  report     %s\n' "$$home/report.html"; \
 	find "$$home" -name '*.wav' -path '*sample*' | sort | head -n 8 | sed 's/^/  sample     /'; \
 	printf '  notebooks  %s\n' "$$out"
+
+# The demo's road for your own recordings, a command a step: the first that stops ends it, and the
+# same `make voice` goes on from there. Without PRESET on the command line the machine decides.
+voice: KIT_PRESET := $(if $(filter command line,$(origin PRESET)),$(PRESET))
+voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=name [LANGUAGE=am]
+	@[ -n "$(DATA)" ] || { echo "Name your recordings: make voice DATA=folder RUN=name" >&2; exit 2; }
+	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
+	$$kit setup --run "$(RUN)" $(ARGS) && \
+	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") && \
+	$$kit train --run "$(RUN)" && \
+	$$kit evaluate --run "$(RUN)" && \
+	$$kit checklist --run "$(RUN)" --tables
 
 lab: $(STAMP)  ## JupyterLab on the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)

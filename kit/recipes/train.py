@@ -82,7 +82,9 @@ class Training:
         self.rows_before = read_log(run.path("train.jsonl"))
         self.begun_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
         self.measured = load_choice(run.path("speed.yaml"))
-        self.speed = build(SpeedConfig, merge(run.section("speed"), self.measured))
+        asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
+        speed = merge(merge(run.section("speed"), self.measured), asked)
+        self.speed = build(SpeedConfig, speed)
         self.offered = offered_switches(self.speed, run.hw, self.model)
         config = build(TrainConfig, run.section("train"))
         self.session = TrainSession(
@@ -341,6 +343,7 @@ class Training:
         state = self.session.state
         figures = run_figures(self.rows(), state.applied if state else None)
         recorded = dict(figures)
+        recorded["finished"] = self.session.finished()
         if "fits" in self.found:
             recorded["longest_step_bytes"] = {
                 "planned": self.verdict.planned_bytes,

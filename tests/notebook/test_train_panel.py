@@ -10,6 +10,7 @@ import pytest
 from helpers import CPU
 
 from kit.notebook.panel.train_panel import TrainPanel
+from kit.notebook.progress import Worker
 from kit.training.settings import StepEvent
 from kit.training.switches import Switch
 from kit.tuning.monitor import Monitor
@@ -96,7 +97,7 @@ def test_interrupt_stops_with_a_checkpoint_and_a_second_one_leaves(log):
         calls.append(1)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        panel.worker.thread.join()
+        panel.worker.wait()
 
     panel._graceful(work)
     assert panel.worker.stop.is_set() and len(calls) == 2
@@ -277,15 +278,15 @@ def test_the_status_line_has_the_monitors_sample_and_the_session(log):
 
 def interrupted_once(monkeypatch, times=1):
     """The kernel is interrupted in the cell's first `times` pauses, as `time.sleep` would be."""
-    left, join = [times], threading.Thread.join
+    left, wait = [times], Worker.wait
 
-    def broken_join(thread, timeout=None):
-        if thread.name == "trainer" and left[0] and threading.current_thread().name == "MainThread":
+    def broken_wait(worker, timeout_s=None):
+        if left[0] and threading.current_thread().name == "MainThread":
             left[0] -= 1
             raise KeyboardInterrupt
-        return join(thread, timeout)
+        return wait(worker, timeout_s)
 
-    monkeypatch.setattr(threading.Thread, "join", broken_join)
+    monkeypatch.setattr(Worker, "wait", broken_wait)
 
 
 @pytest.mark.parametrize("mode", ["plain", "cell"])
@@ -306,7 +307,7 @@ def test_the_second_interrupt_leaves_the_cell_and_its_buttons_dead(log, monkeypa
     with pytest.raises(KeyboardInterrupt):
         panel.run("cell")
     assert panel.worker.stop.is_set() and panel.view.stop.disabled and panel.view.start.disabled
-    panel.worker.thread.join()
+    panel.worker.wait()
     assert panel.worker.error is None
 
 

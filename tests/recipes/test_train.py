@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from helpers import CPU, code_index, manifest, world
 from kit.base.config import ConfigError, load_preset, merge
 from kit.base.hardware import Choice
 from kit.base.words import clock
+from kit.notebook.progress import Worker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.attention import follows, kept_attention
@@ -57,15 +57,15 @@ def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
 
 def interrupted_at(monkeypatch, folder: Path, step: int) -> None:
     """Ctrl-C reaches the waiting thread once the log has come to `step`."""
-    join, done = threading.Thread.join, []
+    wait, done = Worker.wait, []
 
-    def broken_join(thread, timeout=None):
-        if thread.name == "trainer" and not done and len(read_log(folder / "train.jsonl")) >= step:
+    def broken_wait(worker, timeout_s=None):
+        if not done and len(read_log(folder / "train.jsonl")) >= step:
             done.append(step)
             raise KeyboardInterrupt
-        return join(thread, 0.01 if thread.name == "trainer" and not done else timeout)
+        return wait(worker, timeout_s if done else 0.01)
 
-    monkeypatch.setattr(threading.Thread, "join", broken_join)
+    monkeypatch.setattr(Worker, "wait", broken_wait)
 
 
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
@@ -83,7 +83,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     train = json.loads((tmp_path / "report.json").read_bytes())["train"]
     assert train["steps"] == 6 and train["steps_per_s"] > 0 and train["ran"]
     assert train["longest_step_bytes"].keys() == {"planned", "measured", "limit"}
-    assert train["monitor"]["count"] > 0
+    assert train["monitor"]["count"] > 0 and train["finished"]
 
     log = (tmp_path / "train.jsonl").read_bytes()
     again = [str(result) for result in Training(active(tmp_path)).run()]
@@ -101,6 +101,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, m
     assert lines[-2].startswith("Stopped at step") and "it goes on" in lines[-2]
     stopped = len(read_log(tmp_path / "train.jsonl"))
     assert 3 <= stopped < 400
+    assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
     assert stopped_short.trained().config == stopped_short.model, "as it stands"
     training = Training(active(tmp_path, **longer), steps=stopped + 4)
     assert [str(result) for result in training.run()][-2].startswith("Trained to step")
@@ -236,3 +237,11 @@ def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
     stare[:, 3] = 1.0
     assert follows(stare).item() == 0.0
     assert follows(torch.eye(8).flip(0)).item() < 0
+
+
+def test_what_a_person_set_comes_before_what_was_measured(tmp_path):
+    run = active(tmp_path).keep_settings({"speed": {"sdpa": False}})
+    choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
+    run.path("speed.yaml").write_text(choice, encoding="utf-8")
+    speed = Training(run).speed
+    assert not speed.sdpa and not speed.fused_adamw

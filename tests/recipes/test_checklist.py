@@ -1,0 +1,78 @@
+"""The checklist of a run: every figure in the record gets its row, and what is missing says how."""
+
+import pytest
+
+from kit.notebook.run_record import Run
+from kit.recipes.checklist import Checklist
+
+SOUND = {
+    "data": {
+        "hours": 9.4,
+        "utterances": 18373,
+        "refused": 7,
+        "refused_percent": 0.02,
+        "alignment": "0 of 1,500 clips do not hold what their text says",
+    },
+    "text": {"byte_rate": 0.0, "round_trip": 1.0},
+    "setup": {"preset for this machine": "cpu"},
+    "train": {
+        "steps": 2200,
+        "finished": True,
+        "longest_step_bytes": {"planned": 2**30, "measured": 2**30, "limit": 2**33},
+    },
+    "eval": {
+        "cer": 0.03,
+        "cer_floor": 0.01,
+        "eos_rate": 1.0,
+        "duration_ratio": 1.02,
+        "runaway_rate": 0.0,
+        "sentences": 250,
+    },
+}
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    preset = {"evaluate": {"worst_cer": 0.12}, "manifest": {}}
+    return Run(name="mine", preset_name="cpu", preset=preset, folder=tmp_path)
+
+
+def to_do(run: Run) -> dict[str, str]:
+    """What is left to do, by what was checked."""
+    rows = Checklist(run).result().grid[1:]
+    assert all((mark == "to do") == bool(problem) for mark, _, _, _, problem in rows)
+    return {what: problem for mark, what, _, _, problem in rows if mark == "to do"}
+
+
+def test_a_run_without_a_record_is_told_every_command_in_order(run):
+    result = Checklist(run).result()
+    assert str(result) == "0 of 8 checks pass. Next: python -m kit prepare --run mine"
+    asked = [row[-1].split()[3] for row in result.grid[1:]]
+    assert list(dict.fromkeys(asked)) == ["prepare", "setup", "train", "evaluate"]
+
+
+def test_a_sound_run_passes(run):
+    run.record(**SOUND)
+    assert to_do(run) == {}
+    assert str(Checklist(run).result()) == "All 12 checks pass: the voice is ready."
+
+
+@pytest.mark.parametrize(
+    "section, figures, what, cure",
+    [
+        ("data", {"hours": 0.2}, "enough recordings", "record more"),
+        ("data", {"refused_percent": 30.0}, "little was refused", "ledger.jsonl"),
+        ("data", {"alignment": "not judged: it is lost"}, "texts belong to their sound", "listen"),
+        ("text", {"byte_rate": 0.1}, "the tokenizer knows the letters", "stray letters"),
+        ("setup", {"preset for this machine": "t4"}, "the preset suits the machine", "--preset t4"),
+        ("train", {"finished": False}, "training is finished", "python -m kit train --run mine"),
+        ("train", {"longest_step_bytes": {"measured": 2**34}}, "a step fits into memory", "low_"),
+        ("eval", {"cer": 0.5}, "intelligible", "train longer"),
+        ("eval", {"eos_rate": 0.9}, "ends its sentences", "never ended"),
+    ],
+)
+def test_what_does_not_pass_says_what_to_do(run, section, figures, what, cure):
+    run.record(**SOUND)
+    run.record(**{section: figures})
+    found = to_do(run)
+    assert list(found) == [what] and cure in found[what]
