@@ -24,6 +24,7 @@ from kit.notebook.plots import heatmaps, memory_plan, run_curves
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.spoken_samples import SampleLog, spoken_samples
 from kit.recipes.training_data import TrainingData
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import TrainSession
@@ -77,6 +78,7 @@ class Training:
         self.found: dict[str, Result] = {}  # what each step found, by its name
         self.shown: TrainPanel | None = None
         self.attention_folder = run.path("attention", "_").parent
+        self.samples_folder = run.path("training-samples", "_").parent
         self.data = TrainingData(run)
         self.model = self.data.model
         self.rows_before = read_log(run.path("train.jsonl"))
@@ -269,6 +271,12 @@ class Training:
         run, session = self.active, self.session
         row = self.data.middle_row()
         found = [AttentionLog(lambda: session.state.model, row, self.attention_folder)]
+        sentences = self.data.held_out_sentences(1)
+        if sentences:
+            speaking = build(GenerateConfig, run.section("generate"), candidates=1)
+            voice = self.data.voice()
+            folder = self.samples_folder
+            found.append(SampleLog(lambda: session.state, voice, sentences[0], speaking, folder))
         boards = [tensorboard_log(run.path("tensorboard", "_").parent, self.rows_before)]
         project = os.environ.get("WANDB_PROJECT")
         if project:
@@ -313,6 +321,14 @@ class Training:
         """Loss, learning rate, gradient norm, and what the average of the weights is worth."""
         rows = self.rows()
         return Result(line=f"{len(rows):,} steps", pictures=(run_curves(rows),))
+
+    def samples(self) -> Result:
+        """One held-out sentence as the model said it at the start, in the middle and at the end."""
+        sounds = spoken_samples(self.samples_folder)
+        if not sounds:
+            return Result(line="No sample was spoken: no held-out sentence can be said.")
+        row = self.data.held_out_sentences(1)[0]
+        return Result(line=f"{row.speaker}: {row.text}", sounds=sounds)
 
     def attention(self) -> Result:
         """How the codes of one row learnt to look at its text, from the first step to the last."""

@@ -51,6 +51,7 @@ def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
         index = code_index()
         shutil.copy(world() / "codec.safetensors", folder)
         shutil.copy(world() / "tokenizer.model", folder)
+        shutil.copy(world() / "manifest.jsonl", folder)
         run.record(data={"codes": os.path.relpath(index, folder), "language": "am"})
     return run
 
@@ -186,7 +187,6 @@ def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr("kit.recipes.training_data.read_manifest", lambda folder: held_out)
     monkeypatch.setattr("kit.recipes.train.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
@@ -213,6 +213,20 @@ def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path
     assert training.trained().config == training.model
 
 
+def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path):
+    steps = {"train": {"steps": 8, "val_every": 2}}
+    training = Training(active(tmp_path / "heard", **steps))
+    list(training.run())
+    sounds = training.samples().sounds
+    assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
+    assert "<audio" in training.samples()._repr_html_()
+    deaf = Training(active(tmp_path / "deaf", **steps))
+    deaf.listeners = lambda: ()
+    list(deaf.run())
+    for mine, theirs in zip(training.trained().parameters(), deaf.trained().parameters()):
+        assert torch.equal(mine, theirs), "whoever listens changes nothing"
+
+
 def test_boards_are_told_of_each_step_where_they_are_asked_for(tmp_path, monkeypatch, capsys):
     heard = []
     training = Training(active(tmp_path))
@@ -221,9 +235,9 @@ def test_boards_are_told_of_each_step_where_they_are_asked_for(tmp_path, monkeyp
         "kit.recipes.train.wandb_log", lambda *asked: (heard.append, str(asked[:2]))
     )
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    assert len(training.listeners()) == 1
+    assert len(training.listeners()) == 2, "attention and samples"
     monkeypatch.setenv("WANDB_PROJECT", "voices")
-    assert training.listeners()[1:] == (heard.append,)
+    assert training.listeners()[2:] == (heard.append,)
     assert capsys.readouterr().out.split("\n")[-3:-1] == [
         "no TensorBoard",
         f"('voices', '{tmp_path.name}')",
