@@ -25,6 +25,7 @@ KINDS = {
 }
 JOINT = 0.5  # what it costs that two words become one, or one two: less than a word left out
 MISSPELT = 0.5  # share of letters that may differ in a word that is still the same
+REMEMBERED = 50_000  # pairs of words whose difference is not counted anew
 STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # words of the text, words heard
 
 
@@ -41,6 +42,8 @@ def align_words(text: str, heard: str) -> list[WordPair]:
     """The words of `text` beside those of `heard`, in order; punctuation does not count."""
     words = letters(text).split()
     said = letters(heard).split()
+    if words == said:
+        return [WordPair(words=(word,), heard=(word,), kind="") for word in words]
     best = {(0, 0): (0.0, None)}  # (words read, words heard): what it cost, and the last pair
     for i, j in itertools.product(range(len(words) + 1), range(len(said) + 1)):
         ways = []
@@ -63,7 +66,7 @@ def align_words(text: str, heard: str) -> list[WordPair]:
     return pairs[::-1]
 
 
-@functools.cache
+@functools.lru_cache(REMEMBERED)
 def word_cost(words: tuple[str, ...], heard: tuple[str, ...]) -> tuple[float, str]:
     """What it costs to hear `heard` for `words`, and the kind of error; infinite where it is none.
 
@@ -88,11 +91,15 @@ def word_cost(words: tuple[str, ...], heard: tuple[str, ...]) -> tuple[float, st
 
 def _joint(two: tuple[str, ...], one: str, kind: str) -> tuple[float, str]:
     """The cost of `one` for both words of `two`: it has to be nearer to both than to either."""
-    off = difference("".join(two), one)
+    both = "".join(two)
+    if abs(len(both) - len(one)) > MISSPELT * max(len(both), len(one)):
+        return math.inf, kind  # told by the lengths alone, which is much quicker
+    off = difference(both, one)
     nearer = off < min(difference(word, one) for word in two)
     return (JOINT + off if nearer and off <= MISSPELT else math.inf), kind
 
 
+@functools.lru_cache(REMEMBERED)
 def difference(word: str, other: str) -> float:
     """Share of letters that differ, 0 to 1."""
     return edit_distance(word, other) / max(len(word), len(other))
