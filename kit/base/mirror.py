@@ -35,6 +35,7 @@ from kit.base.lock import BEAT_S, STALE_S, Lock, LockError, held
 
 WAIT_S = 60.0  # for a copy that is under way
 READ_AGAIN = 3  # times, before a file that cannot be fetched is an error
+CLOCK_NS = 2_000_000_000  # times nearer to each other than this are the same
 LITTER_AGE_S = 900.0  # a half-written copy as old as this has lost its machine
 LARGE_BYTES = 100_000_000  # what takes so long to fetch that it is told
 MEMORY = ".mirror.json"  # what was copied when, in the folder here
@@ -110,7 +111,7 @@ class Mirror:
         here = stamp(self.folder / name)
         if name not in memory.here:
             return here is None
-        if memory.there[name] == there:
+        if is_same(memory.there[name], there):
             return False  # nothing happened there; what is missing here was removed here
         return here is None or here == memory.here[name]
 
@@ -179,7 +180,7 @@ class Mirror:
     def _merge_record(self, memory: Memory) -> None:
         """Lay this machine's new figures over those that another one has recorded meanwhile."""
         there = stamp(self.kept / RECORD)
-        if there is None or there == memory.there.get(RECORD):
+        if there is None or is_same(memory.there.get(RECORD), there):
             return
         with held(self.folder / "report.lock", "recording figures", WAIT_S):
             theirs = read_record(self.kept / RECORD)
@@ -295,6 +296,11 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
             if about is not None:
                 found[path.relative_to(folder).as_posix()] = about
     return found
+
+
+def is_same(before: Stamp | None, now: Stamp) -> bool:
+    """Whether a kept file is as it was; some disks remember a time only to the second."""
+    return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
 
 
 def _unless_missing(error: OSError) -> None:

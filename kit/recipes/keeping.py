@@ -45,6 +45,11 @@ def kept_run(folder: Path, say: Callable[[str], None] = print) -> "Kept | None":
             f"KIT_MIRROR = {kept_runs}: there is no such folder. Is the disk mounted? Make it, if "
             "runs are to be kept there."
         )
+    if Path(kept_runs).resolve() == folder.parent.resolve():
+        raise ConfigError(
+            f"KIT_MIRROR = {kept_runs} is the folder the runs themselves lie in: name one on "
+            "another disk, or none."
+        )
     if folder not in _KEPT:
         _KEPT[folder] = Kept(folder, Path(kept_runs), say)
     kept = _KEPT[folder]
@@ -67,6 +72,7 @@ class Kept:
         self.run.fetch(lambda name: not name.startswith("checkpoints/"))
         unpack_clips(self.run.folder)
         if self.thread is None:
+            self.run.say(f"This run is kept in {self.run.kept}.")
             self.thread = threading.Thread(target=self._keep_on, name="kept", daemon=True)
             self.thread.start()
             atexit.register(self.stop)

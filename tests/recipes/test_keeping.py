@@ -11,12 +11,11 @@ import pytest
 from helpers import code_index, trained_codec, world
 
 from kit.base.config import ConfigError
-from kit.base.hardware import Choice
 from kit.base.mirror import stamps
 from kit.batches.code_cache import cache_key
 from kit.dataset.ledger import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
-from kit.recipes import active_run, colab, keeping
+from kit.recipes import colab, keeping
 from kit.recipes.start import start
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test
@@ -27,8 +26,6 @@ def machine(tmp_path, monkeypatch):
     """Goes over to a fresh machine of the name given; that before it is taken away."""
     monkeypatch.setattr(keeping, "EVERY_S", RATHER_LATE_S)
     monkeypatch.setattr(keeping, "_KEPT", {})
-    # On a busy machine it looks for six seconds how many cores are free.
-    monkeypatch.setattr(active_run, "use_threads", lambda hw: Choice(value="1", reason="a test"))
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
@@ -81,6 +78,10 @@ def test_a_disk_that_is_not_mounted_is_told(machine, monkeypatch, tmp_path):
     machine("a")
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "not-there"))
     with pytest.raises(ConfigError, match="Is the disk mounted"):
+        start("any")
+    monkeypatch.setenv("KIT_MIRROR", os.environ["KIT_RUNS"])
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ConfigError, match="on another disk, or none"):
         start("any")
 
 
@@ -171,7 +172,7 @@ def test_on_colab_runs_are_kept_on_drive(drive, machine, monkeypatch, tmp_path, 
     start("my-voice").record(data={"hours": 1.0})
     kept = tmp_path / "content" / "MyDrive" / "voicekit" / "runs" / "my-voice"
     assert json.loads((kept / "report.json").read_text())["data"] == {"hours": 1.0}
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"This run is kept in {kept}.\n"
 
 
 def test_a_refused_drive_is_a_sentence_and_no_end(drive, machine, monkeypatch, capsys):

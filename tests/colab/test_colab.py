@@ -1,0 +1,168 @@
+"""On Colab, as near as it can be had: its versions, a fresh machine for each notebook, one Drive.
+
+`make test-colab`. What a real Drive and a real front end do beyond that is not shown here.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from machine import CellError, Killed, Machine, environment, report, snapshot
+
+RUN = "my-voice"
+RUNS = "voicekit/runs"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Path:
+    return snapshot(tmp_path_factory.mktemp("github"))
+
+
+@pytest.fixture(scope="module")
+def colab(tmp_path_factory, repository):
+    """Makes machines, each with nothing but the Drive `drive`, on one and the same path."""
+    place = tmp_path_factory.mktemp("colab")
+
+    def machine(drive: Path, mood: str = "", **environ: str) -> Machine:
+        return Machine(place / "machine", drive, repository, mood, **environ)
+
+    return machine
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("drive")
+
+
+def kept(drive: Path, *parts: str) -> list[Path]:
+    *folders, pattern = parts
+    return sorted(drive.joinpath(RUNS, RUN, *folders).glob(pattern))
+
+
+def test_it_is_colabs_own_packages_that_run(colab, tmp_path):
+    with colab(tmp_path) as machine:
+        machine.execute(
+            "import IPython, ipykernel, ipywidgets, sys\n"
+            "print(IPython.__version__, ipykernel.__version__, ipywidgets.__version__)\n"
+            "print('google.colab' in sys.modules)",
+            allow_stdin=True,
+        )
+        assert machine.said == "7.34.0 6.17.1 7.7.1\nTrue\n"
+    assert environment().is_file()
+
+
+# The journey, on a slow Drive, each notebook on a machine of its own, in this order.
+
+
+def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
+    with colab(drive, "slow") as machine:
+        said = machine.run_all("00_setup", RUN=RUN)
+        assert "This run is kept in" in said and f"MyDrive/{RUNS}/{RUN}." in said
+    assert report(drive, RUN)["preset"] == "tiny"
+
+
+def test_01_is_killed_and_goes_on_with_what_it_had_made(colab, drive):
+    with colab(drive, "slow") as machine, pytest.raises(Killed):
+        machine.run_all(
+            "01_data_prep", RUN=RUN, kill_when=lambda: bool(kept(drive, "codec.safetensors"))
+        )
+    (codec,) = kept(drive, "codec.safetensors")
+    made_ns = codec.stat().st_mtime_ns
+    with colab(drive, "slow") as machine:
+        machine.run_all("01_data_prep", RUN=RUN)
+    assert codec.stat().st_mtime_ns == made_ns, "it was not trained again"
+    assert "codes" in report(drive, RUN)["data"]
+    assert list((drive / RUNS / "codes").glob("index-*")) and kept(drive, "clips.tar")
+
+
+def test_02_is_killed_while_it_trains_and_run_all_goes_on(colab, drive):
+    with colab(drive, "slow") as machine, pytest.raises(Killed):
+        machine.run_all(
+            "02_train",
+            RUN=RUN,
+            STEPS=40,
+            press="Start",
+            kill_when=lambda: bool(kept(drive, "checkpoints", "*.sha256")),
+        )
+    assert not kept(drive, "train-finished")
+    with colab(drive, "slow") as machine:
+        machine.run_all("02_train", RUN=RUN, STEPS=40)
+        log = machine.place / "content" / "voicekit" / "runs" / RUN / "train.jsonl"
+        assert "resumed from step" in log.read_text(encoding="utf-8")
+    assert report(drive, RUN)["train"]["steps"] == 40
+    assert kept(drive, "model-ema.safetensors") and kept(drive, "train.jsonl")
+    assert not kept(drive, "*.lock")
+
+
+def test_03_judges_the_voice_on_a_machine_without_the_recordings(colab, drive):
+    with colab(drive, "slow") as machine:
+        machine.run_all("03_evaluate_ema", RUN=RUN)
+    assert "cer_floor" in report(drive, RUN)["eval"]
+    assert kept(drive, "samples", "*.wav")
+
+
+def test_04_speaks(colab, drive):
+    with colab(drive, "slow") as machine:
+        machine.run_all("04_inference", RUN=RUN)
+    assert "real_time_factor" in report(drive, RUN)["infer"] and kept(drive, "export", "*")
+
+
+def test_05_measures_and_leaves_the_switches_on_drive(colab, drive):
+    with colab(drive, "slow") as machine:
+        machine.run_all("05_benchmark", RUN=RUN)
+    assert kept(drive, "speed.yaml")
+
+
+def test_06_more_data(colab, drive):
+    with colab(drive, "slow") as machine:
+        machine.run_all("06_more_data", RUN=RUN)
+
+
+def test_everything_is_there_in_the_end(colab, drive):
+    """Nothing is missing, and what the killed machines left half-written goes with the time."""
+    assert {"data", "train", "eval", "infer", "bench"} <= set(report(drive, RUN))
+    for litter in drive.rglob(".*.*"):
+        os.utime(litter, (0, 0))
+    with colab(drive) as machine:
+        machine.run_all("00_setup", RUN=RUN)
+    assert {"data", "train", "eval", "infer", "bench"} <= set(report(drive, RUN))
+    assert not list(drive.joinpath(RUNS, RUN).rglob(".*.*"))
+
+
+# Programs that send cells without input, and a Drive in other moods.
+
+
+def test_a_drive_that_fails_now_and_then_loses_nothing(colab, tmp_path):
+    for name in ("01_data_prep", "02_train", "03_evaluate_ema"):
+        with colab(tmp_path, "failing") as machine:
+            said = machine.run_all(name, allow_stdin=False, RUN=RUN)
+            assert "nothing new is kept" in said and "Input/output error" in said
+            assert "All is kept in" in said
+    record = report(tmp_path, RUN)
+    assert record["train"]["steps"] == 12 and "cer" in record["eval"]
+
+
+def test_a_full_drive_stops_no_work_and_says_what_to_do(colab, tmp_path):
+    with colab(tmp_path, "full", COLAB_DRIVE_BYTES="100000") as machine:
+        said = machine.run_all("01_data_prep", allow_stdin=False, RUN=RUN)
+        assert said.count("nothing new is kept") == 2, "once for the run, once for the codes"
+        assert "No space left on device. Make room there, and empty its bin." in said
+        assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
+
+
+def test_a_refused_drive_is_told_and_the_work_goes_on(colab, tmp_path):
+    with colab(tmp_path, "refused") as machine:
+        said = machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
+        assert "Google Drive is not there (ValueError: mount failed)" in said
+        assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_run_of_the_same_name_is_not_mixed_in(colab, tmp_path):
+    with colab(tmp_path) as machine:
+        machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
+    with colab(tmp_path, "refused") as machine:
+        machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
+        machine.execute("from google.colab import drive; drive.MOOD = ''", allow_stdin=False)
+        with pytest.raises(CellError, match="two different runs of one name"):
+            machine.execute(f"start({RUN!r})", allow_stdin=False)
