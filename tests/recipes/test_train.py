@@ -125,6 +125,22 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     assert "It fits." not in capsys.readouterr().out, "what was told is not told again"
 
 
+def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path):
+    training = Training(active(tmp_path))
+    training.panel("live")
+    view = training.shown.view
+    assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
+    assert view.boxes["ema"].value and view.numbers["grad_accum"].value == 1
+    view.boxes["ema"].value = False
+    view.numbers["grad_accum"].value = 2
+    view.start.click()
+    assert training.wait().line == "Trained to step 6 of 6."
+    training.shown.retired.set()
+    assert not (tmp_path / "model-ema.safetensors").exists()
+    ran = training.summary().figures["EMA of the weights"]
+    assert ran.startswith("off (not asked for") and training.trained().config == training.model
+
+
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
     training = Training(active(tmp_path))
     with pytest.raises(TrainError, match="call `panel"):
