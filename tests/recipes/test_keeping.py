@@ -98,12 +98,12 @@ def test_checkpoints_come_when_they_are_asked_for(machine):
 
 
 def test_the_code_cache_comes_as_far_as_this_run_needs_it(machine):
-    runs = machine("a")
     trained_codec()
+    index, codec = code_index(), world() / "codec.safetensors"
+    runs = machine("a")
     run = start("my-voice")
-    index = code_index()
     shutil.copytree(index.parent, runs / "codes")
-    shutil.copy(world() / "codec.safetensors", run.folder)
+    shutil.copy(codec, run.folder)
     key = cache_key(
         run.folder / "codec.safetensors", keeping.build(keeping.DataConfig, run.section("data"))
     )
