@@ -61,14 +61,14 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     print(run, flush=True)
     for result in options.steps_of(run, options):
-        show(result, options.tables)
+        print_result(result, options.tables)
         if interrupts.signals:
             return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
     return 0
 
 
-def show(result, tables: bool) -> None:
+def print_result(result, tables: bool) -> None:
     """The result's line; its table, too, when asked for."""
     from kit.notebook.tables import text_grid, text_table
 

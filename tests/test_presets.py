@@ -18,7 +18,7 @@ from kit.tuning.ab_test import TrialConfig
 from kit.tuning.memory_plan import parameter_count
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import recommend
-from kit.tuning.session_plan import Limits, checkpoint_bytes, for_corpus, plan
+from kit.tuning.session_plan import SessionLimits, checkpoint_bytes, for_corpus, plan_session
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 FRAMES_PER_S = 22050 / 256  # mel frames
@@ -218,7 +218,9 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
             }
         )
     size = checkpoint_bytes(tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True)
-    found = plan(rows, config, size, tmp_path, Limits(quota_bytes=15 * 10**9), done=0)
+    found = plan_session(
+        rows, config, size, tmp_path, SessionLimits(quota_bytes=15 * 10**9), done=0
+    )
     assert found.sessions == 1 and found.fits and not found.advice
     assert found.left_s < 3600 * most_hours
 
@@ -231,5 +233,7 @@ def test_checkpoints_of_all_tiers_but_the_largest_leave_room_on_a_free_drive(tmp
             tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True
         )
         rows = [{"step": step, "wall_s": 0.3} for step in (1, 2)]
-        found = plan(rows, config, size, tmp_path, Limits(quota_bytes=12 * 10**9), done=0)
+        found = plan_session(
+            rows, config, size, tmp_path, SessionLimits(quota_bytes=12 * 10**9), done=0
+        )
         assert found.disk_most_bytes < 12e9, name

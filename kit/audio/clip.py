@@ -20,7 +20,7 @@ from fractions import Fraction
 import numpy as np
 import soundfile
 
-from kit.audio.container import Extent, opened
+from kit.audio.container import Extent, open_sound
 from kit.streams.file import special_file
 
 FRAME_S = 0.02
@@ -112,7 +112,7 @@ def _opened(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
         kind = special_file(path)
         if kind:
             raise DatasetError(f"{path} is {kind}, no recording")
-        with opened(path) as (file, told):
+        with open_sound(path) as (file, told):
             if told.problem:
                 raise DatasetError(f"{path} is {told.problem}")
             yield file, told

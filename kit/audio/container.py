@@ -64,7 +64,7 @@ class Extent:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
+def open_sound(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
     """The recording at `path`, to be read from its start, and how much its header promises.
 
     A FLAC is read to its end, not to its header's; one whose header knows no length is counted.
@@ -91,9 +91,9 @@ def opened(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
 def decoded_extent(path: str) -> Extent:
     """How much of a recording can be decoded, which no header of a FLAC or MP3 can show.
 
-    Raises as `opened` does.
+    Raises as `open_sound` does.
     """
-    with opened(path) as (sound, told):
+    with open_sound(path) as (sound, told):
         whole = sound.format not in ("FLAC", "MP3")
     if told.problem or whole:
         return told

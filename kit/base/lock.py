@@ -102,9 +102,9 @@ class Lock:
             if holder and is_gone(holder) and self._take_over(holder):
                 break
             if time.monotonic() >= until_s:
-                raise LockError(in_words(self.path, holder or Holder()))
+                raise LockError(holder_in_words(self.path, holder or Holder()))
             if holder and not told:
-                say(f"Waiting: {in_words(self.path, holder)}")
+                say(f"Waiting: {holder_in_words(self.path, holder)}")
                 told = True
             time.sleep(PAUSE_S)
         _OURS[self.mine.token] = threading.current_thread()
@@ -175,7 +175,7 @@ class Lock:
             return
         holder = holder or read_holder(self.path) or Holder()
         if holder.token != self.mine.token:
-            raise LockError(in_words(self.path, holder))
+            raise LockError(holder_in_words(self.path, holder))
 
     def release(self) -> None:
         """Remove the file, if it is still this process's own."""
@@ -261,7 +261,7 @@ def machine() -> str:
     return " ".join(parts)
 
 
-def in_words(path: Path, holder: Holder) -> str:
+def holder_in_words(path: Path, holder: Holder) -> str:
     """Who holds the lock, and what to do."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
     who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"

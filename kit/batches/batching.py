@@ -1,8 +1,8 @@
 """Which utterances go through the model together: a pure function of their lengths.
 
-A batch is a grid as wide as its longest row, so like lengths belong together. `plan` shuffles an
-epoch, sorts it a window at a time, cuts it into effective batches and shuffles those: every
-utterance once, none left out, the same for the same seed. An effective batch is a number of
+A batch is a grid as wide as its longest row, so like lengths belong together. `plan_batches`
+shuffles an epoch, sorts it a window at a time, cuts it into effective batches and shuffles those:
+every utterance once, none left out, the same for the same seed. An effective batch is a number of
 utterances, or a number of padded tokens; `micro_batches` cuts it into passes. `padding_waste` says
 what each way wastes. Knows lengths alone: no audio, no codes, no file, no model.
 """
@@ -69,7 +69,7 @@ def chunks(items: Sequence, size: int) -> Iterator[Sequence]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def plan(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[int]]:
     """The effective batches of `epoch` as lists of indices into `lengths`, each index once.
 
     A batch lies from short to long. Counting tokens, a window's last and unfilled batch joins the
@@ -194,5 +194,7 @@ def padding_waste(
 
 def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[list[int]]:
     """Every forward pass of an epoch, as indices into `lengths`."""
-    parts = (micro_batches(batch, lengths, config) for batch in plan(lengths, config, epoch))
+    parts = (
+        micro_batches(batch, lengths, config) for batch in plan_batches(lengths, config, epoch)
+    )
     return list(itertools.chain.from_iterable(parts))

@@ -21,7 +21,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.files import digest
 from kit.base.hardware import Hardware
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, chunks, micro_batches, padded, plan
+from kit.batches.batching import (
+    EXTRA_TOKENS,
+    DataConfig,
+    chunks,
+    micro_batches,
+    padded,
+    plan_batches,
+)
 from kit.batches.code_cache import CacheError, CodeCache
 
 # What a position must agree in, and how to say that it does not.
@@ -103,7 +110,7 @@ class CodeStream(IterableDataset):
 
     def plan(self, epoch: int) -> list[list[int]]:
         """The batches of `epoch` as lists of utterances; every utterance once, none left out."""
-        batches = plan(self.lengths, self.config, epoch)
+        batches = plan_batches(self.lengths, self.config, epoch)
         return [[self.members[i] for i in batch] for batch in batches]
 
     def usual(self, count: int) -> list:

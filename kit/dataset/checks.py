@@ -23,7 +23,7 @@ FASTEST_HZ = 768_000  # below, no speech is left; above, the header is wrong
 LOUD = 1.1  # times full scale: what MP3 and Vorbis overshoot by is not worth a word
 
 
-def judge(
+def judge_rows(
     rows: list[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[list[Utterance], list[Finding], list[Finding]]:
     """(kept rows with their seconds, refusals, warnings), each in the order of `rows`.

@@ -16,7 +16,7 @@ from kit.base.words import brief, no_utf8
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.streams.file import Fault, StreamError, special_file
 from kit.streams.open import rows
-from kit.streams.position import held_out
+from kit.streams.position import is_held_out
 from kit.text.normalize import letters, normalize
 
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
@@ -317,7 +317,7 @@ def _with_splits(found: list[Utterance], config: ManifestConfig) -> list[Utteran
     own = ["held_out" if row.split in HELD_OUT else row.split or "train" for row in found]
     if "held_out" not in own:
         for i, row in enumerate(found):
-            if own[i] == "train" and held_out(row.id, config.held_out_percent):
+            if own[i] == "train" and is_held_out(row.id, config.held_out_percent):
                 own[i] = "held_out"
     return [dataclasses.replace(row, split=split) for row, split in zip(found, own)]
 

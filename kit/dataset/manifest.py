@@ -13,7 +13,7 @@ from pathlib import Path
 from kit.audio.clip import ClipMeasure, DatasetError
 from kit.base.files import write_atomic
 from kit.base.words import brief
-from kit.dataset.checks import judge
+from kit.dataset.checks import judge_rows
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import Finding, Ledger, ManifestConfig, Utterance
@@ -37,7 +37,7 @@ def check_dataset(
     paths = [row.audio for row in found.rows]
     cache = into / "measures.jsonl"
     measures = measure_clips(paths, cache, config.longest_s, workers, progress=progress)
-    kept, refused, warned = judge(found.rows, measures, config)
+    kept, refused, warned = judge_rows(found.rows, measures, config)
     figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
     tables = {"kept": kept, "refused": found.refused + refused, "warned": warned}
     ledger = Ledger(layout=found.layout, measures=figures, **tables)

@@ -23,7 +23,7 @@ from kit.base.weights_file import is_sound
 from kit.base.words import nearest
 from kit.inference.compiled import CompiledSteps, GraphedSteps, GraphMemory
 from kit.inference.kv_cache import CacheMemory, KVCache, write
-from kit.inference.linear_formats import FORMATS, choose
+from kit.inference.linear_formats import FORMATS, layer_for
 from kit.model.gpt import Layer, SpeechGPT
 
 
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         self.device = model.final_norm.weight.device
         check_finite(model)
         compiles, instead = will_compile(config.compile, self.device)
-        linear, self.dtype, ran = choose(config.weights, self.device, compiles or traceable)
+        linear, self.dtype, ran = layer_for(config.weights, self.device, compiles or traceable)
         self.ran = ran + instead
         self.conditioner = model.conditioner
         self.text_embedding = model.text_embedding

@@ -180,12 +180,12 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         habits=dataclasses.asdict(voice.habits),
         model=dataclasses.asdict(voice.model.config),
         sampling=dataclasses.asdict(sampling),
-        files={name: measure(folder / name) for name in FILES},
+        files={name: size_and_digest(folder / name) for name in FILES},
         versions={"torch": torch.__version__, "kit": kit},
     )
 
 
-def measure(path: Path) -> dict:
+def size_and_digest(path: Path) -> dict:
     """Size and SHA-256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
@@ -257,7 +257,7 @@ def verify(path: Path, told: dict) -> None:
     """Raise VoiceError unless the file at `path` is the one the card tells of."""
     if not path.is_file():
         raise VoiceError(f"There is no {path}: {AGAIN}")
-    found = measure(path)
+    found = size_and_digest(path)
     if found["bytes"] != told["bytes"]:
         sizes = f"{found['bytes']} bytes, {CARD} says {told['bytes']}"
         raise VoiceError(f"{path} is cut, or another file ({sizes}): {AGAIN}")

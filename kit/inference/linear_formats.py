@@ -3,8 +3,8 @@
 One new code a step is a row times every weight: the time goes into reading the weights, so fewer
 bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022), int4 one per
 group of 32 inputs (Dettmers & Zettlemoyer 2023); biases are kept as they are. On a CPU most weights
-are packed once, the way FBGEMM's, oneDNN's and torch's own kernels read them. `choose` picks what
-can run here and says so. Knows `nn.Linear` alone.
+are packed once, the way FBGEMM's, oneDNN's and torch's own kernels read them. `layer_for` picks
+what can run here and says so. Knows `nn.Linear` alone.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -187,7 +187,7 @@ class Int4(nn.Module):
         return y[:, : self.outputs] + self.bias
 
 
-def choose(
+def layer_for(
     weights: str, device: torch.device, compiled: bool
 ) -> tuple[type[nn.Module], torch.dtype, str]:
     """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words.
@@ -214,7 +214,7 @@ def choose(
         return Plain, low, "fp16: this GPU has no bf16"
     if weights == "bf16" and cpu and not has_bf16():
         instead = "fp16" if eager_cpu and has_fbgemm() else "fp32"
-        kind, dtype, ran = choose(instead, device, compiled)
+        kind, dtype, ran = layer_for(instead, device, compiled)
         return kind, dtype, f"{ran}; this processor has no bf16 products"
     if weights == "fp32" and eager_cpu and torch.backends.mkl.is_available():
         return SplitByThread, torch.float32, "fp32, shared out among threads"

@@ -30,7 +30,7 @@ from kit.inference.sampling import GenerateConfig, seed_of
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, ModelFileError, load_model
 from kit.text.normalize import TextError, normalize
-from kit.text.sentences import Part, fade, join, split
+from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import Tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
@@ -88,7 +88,7 @@ class Voice:
         """Piece ids of `text`. Raises TextError for what the voice cannot say."""
         return self.tokenizer.encode_checked(normalize(text, self.language))
 
-    def parts(self, text: str) -> list[Part]:
+    def parts(self, text: str) -> list[SpokenPart]:
         """`text` in parts this voice can say in one go. Raises TextError for a word too long."""
         most = self.model.config.max_text - 2
         most = min(self.habits.longest_text or most, most)
@@ -145,7 +145,7 @@ class Voice:
         return [self._speech(*row) for row in zip(texts, parts, rows)]
 
     def _spoken(
-        self, parts: list[Part], references: list[Tensor], config: GenerateConfig, batch: int
+        self, parts: list[SpokenPart], references: list[Tensor], config: GenerateConfig, batch: int
     ) -> list[Spoken]:
         """Codes of every part, those of like length made together, the longest first.
 
@@ -163,7 +163,7 @@ class Voice:
         decoder.tidy()
         return [found[i] for i in range(len(ids))]
 
-    def _speech(self, text: str, parts: list[Part], rows: list[Spoken]) -> Speech:
+    def _speech(self, text: str, parts: list[SpokenPart], rows: list[Spoken]) -> Speech:
         waves = [self.sound(row.codes) for row in rows]
         pauses = [part.pause_s for part in parts]
         return Speech(
@@ -195,7 +195,7 @@ class Voice:
             raise VoiceError(cut_off(" ".join(cut)))
 
     def _streamed(
-        self, part: Part, cond: Tensor, config: GenerateConfig, faded: bool
+        self, part: SpokenPart, cond: Tensor, config: GenerateConfig, faded: bool
     ) -> Iterator[Tensor]:
         """Pieces of one part; returns whether it found its end."""
         decoder = self.ready()

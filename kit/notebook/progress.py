@@ -100,7 +100,7 @@ def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, boo
     return f"{said} When it is cut, run the notebook again: it goes on by itself.", False
 
 
-def figures(row: dict, pace: Pace) -> dict[str, str]:
+def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
     """The latest numbers as text by name; what has not been measured is left out."""
     speed = pace.speed()
     left_s = pace.left_s(row)

@@ -14,7 +14,7 @@ import soundfile
 from matplotlib.figure import Figure
 
 from kit.notebook.plots import png
-from kit.notebook.tables import grid_html, table
+from kit.notebook.tables import grid_html, table_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Result:
         if self.grid:
             parts.append(grid_html(self.grid))
         if self.figures and self.shown:
-            parts.append(table(self.figures))
+            parts.append(table_html(self.figures))
         return "".join(parts)
 
 

@@ -20,7 +20,7 @@ from kit.base.files import make_folder, require_folder_name, write_atomic
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
 from kit.base.words import brief
-from kit.notebook.tables import table
+from kit.notebook.tables import table_html
 from kit.tuning.recommend import overlay
 
 OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
@@ -234,7 +234,7 @@ def git(*words: str) -> str:
 
 def page(report: dict, folder: Path) -> str:
     """The record as one self-contained page: figures as tables, samples as audio players."""
-    parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table(report)]
+    parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table_html(report)]
     players = [player(sample, folder) for sample in report.get("samples", [])]
     parts.append("<h2>Samples</h2>" + "".join(players) if any(players) else "")
     style = (

@@ -8,10 +8,10 @@ import html
 from IPython.display import display
 
 
-def table(figures: dict) -> str:
+def table_html(figures: dict) -> str:
     """Nested figures as one HTML table, names joined by dots."""
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(show(value))}</td></tr>"
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(figure_text(value))}</td></tr>"
         for name, value in flat(figures)
     )
     return f"<table>{rows}</table>"
@@ -19,7 +19,7 @@ def table(figures: dict) -> str:
 
 def html_table(figures: dict):
     """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
-    return display({"text/html": table(figures), "text/plain": text_table(figures)}, raw=True)
+    return display({"text/html": table_html(figures), "text/plain": text_table(figures)}, raw=True)
 
 
 def html_grid(cells: list[tuple[str, ...]]):
@@ -29,7 +29,7 @@ def html_grid(cells: list[tuple[str, ...]]):
 
 def text_table(figures: dict) -> str:
     """Nested figures as lines, one a figure, names joined by dots."""
-    return "\n".join(f"{name:28} {show(value)}" for name, value in flat(figures))
+    return "\n".join(f"{name:28} {figure_text(value)}" for name, value in flat(figures))
 
 
 def text_grid(cells: list[tuple[str, ...]]) -> str:
@@ -61,7 +61,7 @@ def flat(figures: dict, prefix: str = "") -> list[tuple[str, object]]:
     return rows
 
 
-def show(value) -> str:
+def figure_text(value) -> str:
     """A figure as a person would write it."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value)

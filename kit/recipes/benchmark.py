@@ -17,11 +17,11 @@ from kit.recipes.active_run import ActiveRun
 from kit.tuning.ab_results import (
     Decision,
     Trial,
-    cells,
-    choose,
+    choose_switches,
     chosen,
-    figures,
     load_choice,
+    trial_cells,
+    trial_figures,
     write_choice,
 )
 from kit.tuning.ab_test import (
@@ -122,7 +122,7 @@ class Benchmark:
 
     def choose(self) -> Result:
         """Keep each switch that pays; the set of them is measured once more as it is."""
-        self.decisions = choose(self.measured, self.goal)
+        self.decisions = choose_switches(self.measured, self.goal)
         self.measured = self._trials([*self.variants, chosen(self.decisions)], "chosen set")
         lines = [
             f"{'keep' if decision.on else 'drop':5} {decision.label}: {decision.reason}"
@@ -153,14 +153,14 @@ class Benchmark:
 
     def table(self) -> Result:
         """All figures."""
-        return Result(line=f"{len(self.measured)} variants", grid=cells(self.measured))
+        return Result(line=f"{len(self.measured)} variants", grid=trial_cells(self.measured))
 
     def write(self) -> Result:
         """The winning set goes beside the run, with its reasons as comments."""
         path = self.path
         write_choice(self.decisions, path, f"{self.active.hw.name}, torch {versions()['torch']}")
         on = [name for name, kept in load_choice(path).items() if kept]
-        found = {"chosen": on, "goal": self.goal, "variants": figures(self.measured)}
+        found = {"chosen": on, "goal": self.goal, "variants": trial_figures(self.measured)}
         self.active.record(bench={self.model or "preset": found})
         return Result(line=path.read_text(encoding="utf-8").strip())
 

@@ -39,7 +39,7 @@ OTHER_FILES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heard:
+class Reading:
     """What became of some texts that a voice was asked to say."""
 
     scores: Scores
@@ -94,7 +94,7 @@ class EvaluationData:
         found["heard"] = tuple(found["heard"])
         return NoiseFloor(**found)
 
-    def heard(self, split: str, weights: str, config: GenerateConfig, label: str) -> Heard:
+    def heard(self, split: str, weights: str, config: GenerateConfig, label: str) -> Reading:
         """The texts of `split`, spoken with `weights` and written down by the recogniser.
 
         The first few go to samples/, with `label` in the name of their files.
@@ -112,12 +112,12 @@ class EvaluationData:
         found = self.kept(f"{split} {label}", key, make)
         scores = found["scores"]
         scores["heard"] = tuple(scores["heard"])
-        return Heard(scores=Scores(**scores), samples=found["samples"])
+        return Reading(scores=Scores(**scores), samples=found["samples"])
 
     # What the voices say, once each is asked for.
 
     @functools.cached_property
-    def by_weights(self) -> dict[str, Heard]:
+    def by_weights(self) -> dict[str, Reading]:
         """The held-out texts by each set of weights, read once."""
         found = {}
         tick = Ticker("spoken")
@@ -133,7 +133,7 @@ class EvaluationData:
         return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
 
     @functools.cached_property
-    def spoken(self) -> dict[str, Heard]:
+    def spoken(self) -> dict[str, Reading]:
         """The texts of every split there is by the best weights, the likeliest of several."""
         found = {"held_out": self.heard("held_out", self.best, self.sampling, "best")}
         for split in HARDER:

@@ -45,7 +45,7 @@ def fitted_codec(
     train = [row for row in rows if row.split == "train"]
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
     waves = [load_wave(row.audio, codec.sample_rate) for row in chosen]
-    unseen = [load_wave(row.audio, codec.sample_rate) for row in held_out(rows)]
+    unseen = [load_wave(row.audio, codec.sample_rate) for row in held_out_rows(rows)]
     course = codec_course(codec, unseen)
     steps = train_codec(codec, waves, run.hw.device, run.precision.value, course=course)
     run.record(codec=course.follow(steps, Ticker("codec step")))
@@ -66,7 +66,7 @@ def fitted_recognizer(
     torch.manual_seed(0)
     model = Recognizer(config, alphabet_of(texts))
     mels = [load_mel(row.audio, codec) for row in chosen]
-    unseen = [(load_mel(row.audio, codec), row.text) for row in held_out(rows)]
+    unseen = [(load_mel(row.audio, codec), row.text) for row in held_out_rows(rows)]
     course = recognizer_course(model, unseen)
     steps = train_recognizer(model, mels, texts, run.hw.device, run.precision.value, course=course)
     run.record(recognizer=course.follow(steps, Ticker("recogniser step")))
@@ -74,6 +74,6 @@ def fitted_recognizer(
     return model, f"held-out errors {course.figure:.1%} {course.ending}"
 
 
-def held_out(rows: list[Utterance]) -> list[Utterance]:
+def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
     """The recordings that judge codec and recogniser, and that neither learns from."""
     return [row for row in rows if row.split == "held_out"][:HELD_OUT_CLIPS]

@@ -25,9 +25,9 @@ from kit.recipes.active_run import ActiveRun
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import step_seconds
-from kit.tuning.memory_plan import Plan, plan_bytes
+from kit.tuning.memory_plan import MemoryPlan, plan_bytes
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import overlay, recommend, table
+from kit.tuning.recommend import advice_table, overlay, recommend
 from kit.tuning.session_plan import Promise, forecast
 
 MIB = 2**20
@@ -111,7 +111,7 @@ class Setup:
     def advice(self) -> Result:
         """What else suits this machine."""
         hw = self.active.hw
-        return Result(line=f"What suits the {hw.name}", figures=table(recommend(hw)))
+        return Result(line=f"What suits the {hw.name}", figures=advice_table(recommend(hw)))
 
     def use(self) -> Result:
         """What the chosen use changes, with its reasons."""
@@ -120,7 +120,7 @@ class Setup:
         if not use:
             preset = self.active.preset_name
             return Result(line="use: none, the preset as it is", figures={"preset": preset})
-        return Result(line=f"use: {use}", figures=table(overlay(use).advice))
+        return Result(line=f"use: {use}", figures=advice_table(overlay(use).advice))
 
     def time(self) -> Result:
         """How long training will take; on a CPU from a few real steps of the preset's model."""
@@ -137,13 +137,13 @@ class Setup:
         return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: 01_data_prep.")
 
 
-def parts_picture(work: Workload, plan: Plan):
+def parts_picture(work: Workload, plan: MemoryPlan):
     """Planned bytes by part; the parts are not all there at the same time."""
     title = f"Planned memory, {work.step.rows} rows of {work.step.length} tokens"
     return bars(list(plan.parts), [size / MIB for size in plan.parts.values()], "MiB", title)
 
 
-def whole_picture(work: Workload, plan: Plan, room_bytes: int):
+def whole_picture(work: Workload, plan: MemoryPlan, room_bytes: int):
     """The fullest moment against what the run may use, and what there is."""
     there_bytes = work.hw.memory_bytes
     sizes = {"fullest moment": plan.peak_bytes, "may be used": room_bytes, "there is": there_bytes}

@@ -39,7 +39,7 @@ from kit.tuning.memory_plan import parameter_count, plan_bytes
 from kit.tuning.monitor import Monitor
 from kit.tuning.preflight import Workload, check_again, largest_micro_batch, preflight
 from kit.tuning.profiling import StepProfiler
-from kit.tuning.session_plan import Limits, Promise, checkpoint_bytes, for_corpus, in_epochs
+from kit.tuning.session_plan import Promise, SessionLimits, checkpoint_bytes, for_corpus, in_epochs
 
 GATE_SENTENCES = 24  # held out, spoken at each hearing
 
@@ -74,7 +74,9 @@ class Training:
         self.active = run
         run.bring_checkpoints()  # a fresh machine goes on from what another one left
         self.asked_steps = steps
-        self.limits = Limits(session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None)
+        self.limits = SessionLimits(
+            session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
+        )
         self.found: dict[str, Result] = {}  # what each step found, by its name
         self.shown: TrainPanel | None = None
         self.attention_folder = run.path("attention", "_").parent
@@ -187,12 +189,12 @@ class Training:
         ahead = self.plan()
         return Result(line="\n".join([line, *ahead.advice]), figures=ahead.table())
 
-    def plan(self) -> session_plan.Plan:
+    def plan(self) -> session_plan.SessionPlan:
         """The plan of the steps to go, from what steps have taken here."""
         session = self.session
         begun = any(row.get("wall_s") for row in self.rows_before)
         size = checkpoint_bytes(session.checkpoints, parameter_count(self.model), self.speed.ema)
-        return session_plan.plan(
+        return session_plan.plan_session(
             self.rows_before if begun else self.trial_rows,
             session.config,
             size,

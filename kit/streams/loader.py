@@ -39,7 +39,7 @@ class LoaderConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WorkerBatch:
     """What a worker sends: a batch, its place after it, and what went wrong on the way."""
 
     worker: int  # that reads this share, wherever it runs
@@ -49,7 +49,7 @@ class Part:
     error: str = ""
 
 
-def pack(records: list):
+def join_records(records: list):
     """Lines as one payload, other records as they are."""
     try:
         text = "\n".join(records)
@@ -58,7 +58,7 @@ def pack(records: list):
     return text.encode("utf-16-le") if text.count("\n") == len(records) - 1 else records
 
 
-def unpack(payload) -> list:
+def split_records(payload) -> list:
     return payload.decode("utf-16-le").split("\n") if isinstance(payload, bytes) else payload
 
 
@@ -74,7 +74,7 @@ class Shares(IterableDataset):
         self.places = places
         self.first = first
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[WorkerBatch]:
         source = self.source
         count = len(self.places)
         share = (self.worker() + self.first) % count
@@ -83,25 +83,25 @@ class Shares(IterableDataset):
         try:
             yield from self._parts(share)
         except StreamError as error:  # as a value, it reaches the user without a second traceback
-            yield Part(share, error=str(error))
+            yield WorkerBatch(share, error=str(error))
 
     def worker(self) -> int:
         return get_worker_info().id if self.config.workers else 0
 
-    def _parts(self, share: int) -> Iterator[Part]:
+    def _parts(self, share: int) -> Iterator[WorkerBatch]:
         faults: list[Fault] = []
         if self.config.workers:
             self.source.send_faults(faults.append)
         records = iter(self.source)
         while batch := list(itertools.islice(records, self.config.batch)):
-            payload = pack(batch) if self.config.workers else batch
-            yield Part(share, self.source.place(), payload, tuple(faults))
+            payload = join_records(batch) if self.config.workers else batch
+            yield WorkerBatch(share, self.source.place(), payload, tuple(faults))
             faults.clear()
         if faults:
-            yield Part(share, self.source.place(), None, tuple(faults))
+            yield WorkerBatch(share, self.source.place(), None, tuple(faults))
 
 
-def as_it_is(part: Part) -> Part:
+def as_it_is(part: WorkerBatch) -> WorkerBatch:
     return part
 
 
@@ -151,9 +151,9 @@ class Loader:
             self._places[part.worker] = part.place
             self._next = (part.worker + 1) % self.shares
             if part.payload is not None:
-                yield unpack(part.payload)
+                yield split_records(part.payload)
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[WorkerBatch]:
         shares = Shares(self.source, self.config, list(self._places), self._next)
         if not self.config.workers:
             return iter(shares)

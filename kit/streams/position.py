@@ -74,10 +74,10 @@ class Split:
             )
         value = record if self.key is None else record[self.key]
         text = value if isinstance(value, str) else repr(value)
-        return held_out(text, self.percent) == self.held_out
+        return is_held_out(text, self.percent) == self.held_out
 
 
-def held_out(key: str, percent: float) -> bool:
+def is_held_out(key: str, percent: float) -> bool:
     """A split by a stable hash of the key: adding rows never moves the ones already there."""
     return zlib.crc32(key.encode()) % 10_000 < percent * 100
 

@@ -46,12 +46,12 @@ _LONGEST_SHORT_FORM = 30  # characters looked back at from a full stop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class SpokenPart:
     text: str  # as typed, without space at its ends
     pause_s: float  # silence after it, seconds
 
 
-def split(text: str, language: str, fits: Callable[[str], bool]) -> list[Part]:
+def split(text: str, language: str, fits: Callable[[str], bool]) -> list[SpokenPart]:
     """`text` in parts that `fits` accepts, none of its letters lost, in time linear in its length.
 
     Every sentence is a part of its own, however short; every line is a paragraph. Parts without
@@ -59,13 +59,13 @@ def split(text: str, language: str, fits: Callable[[str], bool]) -> list[Part]:
     and for a single word that does not fit; what `fits` raises is passed on.
     """
     say = functools.cache(functools.partial(normalize, language=language))
-    parts: list[Part] = []
+    parts: list[SpokenPart] = []
     for line in text.splitlines():
         sentences = [s for s in _slices(line, _stops(line, say)) if _has_words(s, say)]
         for sentence in sentences:
             *first, last = _shorten(sentence, say, fits)
-            parts += [Part(text=t, pause_s=_pause(t)) for t in first]
-            parts.append(Part(text=last, pause_s=SENTENCE_S))
+            parts += [SpokenPart(text=t, pause_s=_pause(t)) for t in first]
+            parts.append(SpokenPart(text=last, pause_s=SENTENCE_S))
         if sentences:
             parts[-1] = dataclasses.replace(parts[-1], pause_s=PARAGRAPH_S)
     if not parts:

@@ -42,7 +42,7 @@ def train(
     """
     config = state.config
     skipped = 0
-    batches = opened(batches)
+    batches = start_stream(batches)
     while state.step < config.steps and not (state.settled or (stop and stop.is_set())):
         started = time.perf_counter()
         batch = next(batches, None)
@@ -66,7 +66,7 @@ def train(
                 "on from the last checkpoint."
             )
         step_s = time.perf_counter() - started
-        found = judge(state, validate, gate)
+        found = validate_when_due(state, validate, gate)
         yield StepEvent(
             step=state.step,
             steps=config.steps,
@@ -83,7 +83,7 @@ def train(
         )
 
 
-def opened(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
+def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
     """An iterator whose start leaves the random numbers where they were.
 
     A DataLoader draws a seed for its workers as it starts, so a resumed run, which starts one more,
@@ -191,7 +191,7 @@ def seeks_scale(state: TrainState) -> bool:
     return state.scaler.is_enabled() and state.scaler.get_scale() >= 1
 
 
-def judge(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
+def validate_when_due(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
     """Validation losses and the gate's figures where the step calls for them; marks the best."""
     config = state.config
     found = {}

@@ -28,10 +28,10 @@ def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:
     """The micro-batches of `batch` in passes of at most `rows` rows; 0 leaves them whole."""
     if not rows:
         return batch.micro
-    return [part for micro in batch.micro for part in cut_rows(micro, rows)]
+    return [part for micro in batch.micro for part in split_batch(micro, rows)]
 
 
-def cut_rows(batch: Batch, rows: int) -> list[Batch]:
+def split_batch(batch: Batch, rows: int) -> list[Batch]:
     """`batch` in pieces of at most `rows` rows, as if it had been packed that way.
 
     A piece is as wide as its longest row, unless the whole was padded beyond its own longest row:

@@ -163,9 +163,10 @@ class TrainState:
         """Raise TrainError when `tree` is of another model or optimizer."""
         shape = json.dumps(dataclasses.asdict(self.model.config))
         if tree["shape"] != shape:
+            changed = config_differences(tree["shape"], shape)
             raise TrainError(
-                f"The checkpoint is of another model: {differences(tree['shape'], shape)}. Choose "
-                "another KIT_RUN for a new run, or the preset this one was started with."
+                f"The checkpoint is of another model: {changed}. Choose another KIT_RUN for a new "
+                "run, or the preset this one was started with."
             )
         if tree["optimizer_name"] != self.config.optimizer:
             raise TrainError(
@@ -272,7 +273,7 @@ def restore_weights(model: nn.Module, weights: dict) -> None:
         parameter.copy_(weights[name])
 
 
-def differences(saved: str, wanted: str) -> str:
+def config_differences(saved: str, wanted: str) -> str:
     """'layers 6 -> 12, ...' between two JSON objects."""
     old = json.loads(saved)
     new = json.loads(wanted)

@@ -113,7 +113,7 @@ class Decision:
     reason: str
 
 
-def choose(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
+def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
     """Keep each switch that pays, with the reason for each.
 
     For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
@@ -185,7 +185,7 @@ def load_choice(path: Path) -> dict[str, bool]:
         ) from error
 
 
-def figures(rows: Sequence[Trial]) -> dict[str, dict]:
+def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
     """The rows as plain values for a run's record, by their switches."""
     kept = (
         "steps_per_s",
@@ -208,7 +208,7 @@ HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "memory", "warm-up")
 HEAD += ("loss", "change", "", "ran, or why not")
 
 
-def cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
+def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
     """The rows as a table's cells, the headings first."""
     return [HEAD, *(_cells(row, rows[0]) for row in rows)]
 

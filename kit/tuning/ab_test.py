@@ -26,7 +26,7 @@ import torch
 from kit.base.config import build, load_preset, merge, require, require_within
 from kit.base.files import digest, make_folder, writing
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
-from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.loop import train
@@ -95,7 +95,7 @@ def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
     usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
     on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
     short = TrialConfig(steps=3, warmup_steps=1)
-    found = measure(dataclasses.replace(task, rows=usual), short, on)
+    found = run_variant(dataclasses.replace(task, rows=usual), short, on)
     return found["seconds"] / found["steps"]
 
 
@@ -145,7 +145,7 @@ def make_batches(task: Task) -> Iterator[EffectiveBatch]:
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
-        for batch in plan(totals, data, epoch):
+        for batch in plan_batches(totals, data, epoch):
             parts = [
                 (*_row_values(task, rows, rng), padded(max(totals[i] for i in rows), data))
                 for rows in micro_batches(batch, totals, data)
@@ -162,7 +162,7 @@ def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, torch.Ten
     return texts, codes, torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
 
 
-def measure(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
+def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     """Train with the switches `on` in this process; the figures of the steps after the warm-up.
 
     Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
@@ -229,7 +229,7 @@ def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
     if score.exists():  # when memory runs out, Linux ends this process and not the notebook
         score.write_text("1000", encoding="utf-8")
     try:
-        found = measure(task, config, on)
+        found = run_variant(task, config, on)
     except Exception as error:  # the parent makes a row of it
         first = str(error).strip().split("\n")[0][:200]
         found = {"error": f"{type(error).__name__}: {first}"}
@@ -238,7 +238,7 @@ def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
 
 
 def in_a_process(task: Task, config: TrialConfig, on: tuple) -> dict:
-    """`measure` in a fresh process. One that fails or dies gives {"error": reason}."""
+    """`run_variant` in a fresh process. One that fails or dies gives {"error": reason}."""
     known = multiprocessing.get_all_start_methods()
     # Forked from a clean server that has imported all once; never from a notebook's kernel. An
     # optimizer imports torch._dynamo: over a second, and memory that is not the variant's.

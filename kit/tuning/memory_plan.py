@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """Bytes by part, each at its largest, and bytes alive together at each of the moments."""
 
     parts: dict[str, int]
@@ -75,7 +75,7 @@ def parameter_count(config: GPTConfig) -> int:
         return sum(p.numel() for p in SpeechGPT(config).parameters())
 
 
-def plan_bytes(config: GPTConfig, step: Step) -> Plan:
+def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     """What a step needs once its optimizer has its moments, that is from the second step on."""
     weights = parameter_count(config) * FP32_BYTES
     one_moment = config.layers * layer_matrices(config) if step.optimizer == "muon" else 0
@@ -96,7 +96,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> Plan:
         "the backward pass through the bottom layer": bottom_backward_bytes(config, step),
         "the optimizer's update": weights + update_bytes(config, step),
     }
-    return Plan(parts=parts, moments={name: steady + size for name, size in found.items()})
+    return MemoryPlan(parts=parts, moments={name: steady + size for name, size in found.items()})
 
 
 def forward_end_bytes(config: GPTConfig, step: Step) -> int:
@@ -159,7 +159,7 @@ def length(config: GPTConfig, step: Step) -> int:
     return config.latents + max(own, step.length)
 
 
-def cells(config: GPTConfig, step: Step) -> int:
+def grid_cells(config: GPTConfig, step: Step) -> int:
     """B * S."""
     return step.rows * length(config, step)
 
@@ -191,7 +191,7 @@ def activation_bytes(config: GPTConfig, step: Step) -> int:
 
 def input_bytes(config: GPTConfig, step: Step) -> int:
     """The residual stream (B, S, D), in fp32 with mixed precision, too."""
-    return cells(config, step) * config.width * FP32_BYTES
+    return grid_cells(config, step) * config.width * FP32_BYTES
 
 
 def layer_bytes(config: GPTConfig, step: Step) -> int:
@@ -200,7 +200,7 @@ def layer_bytes(config: GPTConfig, step: Step) -> int:
     Two norms keep their inputs (D each, fp32). The matrices keep theirs (D, D, D, 4D), GELU its
     input (4D), attention q, k, v (3D): 14 D a token in the precision of the products.
     """
-    wide = cells(config, step) * config.width
+    wide = grid_cells(config, step) * config.width
     kept = wide * (2 * FP32_BYTES + 11 * size_bytes(step) + 3 * attention_size_bytes(config, step))
     masks = 2 * wide * mask_bytes(step) if config.dropout else 0
     return kept + scores_bytes(config, step) + masks
@@ -237,7 +237,7 @@ def weights_bytes(config: GPTConfig, step: Step) -> int:
 
 def squares(config: GPTConfig, step: Step) -> int:
     """B * H * S * S."""
-    return cells(config, step) * config.heads * length(config, step)
+    return grid_cells(config, step) * config.heads * length(config, step)
 
 
 def size_bytes(step: Step) -> int:
@@ -283,7 +283,7 @@ def backward_bytes(config: GPTConfig, step: Step) -> int:
     The MLP's backward holds the residual's gradient (and its half-precision copy) and 4D of GELU.
     The explicit softmax's holds two score gradients when the MLP's activations are gone.
     """
-    wide = cells(config, step) * config.width
+    wide = grid_cells(config, step) * config.width
     size = size_bytes(step)
     mlp = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * size)
     if not explicit(config, step):

@@ -205,7 +205,7 @@ def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum
     chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
         return ""
-    changed = ", ".join(differences(work, chosen))
+    changed = ", ".join(changed_settings(work, chosen))
     verdict = preflight(chosen)
     if not verdict.fits:
         raise FitError(f"Since the check before the run: {changed}. {verdict}")
@@ -220,7 +220,7 @@ def change(work: Workload, room_bytes: int) -> str:
     """The mildest change with which `work` is planned to fit into `room_bytes`, in words."""
     for other in milder(work):
         if other.planned_bytes <= room_bytes:
-            return f"Change: {', '.join(differences(work, other))}."
+            return f"Change: {', '.join(changed_settings(work, other))}."
     return (
         "Even single rows with every saving on need "
         f"{in_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
@@ -249,7 +249,7 @@ def milder(work: Workload) -> Iterator[Workload]:
         yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
 
 
-def differences(work: Workload, other: Workload) -> list[str]:
+def changed_settings(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
     before = work.data
     after = other.data

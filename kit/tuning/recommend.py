@@ -173,7 +173,7 @@ def overlay(name: str) -> Overlay:
     return Overlay(name=name, sections=sections, advice=advice)
 
 
-def table(advice: list[Advice] | tuple[Advice, ...]) -> dict[str, str]:
+def advice_table(advice: list[Advice] | tuple[Advice, ...]) -> dict[str, str]:
     """One line a setting, for a notebook."""
     return {a.setting: f"{_word(a.value)}: {a.reason}" for a in advice}
 

@@ -21,7 +21,7 @@ LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class SessionLimits:
     """What Colab's free tier and Google Drive allow: 12 hours at most, often less, and 15 GB."""
 
     session_hours: float = 12.0
@@ -62,7 +62,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class SessionPlan:
     """What a run will take. `advice` is empty when nothing needs a change."""
 
     steps: int  # the target
@@ -99,28 +99,28 @@ class Plan:
         } | {f"advice {i}": text for i, text in enumerate(self.advice, 1)}
 
 
-def plan(
+def plan_session(
     rows: list[dict],
     config: TrainConfig,
     checkpoint_bytes: int,
     folder: Path,
-    limits: Limits | None = None,
+    limits: SessionLimits | None = None,
     done: int | None = None,
     age_s: float = 0.0,
-) -> Plan:
+) -> SessionPlan:
     """The plan for `config`, from `rows` of the log or of trial steps (`asdict` of their events).
 
     `checkpoint_bytes` is the size of one, `folder` where they lie or will. `done` steps are behind
     (None: as many as the last row says; 0 for a new run). This session is `age_s` seconds old.
     Raises ConfigError when not one step has been timed.
     """
-    limits = limits or Limits()
-    costs = measure(rows, config)
+    limits = limits or SessionLimits()
+    costs = step_costs(rows, config)
     done = rows[-1]["step"] if done is None else done
     left = max(0, config.steps - done)
     per_step_s = costs.per_step_s(config)
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    found = Plan(
+    found = SessionPlan(
         steps=config.steps,
         left_steps=left,
         per_step_s=per_step_s,
@@ -210,7 +210,7 @@ def checkpoint_bytes(folder: Path, parameters: int, ema: bool) -> int:
     return lying[-1].stat().st_size if lying else (3 + ema) * 4 * parameters
 
 
-def measure(rows: list[dict], config: TrainConfig) -> Costs:
+def step_costs(rows: list[dict], config: TrainConfig) -> Costs:
     """What the newest rows took. The first of each start is left out: it has no row before it.
 
     A step much longer than the others (a compilation, a closed lid) does not count.
@@ -264,7 +264,7 @@ def _extra(seconds: list[float], step_s: float) -> float:
 
 
 def _sessions(
-    left: int, per_step_s: float, config: TrainConfig, limits: Limits, age_s: float
+    left: int, per_step_s: float, config: TrainConfig, limits: SessionLimits, age_s: float
 ) -> int | None:
     """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
     session_s = limits.session_hours * 3600
@@ -286,13 +286,13 @@ def _most_bytes(keep: int, checkpoint_bytes: int) -> int:
     return (keep + 2) * checkpoint_bytes + checkpoint_bytes // 2
 
 
-def _room_bytes(folder: Path, limits: Limits, now_bytes: int) -> int:
+def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
     there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     free = shutil.disk_usage(there).free
     return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
 
 
-def _disk_advice(found: Plan, config: TrainConfig, checkpoint_bytes: int) -> list[str]:
+def _disk_advice(found: SessionPlan, config: TrainConfig, checkpoint_bytes: int) -> list[str]:
     if found._more_bytes <= found.room_bytes:
         return []
     whole = found.disk_now_bytes + found.room_bytes
@@ -307,7 +307,7 @@ def _disk_advice(found: Plan, config: TrainConfig, checkpoint_bytes: int) -> lis
 
 
 def _time_advice(
-    found: Plan, config: TrainConfig, limits: Limits, age_s: float, done: int
+    found: SessionPlan, config: TrainConfig, limits: SessionLimits, age_s: float, done: int
 ) -> list[str]:
     session_s = limits.session_hours * 3600
     if found.sessions is None:
@@ -326,7 +326,9 @@ def _time_advice(
     ]
 
 
-def _saving_advice(found: Plan, config: TrainConfig, costs: Costs, limits: Limits) -> list[str]:
+def _saving_advice(
+    found: SessionPlan, config: TrainConfig, costs: Costs, limits: SessionLimits
+) -> list[str]:
     every = config.checkpoint_every
     between_s = config.checkpoint_every * found.per_step_s
     session_s = limits.session_hours * 3600

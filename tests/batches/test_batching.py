@@ -16,7 +16,7 @@ from kit.batches.batching import (
     pack_rows,
     padding_waste,
     passes,
-    plan,
+    plan_batches,
 )
 
 
@@ -47,7 +47,7 @@ FROZEN = {
 def test_the_order_of_a_run_never_changes_with_the_kit(name):
     # A run begun with an earlier version goes on with the very batches it would have seen.
     over, wanted = FROZEN[name]
-    plans = [plan(toy_lengths(), config(**over), epoch) for epoch in (0, 1, 5)]
+    plans = [plan_batches(toy_lengths(), config(**over), epoch) for epoch in (0, 1, 5)]
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == wanted
 
 
@@ -67,25 +67,25 @@ WAYS = {
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_every_utterance_exactly_once_an_epoch(way, count, epoch):
     lengths, c = toy_lengths(count), config(**WAYS[way])
-    batches = plan(lengths, c, epoch)
+    batches = plan_batches(lengths, c, epoch)
     assert sorted(itertools.chain(*batches)) == list(range(count))
     assert sorted(itertools.chain(*passes(lengths, c, epoch))) == list(range(count))
-    assert batches == plan(lengths, c, epoch)
+    assert batches == plan_batches(lengths, c, epoch)
     assert all([lengths[i] for i in b] == sorted(lengths[i] for i in b) for b in batches)
 
 
 def test_epochs_and_seeds_differ():
     lengths = toy_lengths()
-    plans = [plan(lengths, config(seed=s), epoch) for s, epoch in ((0, 0), (0, 1), (1, 0))]
+    plans = [plan_batches(lengths, config(seed=s), epoch) for s, epoch in ((0, 0), (0, 1), (1, 0))]
     together = [{frozenset(batch) for batch in p} for p in plans]
     assert together[0] != together[1] != together[2] != together[0]
 
 
 def test_short_first_sorts_the_first_epoch_alone():
     lengths = toy_lengths()
-    shortest = [lengths[b[0]] for b in plan(lengths, config(short_first=1.0), 0)]
+    shortest = [lengths[b[0]] for b in plan_batches(lengths, config(short_first=1.0), 0)]
     assert shortest == sorted(shortest)
-    assert plan(lengths, config(short_first=True), 1) == plan(lengths, config(), 1)
+    assert plan_batches(lengths, config(short_first=True), 1) == plan_batches(lengths, config(), 1)
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2, 4])
@@ -100,14 +100,14 @@ def test_a_token_budget_holds_and_only_the_too_long_stand_alone(grad_accum):
 def test_passes_split_a_batch_and_never_change_it():
     lengths, c = toy_lengths(300), config(effective_tokens=601, effective_batch=12, micro_batch=12)
     for split in (c.split(2), c.split(3), c.split(12)):
-        assert plan(lengths, split, 2) == plan(lengths, c, 2)
-        for batch in plan(lengths, c, 2):
+        assert plan_batches(lengths, split, 2) == plan_batches(lengths, c, 2)
+        for batch in plan_batches(lengths, c, 2):
             parts = micro_batches(batch, lengths, split)
             assert list(itertools.chain(*parts)) == batch
 
 
 def test_a_token_budget_leaves_one_short_batch_an_epoch():
-    batches = plan([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
+    batches = plan_batches([30] * 1007, config(effective_tokens=600, sort_window=110), 0)
     assert sorted(map(len, batches)) == [7] + [20] * 50
 
 
@@ -174,8 +174,8 @@ def test_passes_follow_from_the_sizes():
 
 def test_a_share_of_the_first_epoch_comes_short_first_and_the_rest_in_any_order():
     lengths, part = toy_lengths(400), config(short_first=0.3)
-    shortest = [lengths[b[0]] for b in plan(lengths, part, 0)]
+    shortest = [lengths[b[0]] for b in plan_batches(lengths, part, 0)]
     first = round(0.3 * len(shortest))
     assert shortest[:first] == sorted(shortest)[:first]
     assert shortest[first:] != sorted(shortest[first:])
-    assert sorted(i for batch in plan(lengths, part, 0) for i in batch) == list(range(400))
+    assert sorted(i for batch in plan_batches(lengths, part, 0) for i in batch) == list(range(400))

@@ -30,7 +30,7 @@ from kit.batches.batching import DataConfig, padding_waste
 from kit.streams.csv import Table
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, TextLines
-from kit.streams.loader import Loader, LoaderConfig, as_it_is, pack, unpack
+from kit.streams.loader import Loader, LoaderConfig, as_it_is, join_records, split_records
 from kit.streams.position import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
@@ -150,10 +150,10 @@ def torchdata_lines(path: Path) -> int:
         def __iter__(self):
             rows = iter(self.source)
             while batch := list(itertools.islice(rows, 4096)):
-                yield pack(batch)
+                yield join_records(batch)
 
     batches = StatefulDataLoader(Batches(), batch_size=None, num_workers=2, collate_fn=as_it_is)
-    return sum(count(unpack(batch)) for batch in batches)
+    return sum(count(split_records(batch)) for batch in batches)
 
 
 # --- measuring ------------------------------------------------------------------------------

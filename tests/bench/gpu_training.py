@@ -32,7 +32,7 @@ from kit.training import checkpoint
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
 from kit.tuning.ab_results import GIB, Trial, compare
-from kit.tuning.ab_test import Task, TrialConfig, in_a_process, measure, preset_task, variants
+from kit.tuning.ab_test import Task, TrialConfig, in_a_process, preset_task, run_variant, variants
 from kit.tuning.preflight import Workload, release, trial_bytes
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
@@ -65,7 +65,7 @@ def switch_rows(size: str, task: Task, setting: Setting) -> Iterator[dict]:
     wanted.sort(key=lambda variant: variant.kind not in ("baseline", "all"))
     for variant in wanted:
         if not variant.reason:
-            work = measure if setting.pretended else in_a_process
+            work = run_variant if setting.pretended else in_a_process
             found.append({"on": list(variant.on)} | work(task, config, variant.on))
         baseline, trial = compare([wanted[0], variant], found, task.model.dropout)
         yield from trial_rows(size, baseline, trial, measured=not variant.reason)

@@ -8,7 +8,7 @@ import pytest
 from clips import TEXT
 
 from kit.audio.clip import ClipMeasure
-from kit.dataset.checks import judge, script, usual_paces
+from kit.dataset.checks import judge_rows, script, usual_paces
 from kit.dataset.ledger import CURES, ManifestConfig, Utterance
 
 RULES = ManifestConfig()
@@ -38,7 +38,7 @@ def judged(rows, measures=(), config=RULES):
     """`judge`, with a sound measure of its own for every row that `measures` (by place) lacks."""
     own = {i: dataclasses.replace(SOUND, digest=f"{i:016x}") for i in range(len(rows))}
     given = own | dict(measures)
-    return judge(rows, {r.audio: given[i] for i, r in enumerate(rows)}, config)
+    return judge_rows(rows, {r.audio: given[i] for i, r in enumerate(rows)}, config)
 
 
 def many(count: int, **over) -> list[Utterance]:

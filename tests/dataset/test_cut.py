@@ -7,7 +7,7 @@ import pytest
 
 from kit.base.config import ConfigError
 from kit.dataset.long_recordings.cut import CutConfig, boundaries, choose_cuts, plan_cuts, runs_of
-from kit.dataset.long_recordings.transcript import Heard, Token
+from kit.dataset.long_recordings.transcript import FoundToken, Token
 from kit.dataset.long_recordings.windows import Pause
 
 CONFIG = CutConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
@@ -25,7 +25,7 @@ def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset
         before_s = times[number - 1][2] if number else 0.0
         if number not in lost:
             heard.append(
-                Heard(
+                FoundToken(
                     token=tokens[number],
                     number=number,
                     start_s=start_s,
@@ -89,7 +89,7 @@ def test_no_clip_reaches_over_words_that_were_not_heard():
 def test_words_never_said_stand_in_the_ledger_without_seconds():
     tokens, heard, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     tokens.insert(1, Token(text="b.", ids=(1,), ends_sentence=True))
-    heard[1] = Heard(**(vars(heard[1]) | {"number": 2}))
+    heard[1] = FoundToken(**(vars(heard[1]) | {"number": 2}))
     clips, losses = plan_cuts(heard, tokens, total_s, CONFIG)
     assert [c.text for c in clips] == ["a.", "c."] and sum(c.seconds for c in clips) == total_s
     assert [(loss.seconds, loss.reason) for loss in losses] == [(0, "not heard as written: b.")]

@@ -20,10 +20,10 @@ from kit.inference.linear_formats import (
     Plain,
     SplitByThread,
     WeightOnlyInt8,
-    choose,
     has_bf16,
     has_fbgemm,
     int8,
+    layer_for,
     weight_bytes,
 )
 
@@ -162,7 +162,7 @@ def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
     if weights == "fp32" and not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
-    assert choose(weights, CPU, compiled=False) == (kind, dtype, ran)
+    assert layer_for(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
 def no_bf16_packing(weight, rows):
@@ -178,15 +178,15 @@ def plain_cpu(monkeypatch):
 
 
 def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
-    kind, dtype, ran = choose("bf16", CPU, compiled=True)
+    kind, dtype, ran = layer_for("bf16", CPU, compiled=True)
     assert (kind, dtype) == (Plain, FP32)
     assert ran == "fp32; this processor has no bf16 products"
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
-    kind, dtype, ran = choose("bf16", CPU, compiled=False)
+    kind, dtype, ran = layer_for("bf16", CPU, compiled=False)
     assert (kind, dtype) == (Fbgemm16, FP32)
     assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose("bf16", CPU, compiled=False)
+    kind, dtype, ran = layer_for("bf16", CPU, compiled=False)
     assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
 
 
@@ -206,25 +206,25 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
     half, name = (BF16, "bf16") if bf16 else (FP16, "fp16")
     for compiled in (False, True):
-        assert choose("fp32", CUDA, compiled) == (Plain, FP32, "fp32")
-        assert choose("fp16", CUDA, compiled) == (Plain, FP16, "fp16")
-        kind, dtype, ran = choose("bf16", CUDA, compiled)
+        assert layer_for("fp32", CUDA, compiled) == (Plain, FP32, "fp32")
+        assert layer_for("fp16", CUDA, compiled) == (Plain, FP16, "fp16")
+        kind, dtype, ran = layer_for("bf16", CUDA, compiled)
         assert (kind, dtype) == (Plain, half)
         assert ran == ("bf16" if bf16 else "fp16: this GPU has no bf16")
         for weights in ("int8", "int8-weight-only"):
-            kind, dtype, ran = choose(weights, CUDA, compiled)
+            kind, dtype, ran = layer_for(weights, CUDA, compiled)
             assert (kind, dtype) == (WeightOnlyInt8, half)
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("int8 products: " in ran) == (weights == "int8")
         with pytest.raises(ValueError, match=r"CPUs alone.*int8"):
-            choose("int4", CUDA, compiled)
+            layer_for("int4", CUDA, compiled)
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    kind, dtype, ran = choose("int8", CPU, compiled=True)
+    kind, dtype, ran = layer_for("int8", CPU, compiled=True)
     assert (kind, dtype) == (CompiledInt8, BF16) and f"{SEVERAL_ROWS} rows or more" in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = choose("int8", CPU, compiled=False)
+    kind, dtype, ran = layer_for("int8", CPU, compiled=False)
     assert (kind, dtype) == (WeightOnlyInt8, BF16)
     assert "int8 products: none on this device" in ran
 

@@ -8,7 +8,15 @@ import time
 import pytest
 
 from kit.base.words import clock
-from kit.notebook.progress import Lines, Pace, Worker, figures, outlook, session_age_s, verdict
+from kit.notebook.progress import (
+    Lines,
+    Pace,
+    Worker,
+    outlook,
+    progress_texts,
+    session_age_s,
+    verdict,
+)
 
 
 def test_times_are_written_as_a_clock():
@@ -33,7 +41,7 @@ def test_plain_lines_are_few(capsys):
 
 def test_a_row_without_a_finite_loss_has_its_other_figures():
     row = {"step": 1, "steps": 9, "loss": None, "memory_bytes": 2**30}
-    assert figures(row, Pace()) == {"step": "1 / 9", "memory": "1.00 GiB"}
+    assert progress_texts(row, Pace()) == {"step": "1 / 9", "memory": "1.00 GiB"}
 
 
 def test_the_time_to_go_is_held_against_the_session():

@@ -16,7 +16,7 @@ from helpers import RATE, speech
 
 from kit.base.config import ConfigError
 from kit.notebook.run_record import Run, git_state, open_run, page
-from kit.notebook.tables import flat, html_grid, html_table, show
+from kit.notebook.tables import figure_text, flat, html_grid, html_table
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_data_come_before_their_index(run):
 
 
 def test_figures_are_written_as_a_person_would():
-    assert [show(v) for v in (0.123456, 3, "x", 12345.678, None)] == [
+    assert [figure_text(v) for v in (0.123456, 3, "x", 12345.678, None)] == [
         *("0.1235", "3", "x"),
         *("1.235e+04", "None"),
     ]
@@ -186,7 +186,11 @@ def test_a_table_without_a_browser_is_plain_text(capsys):
 
 
 def test_letters_are_shown_as_letters():
-    assert show(["ሀ", "ለ"]) == "ሀ ለ" and show([]) == "" and show([1, 2]) == "[1, 2]"
+    assert (
+        figure_text(["ሀ", "ለ"]) == "ሀ ለ"
+        and figure_text([]) == ""
+        and figure_text([1, 2]) == "[1, 2]"
+    )
 
 
 def test_a_grid_is_a_table_and_lines_in_columns(capsys):

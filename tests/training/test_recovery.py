@@ -7,7 +7,7 @@ import torch
 from helpers import GPT, effective_batch, random_rows, tiny_model
 
 from kit.model.sequence import pack
-from kit.training.recovery import cut, cut_rows, is_oom
+from kit.training.recovery import cut, is_oom, split_batch
 
 
 def same(a, b) -> bool:
@@ -18,14 +18,14 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 def test_pieces_are_what_packing_fewer_rows_would_have_given(rows):
     columns = random_rows(GPT, 8, seed=3)
-    pieces = cut_rows(pack(GPT, *columns), rows)
+    pieces = split_batch(pack(GPT, *columns), rows)
     wanted = [pack(GPT, *(c[i : i + rows] for c in columns)) for i in range(0, 8, rows)]
     assert len(pieces) == len(wanted) and all(map(same, pieces, wanted))
 
 
 def test_a_width_that_was_chosen_is_kept():
     columns = random_rows(GPT, 4)
-    pieces = cut_rows(pack(GPT, *columns, 64), 2)
+    pieces = split_batch(pack(GPT, *columns, 64), 2)
     wanted = [pack(GPT, *(c[i : i + 2] for c in columns), 64) for i in (0, 2)]
     assert [p.tokens.shape for p in pieces] == [(2, 64)] * 2 and all(map(same, pieces, wanted))
 
@@ -38,7 +38,7 @@ def test_a_batch_that_fits_is_left_as_it_is():
 
 def test_pieces_have_the_losses_of_the_whole():
     model, whole = tiny_model().eval(), pack(GPT, *random_rows(GPT, 8))
-    sums = torch.stack([torch.stack(model(p)) for p in cut_rows(whole, 3)]).sum(0)
+    sums = torch.stack([torch.stack(model(p)) for p in split_batch(whole, 3)]).sum(0)
     assert torch.allclose(sums, torch.stack(model(whole)), rtol=1e-5)
 
 

@@ -9,11 +9,11 @@ from kit.base.config import ConfigError, build
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_results import (
     Variant,
-    cells,
-    choose,
+    choose_switches,
     chosen,
     compare,
     load_choice,
+    trial_cells,
     write_choice,
 )
 
@@ -49,7 +49,7 @@ def rows(*results: dict, dropout: float = 0.0) -> list:
 
 
 def decide(*results: dict, goal: str = "speed", dropout: float = 0.0) -> dict[str, bool]:
-    return {d.name: d.on for d in choose(rows(*results, dropout=dropout), goal)}
+    return {d.name: d.on for d in choose_switches(rows(*results, dropout=dropout), goal)}
 
 
 FASTER = [result(), result(("sdpa",), 8.0), result(("tf32",), 9.9)]
@@ -79,8 +79,8 @@ def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
         "only a GPU has it",
     ]
     assert [r.loss for r in found] == [5.0, None, None]
-    assert [d.on for d in choose(found)] == [False, False]
-    assert [d.reason for d in choose(found)] == [r.reason for r in found[1:]]
+    assert [d.on for d in choose_switches(found)] == [False, False]
+    assert [d.reason for d in choose_switches(found)] == [r.reason for r in found[1:]]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_for_memory_a_tenth_of_the_speed_may_go():
 
 
 def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
-    (decision, *_) = choose(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
+    (decision, *_) = choose_switches(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
     assert not decision.on and "loss moved by +20.00%" in decision.reason
 
 
@@ -126,18 +126,18 @@ def test_without_a_baseline_the_smallest_set_that_ran_stays():
 
 
 def test_every_decision_has_a_reason_with_figures():
-    reasons = {d.name: d.reason for d in choose(rows(*FASTER))}
+    reasons = {d.name: d.reason for d in choose_switches(rows(*FASTER))}
     assert reasons["sdpa"] == "+25.0% speed, +0.0% memory"
     assert reasons["gradient_checkpointing"] == "-7.6% speed, -50.0% memory beside 2 others"
 
 
 def test_an_unknown_goal_is_told():
     with pytest.raises(ConfigError, match="choose speed or memory"):
-        choose(rows(*FASTER), "size")
+        choose_switches(rows(*FASTER), "size")
 
 
 def test_the_choice_is_yaml_with_its_reasons_and_builds_the_switches(tmp_path):
-    decisions, path = choose(rows(*FASTER)), tmp_path / "speed.yaml"
+    decisions, path = choose_switches(rows(*FASTER)), tmp_path / "speed.yaml"
     write_choice(decisions, path, "a processor")
     text = path.read_text(encoding="utf-8")
     assert "# Measured on a processor." in text and "sdpa: true  # +25.0% speed" in text
@@ -157,7 +157,7 @@ def test_no_file_is_no_choice_and_a_broken_one_is_told(tmp_path):
 def test_the_table_has_a_line_for_every_row():
     slow = dataclasses.replace(ALONE[1], reason="only a GPU has it")
     found = compare([BASELINE, ALONE[0], slow], FASTER[:2], 0.0)
-    head, baseline, fused, tf32 = cells(found)
+    head, baseline, fused, tf32 = trial_cells(found)
     assert len({len(row) for row in (head, baseline, fused, tf32)}) == 1
     assert baseline[2] == "1.00x" and fused[2] == "1.25x"
     assert tf32[0] == "TF32" and tf32[-1] == "only a GPU has it"

@@ -20,8 +20,8 @@ from kit.tuning.preflight import (
     FitError,
     Workload,
     change,
+    changed_settings,
     check_again,
-    differences,
     divisors,
     largest_micro_batch,
     limit_memory,
@@ -266,7 +266,7 @@ def test_differences_name_what_to_set():
     work = workload()
     speed = SpeedConfig(sdpa=True, gradient_checkpointing=True)
     other = dataclasses.replace(work.with_rows(2), speed=speed)
-    found = differences(work, other)
+    found = changed_settings(work, other)
     assert found == ["micro_batch 8 -> 2", "sdpa on", "gradient_checkpointing on"]
 
 

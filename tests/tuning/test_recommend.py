@@ -11,7 +11,7 @@ from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning.recommend import BY_USE, OVERLAYS, Advice, overlay, recommend, table
+from kit.tuning.recommend import BY_USE, OVERLAYS, Advice, advice_table, overlay, recommend
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -110,4 +110,4 @@ def test_the_table_says_on_and_off_and_leaves_numbers():
         Advice(setting="speed.ema", value=True, reason="why"),
         Advice(setting="speed.recompute_every", value=1, reason="all"),
     ]
-    assert table(rows) == {"speed.ema": "on: why", "speed.recompute_every": "1: all"}
+    assert advice_table(rows) == {"speed.ema": "on: why", "speed.recompute_every": "1: all"}

@@ -10,15 +10,15 @@ from kit.base.config import ConfigError
 from kit.training.settings import StepEvent, TrainConfig
 from kit.tuning import session_plan as planner
 from kit.tuning.session_plan import (
-    Limits,
     Promise,
+    SessionLimits,
     checkpoint_bytes,
     for_corpus,
     forecast,
     in_epochs,
-    measure,
-    plan,
+    plan_session,
     shortened,
+    step_costs,
 )
 
 GB = 10**9
@@ -47,7 +47,7 @@ def disk(monkeypatch):
 
 
 def make(folder, rows=None, config=CONFIG, limits=None, **more):
-    return plan(rows or log(400), config, GB // 10, folder, limits, **more)
+    return plan_session(rows or log(400), config, GB // 10, folder, limits, **more)
 
 
 # Steps from the data.
@@ -122,7 +122,7 @@ def test_a_pause_between_sessions_and_a_closed_lid_do_not_count(tmp_path, disk):
 
 def test_it_follows_the_newest_rows(tmp_path, disk):
     rows = log(planner.RECENT, step_s=1.0) + log(planner.RECENT + 1, step_s=3.0, first=1001)
-    assert measure(rows, CONFIG).step_s == pytest.approx(3.0)
+    assert step_costs(rows, CONFIG).step_s == pytest.approx(3.0)
 
 
 def test_trial_steps_are_enough(tmp_path, disk):
@@ -146,7 +146,7 @@ def test_saving_the_best_and_hearing_the_gate_are_counted():
             row["wall_s"] += 60.0
         elif row["step"] % 100 == 51:  # every other validation was the best so far
             row["wall_s"] += 4.0
-    costs = measure(rows, config)
+    costs = step_costs(rows, config)
     assert costs.gate_s == pytest.approx(60.0)
     assert costs.validation_s == pytest.approx(14.0)  # 100 % of those not after a checkpoint
 
@@ -212,13 +212,13 @@ def test_a_promise_below_nothing_is_refused(field):
 
 def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path, disk):
     config = dataclasses.replace(CONFIG, steps=36_400)  # 10 hours of one-second steps are left
-    found = make(tmp_path, config=config, limits=Limits(session_hours=4))
+    found = make(tmp_path, config=config, limits=SessionLimits(session_hours=4))
     # 4 h less 100 s, twice; the last has 2 h and 200 s to go
     assert found.sessions == 3 and found.fits
     (advice,) = found.advice
     assert "about step 14,800" in advice and "goes on by itself" in advice
     fewer = dataclasses.replace(config, steps=14_800)
-    assert make(tmp_path, config=fewer, limits=Limits(session_hours=4)).advice == ()
+    assert make(tmp_path, config=fewer, limits=SessionLimits(session_hours=4)).advice == ()
 
 
 def test_the_age_of_this_session_counts(tmp_path, disk):
@@ -228,7 +228,7 @@ def test_the_age_of_this_session_counts(tmp_path, disk):
 
 def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
     config = dataclasses.replace(CONFIG, checkpoint_every=5000)
-    limits = Limits(session_hours=1)
+    limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
     assert found.sessions is None and not found.fits
     assert found.table()["sessions of 1 h"] == "never done"
@@ -274,7 +274,7 @@ def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
 
 
 def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
-    limits = Limits(quota_bytes=3 * GB // 10)
+    limits = SessionLimits(quota_bytes=3 * GB // 10)
     found = make(tmp_path, config=dataclasses.replace(CONFIG, keep=1), limits=limits)
     assert not found.fits and "Even `keep: 1` needs 50.0 MB more" in found.advice[0]
 
@@ -287,4 +287,4 @@ def test_a_folder_that_is_not_there_yet_has_its_parents_disk(tmp_path):
 @pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])
 def test_limits_that_allow_nothing_are_refused(field, value):
     with pytest.raises(ConfigError, match=f"Limits.{field}"):
-        Limits(**{field: value})
+        SessionLimits(**{field: value})

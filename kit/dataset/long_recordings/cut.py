@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from kit.base.config import require, require_within
-from kit.dataset.long_recordings.transcript import Heard, Token, unheard
+from kit.dataset.long_recordings.transcript import FoundToken, Token, unheard
 from kit.dataset.long_recordings.windows import Pause
 
 EDGE_S = 0.1  # a cut this near to an end of the recording needs no pause
@@ -63,9 +63,11 @@ class Boundary:
         return max(self.pause.end_s - margin_s, (self.pause.start_s + self.pause.end_s) / 2)
 
 
-def runs_of(heard: list[Heard], tokens: list[Token], config: CutConfig) -> Iterator[list[Heard]]:
+def runs_of(
+    heard: list[FoundToken], tokens: list[Token], config: CutConfig
+) -> Iterator[list[FoundToken]]:
     """Stretches of `heard` with no unheard word and no long gap inside."""
-    run: list[Heard] = []
+    run: list[FoundToken] = []
     for item in heard:
         if run and (
             any(token.ids for token in tokens[run[-1].number + 1 : item.number])
@@ -78,7 +80,7 @@ def runs_of(heard: list[Heard], tokens: list[Token], config: CutConfig) -> Itera
         yield run
 
 
-def boundaries(run: list[Heard], total_s: float, config: CutConfig) -> list[Boundary]:
+def boundaries(run: list[FoundToken], total_s: float, config: CutConfig) -> list[Boundary]:
     """The len(run) + 1 boundaries of a run of words; clip (i, j) holds run[i:j]."""
     first = run[0]
     last = run[-1]
@@ -129,7 +131,7 @@ def _walk_back(best: list[tuple[float, int, bool]]) -> Iterator[tuple[int, int]]
 
 
 def plan_cuts(
-    heard: list[Heard], tokens: list[Token], total_s: float, config: CutConfig
+    heard: list[FoundToken], tokens: list[Token], total_s: float, config: CutConfig
 ) -> tuple[list[Span], list[Span]]:
     """Clips, and the rest of `total_s` seconds with reasons; together they cover it exactly.
 
@@ -155,7 +157,7 @@ def plan_cuts(
 
 def _losses(
     clips: list[Span],
-    heard: list[Heard],
+    heard: list[FoundToken],
     tokens: list[Token],
     taken: set[int],
     total_s: float,
@@ -176,7 +178,7 @@ def _losses(
 
 
 def _claims(
-    heard: list[Heard], tokens: list[Token], taken: set[int], total_s: float, config: CutConfig
+    heard: list[FoundToken], tokens: list[Token], taken: set[int], total_s: float, config: CutConfig
 ) -> Iterator[Span]:
     """Why audio is in no clip: words not heard between two that were, words that no pause frees."""
     ends_s = {item.number: item.end_s for item in heard}
@@ -189,7 +191,7 @@ def _claims(
             end_s=starts_s.get(after, total_s),
             reason=f"not heard as written: {_excerpt(tokens, span)}",
         )
-    left: list[Heard] = []
+    left: list[FoundToken] = []
     for item in [*heard, None]:
         if item and item.number not in taken:
             left.append(item)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from kit.audio.container import UnreadableError, opened
+from kit.audio.container import UnreadableError, open_sound
 from kit.audio.mel_codec import MelCodec
 from kit.audio.recognizer import Recognizer
 from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
@@ -128,7 +128,7 @@ def _whole(audio: Path, reason: str) -> Loss:
 
 def _seconds(audio: Path) -> float:
     try:
-        with opened(audio) as (sound, told):
+        with open_sound(audio) as (sound, told):
             return told.promised / sound.samplerate
     except (soundfile.LibsndfileError, UnreadableError):
         return 0.0

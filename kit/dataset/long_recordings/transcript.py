@@ -60,7 +60,7 @@ class Token:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Heard:
+class FoundToken:
     """A token found in the recording, and the pauses on both sides of it."""
 
     token: Token
@@ -113,9 +113,9 @@ class Walk:
         self.space = listener.recognizer.alphabet.find(" ") + 1  # 0 where it hears none
         self.wildcard = len(listener.recognizer.alphabet) + 1
         self.pace = config.characters_per_s
-        self.heard: list[Heard] = []
+        self.heard: list[FoundToken] = []
 
-    def run(self, progress: Callable = lambda *_: None) -> list[Heard]:
+    def run(self, progress: Callable = lambda *_: None) -> list[FoundToken]:
         """Walk to the end; `progress(seconds done, seconds in all)` after each window."""
         at_s = 0.0
         segment = 0
@@ -240,7 +240,7 @@ class Walk:
         starts = [start for start, _, _ in places[1:]] + [len(window.log_probs)]
         for (start, end, number), following in zip(places, starts):
             self.heard.append(
-                Heard(
+                FoundToken(
                     token=self.tokens[number],
                     number=number,
                     start_s=window.second(start),
@@ -259,7 +259,7 @@ class Walk:
         return self.heard[-1].end_s
 
 
-def unheard(tokens: list[Token], heard: list[Heard]) -> Iterator[range]:
+def unheard(tokens: list[Token], heard: list[FoundToken]) -> Iterator[range]:
     """Runs of token numbers, with letters in them, that were not found in the recording."""
     start = 0
     for number in [*(h.number for h in heard), len(tokens)]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.container import decoded_extent, opened, read_part
+from kit.audio.container import decoded_extent, open_sound, read_part
 from kit.audio.mel_codec import MelCodec, resampled
 from kit.audio.recognizer import Recognizer
 from kit.dataset.alignment import frame_seconds, loudness, quiet_frames
@@ -74,7 +74,7 @@ class Listener:
         self.path = path
         self.recognizer = recognizer
         self.codec = codec
-        with opened(path) as (sound, _):
+        with open_sound(path) as (sound, _):
             self.rate = sound.samplerate
         self.extent = decoded_extent(path)
         self.samples = self.extent.frames

@@ -20,7 +20,7 @@ from kit.notebook import plots
 from kit.notebook.kernel import Clicks, front_end
 from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import View
-from kit.notebook.progress import Lines, Pace, Worker, figures, newest, outlook, verdict
+from kit.notebook.progress import Lines, Pace, Worker, newest, outlook, progress_texts, verdict
 from kit.training.logs import add_row, read_log
 
 FRAME_S = 0.5  # a frame every half second,
@@ -264,7 +264,7 @@ class TrainPanel:
             self.view.say("Choose the switches, then press Start.")
 
     def _figures(self) -> dict[str, str]:
-        return figures(self.latest, self.pace) if self.latest else {}
+        return progress_texts(self.latest, self.pace) if self.latest else {}
 
     def _said(self) -> str:
         return self.profiler.said if self.profiler is not None else ""
