@@ -203,7 +203,7 @@ def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr("kit.recipes.train.load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr("kit.recipes.train_plan.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
