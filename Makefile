@@ -111,8 +111,10 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 # The demo's road for your own recordings, a command a step: the first that stops ends it, and the
 # same `make voice` goes on from there. Without PRESET on the command line the machine decides.
 voice: KIT_PRESET := $(if $(filter command line,$(origin PRESET)),$(PRESET))
+voice: export KIT_RUNS ?= $(CURDIR)/runs
 voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=name [LANGUAGE=am]
-	@[ -n "$(DATA)" ] || { echo "Name your recordings: make voice DATA=folder RUN=name" >&2; exit 2; }
+	@[ -n "$(DATA)" ] && [ "$(origin RUN)" != file ] || { \
+	  echo "Name your recordings and your run: make voice DATA=folder RUN=name" >&2; exit 2; }
 	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
 	$$kit setup --run "$(RUN)" $(ARGS) && \
 	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") && \

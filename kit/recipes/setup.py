@@ -19,18 +19,16 @@ from kit.base.hardware import (
 )
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
-from kit.notebook.plots import GIB, bars
+from kit.notebook.plots import GIB, bars, memory_plan
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import step_seconds
-from kit.tuning.memory_plan import MemoryPlan, plan_bytes
+from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import advice_table, overlay, recommend
 from kit.tuning.session_plan import Promise, forecast
-
-MIB = 2**20
 
 
 class Setup:
@@ -105,8 +103,16 @@ class Setup:
         run.record(train={"planned_bytes": plan.peak_bytes})
         fits = plan.peak_bytes <= room_bytes
         verdict = "It fits." if fits else change(work, room_bytes)
-        pictures = [parts_picture(work, plan), whole_picture(work, plan, room_bytes)]
-        return Result(line=f"The fullest moment is {plan.fullest}.\n{verdict}", pictures=pictures)
+        picture = memory_plan(
+            plan.parts,
+            plan.peak_bytes,
+            measured_bytes=None,
+            limit_bytes=room_bytes,
+            device_bytes=run.hw.memory_bytes,
+            title=f"{work.step.rows} rows of {work.step.length} tokens on the {run.hw.name}",
+        )
+        line = f"The fullest moment is {plan.fullest}.\n{verdict}"
+        return Result(line=line, pictures=[picture])
 
     def advice(self) -> Result:
         """What else suits this machine."""
@@ -135,17 +141,3 @@ class Setup:
     def summary(self) -> Result:
         """What was written, and what comes next."""
         return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: 01_data_prep.")
-
-
-def parts_picture(work: Workload, plan: MemoryPlan):
-    """Planned bytes by part; the parts are not all there at the same time."""
-    title = f"Planned memory, {work.step.rows} rows of {work.step.length} tokens"
-    return bars(list(plan.parts), [size / MIB for size in plan.parts.values()], "MiB", title)
-
-
-def whole_picture(work: Workload, plan: MemoryPlan, room_bytes: int):
-    """The fullest moment against what the run may use, and what there is."""
-    there_bytes = work.hw.memory_bytes
-    sizes = {"fullest moment": plan.peak_bytes, "may be used": room_bytes, "there is": there_bytes}
-    title = f"The whole step, and the memory of the {work.hw.name}"
-    return bars(list(sizes), [size / GIB for size in sizes.values()], "GiB", title)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from kit.__main__ import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("setup", "prepare", "train", "evaluate", "speak", "benchmark", "checklist")
@@ -96,6 +99,32 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, runs):
     code, _, err = kit(runs, *words)
     assert code == 2
     assert told in err and len(err.splitlines()) == 1 and "Traceback" not in err
+
+
+def test_make_voice_gives_commands_that_there_are():
+    called = ["make", "-n", "voice", "DATA=my clips", "RUN=mine", "LANGUAGE=en", "ARGS=--use speed"]
+    said = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line.removesuffix("\\").removesuffix("&& ") for line in said.splitlines()]
+    given = [shlex.split(line)[1:] for line in lines if line.strip().startswith("$kit ")]
+    assert [words[0] for words in given] == ["setup", "prepare", "train", "evaluate", "checklist"]
+    options = [parser().parse_args(words) for words in given]
+    assert {each.run for each in options} == {"mine"} and options[0].use == "speed"
+    assert (options[1].data, options[1].language) == ("my clips", "en")
+
+
+def test_make_voice_asks_for_recordings_and_a_name():
+    for words in (["RUN=mine"], ["DATA=clips"]):
+        called = [
+            "make",
+            "-o",
+            ".venv/.installed-pypi",
+            "-o",
+            ".venv/.installed-cpu",
+            "voice",
+            *words,
+        ]
+        found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True)
+        assert found.returncode == 2 and "make voice DATA=folder RUN=name" in found.stderr
 
 
 def test_setup_prints_a_line_a_step_and_tables_when_asked(runs):
