@@ -90,7 +90,9 @@ def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
 
+@cache
 def world() -> Path:
+    """Where all of it lies: one folder, also for a test that gives KIT_RUNS another value."""
     return Path(os.environ["KIT_RUNS"]) / "_tests"
 
 

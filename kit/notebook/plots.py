@@ -137,7 +137,7 @@ def bars(names: Sequence[str], values: Iterable[float], unit: str = "", title: s
     return figure
 
 
-def memory_plan(
+def memory_bars(
     parts: dict[str, int],
     peak_bytes: int,
     measured_bytes: int | None,

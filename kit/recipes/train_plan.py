@@ -15,7 +15,7 @@ from kit.base.config import build, merge
 from kit.batches.code_stream import validation_batches
 from kit.inference.evaluate import hearing, recognizer_doubt
 from kit.inference.sampling import GenerateConfig
-from kit.notebook.plots import memory_plan
+from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_data import TrainingData
@@ -139,7 +139,7 @@ class TrainingPlan:
         self.session.check = partial(check_again, work, verdict)
         self.session.validation = validation_batches(self.data.stream("held_out"))
         planned = plan_bytes(self.model, work.step)
-        picture = memory_plan(
+        picture = memory_bars(
             planned.parts,
             planned.peak_bytes,
             measured_bytes=verdict.measured_bytes,

@@ -153,7 +153,7 @@ def test_a_timeline_is_a_picture_whatever_was_kept(kept):
 @pytest.mark.parametrize("measured", [None, 3 * 2**30])
 def test_a_memory_plan_shows_every_part_that_takes_something(measured):
     parts = {"weights": 2**30, "EMA": 0, "activations": 2 * 2**30}
-    figure = plots.memory_plan(parts, 3 * 2**30, measured, 10 * 2**30, 16 * 2**30, "a T4")
+    figure = plots.memory_bars(parts, 3 * 2**30, measured, 10 * 2**30, 16 * 2**30, "a T4")
     device, own = figure.axes
     assert [label.get_text() for label in own.get_yticklabels()] == ["weights", "activations"]
     assert [text.get_text() for text in own.texts] == ["1", "2"] and "GiB" in own.get_xlabel()
