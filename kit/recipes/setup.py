@@ -19,7 +19,7 @@ from kit.base.hardware import (
 )
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
-from kit.notebook.plots import GIB, bars, memory_plan
+from kit.notebook.plots import GIB, bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.training.settings import TrainConfig
@@ -103,7 +103,7 @@ class Setup:
         run.record(train={"planned_bytes": plan.peak_bytes})
         fits = plan.peak_bytes <= room_bytes
         verdict = "It fits." if fits else change(work, room_bytes)
-        picture = memory_plan(
+        picture = memory_bars(
             plan.parts,
             plan.peak_bytes,
             measured_bytes=None,
