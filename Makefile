@@ -131,7 +131,7 @@ address:  ## URL=https://github.com/OWNER/NAME: where this repository is, in bad
 # --- checks ---------------------------------------------------------------------------------
 
 test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
 test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user installed, notebooks too
 	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)

@@ -33,14 +33,24 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    """The notebooks begin, as they take longest."""
+    items.sort(key=lambda item: item.path.suffix != ".ipynb")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """A file's tests share what was made for them, and each notebook goes on from the one before.
 
-    The notebooks begin, as they take longest.
+    (xdist's own groups do nothing under pytest 9.2, which names its tests otherwise.)
     """
-    items.sort(key=lambda item: item.path.suffix != ".ipynb")
-    for item in items:
-        group = "notebooks" if item.path.suffix == ".ipynb" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "notebooks" if file.endswith(".ipynb") else file
+
+    return ByFile(config, log)
 
 
 def pytest_unconfigure(config):

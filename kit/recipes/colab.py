@@ -39,7 +39,9 @@ def install_missing() -> None:
     if not missing:
         return
     called = [sys.executable, "-m", "pip", "install", "-q", *missing]
-    done = subprocess.run(called, capture_output=True, text=True)
+    done = subprocess.run(
+        called, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         told = (done.stderr.strip() or done.stdout.strip()).splitlines()
         print(

@@ -12,8 +12,9 @@ from clips import TEXT
 from helpers import dataset, in_time, speech
 
 from kit.audio.clip import DatasetError
-from kit.dataset.layouts import held_out, read_dataset
+from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import Finding, ManifestConfig
+from kit.streams.position import is_held_out
 
 LOOSE = ManifestConfig(held_out_percent=0)
 HEADER = "client_id\tpath\tsentence\tup_votes\n"
@@ -318,10 +319,10 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
 
 def test_adding_rows_moves_no_row_to_another_split():
     few, more = ([f"id{i}" for i in range(n)] for n in (1000, 3000))
-    before = {n for n in few if held_out(n, 2)}
-    assert before == {n for n in more if held_out(n, 2)} & set(few)
-    assert 0.01 < sum(held_out(n, 2) for n in more) / len(more) < 0.03
-    assert not any(held_out(n, 0) for n in few) and all(held_out(n, 100) for n in few)
+    before = {n for n in few if is_held_out(n, 2)}
+    assert before == {n for n in more if is_held_out(n, 2)} & set(few)
+    assert 0.01 < sum(is_held_out(n, 2) for n in more) / len(more) < 0.03
+    assert not any(is_held_out(n, 0) for n in few) and all(is_held_out(n, 100) for n in few)
 
 
 def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
@@ -330,7 +331,7 @@ def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     shutil.move(folder / "metadata.csv", folder / "metadata_train.csv")
     found = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
     assert {r.id for r in found if r.split == "held_out"} == {
-        f"c{i}" for i in range(40) if held_out(f"c{i}", 20)
+        f"c{i}" for i in range(40) if is_held_out(f"c{i}", 20)
     }
 
 

@@ -115,7 +115,9 @@ def test_an_untrained_voice_does_not_pass_and_is_told_why(evaluated, run):
     gate = run.report()["eval"]["gate"]
     assert str(verdict) == "Not yet: " + "; ".join(gate)
     marks = {row[1]: row[0] for row in verdict.grid[1:]}
-    assert marks["intelligible"] == "✗" and marks["ends its sentences"] == "✗"
+    assert marks["intelligible"] == "✗"
+    ended = run.report()["eval"]["eos_rate"] == 1  # chance decides, with weights that know nothing
+    assert marks["ends its sentences"] == ("✓" if ended else "✗")
 
 
 def test_word_errors_count_every_word(evaluated, run):

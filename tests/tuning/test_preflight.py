@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import CPU, GPT
+from paths import python_path
 
 from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
 from kit.base.hardware import Hardware
@@ -185,8 +186,8 @@ def starved(allowance_bytes: int, what: str):
     """
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(allowance_bytes), what],
-        cwd=ROOT / "tests",
-        env={"PYTHONPATH": str(ROOT), "MALLOC_MMAP_THRESHOLD_": str(2**20), "PATH": ""},
+        cwd=ROOT,
+        env={"PYTHONPATH": python_path(__file__), "MALLOC_MMAP_THRESHOLD_": str(2**20), "PATH": ""},
         capture_output=True,
         text=True,
         timeout=120,
