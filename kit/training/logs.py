@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,19 @@ def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | Non
     return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
 
 
+def wait_for_a_later_name(folder: Path) -> None:
+    """Wait, a second at most, until a new file of events comes after those in `folder` by its name.
+
+    TensorBoard reads them in that order, and within the second a name begins with, number 10 comes
+    before number 9.
+    """
+    names = [path.name for path in folder.glob("events.out.tfevents.*")]
+    made_s = [int(name.split(".")[3]) for name in names if name.split(".")[3].isdigit()]
+    latest_s = max(made_s, default=0)
+    if latest_s == int(time.time()):  # a clock that was set back is not waited for
+        time.sleep(max(0.0, latest_s + 1 - time.time()))
+
+
 class _Board:
     """Rows or events into TensorBoard's files, a new file wherever steps go back."""
 
@@ -214,6 +228,7 @@ class _Board:
 
         if self.writer is not None:
             self.writer.close()
+        wait_for_a_later_name(self.folder)
         # Everything from `step` on that older files hold is void.
         self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
 

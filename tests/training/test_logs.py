@@ -206,6 +206,17 @@ def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_proce
 
 
 @needs_tensorboard
+def test_files_of_events_begin_in_seconds_of_their_own(tmp_path):
+    """TensorBoard sorts names as text, and in one second the tenth file came before the ninth."""
+    board, _ = tensorboard_log(tmp_path)
+    for step in (1, 2, 2):
+        board(event(step, loss=1.0))
+    board.flush()
+    first_s, second_s = sorted(int(p.name.split(".")[3]) for p in tmp_path.glob("events.*"))
+    assert first_s < second_s
+
+
+@needs_tensorboard
 def test_a_finished_log_is_converted_once(tmp_path):
     rows = [row(s) for s in range(1, 6)]
     for _ in range(2):
