@@ -14,7 +14,7 @@ from kit.batches.lengths import fit_positions, ledger_limits, longest
 from kit.dataset.alignment import AlignConfig, Alignment, match
 from kit.dataset.checks import own_faults
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.inference.evaluate import Scores, recognizer_doubt, voice_is_sound
+from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_doubt
 from kit.model.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
 from kit.notebook.run_record import open_run
 from kit.text.tokenizer import Tokenizer
@@ -154,6 +154,6 @@ def test_a_check_that_can_judge_refuses_as_ever():
 
 def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
     good = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
-    (found,) = voice_is_sound(good, 0.4, 0.12)
+    (found,) = problems_of(gate_checks(good, 0.4, 0.12))
     assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
     assert recognizer_doubt(0.02, 0.12) == recognizer_doubt(None, 0.12) == ""

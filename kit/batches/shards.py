@@ -16,6 +16,7 @@ import safetensors
 import safetensors.numpy
 
 from kit.base.weights_file import arrays_digest
+from kit.base.words import in_gib
 
 LITTER_AGE_S = 3600  # a temporary file as old as this has lost its process
 
@@ -136,7 +137,7 @@ def make_room(
                 total_bytes -= files[path][1]
     if total_bytes > cap_bytes:
         raise CacheError(
-            f"The code cache in {folder} needs {total_bytes / 2**30:.2f} GiB and more for this "
+            f"The code cache in {folder} needs {in_gib(total_bytes)} and more for this "
             f"corpus alone, and may take {cap_gib} GiB: raise `max_cache_gib`, or lower "
             "`reference_frames`."
         )

@@ -190,7 +190,6 @@ def gate_checks(scores: Scores, floor_cer: float, worst_cer: float) -> list[Chec
     ]
 
 
-def voice_is_sound(scores: Scores, floor_cer: float, worst_cer: float) -> list[str]:
-    """The gate: reasons why this voice should not be used yet; none when it may."""
-    checks = gate_checks(scores, floor_cer, worst_cer)
+def problems_of(checks: list[Check]) -> list[str]:
+    """Reasons why a voice should not be used yet; none when it may."""
     return [check.problem for check in checks if check.problem]

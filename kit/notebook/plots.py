@@ -69,9 +69,13 @@ def show(figure: Figure) -> None:
     """
     import IPython.display
 
-    width_px = round(figure.get_figwidth() * figure.dpi / 2)
-    image = IPython.display.Image(data=png(figure), format="png", width=width_px)
+    image = IPython.display.Image(data=png(figure), format="png", width=shown_width_px(figure))
     IPython.display.display(image)
+
+
+def shown_width_px(figure: Figure) -> int:
+    """Half the picture's own width: sharp on dense screens."""
+    return round(figure.get_figwidth() * figure.dpi / 2)
 
 
 def column(rows: list[dict], key: str) -> np.ndarray:

@@ -12,9 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from kit.base.words import clock, in_words
-
-GIB = 2**30
+from kit.base.words import clock, in_gib, in_words
 
 
 class Worker:
@@ -112,7 +110,7 @@ def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
         "EMA": _number(row.get("ema_val_loss")),
         "steps/s": f"{speed[0]:.3g}" if speed else None,
         "tokens/s": f"{speed[1]:,.0f}" if speed else None,
-        "memory": f"{row['memory_bytes'] / GIB:.2f} GiB",
+        "memory": in_gib(row["memory_bytes"]),
         "left": clock(left_s) if left_s is not None else None,
     }
     return {name: text for name, text in texts.items() if text}

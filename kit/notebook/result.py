@@ -13,7 +13,7 @@ import numpy as np
 import soundfile
 from matplotlib.figure import Figure
 
-from kit.notebook.plots import png
+from kit.notebook.plots import png, shown_width_px
 from kit.notebook.tables import grid_html, table_html
 
 
@@ -66,7 +66,7 @@ class Result:
 def picture_html(picture: Figure) -> str:
     """`picture` as an image that is sharp on dense screens and never wider than the cell."""
     data = base64.b64encode(png(picture)).decode()
-    width_px = round(picture.get_figwidth() * picture.dpi / 2)
+    width_px = shown_width_px(picture)
     return f"<img style='max-width:100%' width={width_px} src='data:image/png;base64,{data}'>"
 
 

@@ -5,8 +5,6 @@ Knows no figure by name.
 
 import html
 
-from IPython.display import display
-
 
 def table_html(figures: dict) -> str:
     """Nested figures as one HTML table, names joined by dots."""
@@ -15,16 +13,6 @@ def table_html(figures: dict) -> str:
         for name, value in flat(figures)
     )
     return f"<table>{rows}</table>"
-
-
-def html_table(figures: dict):
-    """`figures` as a table a notebook shows; plain text where nothing draws HTML."""
-    return display({"text/html": table_html(figures), "text/plain": text_table(figures)}, raw=True)
-
-
-def html_grid(cells: list[tuple[str, ...]]):
-    """Rows of cells, the headings first, as a table a notebook shows; else as lines in columns."""
-    return display({"text/html": grid_html(cells), "text/plain": text_grid(cells)}, raw=True)
 
 
 def text_table(figures: dict) -> str:

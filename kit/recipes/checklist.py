@@ -4,13 +4,13 @@ Reads the run's record and preset; measures nothing.
 """
 
 from kit.base.config import build
+from kit.base.words import in_gib
 from kit.dataset.ledger import ManifestConfig
 from kit.inference.evaluate import Check, Scores, gate_checks
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
 
 LEAST_HOURS = 1.0  # from nothing, a model learns little from less speech
-GIB = 2**30
 
 
 class Checklist:
@@ -120,8 +120,8 @@ class Checklist:
         fits = needed <= sizes["limit"]
         return Check(
             what=what,
-            found=f"{needed / GIB:.2f} GiB",
-            wanted=f"at most {sizes['limit'] / GIB:.2f} GiB",
+            found=in_gib(needed),
+            wanted=f"at most {in_gib(sizes['limit'])}",
             problem="" if fits else "take --use low_memory, or the preset of a smaller tier",
         )
 

@@ -7,7 +7,7 @@ same weights with the same settings, is not spoken again.
 import html
 from collections.abc import Iterator
 
-from kit.inference.evaluate import Scores, gate_checks, save_samples
+from kit.inference.evaluate import Scores, gate_checks, problems_of, save_samples
 from kit.inference.word_errors import count_kinds
 from kit.notebook.plots import Figure, curves
 from kit.notebook.result import Result
@@ -104,13 +104,7 @@ class Evaluation:
         figures = {f"cer_{name}": found.cer for name, found in scores.items()}
         self.active_run.record(eval=figures)
         told = ", ".join(f"{name} {found.cer:.2%}" for name, found in scores.items())
-        return Result(
-            line=f"CER read once: {told}",
-            pictures=[self.error_bars(scores)],
-            figures=figures,
-            shown=False,
-            grid=results.scores_table(scores),
-        )
+        return self.compared(f"CER read once: {told}", scores, figures)
 
     def best_of_several(self) -> Result:
         """The better weights, reading each sentence several times and keeping the likeliest."""
@@ -123,8 +117,13 @@ class Evaluation:
         self.active_run.record(eval=figures)
         scores = self.scores_read_once()
         scores[self.best_of(best)] = chosen
+        line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
+        return self.compared(line, scores, figures)
+
+    def compared(self, line: str, scores: dict[str, Scores], figures: dict) -> Result:
+        """Readings of the held-out sentences beside each other and beside the floor."""
         return Result(
-            line=f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}",
+            line=line,
             pictures=[self.error_bars(scores)],
             figures=figures,
             shown=False,
@@ -187,7 +186,7 @@ class Evaluation:
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
         checks = gate_checks(scores, floor_cer, self.preset["worst_cer"])
-        problems = [check.problem for check in checks if check.problem]
+        problems = problems_of(checks)
         figures = {"gate": problems or "passed"}
         self.active_run.record(eval=figures)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."

@@ -13,7 +13,6 @@ from kit.base.config import ConfigError, read_yaml
 from kit.base.files import write_atomic
 from kit.base.words import in_gib
 
-GIB = 2**30
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
 TF32_TOLERANCE = 0.005
 DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations

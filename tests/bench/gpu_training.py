@@ -28,10 +28,11 @@ from torch.profiler import ProfilerActivity, profile
 from kit.base.config import load_preset
 from kit.base.hardware import attention_backend, autocast, choose_preset, hush_profiler
 from kit.model.gpt import Attention
+from kit.notebook.plots import GIB
 from kit.training import checkpoint
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
-from kit.tuning.ab_results import GIB, Trial, compare
+from kit.tuning.ab_results import Trial, compare
 from kit.tuning.ab_test import Task, TrialConfig, in_a_process, preset_task, run_variant, variants
 from kit.tuning.preflight import Workload, release, trial_bytes
 

@@ -17,12 +17,13 @@ from helpers import (
 from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
 from kit.inference.evaluate import (
     Scores,
+    gate_checks,
     hearing,
     noise_floor,
+    problems_of,
     save_samples,
     score,
     transcribe,
-    voice_is_sound,
 )
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -63,7 +64,7 @@ def test_a_broken_model_fails_the_gate(voice, recognizer):
     broken.code_head.bias.data[broken.config.stop_code] = -100.0  # never finds its end
     figures = hearing(voice, rows, recognizer, GenerateConfig(max_codes_per_text_id=30))(broken)
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
-    reasons = "; ".join(voice_is_sound(Scores(**figures), 0.01, 0.12))
+    reasons = "; ".join(problems_of(gate_checks(Scores(**figures), 0.01, 0.12)))
     assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
 
 
@@ -98,7 +99,7 @@ def test_samples_are_written_where_the_report_looks(tmp_path):
 
 
 def test_a_sound_voice_passes():
-    assert voice_is_sound(GOOD, 0.01, 0.12) == []
+    assert problems_of(gate_checks(GOOD, 0.01, 0.12)) == []
 
 
 BAD = [({"cer": 0.2}, "CER 20.0% is above 12.0%"), ({"eos_rate": 0.98}, "2.0% of the sentences")]
@@ -108,5 +109,5 @@ BAD += [({"duration_ratio": r}, "times the recordings") for r in (0.5, 1.3, math
 
 @pytest.mark.parametrize(("over", "reason"), BAD)
 def test_each_fault_is_named(over, reason):
-    (found,) = voice_is_sound(dataclasses.replace(GOOD, **over), 0.01, 0.12)
+    (found,) = problems_of(gate_checks(dataclasses.replace(GOOD, **over), 0.01, 0.12))
     assert reason in found
