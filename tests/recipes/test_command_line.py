@@ -145,7 +145,10 @@ def test_ctrl_c_stops_a_benchmark_which_then_goes_on(runs):
     (results,) = (runs / "timed" / "bench").glob("*.jsonl")
     kept = results.read_text()
     assert kept.count("\n") >= 3
-    assert "keep" in done(runs, *words[:-2]) and (runs / "timed" / "speed.yaml").is_file()
+    # Which switches pay is the machine's to say, and between two runs of two steps it says either.
+    said = [line.split()[0] for line in done(runs, *words[:-2]).splitlines() if ": " in line]
+    assert sum(word in ("keep", "drop") for word in said) >= 5
+    assert (runs / "timed" / "speed.yaml").is_file()
     assert results.read_text().startswith(kept), "what was measured is not measured again"
     assert report(runs, "timed")["settings"]["trials"]["leave_out"][0] == "compile"
 
