@@ -1,8 +1,9 @@
 """The notebooks' own cells, in their order, at tiny sizes: for any preset, use and switch.
 
-test_matrix.py runs a few rows with every `make test`; `make test-matrix` runs all there are, prints
-a line for each and writes runs/bench/matrix.json. A row's preset keeps every choice of its own
-(schedule, optimizer, gate, dropout, formats ...), only its sizes are those of configs/tiny.yaml.
+test_matrix.py runs a few rows with every `make test`; `make test-matrix` runs all there are, as
+many at a time as there are cores, prints a line for each and writes runs/bench/matrix.json. A row's
+preset keeps every choice of its own (schedule, optimizer, gate, dropout, formats ...), only its
+sizes are those of configs/tiny.yaml.
 """
 
 import argparse
@@ -11,12 +12,14 @@ import contextlib
 import dataclasses
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from unittest.mock import patch
 
@@ -181,21 +184,38 @@ def outcome(row: Row, runs: Path) -> dict:
         first = str(error).strip().split("\n")[0][:300]
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
     shutil.rmtree(runs / row.name, ignore_errors=True)
-    named = {name: getattr(row, name) for name in ("preset", "use", "switch", "on")}
+    named = {name: getattr(row, name) for name in ("name", "preset", "use", "switch", "on")}
     return named | {"ended": not why, "seconds": seconds, "error": why}
+
+
+def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
+    """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        # Two rows of one preset would both make its data: it stands before the first of them.
+        begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
+        made = {name: pool.submit(data_of, name, runs) for name in begun}
+        for data in made.values():
+            data.result()
+        running = [pool.submit(outcome, row, runs) for row in rows]
+        for each in as_completed(running):
+            yield each.result()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at a time")
     options = parser.parse_args()
-    rows, done = [row for row in every_row() if options.only in row.name], []
+    rows = [row for row in every_row() if options.only in row.name]
+    done = []
     with tempfile.TemporaryDirectory(prefix="kit-matrix-") as runs:
-        for number, row in enumerate(rows, 1):
-            done.append(outcome(row, Path(runs)))
-            took_s, how = sum(done[-1]["seconds"].values()), done[-1]["error"] or "ended"
-            print(f"{number:4}/{len(rows)}  {row.name:40} {took_s:6.1f} s  {how}", flush=True)
+        for row in outcomes(rows, Path(runs), options.jobs):
+            done.append(row)
+            took_s = sum(row["seconds"].values())
+            how = row["error"] or "ended"
+            print(f"{len(done):4}/{len(rows)}  {row['name']:40} {took_s:6.1f} s  {how}", flush=True)
             write_atomic(options.folder / "matrix.json", json.dumps(done, indent=1))
     failed = sum(not row["ended"] for row in done)
     print(f"{len(done) - failed} of {len(done)} rows ended without an exception")

@@ -99,7 +99,7 @@ class Machine:
         self.manager.start_kernel(cwd=str(place / "content"), env=own | environ)
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=300)
         self.buttons: dict[str, str] = {}  # comm ids by what is written on them
         self.said = ""  # all that the notebook printed and drew, as text
         self.execute("import google.colab", allow_stdin=False)  # there before the first cell

@@ -48,7 +48,7 @@ def cell(log, **trainer) -> str:
 def test_a_notebook_without_a_front_end(log):
     cells = [cell(log), "panel.run()", "print(trainer.done)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs = notebook.cells[1].outputs
     assert "Finished: step 20 of 20" in "".join(o.get("text", "") for o in outputs)
     assert any("image/png" in o.get("data", {}) for o in outputs)
@@ -59,13 +59,13 @@ def test_a_notebook_whose_training_breaks_fails(log):
     cells = [nbformat.v4.new_code_cell(c) for c in (cell(log, breaks_at=3), "panel.run()")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     with pytest.raises(CellExecutionError, match="not finite"):
-        NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+        NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
 
 
 def test_a_running_cell_hears_clicks_and_holds_the_next_cells_back(log):
     manager, client = start_new_kernel(kernel_name="python3")
     try:
-        client.execute(cell(log, steps=3000, pause_s=0.01), reply=True, timeout=60)
+        client.execute(cell(log, steps=3000, pause_s=0.01), reply=True, timeout=300)
         ask = "print(panel.view.start.model_id, panel.view.stop.model_id)"
         ids = []
 
@@ -73,7 +73,7 @@ def test_a_running_cell_hears_clicks_and_holds_the_next_cells_back(log):
             if message["msg_type"] == "stream":
                 ids.extend(message["content"]["text"].split())
 
-        client.execute_interactive(ask, timeout=60, output_hook=keep)
+        client.execute_interactive(ask, timeout=300, output_hook=keep)
         running = client.execute("panel.run('cell'); print('ended', trainer.done)")
         queued = client.execute("print('next cell', trainer.done)")
         time.sleep(0.5)
@@ -92,7 +92,7 @@ def test_a_running_cell_hears_clicks_and_holds_the_next_cells_back(log):
 def test_an_interrupt_stops_the_cell_with_a_checkpoint_and_without_an_error(log):
     manager, client = start_new_kernel(kernel_name="python3")
     try:
-        client.execute(cell(log, steps=3000, pause_s=0.01), reply=True, timeout=60)
+        client.execute(cell(log, steps=3000, pause_s=0.01), reply=True, timeout=300)
         source = "panel.resumable = True; panel.run('cell'); print('ended', trainer.done)"
         running = client.execute(source)
         until(lambda: log.exists() and log.read_text().count("\n") > 5)

@@ -55,7 +55,7 @@ def log(tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def until(condition, limit_s=10.0):
+def until(condition, limit_s=60.0):
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, "waited in vain"

@@ -67,7 +67,7 @@ def kill(child) -> None:
     assert child.exitcode == -9
 
 
-def wait_for(child, done, limit_s: float = 30) -> None:
+def wait_for(child, done, limit_s: float = 180) -> None:
     began = time.monotonic()
     while child.is_alive() and not done() and time.monotonic() - began < limit_s:
         time.sleep(0.002)

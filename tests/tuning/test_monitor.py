@@ -19,7 +19,7 @@ from kit.tuning.monitor import Monitor, _Processes
 MIB = 2**20
 
 
-def until(condition, limit_s=10.0):
+def until(condition, limit_s=60.0):
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, "waited in vain"
