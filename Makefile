@@ -26,8 +26,8 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo voice lab address test test-plain-cpu test-browser test-colab test-matrix \
-  bench-data bench-train bench-infer check-gpu lint clean
+.PHONY: help demo voice lab address test test-oldest test-plain-cpu test-browser test-colab \
+  test-matrix bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -132,6 +132,16 @@ address:  ## URL=https://github.com/OWNER/NAME: where this repository is, in bad
 
 test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
 	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
+
+# An environment of its own, 5 GB; NumPy's oldest has wheels for Python 3.11 and 3.12.
+.venv-oldest/.installed: pyproject.toml tests/tools/oldest.py
+	@"$(PYTHON)" -m venv --clear .venv-oldest
+	@.venv-oldest/bin/python tests/tools/oldest.py > .venv-oldest/oldest.txt
+	@.venv-oldest/bin/python -m pip --disable-pip-version-check install -r .venv-oldest/oldest.txt
+	@touch $@
+
+test-oldest: .venv-oldest/.installed  ## the tests with the oldest of all versions claimed
+	@.venv-oldest/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
 test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user installed, notebooks too
 	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)

@@ -10,10 +10,14 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 tomllib = pytest.importorskip("tomllib", reason="reading pyproject.toml needs Python 3.11")
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "tools"))
+import oldest  # noqa: E402
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # Where the name one imports is not the name one installs.
@@ -151,3 +155,21 @@ def test_make_says_before_it_installs_that_the_disk_is_too_full(tmp_path):
     assert done.returncode
     assert "needs 1000000 GB on this disk" in done.stderr and "TORCH=cpu" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
+    """`make test-oldest`: each is in its range, older than the pinned one, and none is left out."""
+    printed = subprocess.run(
+        [sys.executable, "tests/tools/oldest.py"], cwd=ROOT, capture_output=True, check=True
+    )
+    found = requirements(printed.stdout.decode().split())
+    assert set(found) == set(requirements_txt())
+    for name, one in found.items():
+        version = str(one.specifier).removeprefix("==").removesuffix(".*")
+        assert DECLARED[name].specifier.contains(version)
+        assert Version(version) <= Version(requirements_txt()[name])
+
+
+def test_a_range_without_an_oldest_version_is_told():
+    with pytest.raises(ValueError, match=r"numpy<3.*says no oldest version"):
+        oldest.oldest({"dependencies": ["numpy<3"]})

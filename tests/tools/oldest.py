@@ -1,0 +1,35 @@
+"""Print the oldest versions that pyproject.toml's ranges allow, as pins for pip.
+
+`>=2.9` gives `==2.9.*`: the last mending release of the oldest version claimed. `make test-oldest`
+installs them and runs the tests with them.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXTRAS = ("demo", "lab", "watch", "test")  # what `make` installs, too
+
+
+def oldest(project: dict) -> list[str]:
+    """Pins for the dependencies of `project` ("project" of pyproject.toml) and of EXTRAS.
+
+    Raises ValueError for a range without a lower end.
+    """
+    ranges = list(project["dependencies"])
+    for extra in EXTRAS:
+        ranges += project.get("optional-dependencies", {}).get(extra, [])
+    pins = []
+    for text in ranges:
+        found = re.match(r"([\w.-]+)>=([\d.]+)", text)
+        if not found:
+            raise ValueError(f"{text!r} in pyproject.toml says no oldest version (name>=version).")
+        name, version = found.groups()
+        pins.append(f"{name}=={version}.*")
+    return pins
+
+
+if __name__ == "__main__":
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    print("\n".join(oldest(settings["project"])))
