@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from pathlib import Path
 from unittest.mock import patch
 
@@ -188,15 +188,18 @@ def outcome(row: Row, runs: Path) -> dict:
     return named | {"ended": not why, "seconds": seconds, "error": why}
 
 
+def quiet_data_of(preset: str, runs: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        data_of(preset, runs)  # where it fails, it fails again in each row, which says why
+
+
 def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
     """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         # Two rows of one preset would both make its data: it stands before the first of them.
         begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
-        made = {name: pool.submit(data_of, name, runs) for name in begun}
-        for data in made.values():
-            data.result()
+        wait([pool.submit(quiet_data_of, preset, runs) for preset in begun])
         running = [pool.submit(outcome, row, runs) for row in rows]
         for each in as_completed(running):
             yield each.result()
