@@ -31,12 +31,12 @@ from IPython.core.inputtransformer2 import TransformerManager
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.files import write_atomic
 from kit.training.switches import LABELS, set_process
-from kit.tuning.recommend import OVERLAYS
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
 WITH_DATA = ("00_setup", "02_train", "03_evaluate_ema", "04_inference")  # where 01 has run before
 PRESETS = tuple(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+OVERLAYS = tuple(sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml")))
 # Smaller yet than tiny.yaml: what takes seconds there and shows no more than this does.
 SMALLER = {
     "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2},

@@ -30,13 +30,14 @@ from kit.tuning.preflight import (
     preflight,
     trial_bytes,
 )
-from kit.tuning.recommend import OVERLAYS, overlay
+from kit.tuning.recommend import overlay
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = dataclasses.replace(GPT, width=64, heads=4, n_mels=80, max_text=100, max_code=400)
 # GiB of the smallest card that `choose_preset` gives each preset to.
 TIERS = {"tiny": 8, "cpu": 8, "8gb": 7.5, "12gb": 10, "t4": 14, "24gb": 20, "80gb": 72}
 TIERS["xtts_v2"] = 72
+OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
 
 
 def workload(memory_bytes: int = 2**33, rows: int = 8, **over) -> Workload:
