@@ -33,7 +33,7 @@ class DecodeError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    weights: str = "fp32"  # fp32, bf16, fp16, int8, int8-weight-only or int4
+    weights: str = "fp32"  # fp32, bf16, fp16, int8 or int8-weight-only
     # One graph a batch size: some seconds of warm-up, then faster steps. On a GPU they are replayed
     # as CUDA graphs, where nothing can be compiled, too.
     compile: bool = False

@@ -1,10 +1,9 @@
-"""Linear layers for inference in every number format: fp32, bf16, fp16, int8, int4.
+"""Linear layers for inference in every number format: fp32, bf16, fp16, int8.
 
 One new code a step is a row times every weight: the time goes into reading the weights, so fewer
-bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022), int4 one per
-group of 32 inputs (Dettmers & Zettlemoyer 2023); biases are kept as they are. On a CPU most weights
-are packed once, the way FBGEMM's, oneDNN's and torch's own kernels read them. `layer_for` picks
-what can run here and says so. Knows `nn.Linear` alone.
+bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022); biases are kept
+as they are. On a CPU most weights are packed once, the way FBGEMM's, oneDNN's and torch's own
+kernels read them. `layer_for` picks what can run here and says so. Knows `nn.Linear` alone.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -15,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4")
+FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
 SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in int8
 AT_ONCE = 256  # rows of a long prompt: what lies between its products stays in the caches
-GROUP = 32  # inputs that share an int4 scale
 
 
 class Plain(nn.Module):
@@ -68,7 +66,10 @@ class OneDnn(nn.Module):
 
 
 class Fbgemm16(nn.Module):
-    """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only."""
+    """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only.
+
+    The half precision of processors without bf16, and quicker than bf16 on those with it.
+    """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -156,52 +157,14 @@ class CompiledInt8(nn.Module):
         return y.as_strided(y.shape, y.stride())
 
 
-class Int4(nn.Module):
-    """int4 weights in groups of 32 inputs, each with a scale and an offset; CPU only, bf16."""
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
-        super().__init__()
-        weight, bias = parts(linear)
-        if weight.shape[1] % GROUP:
-            raise ValueError(
-                f"int4 takes inputs in groups of {GROUP}; this layer has {weight.shape[1]}. "
-                "Take int8, or a width that divides."
-            )
-        self.outputs = len(weight)
-        groups = F.pad(weight.detach().float(), (0, 0, 0, -len(weight) % 16)).unflatten(
-            1, (-1, GROUP)
-        )
-        low = groups.amin(-1)
-        high = groups.amax(-1)
-        scale = (high - low).clamp(min=1e-8) / 15
-        rounded = ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
-        rounded = rounded.flatten(1).to(torch.int32)
-        self.weight = nn.Buffer(torch.ops.aten._convert_weight_to_int4pack_for_cpu(rounded, 2))
-        # The kernel reads (q - 8) * scale + offset.
-        both = torch.stack((scale, low + 8 * scale), dim=-1).transpose(0, 1)
-        self.scales = nn.Buffer(both.to(dtype).contiguous())
-        self.bias = nn.Buffer(bias.detach().to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.weight, GROUP, self.scales)
-        return y[:, : self.outputs] + self.bias
-
-
 def layer_for(
     weights: str, device: torch.device, compiled: bool
 ) -> tuple[type[nn.Module], torch.dtype, str]:
-    """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words.
-
-    Raises ValueError for int4 where torch has no kernel for it.
-    """
+    """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words."""
     cpu = device.type == "cpu"
     half = "bf16" if cpu or torch.cuda.is_bf16_supported(False) else "fp16"
     low = torch.bfloat16 if half == "bf16" else torch.float16
     eager_cpu = cpu and not compiled
-    if weights == "int4":
-        if not cpu:
-            raise ValueError("int4 runs on CPUs alone: take int8.")
-        return Int4, torch.bfloat16, "int4 weights, bf16 activations"
     if weights == "int8" and eager_cpu and has_fbgemm():
         return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
     if weights == "int8" and cpu and compiled:

@@ -22,7 +22,7 @@ from kit.inference.evaluate import score
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice, load_voice
 
-FORMATS = ("bf16", "fp16", "int8", "int8-weight-only", "int4")
+FORMATS = ("bf16", "fp16", "int8", "int8-weight-only")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
 
 

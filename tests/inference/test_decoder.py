@@ -73,7 +73,7 @@ def test_every_step_is_the_training_paths(model):
     assert torch.equal(found.argmax(-1), wanted.argmax(-1))
 
 
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only", "int4"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8-weight-only"])
 def test_a_row_is_the_same_alone_and_among_longer_ones(model, weights):
     decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows()
     together = decoded(decoder, texts, codes, cond)
@@ -332,7 +332,7 @@ def test_without_a_compiler_it_is_the_decoder_of_eager_steps(model, weights, mon
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only", "int4"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
 def test_the_model_is_left_as_it_was(weights, compiled):
     model = tiny_model().train()
     before = copy.deepcopy(model.state_dict())
@@ -359,7 +359,7 @@ def test_a_damaged_reference_is_told(model, value):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only", "int4"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8", "int8-weight-only"])
 @pytest.mark.parametrize(
     "name", ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
 )
@@ -370,7 +370,7 @@ def test_damaged_weights_are_told_at_once(name, weights, value):
         Decoder(damaged, DecoderConfig(weights=weights))
 
 
-@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8", "int8-weight-only", "int4"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16", "int8", "int8-weight-only"])
 def test_a_code_may_be_ruled_out_by_its_bias(weights):
     model = loud()
     model.code_head.bias.data[5] = float("-inf")

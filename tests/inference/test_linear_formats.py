@@ -15,7 +15,6 @@ from kit.inference.linear_formats import (
     CompiledInt8,
     DynamicInt8,
     Fbgemm16,
-    Int4,
     OneDnn,
     Plain,
     SplitByThread,
@@ -45,7 +44,6 @@ LAYERS = [
     pytest.param(DynamicInt8, FP32, 0.02, marks=needs_fbgemm),
     (WeightOnlyInt8, BF16, 0.015),
     (WeightOnlyInt8, FP16, 0.01),
-    (Int4, BF16, 0.12),
 ]
 formats = pytest.mark.parametrize(("kind", "dtype", "near"), LAYERS)
 
@@ -108,10 +106,9 @@ def test_fp32_takes_no_memory_of_its_own(kind):
     assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
 
 
-@pytest.mark.parametrize("kind", [WeightOnlyInt8, Int4])
-def test_inputs_the_kernel_cannot_take_are_refused(kind):
+def test_inputs_the_kernel_cannot_take_are_refused():
     with pytest.raises(ValueError, match=r"takes inputs in groups of .* has 40\. Take int8"):
-        kind(nn.Linear(40, 17))
+        WeightOnlyInt8(nn.Linear(40, 17))
 
 
 def test_every_weight_is_within_half_a_step_of_its_channel():
@@ -132,11 +129,6 @@ def test_damaged_weights_do_not_pass_for_numbers(kind, value):
         kind(linear)
 
 
-def test_int4_says_which_widths_it_takes():
-    with pytest.raises(ValueError, match=r"groups of 32; this layer has 48.*int8"):
-        Int4(nn.Linear(48, 40))
-
-
 def test_fp16_does_not_overflow_where_the_product_is_small():
     linear = nn.Linear(4096, 8)
     linear.weight.data.fill_(0.01)
@@ -153,7 +145,6 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
         ("fp16", Fbgemm16, FP32, "fp16 weights, packed for this CPU, fp32 activations"),
         ("int8", DynamicInt8, FP32, "int8 weights and products (dynamic)"),
         ("int8-weight-only", WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
-        ("int4", Int4, BF16, "int4 weights, bf16 activations"),
     ],
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
@@ -216,8 +207,6 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
             assert (kind, dtype) == (WeightOnlyInt8, half)
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("int8 products: " in ran) == (weights == "int8")
-        with pytest.raises(ValueError, match=r"CPUs alone.*int8"):
-            layer_for("int4", CUDA, compiled)
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
@@ -263,7 +252,6 @@ COSTS = [
     ("fp16", 0.51, 0.01),
     pytest.param("int8", 0.30, 0.05, marks=needs_fbgemm),
     ("int8-weight-only", 0.30, 0.05),
-    ("int4", 0.25, 0.3),
 ]
 
 
@@ -286,7 +274,6 @@ def test_bytes_are_those_that_are_held():
     assert weight_bytes(Plain(linear)) == weight_bytes(SplitByThread(linear)) == 4 * (tensors + 64)
     assert weight_bytes(Plain(linear, BF16)) == 2 * (tensors + 64)
     assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
-    assert weight_bytes(Int4(linear)) == tensors // 2 + 4 * tensors // 32 + 2 * 64
     if has_fbgemm():
         assert weight_bytes(DynamicInt8(linear)) == tensors + 8 * 64
     model = tiny_model()

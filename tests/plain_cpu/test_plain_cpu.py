@@ -48,8 +48,8 @@ def run(command: list[str], **env: str) -> str:
 
 ASKED = """
 import torch
-from kit.inference.linear_formats import choose, has_bf16
-kind, dtype, ran = choose("bf16", torch.device("cpu"), compiled=False)
+from kit.inference.linear_formats import has_bf16, layer_for
+kind, dtype, ran = layer_for("bf16", torch.device("cpu"), compiled=False)
 print(torch.backends.cpu.get_cpu_capability(), has_bf16(), kind.__name__, ran, sep="|")
 """
 ANSWER = ["AVX2", "False", "Fbgemm16"]
