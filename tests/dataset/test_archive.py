@@ -157,6 +157,23 @@ def test_a_bomb_is_refused_by_its_members(tmp_path, suffix):
     refused(archive, tmp_path / "into", "more than 20 members", ArchiveConfig(most_members=20))
 
 
+def test_a_zip_that_promises_less_than_it_holds_is_refused(tmp_path):
+    """What is counted are its promises."""
+    archive = pack(tmp_path / "evil.zip", {"a": bytes(2**24)})
+    data = bytearray(archive.read_bytes())
+    promise = data.index(b"PK\1\2") + 24
+    data[promise : promise + 4] = (10).to_bytes(4, "little")
+    archive.write_bytes(data)
+    refused(archive, tmp_path / "into", "damaged")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_packed_so_that_it_unpacks_in_memory_is_refused(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w", method) as packed:
+        packed.writestr("a", b"x")
+    refused(tmp_path / "evil.zip", tmp_path / "into", "'a' is packed in a rare way.*by hand")
+
+
 def test_zeros_behind_the_end_are_counted_too(tmp_path):
     whole = gzip.decompress(pack(tmp_path / "a.tar.gz", FILES).read_bytes())
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(whole + bytes(2**24)))
