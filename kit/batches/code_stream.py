@@ -137,7 +137,7 @@ class CodeStream(IterableDataset):
                     self._next = place | self.identity
                     yield batch
                 count += 1
-            epoch = epoch + 1
+            epoch += 1
             first = 0
 
     def batch(self, members: list[int], epoch: int, number: int, position: dict):

@@ -164,7 +164,7 @@ class Source(Stream):
             left = iter(records[record:] if record else records)
             self._stand(turn, len(records), left)
             yield left
-            turn = turn + 1
+            turn += 1
             record = 0
         self._stand(turn, 0)
 

@@ -53,7 +53,7 @@ def train(
         norm = clip(state)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
-        state.step = state.step + 1
+        state.step += 1
         state.position = batch.position
         if finite:
             skipped = 0
@@ -226,8 +226,8 @@ def validation_loss(
         for micro in cut(batch, rows):
             with autocast(device, precision):
                 sums += torch.stack(model(micro.to(device))).cpu()
-        text = text + batch.text_targets
-        code = code + batch.code_targets
+        text += batch.text_targets
+        code += batch.code_targets
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 

@@ -198,6 +198,6 @@ class Adaptation:
         self.waited += 1
         if self.waited < config.plateau:
             return ""
-        self.rate = self.rate / 2
+        self.rate /= 2
         self.waited = 0
         return f"plateau: no better validation in {config.plateau}; learning rates x{self.rate:g}"

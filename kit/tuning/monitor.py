@@ -70,12 +70,12 @@ class Monitor:
 
     def _take(self, sample: Sample) -> None:
         self.newest = sample
-        self.samples = self.samples + 1
+        self.samples += 1
         self.memory_sum += sample.memory_bytes
         self.peak_bytes = max(self.peak_bytes, sample.memory_bytes)
         if sample.load is not None:
-            self.loads = self.loads + 1
-            self.load_sum = self.load_sum + sample.load
+            self.loads += 1
+            self.load_sum += sample.load
 
     def summary(self) -> dict:
         """Plain figures for the run record; None where nothing was measured."""

@@ -71,7 +71,7 @@ def names_of(folder: Path, recordings: list[Path]) -> list[str]:
         number = 2
         while name in names:
             name = f"{plain}-{number}"
-            number = number + 1
+            number += 1
         names.append(name)
     return names
 

@@ -223,7 +223,7 @@ class TrainPanel:
         while events:
             arrival_s, event = events.popleft()
             self.reached = dataclasses.asdict(event)
-            count = count + 1
+            count += 1
             add_row(self.rows, self.reached)
             self.latest |= newest([self.reached])
             if event.note:
