@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from kit.base.config import ConfigError
 from kit.base.words import brief
@@ -151,3 +152,14 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` to `path` as `replacing` does."""
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[BinaryIO]:
+    """`path` open for appending lines; one that a kill cut short does not swallow the next."""
+    with open(path, "ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        yield file

@@ -3,35 +3,32 @@
 Results are appended to a cache file, a line a clip, keyed by path, size and date of change; a
 check that was killed goes on from there, and a second one reads no audio. Large datasets are
 measured by processes, which also keeps a decoder that crashes on a damaged file from taking the
-notebook with it. Knows nothing of rules and texts.
+notebook with it. They are plain subprocesses: a ProcessPoolExecutor imports the caller's script
+anew in each, and a single one that dies breaks it for all. Knows nothing of rules and texts.
 """
 
-import collections
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
 from kit.base.config import CONFIGS
-from kit.base.files import make_folder, writing
+from kit.base.files import appending, make_folder, writing
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
-STAMP = ("size", "mtime_ns")
-NEEDED = {"rate_hz", "channels", "subtype", "seconds"}
-FIGURES = {field.name for field in dataclasses.fields(ClipMeasure)}
-WORDS = {"subtype", "digest"}
-KINDS = (int, float, type(None))
+FIELDS = dataclasses.fields(ClipMeasure)
 CHUNK = 64  # clips between two appended pieces of the cache
+READY = "ready\n"  # the first line of a process that measures
 # A clip takes a quarter millisecond, nearly half of it under Python's lock: two threads still gain,
 # more do not. A process costs 0.2 s to start and a fifth more work in all (12,380 clips: 4.6 s of
 # processor time against 3.6), which pays from three cores and about this many clips on.
@@ -63,15 +60,17 @@ def measure_clips(
     workers = workers or _cores()
     if processes is None:
         processes = workers >= PROCESSES_FROM_CORES and len(todo) >= PROCESSES_FROM_CLIPS
+    measured = by_processes if processes else by_threads
     if todo:
+        make_folder(Path(cache).parent)
         # Around all of it: what a full disk did not take is written again when the file is closed.
         with (
             writing(cache),
-            _appendable(cache) as file,
-            _Pool(workers, decode_s, processes) as pool,
+            appending(cache) as file,
+            contextlib.closing(measured(todo, workers, decode_s)) as chunks,
         ):
-            for lines in pool.chunks(todo):
-                found |= _take(lines, file, len(found), total)
+            for lines in chunks:
+                found.update(_take(lines, file, len(found), total))
                 progress(len(found), total)
     return {path: found[place] for path, place in absolute.items()}
 
@@ -83,13 +82,12 @@ def _cores() -> int:
 def _take(lines: list[str], file, done: int, total: int) -> dict[str, ClipMeasure | str]:
     """Results of one chunk, added to the cache; DatasetError when their folder has gone."""
     rows = [json.loads(line) for line in lines]
-    gone = next((r["path"] for r in rows if "problem" in r and _folder_is_gone(r["path"])), None)
-    lasting = [
-        line
-        for line, row in zip(lines, rows)
-        if row["size"] >= 0 and not (gone and "problem" in row)
-    ]
-    file.write("".join(f"{line}\n" for line in lasting).encode())
+    unread = [row["path"] for row in rows if "problem" in row]
+    gone = next(filter(_folder_is_gone, unread), None)
+    for line, row in zip(lines, rows):
+        for_now = row["size"] < 0 or (gone and "problem" in row)
+        if not for_now:
+            file.write(f"{line}\n".encode())
     file.flush()
     if gone:
         raise DatasetError(
@@ -109,17 +107,15 @@ def _folder_is_gone(path: str) -> bool:
         return True
 
 
-def _value(row: dict) -> ClipMeasure | str:
-    return ClipMeasure(**row["measure"]) if "measure" in row else row["problem"]
+# --- the cache --------------------------------------------------------------------------------
 
 
 def _known(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
     """What the cache holds of `paths`, of files that have not changed since."""
     found = {}
-    for row in _lines(cache):
-        path = row["path"]
-        if path in paths and _stamp(path) == (row["size"], row["mtime_ns"]):
-            found[path] = _value(row)
+    for path, stamp, value in _entries(cache):
+        if path in paths and _stamp(path) == stamp:
+            found[path] = value
     return {path: value for path, value in found.items() if not _to_decode(value, decode_s)}
 
 
@@ -128,8 +124,8 @@ def _to_decode(value: ClipMeasure | str, decode_s: float) -> bool:
     return isinstance(value, ClipMeasure) and value.peak is None and value.seconds <= decode_s
 
 
-def _lines(cache: Path) -> Iterator[dict]:
-    """The cache's lines that can be read; a kill may have torn one, and that is said."""
+def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | str]]:
+    """(path, stamp, measure) of each line that can be read; a torn one is told of."""
     if not Path(cache).is_file():
         return
     lost = 0
@@ -137,11 +133,9 @@ def _lines(cache: Path) -> Iterator[dict]:
         for line in file:
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if _is_entry(row):
-                yield row
-            elif not isinstance(row, dict) or row.get("format") == FORMAT:
+                if row["format"] == FORMAT:
+                    yield _checked(row)
+            except (ValueError, TypeError, KeyError, RecursionError):
                 lost += bool(line.strip())
     if lost:
         warnings.warn(
@@ -150,31 +144,21 @@ def _lines(cache: Path) -> Iterator[dict]:
         )
 
 
-def _is_entry(row) -> bool:
-    """Whether `row` is a line as `measure_line` writes it."""
-    if not isinstance(row, dict) or row.get("format") != FORMAT:
-        return False
-    file = isinstance(row.get("path"), str) and {type(row.get(n)) for n in STAMP} == {int}
-    if "measure" not in row:
-        return file and isinstance(row.get("problem"), str)
-    figures = row["measure"]
-    if not isinstance(figures, dict) or not NEEDED <= figures.keys() <= NEEDED | FIGURES:
-        return False
-    words = all(isinstance(figures.get(name, ""), str | None) for name in WORDS)
-    numbers = [value for name, value in figures.items() if name not in WORDS]
-    there = all(figures[name] is not None for name in NEEDED)
-    return file and words and there and all(type(value) in KINDS for value in numbers)
+def _checked(row: dict) -> tuple[str, tuple[int, int], ClipMeasure | str]:
+    """What `measure_line` wrote. Raises TypeError or KeyError for anything else."""
+    value = _value(row)
+    told = [(row["path"], str), (row["size"], int), (row["mtime_ns"], int)]
+    told.append((value, ClipMeasure | str))
+    if isinstance(value, ClipMeasure):
+        told += [(getattr(value, field.name), field.type) for field in FIELDS]
+    for found, kind in told:
+        if not isinstance(found, kind):
+            raise TypeError(f"{found!r} is no {kind}")
+    return row["path"], (row["size"], row["mtime_ns"]), value
 
 
-def _appendable(cache: Path):
-    """The cache opened for appending, on a line of its own behind a torn one."""
-    make_folder(Path(cache).parent)
-    file = open(cache, "ab+")  # noqa: SIM115  closed by the caller's `with`
-    if file.tell():
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-    return file
+def _value(row: dict) -> ClipMeasure | str:
+    return ClipMeasure(**row["measure"]) if "measure" in row else row["problem"]
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -184,6 +168,14 @@ def _stamp(path: str) -> tuple[int, int]:
     except OSError:
         return -1, 0
     return found.st_size, found.st_mtime_ns
+
+
+def _entry(path: str) -> dict:
+    size, mtime_ns = _stamp(path)
+    return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
+
+
+# --- measuring --------------------------------------------------------------------------------
 
 
 def measure_line(path: str, decode_s: float) -> str:
@@ -198,105 +190,91 @@ def measure_line(path: str, decode_s: float) -> str:
     return json.dumps(row)
 
 
-def _crashed(path: str) -> str:
-    return json.dumps(_entry(path) | {"problem": "crashes the audio decoder"})
+def by_threads(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:
+    """Cache lines of `paths`, chunk by chunk."""
+
+    def measured(chunk: list[str]) -> list[str]:
+        return [measure_line(path, decode_s) for path in chunk]
+
+    with ThreadPoolExecutor(workers) as threads:
+        yield from threads.map(
+            measured, [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
+        )
 
 
-def _entry(path: str) -> dict:
-    size, mtime_ns = _stamp(path)
-    return {"format": FORMAT, "path": path, "size": size, "mtime_ns": mtime_ns}
+def by_processes(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:
+    """Cache lines of `paths`, chunk by chunk; a clip that ends its process costs itself alone."""
+    with contextlib.ExitStack() as stack:
+        shares = []
+        for number in range(min(workers, len(paths))):
+            share = _Share(paths[number::workers], decode_s)
+            stack.callback(share.end)
+            shares.append(share.lines())
+        # A line of each in turn; meanwhile the others go on, as far as their pipes take it.
+        lines = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*shares)))
+        while chunk := list(itertools.islice(lines, CHUNK)):
+            yield chunk
 
 
-class _Pool:
-    """Chunks of paths to chunks of cache lines, by threads that measure or drive a process each."""
+class _Share:
+    """A process that measures `paths` in their order."""
 
-    def __init__(self, workers: int, decode_s: float, processes: bool):
+    def __init__(self, paths: list[str], decode_s: float):
+        self.paths = paths
         self.decode_s = decode_s
-        self.workers = workers
-        self.threads = ThreadPoolExecutor(workers)
-        self.idle: queue.SimpleQueue = queue.SimpleQueue()
-        for _ in range(workers if processes else 0):
-            self.idle.put(_start_worker())
-        self.processes = processes
+        self.process = self._started(paths)
 
-    def __enter__(self) -> "_Pool":
-        return self
+    def _started(self, paths: list[str]) -> subprocess.Popen:
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as job:  # a full pipe would wait
+            json.dump({"paths": paths, "decode_s": self.decode_s}, job)
+            job.seek(0)
+            return subprocess.Popen(
+                [sys.executable, "-m", "kit.dataset.clip_stats"],
+                stdin=job,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                cwd=CONFIGS.parent,
+            )
 
-    def __exit__(self, *_error) -> None:
-        self.threads.shutdown(cancel_futures=True)
-        while not self.idle.empty():
-            _end(self.idle.get())
+    def lines(self) -> Iterator[str]:
+        """A cache line for each path. Where the process dies over one, another takes the rest."""
+        self._require_ready()
+        for number, path in enumerate(self.paths, 1):
+            line = self.process.stdout.readline()
+            if line.endswith("\n"):
+                yield line.rstrip("\n")
+                continue
+            row = _entry(path)
+            row["problem"] = "crashes the audio decoder"
+            yield json.dumps(row)
+            self.end()
+            self.process = self._started(self.paths[number:])
+            self._require_ready()
 
-    def chunks(self, paths: list[str]) -> Iterator[list[str]]:
-        """Measured chunks in their order; few wait at a time, however long the list."""
-        parts = (paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK))
-        work = self._apart if self.processes else self._here
-        running: collections.deque[Future] = collections.deque()
-        for part in parts:
-            running.append(self.threads.submit(work, part))
-            if len(running) >= 4 * self.workers:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
+    def _require_ready(self) -> None:
+        if self.process.stdout.readline() != READY:
+            raise RuntimeError(
+                "A process that measures recordings could not begin (its exit code is "
+                f"{self.process.wait()}): see its error above, close what else takes memory, and "
+                "run again."
+            )
 
-    def _here(self, paths: list[str]) -> list[str]:
-        return [measure_line(path, self.decode_s) for path in paths]
-
-    def _apart(self, paths: list[str]) -> list[str]:
-        lines = self._by_process(paths)
-        if lines is None:  # it died: find the clip that kills
-            lines = [(self._by_process([path]) or [_crashed(path)])[0] for path in paths]
-        return lines
-
-    def _by_process(self, paths: list[str]) -> list[str] | None:
-        """Cache lines of `paths` from an idle process; None when it died over them."""
-        worker = self.idle.get()
-        lines = _ask(worker, paths, self.decode_s)
-        if lines is None:
-            _end(worker)
-            worker = _start_worker()
-        self.idle.put(worker)
-        return lines
-
-
-def _start_worker() -> subprocess.Popen:
-    """A process of our own making, not multiprocessing's: that one imports the caller's script."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "kit.dataset.clip_stats"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        cwd=CONFIGS.parent,
-    )
-
-
-def _ask(worker: subprocess.Popen, paths: list[str], decode_s: float) -> list[str] | None:
-    """Cache lines of `paths`, or None when the process died over them."""
-    with contextlib.suppress(BrokenPipeError):  # then there will be no answer either
-        worker.stdin.write(json.dumps({"paths": paths, "decode_s": decode_s}) + "\n")
-        worker.stdin.flush()
-    lines = list(itertools.islice(worker.stdout, len(paths)))
-    return [line.rstrip("\n") for line in lines] if len(lines) == len(paths) else None
-
-
-def _end(worker: subprocess.Popen) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it died with a job unread
-        worker.stdin.close()
-    worker.stdout.close()
-    worker.wait()
+    def end(self) -> None:
+        self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
 
 
 def _serve() -> None:
-    """Jobs on standard input, cache lines on standard output, until the caller is gone."""
+    """The paths on standard input to cache lines on standard output, until the caller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook decides when to stop
     if hasattr(signal, "SIGPIPE"):  # a caller that was killed is no error of ours
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for line in sys.stdin:
-        job = json.loads(line)
-        for path in job["paths"]:
-            sys.stdout.write(measure_line(path, job["decode_s"]) + "\n")
-        sys.stdout.flush()
+    job = json.load(sys.stdin)
+    print(READY, end="", flush=True)
+    for path in job["paths"]:
+        print(measure_line(path, job["decode_s"]), flush=True)  # known before the next may crash
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import psutil
 import torch
 
 from kit.base.config import build, load_preset, merge, require, require_within
-from kit.base.files import digest, make_folder, writing
+from kit.base.files import appending, digest, make_folder, writing
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
 from kit.model.gpt import SpeechGPT
@@ -314,9 +314,7 @@ def read_results(path: Path) -> list[dict]:
 def append_result(path: Path, result: dict) -> None:
     """Add one line to a results file, on disk when this returns."""
     make_folder(path.parent)
-    with writing(path), open(path, "a+b") as file:
-        # What a kill cut short must not swallow the next line.
-        whole = file.tell() == 0 or path.read_bytes().endswith(b"\n")
-        file.write((b"" if whole else b"\n") + json.dumps(result).encode() + b"\n")
+    with writing(path), appending(path) as file:
+        file.write(json.dumps(result).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())

@@ -188,6 +188,44 @@ def test_a_decoder_that_crashes_costs_one_clip_not_the_notebook(clips, tmp_path,
     assert sum(isinstance(value, ClipMeasure) for value in found.values()) == 19
 
 
+def test_processes_that_cannot_begin_refuse_no_clip(clips, tmp_path, monkeypatch):
+    plain = subprocess.Popen
+
+    def started(command, **how):
+        return plain([sys.executable, "-c", "raise SystemExit(3)"], **how)
+
+    monkeypatch.setattr(measures.subprocess, "Popen", started)
+    with pytest.raises(RuntimeError, match=r"could not begin \(its exit code is 3\)"):
+        measure_clips(clips, tmp_path / "c.jsonl", workers=2, processes=True)
+    assert not (tmp_path / "c.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_interrupted_check_ends_its_processes_and_keeps_what_it_has(
+    clips, tmp_path, monkeypatch, processes, read
+):
+    started = []
+    plain = subprocess.Popen
+    monkeypatch.setattr(
+        measures.subprocess,
+        "Popen",
+        lambda *args, **how: started.append(plain(*args, **how)) or started[-1],
+    )
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    cache = tmp_path / "c.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        measure_clips(clips, cache, workers=2, processes=processes, progress=interrupt)
+    assert len(started) == (2 if processes else 0)
+    assert all(process.poll() is not None for process in started)
+    assert len(cache.read_bytes().splitlines()) == measures.CHUNK
+    read.clear()
+    measure_clips(clips, cache)
+    assert len(read) == len(clips) - measures.CHUNK
+
+
 def test_a_script_without_a_main_guard_can_use_processes(clips, tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{CHECK}print('once')\n")
