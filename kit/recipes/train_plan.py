@@ -179,8 +179,7 @@ class TrainingPlan:
             step_s,
             build(Promise, run.section("promise")),
             f"{run.threads.reason}; {run.precision.reason}",
-            self.asked_steps,
-            self.begun_steps,
+            fixed=bool(self.asked_steps or self.begun_steps),
         )
         ahead = self.plan()
         return Result(line="\n".join([line, *ahead.advice]), figures=ahead.table())
@@ -196,7 +195,7 @@ class TrainingPlan:
             size,
             session.checkpoints,
             self.limits,
-            done=None if begun else 0,
+            done=self.rows_before[-1]["step"] if begun else 0,
         )
 
     @functools.cached_property

@@ -162,7 +162,12 @@ class TrainSession:
         values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
         state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
-        return [dataclasses.asdict(e) for e in itertools.islice(train(state, batches), steps)]
+        rows = []
+        for event in itertools.islice(train(state, batches), steps):
+            wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
+            rows.append(dataclasses.asdict(event))
+            rows[-1]["wall_s"] = wall_s
+        return rows
 
     def _go_back(self, error: Diverged, left: int) -> None:
         """To the last good checkpoint, with half the learning rate; TrainError when none helps."""

@@ -1,8 +1,8 @@
 """Will the run be done in time, and will its checkpoints fit? From measured steps, never guessed.
 
-The rows are those of trial steps, of a finished run's log, or of the running one's; asked again the
-plan follows the newest. Time between two starts is not counted. Knows logs, limits and free disk
-space; starts, stops and writes nothing.
+The rows are those of a log, or of trial steps; asked again the plan follows the newest. Time
+between two starts is not counted. Knows logs, limits and free disk space; starts, stops and writes
+nothing.
 """
 
 import dataclasses
@@ -31,6 +31,10 @@ class SessionLimits:
         require(self.session_hours > 0, self, "session_hours", "must be above 0.")
         ok = self.quota_bytes is None or self.quota_bytes > 0
         require(ok, self, "quota_bytes", "must be above 0, or None for no quota.")
+
+    @property
+    def session_s(self) -> float:
+        return 3600 * self.session_hours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,24 +83,23 @@ class SessionPlan:
     @property
     def fits(self) -> bool:
         """Whether the target is reached at all, on this disk."""
-        return self.sessions is not None and self._more_bytes <= self.room_bytes
-
-    @property
-    def _more_bytes(self) -> int:
-        return self.disk_most_bytes - self.disk_now_bytes
+        has_room = self.disk_most_bytes <= self.disk_now_bytes + self.room_bytes
+        return self.sessions is not None and has_room
 
     def table(self) -> dict[str, str]:
         """The plan in words, for a small table."""
-        sessions = "never done" if self.sessions is None else f"{self.sessions}"
         room = f"{_size(self.disk_now_bytes)} there now, room for {_size(self.room_bytes)} more"
-        return {
+        table = {
             "steps to go": f"{self.left_steps:,} of {self.steps:,}",
             "a step": f"{self.per_step_s:.3g} s, with validation and checkpoints",
             "time to the target": clock(self.left_s),
-            f"sessions of {self.session_hours:g} h": sessions,
+            f"sessions of {self.session_hours:g} h": str(self.sessions or "never done"),
             "disk at most": f"{_size(self.disk_most_bytes)} ({room})",
             "fits": "yes" if self.fits else "no",
-        } | {f"advice {i}": text for i, text in enumerate(self.advice, 1)}
+        }
+        for number, text in enumerate(self.advice, 1):
+            table[f"advice {number}"] = text
+        return table
 
 
 def plan_session(
@@ -104,40 +107,37 @@ def plan_session(
     config: TrainConfig,
     checkpoint_bytes: int,
     folder: Path,
-    limits: SessionLimits | None = None,
-    done: int | None = None,
-    age_s: float = 0.0,
+    limits: SessionLimits = SessionLimits(),
+    done: int = 0,
 ) -> SessionPlan:
-    """The plan for `config`, from `rows` of the log or of trial steps (`asdict` of their events).
+    """The plan for `config`, from `rows` of the log or of trial steps.
 
-    `checkpoint_bytes` is the size of one, `folder` where they lie or will. `done` steps are behind
-    (None: as many as the last row says; 0 for a new run). This session is `age_s` seconds old.
+    `checkpoint_bytes` is the size of one, `folder` where they lie or will; `done` steps are behind.
     Raises ConfigError when not one step has been timed.
     """
-    limits = limits or SessionLimits()
     costs = step_costs(rows, config)
-    done = rows[-1]["step"] if done is None else done
-    left = max(0, config.steps - done)
     per_step_s = costs.per_step_s(config)
+    left = max(0, config.steps - done)
+    sessions = _sessions(left, per_step_s, config, limits)
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    found = SessionPlan(
+    room_bytes = _room_bytes(Path(folder), limits, now_bytes)
+    advice = (
+        _disk_advice(config, checkpoint_bytes, now_bytes + room_bytes),
+        _time_advice(config, per_step_s, limits, done, sessions),
+        _saving_advice(config, costs, limits, left),
+    )
+    return SessionPlan(
         steps=config.steps,
         left_steps=left,
         per_step_s=per_step_s,
         left_s=left * per_step_s,
-        sessions=_sessions(left, per_step_s, config, limits, age_s),
+        sessions=sessions,
         session_hours=limits.session_hours,
         disk_now_bytes=now_bytes,
         disk_most_bytes=_most_bytes(config.keep, checkpoint_bytes),
-        room_bytes=_room_bytes(Path(folder), limits, now_bytes),
-        advice=(),
+        room_bytes=room_bytes,
+        advice=tuple(filter(None, advice)),
     )
-    advice = (
-        *_disk_advice(found, config, checkpoint_bytes),
-        *_time_advice(found, config, limits, age_s, done),
-        *_saving_advice(found, config, costs, limits),
-    )
-    return dataclasses.replace(found, advice=advice)
 
 
 def for_corpus(
@@ -168,27 +168,26 @@ def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
 
 
 def shortened(
-    config: TrainConfig, step_s: float, promise: Promise, slow: str, asked: int = 0, begun: int = 0
+    config: TrainConfig, step_s: float, promise: Promise, slow: str, fixed: bool = False
 ) -> tuple[TrainConfig, str]:
     """`config` with the steps that fit into the promised minutes, and in words how long they take.
 
     A step lasts `step_s` seconds with its share of validations and checkpoints; `slow` says what
-    that comes from. The number a person `asked` for stays, and else the one that the run was
-    `begun` with (0: neither).
+    that comes from. The steps are `fixed` where a person asked for their number, or the run was
+    begun with it.
     """
-    steps = asked or begun or config.steps
-    whole = config.for_steps(steps)
+    steps = config.steps
     time = clock(steps * step_s)
     fitting = int(60 * promise.minutes / step_s)
-    if asked or begun or not promise.minutes or steps <= fitting:
-        return whole, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
+    if fixed or not promise.minutes or steps <= fitting:
+        return config, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
     fewer = min(steps, max(fitting, 2 * config.warmup_steps, 1))
     said = (
         f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
         f"promised, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be less "
         f"clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
     )
-    return whole.for_steps(fewer), said
+    return config.for_steps(fewer), said
 
 
 def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) -> str:
@@ -215,20 +214,22 @@ def step_costs(rows: list[dict], config: TrainConfig) -> Costs:
 
     A step much longer than the others (a compilation, a closed lid) does not count.
     """
-    timed = _timed(rows)[-RECENT:]
+    timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
     if not timed:
         raise ConfigError("Nothing to plan from: run a few steps first, at least two in a row.")
     kinds = {"plain": [], "validation": [], "gate": [], "saved": [], "best": []}
     before = {}
-    for seconds, row in timed:
-        kinds[_kind(row, before, config)].append(seconds)
+    for row in timed:
+        kinds[_kind(row, before, config)].append(row["wall_s"])
         before = row
-    step_s = _usual(kinds["plain"] or [seconds for seconds, _ in timed])
+    plain = kinds["plain"] or [row["wall_s"] for row in timed]
+    usual = 10 * statistics.median(plain)
+    step_s = statistics.fmean(seconds for seconds in plain if seconds <= usual)
     validation_s = _extra(kinds["validation"], step_s)
+    best_s = statistics.fmean(kinds["best"] or [step_s]) - step_s  # saved after some of them
     return Costs(
         step_s=step_s,
-        # Some validations are followed by saving the best checkpoint.
-        validation_s=validation_s + max(0.0, statistics.fmean(kinds["best"] or [step_s]) - step_s),
+        validation_s=validation_s + max(0.0, best_s),
         gate_s=_extra(kinds["gate"], step_s + validation_s),
         checkpoint_s=_extra(kinds["saved"], step_s),
     )
@@ -245,40 +246,21 @@ def _kind(row: dict, before: dict, config: TrainConfig) -> str:
     return "best" if before.get("val_loss") is not None else "plain"
 
 
-def _timed(rows: list[dict]) -> list[tuple[float, dict]]:
-    """(wall seconds, row); rows of trial steps, which no log has timed, follow each other."""
-    pairs = [(row.get("wall_s"), row) for row in rows]
-    if rows and "wall_s" not in rows[0]:
-        pairs = [(b["unix_s"] - a["unix_s"], b) for a, b in zip(rows, rows[1:])]
-    return [(seconds, row) for seconds, row in pairs if seconds is not None]
-
-
-def _usual(seconds: list[float]) -> float:
-    """The mean without what took more than ten times the median."""
-    most_s = 10 * statistics.median(seconds)
-    return statistics.fmean([s for s in seconds if s <= most_s])
-
-
 def _extra(seconds: list[float], step_s: float) -> float:
     return max(0.0, statistics.median(seconds) - step_s) if seconds else 0.0
 
 
 def _sessions(
-    left: int, per_step_s: float, config: TrainConfig, limits: SessionLimits, age_s: float
+    left: int, per_step_s: float, config: TrainConfig, limits: SessionLimits
 ) -> int | None:
     """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
-    session_s = limits.session_hours * 3600
     left_s = left * per_step_s
-    first_s = max(0.0, session_s - age_s)
-    lost_s = config.checkpoint_every * per_step_s
-    if left_s <= first_s:
+    kept_s = limits.session_s - config.checkpoint_every * per_step_s
+    if left_s <= limits.session_s:
         return 1
-    left_s -= max(0.0, first_s - lost_s)
-    if left_s <= session_s:
-        return 2
-    if lost_s >= session_s:
+    if kept_s <= 0:
         return None
-    return 2 + math.ceil((left_s - session_s) / (session_s - lost_s))
+    return 1 + math.ceil((left_s - limits.session_s) / kept_s)
 
 
 def _most_bytes(keep: int, checkpoint_bytes: int) -> int:
@@ -292,57 +274,56 @@ def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
     return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
 
 
-def _disk_advice(found: SessionPlan, config: TrainConfig, checkpoint_bytes: int) -> list[str]:
-    if found._more_bytes <= found.room_bytes:
-        return []
-    whole = found.disk_now_bytes + found.room_bytes
-    fitting = [k for k in range(1, config.keep) if _most_bytes(k, checkpoint_bytes) <= whole]
-    if fitting:
-        return [f"Keep fewer checkpoints: set `keep` to {fitting[-1]} (now {config.keep})."]
-    missing = _most_bytes(1, checkpoint_bytes) - whole
-    return [
+def _disk_advice(config: TrainConfig, checkpoint_bytes: int, whole_bytes: int) -> str:
+    """What to change where checkpoints need more than `whole_bytes`."""
+    for keep in range(config.keep, 0, -1):
+        if _most_bytes(keep, checkpoint_bytes) <= whole_bytes:
+            if keep == config.keep:
+                return ""
+            return f"Keep fewer checkpoints: set `keep` to {keep} (now {config.keep})."
+    missing = _most_bytes(1, checkpoint_bytes) - whole_bytes
+    return (
         f"Even `keep: 1` needs {_size(missing)} more. Free some space, set KIT_RUNS to a folder on "
         "another disk, or choose a smaller preset."
-    ]
+    )
 
 
 def _time_advice(
-    found: SessionPlan, config: TrainConfig, limits: SessionLimits, age_s: float, done: int
-) -> list[str]:
-    session_s = limits.session_hours * 3600
-    if found.sessions is None:
-        most = max(1, int(0.5 * session_s / found.per_step_s))
-        return [
+    config: TrainConfig, per_step_s: float, limits: SessionLimits, done: int, sessions: int | None
+) -> str:
+    """What to change where one session is not enough."""
+    a_session = int(limits.session_s / per_step_s)
+    if sessions is None:
+        return (
             f"{config.checkpoint_every:,} steps take longer than a session, so no checkpoint is "
-            f"ever reached: set `checkpoint_every` to {most:,} or less."
-        ]
-    if found.sessions == 1:
-        return []
-    reached = done + int(max(0.0, session_s - age_s) / found.per_step_s)
-    return [
-        f"This session reaches about step {reached:,}. Lower `STEPS` in 02_train (now "
+            f"ever reached: set `checkpoint_every` to {max(1, a_session // 2):,} or less."
+        )
+    if sessions == 1:
+        return ""
+    return (
+        f"This session reaches about step {done + a_session:,}. Lower `STEPS` in 02_train (now "
         f"{config.steps:,}) to that, or run the notebook again after each disconnect: it goes on "
         "by itself."
-    ]
+    )
 
 
-def _saving_advice(
-    found: SessionPlan, config: TrainConfig, costs: Costs, limits: SessionLimits
-) -> list[str]:
+def _saving_advice(config: TrainConfig, costs: Costs, limits: SessionLimits, left: int) -> str:
+    """What to change where checkpoints come too often, or so seldom that much work may be lost."""
     every = config.checkpoint_every
-    between_s = config.checkpoint_every * found.per_step_s
-    session_s = limits.session_hours * 3600
+    per_step_s = costs.per_step_s(config)
+    between_s = every * per_step_s
+    bearable_s = LOST_SHARE * limits.session_s
     if costs.checkpoint_s > SAVING_SHARE * between_s:
         enough = math.ceil(costs.checkpoint_s / (SAVING_SHARE * costs.step_s) / 10) * 10
         share = costs.checkpoint_s / between_s
-        return [f"Saving takes {share:.0%} of the time: set `checkpoint_every` to {enough:,}."]
-    if LOST_SHARE * session_s < between_s < session_s and found.left_steps > every:
-        fewer = max(1, int(LOST_SHARE * session_s / found.per_step_s))
-        return [
+        return f"Saving takes {share:.0%} of the time: set `checkpoint_every` to {enough:,}."
+    if bearable_s < between_s < limits.session_s and left > every:
+        fewer = max(1, int(bearable_s / per_step_s))
+        return (
             f"A disconnect may cost {clock(between_s)} of work: set `checkpoint_every` to {fewer:,}"
             f" or less (now {every:,})."
-        ]
-    return []
+        )
+    return ""
 
 
 def _size(count_bytes: float) -> str:
