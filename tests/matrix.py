@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
+from functools import partialmethod
 from pathlib import Path
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ import nbformat
 import torch
 import yaml
 from IPython.core.inputtransformer2 import TransformerManager
+from matplotlib.figure import Figure
 
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.files import write_atomic
@@ -43,7 +45,7 @@ SMALLER = {
     "codec": {"steps": 8},
     "train": {"steps": 6, "warmup_steps": 2, "val_every": 3, "checkpoint_every": 2},
     "recognizer": {"steps": 8, "utterances": 40},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 1.0},
+    "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
     "evaluate": {"sentences": 3},
     "infer": {"lengths": [6, 12], "batches": [1, 2], "rows": 2, "sentences": 2},
 }
@@ -103,6 +105,7 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
     with (
         patch.dict(os.environ, told),
         patch("kit.notebook.run_record.load_preset", lambda name: preset),
+        patch.object(Figure, "savefig", partialmethod(Figure.savefig, dpi=40)),  # not looked at
     ):
         os.chdir(ROOT / "notebooks")
         try:
