@@ -24,7 +24,7 @@ def fetch_dataset(
     """The dataset folder in `source`: a folder, an archive unpacked under `into`, or of the hub.
 
     `hf://NAME/CONFIG/SPLIT` streams a dataset of the Hugging Face hub into a folder under `into`:
-    hf://google/fleurs/am_et/train.
+    hf://google/fleurs/am_et/train, or hf://google/fleurs@REVISION/am_et/train.
 
     Searched three folders deep; hidden folders and the Mac's `__MACOSX` are passed over. Raises
     ArchiveError as `unpack` does, IngestError when there is nothing, no dataset or several.

@@ -4,6 +4,9 @@
 clip by clip, each whole or absent, going on where it was interrupted. Names and paths in the rows
 are never used, no code of a dataset is ever run. Knows nothing of what makes a clip fit for
 training: that is judged afterwards, as with any other folder.
+
+`datasets` finds the files, reads on after a network that failed, and says where its stream stands.
+Decoding is soundfile's: that of `datasets` needs torchcodec and FFmpeg.
 """
 
 import contextlib
@@ -62,6 +65,7 @@ class Position:
     """How far a stream was taken in, and how long the two growing files were then."""
 
     rows: int = 0
+    stream: dict | None = None  # where a stream of `datasets` says that it is
     seconds: float = 0.0
     table_bytes: int = 0
     skipped_bytes: int = 0
@@ -93,14 +97,14 @@ def from_huggingface(
         _reopened(into / "metadata.part", place.table_bytes) as table,
         _reopened(into / "skipped.part", place.skipped_bytes) as skipped,
     ):
-        for row in _stream(rows, place.rows):
+        for row in _stream(rows, place):
             if place.seconds >= limit_s:
                 break
             _take(row, place, into, config, table, skipped)
             if place.rows % config.save_every == 0:
-                _save(place, key, into, table, skipped)
+                _save(place, rows, key, into, table, skipped)
             progress(place.rows, max(place.rows, total or place.rows + 1))
-        _save(place, key, into, table, skipped)
+        _save(place, rows, key, into, table, skipped)
     progress(place.rows, place.rows)
     return _finish(into, key, place)
 
@@ -152,11 +156,14 @@ def _reopened(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
         yield file
 
 
-def _stream(rows: Iterable[dict], start: int) -> Iterator[dict]:
-    """`rows` from number `start` on; whatever fails in it is told with what to do."""
+def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
+    """`rows` from `place` on; whatever fails in it is told with what to do."""
     try:
-        rows = rows.skip(start) if hasattr(rows, "skip") else itertools.islice(rows, start, None)
-        yield from rows
+        if place.stream and hasattr(rows, "load_state_dict"):
+            rows.load_state_dict(place.stream)  # its `skip` would fetch all that was taken in
+            yield from rows
+        else:
+            yield from itertools.islice(rows, place.rows, None)
     except Exception as error:  # the network, or a decoder: whatever the source may raise
         raise IngestError(
             f"The stream of rows failed: {type(error).__name__}: {error}. What was written is "
@@ -256,8 +263,9 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
         raise IngestError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
 
 
-def _save(place: Position, key: str, into: Path, *files: BinaryIO) -> None:
+def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: BinaryIO) -> None:
     """Note the position once everything before it is surely in the files."""
+    place.stream = rows.state_dict() if hasattr(rows, "state_dict") else None
     for file in files:
         file.flush()
         os.fsync(file.fileno())
@@ -278,11 +286,12 @@ def _finish(into: Path, key: str, place: Position) -> Path:
     return into
 
 
-def open_huggingface(name: str, config: str | None, split: str, revision: str | None = None):
+def open_huggingface(name: str, config: str | None, split: str):
     """Rows of a dataset on the Hugging Face hub, or in a local folder, streamed undecoded.
 
-    No code of the dataset is ever run. Raises IngestError when the `datasets` package is missing,
-    the name is unknown, or there is no network.
+    `name` may end in @ and a revision (a tag or a commit), which later uploads cannot change. No
+    code of the dataset is ever run. Raises IngestError when the `datasets` package is missing, the
+    name is unknown, or there is no network.
     """
     try:
         import datasets  # here, so that nobody else needs it
@@ -290,8 +299,10 @@ def open_huggingface(name: str, config: str | None, split: str, revision: str | 
         raise IngestError(
             "Streaming from the Hugging Face hub needs a package: pip install datasets."
         ) from error
+    name, _, revision = name.partition("@")
+    which = {"split": split, "revision": revision or None}
     try:
-        rows = datasets.load_dataset(name, config, split=split, revision=revision, streaming=True)
+        rows = datasets.load_dataset(name, config, **which, streaming=True)
     except Exception as error:  # of the network, the hub or the format: dozens of classes
         raise IngestError(
             f"{name!r} ({config or 'default'}, {split}) cannot be opened: {error}. Check the name "

@@ -3,6 +3,9 @@
 "001" is no 1 and "NA" is not nothing. With quoting (RFC 4180) a field in double quotes may hold
 newlines; whether a block begins inside quotes is known from one pass that counts them. A quote
 where none may stand would shift all that follows, so it is a Fault and never guessed at.
+
+Not the csv module on each block: with the same dicts at its end that took 1.9 times as long (1.5
+times where a fifth is quoted), and it takes a stray quote for a letter.
 """
 
 from collections.abc import Callable, Iterator

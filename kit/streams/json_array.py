@@ -3,6 +3,9 @@
 One pass finds, for each block, where its first element begins; from there on it is read like any
 other format. The pass looks at brackets, commas and quotes alone; whether what stands between them
 is JSON shows when it is read. Knows nothing of what the objects are for.
+
+Not ijson 3.6 (its C backend), once into JSON Lines: that and reading the lines took 2.2 times as
+long, ends at the first broken element, and knows no line to name.
 """
 
 from collections.abc import Callable, Iterator

@@ -204,18 +204,39 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_folder(tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_rows_that_can_skip_are_not_read_again(tmp_path):
-    class Stream(list):
-        def skip(self, count: int) -> list:
-            self.skipped = count
-            return self[count:]
+class Stream:
+    """Rows that know where they are, as a stream of `datasets` does; they fail after `last`."""
 
+    def __init__(self, all_rows: list[dict], last: int = 10**6):
+        self.rows = all_rows
+        self.last = last
+        self.next = 0
+        self.read = []
+
+    def __iter__(self):
+        while self.next < len(self.rows):
+            if self.next == self.last:
+                raise ConnectionError("the network is gone")
+            self.read.append(self.next)
+            self.next += 1
+            yield self.rows[self.next - 1]
+
+    def state_dict(self) -> dict:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.next = state["next"]
+
+
+def test_rows_that_know_where_they_are_are_not_read_again(tmp_path):
     config = HubConfig(save_every=5)
     with pytest.raises(IngestError):
-        from_huggingface(breaking(rows(25), 12), tmp_path / "out", config)
+        from_huggingface(Stream(rows(25), last=12), tmp_path / "out", config)
     stream = Stream(rows(25))
     from_huggingface(stream, tmp_path / "out", config)
-    assert stream.skipped == 10 and len(table(tmp_path / "out")) == 25
+    assert stream.read == list(range(10, 25))
+    from_huggingface(rows(25), tmp_path / "whole", config)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_finished_it_does_nothing_and_other_settings_are_refused(tmp_path):
@@ -246,6 +267,20 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         open_huggingface("mozilla-foundation/common_voice_17_0", "am", "train")
 
 
+def test_a_revision_is_handed_on(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, **how):
+        asked.append((name, how["revision"]))
+        return type("rows", (), {"features": None})
+
+    hub = type("datasets", (), {"load_dataset": staticmethod(load_dataset)})
+    monkeypatch.setitem(__import__("sys").modules, "datasets", hub)
+    open_huggingface("google/fleurs@v2", "am_et", "train")
+    open_huggingface("google/fleurs", "am_et", "train")
+    assert asked == [("google/fleurs", "v2"), ("google/fleurs", None)]
+
+
 def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
     datasets = pytest.importorskip(
         "datasets", reason="needs the optional package `datasets`: pip install datasets"
@@ -258,9 +293,15 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
     made = made.cast_column("audio", datasets.Audio())
     (tmp_path / "hub").mkdir()
     made.to_parquet(str(tmp_path / "hub/train-00000-of-00001.parquet"))
+
+    def stop_at_seven(done, total):
+        if done == 7:
+            raise KeyboardInterrupt
+
     stream = open_huggingface(str(tmp_path / "hub"), None, "train")
-    with pytest.raises(IngestError):
-        from_huggingface(breaking(list(stream), 7), tmp_path / "out", HubConfig(save_every=5))
+    with pytest.raises(KeyboardInterrupt):
+        from_huggingface(stream, tmp_path / "out", HubConfig(save_every=5), stop_at_seven)
+    stream = open_huggingface(str(tmp_path / "hub"), None, "train")
     from_huggingface(stream, tmp_path / "out", HubConfig(save_every=5))
     assert [row[1] for row in table(tmp_path / "out")] == columns["sentence"]
     found = read_dataset(tmp_path / "out", ManifestConfig())
