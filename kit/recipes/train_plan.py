@@ -131,7 +131,7 @@ class TrainingPlan:
         verdict = preflight(work)
         lines = [str(verdict)]
         if not verdict.fits:
-            verdict = largest_micro_batch(work).best()
+            verdict = largest_micro_batch(work)
             work = work.with_rows(verdict.micro_batch)
             self.data.with_passes_of(verdict.micro_batch)
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")

@@ -117,28 +117,6 @@ class Verdict:
         return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Search:
-    """The largest micro-batch that fits, and how it was found."""
-
-    data: DataConfig | None  # with that micro-batch; None: not even one row fits
-    verdicts: tuple[Verdict, ...]  # in the order they were reached
-
-    @property
-    def trials(self) -> int:
-        """Real steps it took."""
-        return sum(v.tried for v in self.verdicts)
-
-    def best(self) -> Verdict:
-        """The verdict on `data`. Raises FitError when not even one row fits."""
-        if self.data is None:
-            raise FitError(
-                f"Not even one row a pass fits, so training cannot begin. {self.verdicts[-1]}"
-            )
-        fitting = (verdict for verdict in self.verdicts if verdict.fits)
-        return next(v for v in fitting if v.micro_batch == self.data.micro_batch)
-
-
 def limit_memory(hw: Hardware, fraction: float) -> int:
     """Bytes this process may use: `fraction` of the device, and no more than is free there.
 
@@ -182,18 +160,26 @@ def preflight(work: Workload) -> Verdict:
     )
 
 
-def largest_micro_batch(work: Workload) -> Search:
-    """The most rows a pass may have, among the divisors of the effective batch, by bisection."""
+def largest_micro_batch(work: Workload) -> Verdict:
+    """The verdict on the most rows of a pass that fit: a divisor of the effective batch, bisected.
+
+    Raises FitError when not even one row fits.
+    """
     sizes = divisors(work.data.effective_batch)
-    verdicts = []
+    best = None
     fitting = 0
     beyond = len(sizes)  # sizes[:fitting] fit, sizes[beyond:] do not
     while fitting < beyond:
         middle = (fitting + beyond) // 2
-        verdicts.append(preflight(work.with_rows(sizes[middle])))
-        fitting, beyond = (middle + 1, beyond) if verdicts[-1].fits else (fitting, middle)
-    data = work.with_rows(sizes[fitting - 1]).data if fitting else None
-    return Search(data=data, verdicts=tuple(verdicts))
+        verdict = preflight(work.with_rows(sizes[middle]))
+        if verdict.fits:
+            best = verdict
+            fitting = middle + 1
+        else:
+            beyond = middle
+    if best is None:
+        raise FitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
+    return best
 
 
 def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
@@ -234,31 +220,36 @@ def milder(work: Workload) -> Iterator[Workload]:
     Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
     costs a third of a step, an average in the CPU's memory a copy, passes of few rows the most.
     """
-    free = {"sdpa": True}
+    free = dataclasses.replace(work.speed, sdpa=True)
     if work.precision != "fp32":  # else it would change nothing here
-        free["mixed_precision"] = True
-    recompute = free | {"gradient_checkpointing": True}
-    away = recompute | {"ema_offload": work.speed.ema and work.hw.device == "cuda"}
+        free = dataclasses.replace(free, mixed_precision=True)
+    recompute = dataclasses.replace(free, gradient_checkpointing=True)
+    away_too = work.speed.ema and work.hw.device == "cuda"
+    away = dataclasses.replace(recompute, ema_offload=away_too)
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
     few = [n for n in rows if 4 * n < work.data.micro_batch]
     many = rows[: len(rows) - len(few)]
     order = [*itertools.product((free, recompute, away), many)]
     order += itertools.product((recompute, away), few)
-    for switches, micro_batch in order:
-        speed = dataclasses.replace(work.speed, **switches)
+    for speed, micro_batch in order:
         yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
 
 
 def changed_settings(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
-    before = work.data
-    after = other.data
+    before = {"micro_batch": work.data.micro_batch}
+    before.update(vars(work.speed))
+    after = {"micro_batch": other.data.micro_batch}
+    after.update(vars(other.speed))
     found = []
-    if after.micro_batch != before.micro_batch:
-        found.append(f"micro_batch {before.micro_batch} -> {after.micro_batch}")
-    names = (f.name for f in dataclasses.fields(other.speed))
-    changed = (n for n in names if getattr(other.speed, n) != getattr(work.speed, n))
-    return [*found, *(f"{n} {'on' if getattr(other.speed, n) else 'off'}" for n in changed)]
+    for name, value in after.items():
+        if value == before[name]:
+            continue
+        if isinstance(value, bool):
+            found.append(f"{name} {'on' if value else 'off'}")
+        else:
+            found.append(f"{name} {before[name]} -> {value}")
+    return found
 
 
 def trial_bytes(work: Workload) -> int | None:

@@ -17,6 +17,7 @@ from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
+from kit.tuning import preflight as fit
 from kit.tuning.preflight import (
     FitError,
     Workload,
@@ -103,35 +104,24 @@ def test_preflight_leaves_random_numbers_and_settings_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_search_fills_accumulation_and_needs_few_trials():
+def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
+    verdicts = []
+    monkeypatch.setattr(
+        fit, "preflight", lambda work: verdicts.append(preflight(work)) or verdicts[-1]
+    )
     work = workload(data=DataConfig(effective_batch=64, micro_batch=64, reference_frames=40))
     limit = work.with_rows(8).planned_bytes * 1.05
-    search = largest_micro_batch(
-        dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=int(limit / 0.9)))
-    )
-    assert (search.data.micro_batch, search.data.grad_accum) == (8, 8)
-    assert search.data.effective_batch == 64
-    assert len(search.verdicts) <= 3 and search.trials <= 2  # of seven divisors
-
-
-def test_the_search_says_when_not_even_one_row_fits():
-    search = largest_micro_batch(workload(memory_bytes=2**20))
-    assert search.data is None and search.trials == 0
-    assert "smaller tier" in search.verdicts[-1].change
+    small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
+    best = largest_micro_batch(dataclasses.replace(work, hw=small))
+    assert best.fits and best.micro_batch == 8
+    data = work.with_rows(best.micro_batch).data
+    assert (data.effective_batch, data.grad_accum) == (64, 8)
+    assert len(verdicts) <= 3 and sum(v.tried for v in verdicts) <= 2  # of seven divisors
 
 
 def test_a_run_of_which_not_one_row_fits_is_refused_with_a_cure():
-    search = largest_micro_batch(workload(memory_bytes=2**20))
     with pytest.raises(FitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
-        search.best()
-
-
-def test_the_best_of_a_search_is_the_verdict_on_its_rows():
-    work = workload(data=DataConfig(effective_batch=8, micro_batch=8, reference_frames=40))
-    limit = work.with_rows(4).planned_bytes * 1.05
-    small = dataclasses.replace(CPU, memory_bytes=int(limit / 0.9))
-    search = largest_micro_batch(dataclasses.replace(work, hw=small))
-    assert search.best().fits and search.best().micro_batch == search.data.micro_batch == 4
+        largest_micro_batch(workload(memory_bytes=2**20))
 
 
 def test_switches_that_need_no_more_than_what_was_checked_pass_without_a_word():
@@ -145,6 +135,14 @@ def test_switches_that_need_more_than_what_was_checked_are_tried_and_told():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
     found = check_again(work, preflight(work), SpeedConfig(ema=True), grad_accum=1)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in found
+
+
+def test_what_was_changed_is_told_as_it_is_set():
+    work = workload()
+    often = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
+    changed = dataclasses.replace(work.with_rows(4), speed=often)
+    told = ["micro_batch 8 -> 4", "gradient_checkpointing on", "recompute_every 1 -> 2"]
+    assert changed_settings(work, changed) == told
 
 
 def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
@@ -175,8 +173,12 @@ work = workload(model=fit.GPTConfig(layers=2, width=64, max_code=700, code_vocab
 if sys.argv[2] == "preflight":
     print(json.dumps(vars(fit.preflight(work))))
 else:
-    found = fit.largest_micro_batch(work)
-    print(json.dumps([found.data.micro_batch, found.trials, [v.fits for v in found.verdicts]]))
+    verdicts = []
+    asked = fit.preflight
+    fit.preflight = lambda work: verdicts.append(asked(work)) or verdicts[-1]
+    best = fit.largest_micro_batch(work)
+    tried = sum(verdict.tried for verdict in verdicts)
+    print(json.dumps([best.micro_batch, tried, [verdict.fits for verdict in verdicts]]))
 """
 
 
