@@ -16,6 +16,31 @@ from kit.base.words import in_gib
 TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
 TF32_TOLERANCE = 0.005
 DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
+RECORDED = (
+    "steps_per_s",
+    "spread",
+    "tokens_per_s",
+    "peak_memory_bytes",
+    "warmup_s",
+    "recompilations",
+    "loss",
+    "loss_change",
+    "parity",
+    "ran",
+)
+HEAD = (
+    "variant",
+    "steps/s",
+    "",
+    "spread",
+    "tokens/s",
+    "memory",
+    "warm-up",
+    "loss",
+    "change",
+    "",
+    "ran, or why not",
+)
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, where memory is asked for
 MOST_LOSS = 0.10  # of steps/s, for such a saving
@@ -186,25 +211,11 @@ def load_choice(path: Path) -> dict[str, bool]:
 
 def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
     """The rows as plain values for a run's record, by their switches."""
-    kept = (
-        "steps_per_s",
-        "spread",
-        "tokens_per_s",
-        "peak_memory_bytes",
-        "warmup_s",
-        "recompilations",
-    )
-    kept += ("loss", "loss_change", "parity", "ran")
-    return {
-        "+".join(row.on) or "baseline": {name: getattr(row, name) for name in kept}
-        if row.loss is not None
-        else {"reason": row.reason}
-        for row in rows
-    }
-
-
-HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "memory", "warm-up")
-HEAD += ("loss", "change", "", "ran, or why not")
+    figures = {}
+    for row in rows:
+        kept = RECORDED if row.loss is not None else ("reason",)
+        figures["+".join(row.on) or "baseline"] = {name: getattr(row, name) for name in kept}
+    return figures
 
 
 def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ Every variant trains on the same batches from the same seed in a process of its 
 memory is its own, and one that runs out of memory or crashes is a row with its reason. Rounds are
 interleaved, so that a noisy machine hurts all alike, and the median round counts. Each result is
 one line of a file, so an interrupted benchmark goes on where it was. Knows the loop and the
-switches; of data only how long the rows are. What the figures are worth is in choice.py.
+switches; of data only how long the rows are. What the figures are worth is in ab_results.py.
 """
 
 import contextlib
@@ -113,22 +113,22 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     """The baseline, each switch alone, each beside those before it, all on; EMA."""
     offered = switches(SpeedConfig(), task.hw, task.model)
     refused = {s.name: s.reason for s in offered if not s.available}
-    refused |= dict.fromkeys(config.leave_out, "left out by the settings")
-    tried = [name for name in TRIED if name not in refused]
-    alone = [
-        Variant(kind="alone", label=LABELS[n], on=(n,), reason=refused.get(n, "")) for n in TRIED
-    ]
-    added = [
-        Variant(kind="added", label=f"+ {LABELS[name]}", on=tuple(tried[: i + 1]))
-        for i, name in enumerate(tried[:-1])
-        if i
-    ]
-    everything = [Variant(kind="all", label="All on", on=tuple(tried))] if len(tried) > 1 else []
-    costs = [
-        Variant(kind="cost", label=LABELS[n], on=COSTS[: i + 1], reason=refused.get(n, ""))
-        for i, n in enumerate(COSTS)
-    ]
-    return [Variant(kind="baseline", label="Baseline"), *alone, *added, *everything, *costs]
+    for name in config.leave_out:
+        refused[name] = "left out by the settings"
+    found = [Variant(kind="baseline", label="Baseline")]
+    for name in TRIED:
+        reason = refused.get(name, "")
+        found.append(Variant(kind="alone", label=LABELS[name], on=(name,), reason=reason))
+    tried = tuple(name for name in TRIED if name not in refused)
+    for count in range(2, len(tried)):
+        label = f"+ {LABELS[tried[count - 1]]}"
+        found.append(Variant(kind="added", label=label, on=tried[:count]))
+    if len(tried) > 1:
+        found.append(Variant(kind="all", label="All on", on=tried))
+    for count, name in enumerate(COSTS, 1):
+        reason = refused.get(name, "")
+        found.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
+    return found
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -146,10 +146,11 @@ def make_batches(task: Task) -> Iterator[EffectiveBatch]:
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
         for batch in plan_batches(totals, data, epoch):
-            parts = [
-                (*_row_values(task, rows, rng), padded(max(totals[i] for i in rows), data))
-                for rows in micro_batches(batch, totals, data)
-            ]
+            parts = []
+            for rows in micro_batches(batch, totals, data):
+                texts, codes, cond = _row_values(task, rows, rng)
+                longest = max(totals[i] for i in rows)
+                parts.append((texts, codes, cond, padded(longest, data)))
             yield collate(model, parts, {})
 
 
@@ -193,15 +194,18 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
             made = compilations()
     if "compile" in on and not state.applied.on("compile"):  # its figures are another variant's
         return {"error": "; ".join(event.note for event in events if event.note)}
-    return _figures(events, config.warmup_steps) | {
-        "warmup_s": warmup_s,
-        "peak_memory_bytes": peak_memory_bytes(task.hw.device) - idle_bytes,
-        "compilations": made,
-        "recompilations": compilations() - made,
-        "precision": state.applied.precision,
-        "attention": state.applied.attention,
-        "notes": list(dict.fromkeys([*state.applied.notes, *(e.note for e in events if e.note)])),
-    }
+    notes = [*state.applied.notes, *(event.note for event in events if event.note)]
+    figures = _figures(events, config.warmup_steps)
+    figures.update(
+        warmup_s=warmup_s,
+        peak_memory_bytes=peak_memory_bytes(task.hw.device) - idle_bytes,
+        compilations=made,
+        recompilations=compilations() - made,
+        precision=state.applied.precision,
+        attention=state.applied.attention,
+        notes=list(dict.fromkeys(notes)),
+    )
+    return figures
 
 
 def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:
@@ -291,9 +295,10 @@ def run_trials(
         tick(done, len(jobs), variant.label)
         earlier = [r for r in found if tuple(r["on"]) == variant.on]
         if len(earlier) <= number and not any("error" in r for r in earlier):
-            result = {"on": variant.on} | in_a_process(task, config, variant.on)
+            result = in_a_process(task, config, variant.on)
+            result["on"] = list(variant.on)
             append_result(path, result)
-            found.append(json.loads(json.dumps(result)))
+            found.append(result)
     tick(len(jobs), len(jobs), "")
     return compare(wanted, found, task.model.dropout)
 
