@@ -1,12 +1,11 @@
-"""How the weights move: optimizers, the learning rate's schedule, and what adapts it on the way.
+"""How the weights move: optimizers, the learning rate of a step, and what adapts it on the way.
 
-AdamW for all, or Muon for the trunk's matrices beside it. The schedule is a pure function of the
-step, so resuming needs no state for it; what a run learns about itself (a plateau, a usual gradient
-norm) is the few numbers of `Adaptation`, which a checkpoint carries. Knows parameters and
-settings; nothing of batches or losses' origin.
+AdamW for all, or Muon for the trunk's matrices beside it. How the rate falls, `schedules.py` says;
+what a run learns about itself (a plateau, a usual gradient norm) is the few numbers of
+`Adaptation`, which a checkpoint carries. Knows parameters and settings; nothing of batches or
+losses' origin.
 
 AdamW: Loshchilov and Hutter 2019. Muon: Jordan et al. 2024. Linear warm-up: Goyal et al. 2017.
-Cosine: Loshchilov and Hutter 2017.
 """
 
 import dataclasses
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.model.gpt import SpeechGPT
+from kit.training.schedules import SCHEDULES
 from kit.training.settings import TrainConfig
 
 LEAST_TIGHT = 1 / 16  # of the clipping norm, however many spikes come in a row
@@ -32,17 +32,13 @@ TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
 def lr_factor(config: TrainConfig, step: int) -> float:
     """Share of the peak learning rate at optimiser step `step` (counted from 0).
 
-    transformers' linear and cosine schedules with warm-up, at every step, where `final_lr` is 0.
+    A straight warm-up from 0, then the run's schedule down to `final_lr`, which then stays.
     """
     if step < config.warmup_steps:
         return step / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    low = config.final_lr
-    return {
-        "constant": 1.0,
-        "linear": low + (1 - low) * max(0.0, 1 - done),
-        "cosine": low + (1 - low) * (1 + math.cos(math.pi * min(1.0, done))) / 2,
-    }[config.schedule]
+    left = SCHEDULES[config.schedule](min(1.0, done))
+    return config.final_lr + (1 - config.final_lr) * left
 
 
 def make_optimizers(

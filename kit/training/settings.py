@@ -7,6 +7,7 @@ Knows no model, no tensor, no file.
 import dataclasses
 
 from kit.base.config import LARGEST_SEED, require, require_within
+from kit.training.schedules import SCHEDULES
 
 
 class TrainError(RuntimeError):
@@ -27,8 +28,8 @@ class TrainConfig:
     muon_lr: float = 0.02  # peak learning rate of Muon
     muon_steps: int = 5  # Newton-Schulz iterations: a third of a small model's step; 3 nearly do
     warmup_steps: int = 50
-    schedule: str = "constant"  # after the warm-up: "constant", "linear" or "cosine"
-    final_lr: float = 0.1  # where linear and cosine end, as a share of `lr`
+    schedule: str = "constant"  # after the warm-up: a name in `kit/training/schedules.py`
+    final_lr: float = 0.1  # where a schedule that falls ends, as a share of the peak rate
     plateau: int = 0  # validations without a better loss before the rates are halved; 0: never
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)
@@ -48,8 +49,8 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        known = ("constant", "linear", "cosine")
-        require(self.schedule in known, self, "schedule", f"choose one of {', '.join(known)}.")
+        known = ", ".join(SCHEDULES)
+        require(self.schedule in SCHEDULES, self, "schedule", f"choose one of {known}.")
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
         for name in ("steps", "least_steps", "muon_steps", "val_every", "checkpoint_every"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")

@@ -9,6 +9,8 @@ from helpers import TRAIN, tiny_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kit.base.config import ConfigError, load_preset
+from kit.recipes.settings import check_settings
 from kit.training.optim import (
     TOGETHER,
     Adaptation,
@@ -18,6 +20,7 @@ from kit.training.optim import (
     orthogonalize,
     stacks,
 )
+from kit.training.schedules import SCHEDULES
 from kit.training.settings import TrainConfig
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
@@ -69,6 +72,16 @@ def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
     assert [lr_factor(config, s) for s in (0, 5, 10)] == pytest.approx([0, 0.5, 1.0])
     assert lr_factor(config, 1000) == pytest.approx(end)
     assert lr_factor(config, 5000) == pytest.approx(end)
+
+
+def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
+    with pytest.raises(ConfigError, match="choose one of constant, linear, cosine"):
+        TrainConfig(schedule="square")
+    monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
+    check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
+    config = TrainConfig(steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
+    rates = [lr_factor(config, step) for step in (5, 10, 20, 30)]
+    assert rates == pytest.approx([0.5, 1.0, 0.4, 0.2])
 
 
 def test_every_parameter_is_in_exactly_one_optimizer_group():
