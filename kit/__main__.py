@@ -148,12 +148,14 @@ def command(commands, name: str, steps_of: Callable, purpose: str) -> Callable:
 def add_prepare(add: Callable) -> None:
     sources = "a folder, table, archive or hf:// name (a corpus spoken by espeak-ng on the spot)"
     add("--data", metavar="PATH", help=sources)
-    add("--language", metavar="CODE", help="of the texts, am or en (am)")
+    add("--language", metavar="CODE", help="of the texts, such as am, en, tr (am)")
     share = "stop when more of the hours than this was refused; 100: never (5)"
     add("--refuse-percent", type=float, metavar="P", help=share)
     longest = "leave longer clips out (those that the model has no positions for)"
     add("--longest-s", type=float, metavar="S", help=longest)
     add("--text", metavar="FILE", help="text of any size to learn pieces from (the recordings')")
+    phonemes = "learn pieces of phonemes, in espeak-ng's language en-us, for instance (letters)"
+    add("--phonemes", metavar="CODE", help=phonemes)
 
 
 def add_train(add: Callable) -> None:
@@ -194,7 +196,7 @@ def prepare_steps(run, options) -> Iterable:
     """Leaves the ledger of what was refused and why, tokenizer, codec, recogniser and codes."""
     from kit.recipes.prepare import Preparation
 
-    names = ("data", "language", "refuse_percent", "longest_s", "text")
+    names = ("data", "language", "refuse_percent", "longest_s", "text", "phonemes")
     return Preparation(run, **given(options, *names)).run()
 
 

@@ -22,6 +22,7 @@ from kit.base.config import CONFIGS, LARGEST_SEED, ConfigError, require, require
 from kit.base.files import digest, make_folder, require_disk, write_atomic
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
 
+WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 # espeak-ng's C interface (speak_lib.h): names for the numbers used below.
 _SYNCHRONOUS = 2
@@ -32,7 +33,7 @@ _PITCH = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-    language: str = "am"  # "am" or "en": the word list in configs/words/ and the espeak-ng voice
+    language: str = "am"  # a word list in configs/words/, and the voice of espeak-ng
     utterances: int = 12000  # training utterances
     held_out: int = 250  # sentences of which no two neighbouring words occur in training
     unseen: int = 100  # sentences each holding words that never occur in training
@@ -43,7 +44,12 @@ class CorpusConfig:
     seed: int = 0
 
     def __post_init__(self):
-        require(self.language in ("am", "en"), self, "language", "choose `am` or `en`.")
+        spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
+        cure = (
+            f"the built-in corpus is there in {' and '.join(spoken)}. For another language name "
+            "recordings of your own (DATA, --data), or add its words to configs/words/."
+        )
+        require(self.language in spoken, self, "language", cure)
         require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
         require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long")
         require_within(self, 1, 1000, "max_words", "workers")
@@ -93,8 +99,7 @@ class Grammar:
 
 
 def load_words(language: str) -> dict:
-    path = CONFIGS / "words" / f"{language}.yaml"
-    words = yaml.safe_load(path.read_text(encoding="utf-8"))
+    words = yaml.safe_load((WORDS / f"{language}.yaml").read_text(encoding="utf-8"))
     split = {k: v.split(", ") for k, v in words["unseen"].items()}
     lists = {
         k: [row.split(", ") for row in v] if k in ("subject", "verb") else v.split(", ")

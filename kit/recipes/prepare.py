@@ -144,7 +144,7 @@ class Preparation:
         self.checked = check_dataset(
             self.folder, self.rules, run.folder, progress=Ticker("checked")
         )
-        return results.of_ledger(self.checked, self.folder)
+        return results.of_ledger(self.checked, self.folder, self.language)
 
     def require_usable(self) -> Result:
         """Raise DatasetError where too much was refused; else leave a cleaned table."""

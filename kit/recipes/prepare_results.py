@@ -1,5 +1,6 @@
 """What each step of a preparation shows: pictures first, then sounds, then tables."""
 
+from collections import Counter
 from pathlib import Path
 
 from kit.audio.clip import DatasetError
@@ -11,13 +12,12 @@ from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
 from kit.model.sequence import EffectiveBatch
 from kit.notebook.plots import bars, curves, histogram, spectrograms
 from kit.notebook.result import Result, Sound
-from kit.text.normalize import normalize
+from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.tokenizer import Tokenizer
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_HEARD = 3  # of them with a player
 LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be laid over its clip costs infinitely
-EXAMPLES = {"am": "ሠላም! በ2017 ዓ.ም. 15 ኪሎ", "en": "Dr. Smith paid $15 in 2017!"}
 
 
 def figures_of(ledger: Ledger) -> dict:
@@ -30,7 +30,7 @@ def figures_of(ledger: Ledger) -> dict:
     }
 
 
-def of_ledger(ledger: Ledger, folder: Path) -> Result:
+def of_ledger(ledger: Ledger, folder: Path, language: str) -> Result:
     """The recordings' lengths, noise and pace; the minutes refused or warned of; the refused."""
     speakers = len({row.speaker for row in ledger.kept})
     pictures = []
@@ -47,6 +47,7 @@ def of_ledger(ledger: Ledger, folder: Path) -> Result:
     ]
     if not kinds:
         lines.append("The ledger has nothing to tell: no row was refused, none is warned of.")
+    lines += _other_script(ledger.kept, language)
     return Result(line="\n".join(lines), pictures=pictures, grid=ledger_rows(ledger.refused))
 
 
@@ -61,11 +62,27 @@ def _spread(ledger: Ledger):
     )
 
 
+def _other_script(rows: list[Utterance], language: str) -> list[str]:
+    """A warning where most letters are of a script that `language` is not written in."""
+    scripts = Counter()
+    for row in rows:
+        scripts.update(unicode_script(letter) for letter in row.text[:20] if letter.isalpha())
+    own = {unicode_script(letter) for letter in language_example(language) if letter.isalpha()}
+    if not own or not scripts or max(scripts, key=scripts.get) in own:
+        return []
+    found = max(scripts, key=scripts.get).capitalize()
+    return [
+        f"Most letters of these texts are {found}; `{language}` is written in "
+        f"{'/'.join(own).capitalize()}, and figures are read in it. For another language begin "
+        "a new run with its code: LANGUAGE in 01_data_prep, --language here."
+    ]
+
+
 def of_tokenizer(
     tokenizer: Tokenizer, fitness: dict, advice: tuple[int, str], lines: list[str], language: str
 ) -> Result:
     """How a text is spelt, how a line is cut into pieces, and whether the vocabulary fits."""
-    text = EXAMPLES.get(language, f"{lines[0]} 2017")
+    text = language_example(language) or f"{lines[0]} 2017"
     pieces = tokenizer.model.encode(tokenizer.spelt(lines[0]), out_type=str)
     return Result(
         line=f"{tokenizer.vocab_size} ids; vocabulary advice: {advice[0]}, {advice[1]}",

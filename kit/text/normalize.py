@@ -12,12 +12,15 @@ for its name. It holds one function. All of a file for Welsh:
 
 It is given composed lower-case text without quotes, brackets or spaces before punctuation; spaces
 it adds are tidied afterwards. To keep `normalize` idempotent it should leave nothing behind that it
-would change again. Knows nothing of audio, tokens or any one language.
+would change again. Two more names may stand there: EXAMPLE, a text that shows what the file does,
+and a function `lower` where Python's lower case is not the language's (Turkish I is the capital of
+ı). Knows nothing of audio, tokens or any one language.
 """
 
 import functools
 import importlib.util
 import re
+import types
 import unicodedata
 import warnings
 from collections.abc import Callable
@@ -57,14 +60,14 @@ def normalize(text: str, language: str = "am") -> str:
     function `normalize`.
     """
     rules = language_rules(language)
-    text = _prepare(text)
-    text = rules(text) if rules else text
+    text = _prepare(text, getattr(rules, "lower", str.lower))
+    text = rules.normalize(text) if rules else text
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
 
 
-def _prepare(text: str) -> str:
-    text = unicodedata.normalize("NFC", _UNSEEN.sub("", text)).lower()
+def _prepare(text: str, lower: Callable[[str], str]) -> str:
+    text = lower(unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
     text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
     text = _LONE.sub(" ", text)
     text = re.sub(r"(?<=[\d፩-፼])፡(?=[\d፩-፼])", ":", text)  # 3፡30, a time
@@ -80,8 +83,8 @@ def _tidy(text: str) -> str:
 
 
 @functools.cache
-def language_rules(language: str) -> Callable[[str], str] | None:
-    """The `normalize` of the language's own file, or None, with one warning, where it has none."""
+def language_rules(language: str) -> types.ModuleType | None:
+    """The language's own file as a module, or None, with one warning, where it has none."""
     code = language_code(language)
     # By the folder's own list: an import would also look where Python was started.
     if f"{code}.py" in {path.name for path in LANGUAGES.glob("*.py")}:
@@ -91,7 +94,7 @@ def language_rules(language: str) -> Callable[[str], str] | None:
         spec.loader.exec_module(module)
         if not callable(getattr(module, "normalize", None)):
             raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
-        return module.normalize
+        return module
     warnings.warn(
         f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
         "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
@@ -99,6 +102,11 @@ def language_rules(language: str) -> Callable[[str], str] | None:
         stacklevel=3,
     )
     return None
+
+
+def language_example(language: str) -> str:
+    """A text that shows what the language's own file does; "" where it has none."""
+    return getattr(language_rules(language), "EXAMPLE", "")
 
 
 def language_code(language: str) -> str:

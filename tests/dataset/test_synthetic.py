@@ -193,6 +193,11 @@ def test_what_cannot_be_spoken_is_refused(field, value):
         CorpusConfig(**{field: value})
 
 
+def test_a_language_without_words_says_what_to_do():
+    with pytest.raises(ConfigError, match=r"am and en\. .*recordings of your own \(DATA, --data\)"):
+        CorpusConfig(language="tr")
+
+
 def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
     few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
     few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}

@@ -127,6 +127,16 @@ def test_refused_rows_are_shown_with_their_cure_before_anything_ends(tmp_path):
     assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
 
 
+def test_texts_in_another_script_than_the_languages_are_told(tmp_path):
+    clips = {"a": speech(2.0), "b": speech(3.0)}
+    folder = dataset(tmp_path / "data", "a|good morning\nb|at noon today\n", clips)
+    told = "texts are Latin; `am` is written in Ethiopic"
+    assert told in str(Preparation(start("latin_am"), str(folder)).check())
+    for language in ("en", "tr"):
+        run = start(f"latin_{language}")
+        assert "texts are" not in str(Preparation(run, str(folder), language).check())
+
+
 def test_longer_clips_than_asked_for_are_left_out():
     preparation = Preparation(start("short"), str(corpus()), refuse_percent=100.0, longest_s=2.0)
     preparation.check()

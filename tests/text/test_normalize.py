@@ -30,7 +30,7 @@ def languages(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
-@pytest.mark.parametrize("language", ["am", "en", "none"])
+@pytest.mark.parametrize("language", ["am", "en", "tr", "none"])
 def test_any_string_is_taken_and_nothing_is_left_to_do(language):
     rng = random.Random(language)
     for _ in range(1500):
@@ -45,9 +45,10 @@ def test_any_string_is_taken_and_nothing_is_left_to_do(language):
         once.encode()  # no half characters
 
 
-@pytest.mark.parametrize("sign", ["5", "5ኛ", "፼", "$5", "5-", "5.", "a'", "ዓ.", " ፡", "ሀ"])
-def test_a_monstrous_string_is_no_trap(sign):
-    assert normalize(sign * 20_000)  # a rule of quadratic cost would take minutes here
+@pytest.mark.parametrize("language", ["am", "en", "tr"])
+@pytest.mark.parametrize("sign", ["5", "5ኛ", "፼", "$5", "5-", "5.", "5,", "a'", "ዓ.", " ፡", "ሀ"])
+def test_a_monstrous_string_is_no_trap(sign, language):
+    assert normalize(sign * 20_000, language)  # a rule of quadratic cost would take minutes here
 
 
 SHARED = [
@@ -95,6 +96,13 @@ def test_a_language_is_one_small_file(languages):
 def test_a_variant_finds_its_file(languages):
     (languages / "pt_br.py").write_text("def normalize(text):\n    return text + ' sim'\n")
     assert normalize("Oi", "pt-BR") == "oi sim"
+
+
+def test_a_language_may_have_a_lower_case_of_its_own(languages):
+    source = "def lower(text):\n    return text.replace('I', 'ı').lower()\n\n\n"
+    source += "def normalize(text):\n    return text.replace('ı', 'y')\n"
+    (languages / "az.py").write_text(source, encoding="utf-8")
+    assert normalize("ISIq", "az") == "ysyq"
 
 
 def test_a_language_file_without_its_function_is_told(languages):

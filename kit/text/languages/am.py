@@ -10,6 +10,7 @@ import re
 
 from kit.text.numbers import amount, plain_figures, read_digits
 
+EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
 # Numbers in words. Where speakers differ, one form is taken and said so here: a voice that learns
 # one reading per figure learns it sooner.
 ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()

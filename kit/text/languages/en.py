@@ -8,6 +8,8 @@ import re
 
 from kit.text.numbers import amount, plain_figures, read_digits
 
+EXAMPLE = "Dr. Smith paid $15 in 2017!"  # what 01_data_prep shows of all this
+
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"

@@ -1,0 +1,55 @@
+"""Turkish: its own lower case, figures, ordinals and suffixes as words."""
+
+import random
+
+import pytest
+
+from kit.text.languages.tr import number_to_words
+from kit.text.normalize import normalize
+
+NORMALIZED = [
+    ("Iğdır'da IŞIK, İstanbul'da İYİ!", "ığdırda ışık, istanbulda iyi!"),
+    ("I\u0307zmir", "izmir"),  # the dot as a mark of its own
+    ("0, 7, 10, 45", "sıfır, yedi, on, kırk beş"),
+    ("100 kişi, 1000 kişi, 1101", "yüz kişi, bin kişi, bin yüz bir"),
+    ("1.250 lira", "bin iki yüz elli lira"),
+    ("1.250.000", "bir milyon iki yüz elli bin"),
+    ("2,5 kilo", "iki virgül beş kilo"),
+    ("3,05", "üç virgül sıfır beş"),
+    ("1.234,56 TL", "bin iki yüz otuz dört virgül elli altı lira"),
+    ("%50 ve 12,5%", "yüzde elli ve yüzde on iki virgül beş"),
+    ("₺20, 5 $", "yirmi lira, beş dolar"),
+    ("1990'da, 4'ü, saat 9'a", "bin dokuz yüz doksanda, dördü, saat dokuza"),
+    ("%20'si", "yüzde yirmisi"),
+    ("1. 2. 3. 4. 6. kat", "bir. iki. üç. dört. altıncı kat"),
+    ("29. gün, 30. yıl, 100. yıl", "yirmi dokuzuncu gün, otuzuncu yıl, yüzüncü yıl"),
+    ("4. sınıf; 3'üncü, 4'üncü", "dördüncü sınıf; üçüncü, dördüncü"),
+    ("Saat 14.30, 8:05", "saat on dört otuz, sekiz sıfır beş"),
+    ("29.10.1923", "yirmi dokuz on bin dokuz yüz yirmi üç"),
+    ("0532 123", "sıfır beş üç iki yüz yirmi üç"),
+    ("Toplam 3.", "toplam üç."),
+    ("Prof. Dr. Kaya & oğlu, vb.", "profesör doktor kaya ve oğlu, ve benzeri"),
+    ("5kg, mp3", "beş kg, mp üç"),
+]
+
+
+@pytest.mark.parametrize(("raw", "wanted"), NORMALIZED)
+def test_turkish_is_normalised(raw, wanted):
+    assert normalize(raw, "tr") == wanted
+    assert normalize(wanted, "tr") == wanted
+
+
+ORDINALS = """birinci ikinci üçüncü dördüncü beşinci altıncı yedinci sekizinci dokuzuncu onuncu
+    yirminci otuzuncu kırkıncı ellinci altmışıncı yetmişinci sekseninci doksanıncı yüzüncü
+    bininci"""
+
+
+def test_ordinals_follow_the_vowels():
+    numbers = [*range(1, 11), *range(20, 101, 10), 1000]
+    assert [normalize(f"{n}. kat", "tr").split()[0] for n in numbers] == ORDINALS.split()
+
+
+def test_numbers_have_words_of_their_own():
+    rng = random.Random(0)
+    numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
+    assert len({number_to_words(n) for n in numbers}) == len(numbers)
