@@ -66,7 +66,10 @@ class CodeStream(IterableDataset):
         self.world = world
         self.members = cache.of_split(split)
         if not self.members:
-            raise CacheError(f"The code cache holds no utterance of the split `{split}`.")
+            raise CacheError(
+                f"The code cache holds no utterance of the split `{split}`: were all refused? "
+                "With a higher `held_out_percent` (section manifest), prepare holds out more."
+            )
         self.lengths = [cache.length(i) + EXTRA_TOKENS for i in self.members]
         self.voices: dict[str, list[int]] = {}
         for i in self.members:

@@ -129,7 +129,10 @@ def counts(
     """Ids of a split's rows, and each row's text ids, codes, tokens and seconds."""
     members = cache.of_split(split)
     if not members:
-        raise ValueError(f"The code cache holds no utterance of the split `{split}`.")
+        raise ValueError(
+            f"The code cache holds no utterance of the split `{split}`: were all refused? "
+            "With a higher `held_out_percent` (section manifest), prepare holds out more."
+        )
     texts = np.array([len(cache.texts[i]) for i in members])
     codes = np.array([len(cache.codes[i]) for i in members])
     tokens = texts + codes + EXTRA_TOKENS

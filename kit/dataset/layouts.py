@@ -2,13 +2,14 @@
 
 LJSpeech (`metadata*.csv` and `wavs/`), Common Voice (`validated.tsv` or `train.tsv`, `dev.tsv`,
 `test.tsv`, and `clips/`), and JSONL manifests. The layout is recognised by what lies in the folder,
-and said. A line that cannot be used is a finding that names table, line and cure; the others go on.
-Originals are only read. Knows nothing of what a recording sounds like.
+and said; a further one is one more `Layout` in `LAYOUTS`, below its readers. A line that cannot be
+used is a finding that names table, line and cure; the others go on. Originals are only read. Knows
+nothing of what a recording sounds like.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.audio.clip import DatasetError
@@ -16,13 +17,13 @@ from kit.base.words import brief, no_utf8
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.streams.file import Fault, StreamError, special_file
 from kit.streams.open import rows
-from kit.streams.position import is_held_out
+from kit.streams.position import is_held_out, stable_hash
 from kit.text.normalize import letters, normalize
 
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
-COMMON_VOICE_SPLITS = ("train.tsv", "dev.tsv", "test.tsv")
 # Names of the split that is held out, as other datasets spell it.
 HELD_OUT = frozenset({"held_out", "dev", "valid", "validation", "val", "eval"})
+FEWEST_HELD_OUT = 5
 RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 AUDIO_KEYS = ("audio", "audio_filepath", "path")
 TEXT_KEYS = ("text", "sentence")
@@ -39,7 +40,7 @@ class Dataset:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of a table, taken apart but not yet believed."""
+    """One line of a table, as a layout reads it: taken apart, but not yet believed."""
 
     file: str
     line: int
@@ -49,6 +50,20 @@ class Record:
     text: str
     speaker: str = ""
     split: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to lay out a dataset: how it is recognised, told of and read."""
+
+    name: str
+    folder: str  # what lies in a folder of this layout, in words
+    row: str  # what a line of its tables holds, in words
+    suffixes: tuple[str, ...]  # of a table that is named by itself
+    beside: str  # folder that must lie beside the tables; "." where it may be any
+    tables: Callable[[Path], list[Path]]  # those of a folder; none where the layout is another
+    # Its lines, those that cannot be used as findings. Also given: how many tables there are.
+    read: Callable[[Path, int, ManifestConfig], Iterator[Record | Finding]]
 
 
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
@@ -71,10 +86,10 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
         raise DatasetError(_nothing_in(layout, tables))
     kept = _without_repeats(_with_splits(kept, config), refused)
     names = ", ".join(table.name for table in tables)
-    return Dataset(layout=f"{layout}: {names}", rows=kept, refused=refused)
+    return Dataset(layout=f"{layout.name}: {names}", rows=kept, refused=refused)
 
 
-def _nothing_in(layout: str, tables: list[Path]) -> str:
+def _nothing_in(layout: Layout, tables: list[Path]) -> str:
     """What tables without a single row hold instead, and what would be a row."""
     said = []
     for table in tables:
@@ -87,18 +102,15 @@ def _nothing_in(layout: str, tables: list[Path]) -> str:
         if b"\r" in begins and b"\n" not in begins:
             what += "; its lines end in carriage returns alone: save it with the line ends of Unix"
         said.append(what)
-    wanted = {
-        "LJSpeech": "id|text in every line",
-        "Common Voice": "a header with `path` and `sentence`, then a line for each recording",
-        "JSONL": "{audio, text} in every line",
-    }
-    return f"{'; '.join(said)}. Expected {wanted[layout]}."
+    return f"{'; '.join(said)}. Expected {layout.row}."
 
 
-def _lines(layout: str, tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding]:
+def _lines(
+    layout: Layout, tables: list[Path], config: ManifestConfig
+) -> Iterator[Record | Finding]:
     for table in tables:
         try:
-            yield from READERS[layout](table, len(tables), config)
+            yield from layout.read(table, len(tables), config)
         except StreamError as error:
             raise DatasetError(str(error)) from error
         except OSError as error:
@@ -108,30 +120,21 @@ def _lines(layout: str, tables: list[Path], config: ManifestConfig) -> Iterator[
             ) from error
 
 
-def recognise(source: Path) -> tuple[str, list[Path]]:
+def recognise(source: Path) -> tuple[Layout, list[Path]]:
     """(layout, the tables that belong to it) of a folder, or of a single table in one.
 
     Raises DatasetError that says what was expected and what was found.
     """
     if no_utf8(source.absolute()):
         raise DatasetError(f"{no_utf8(source.absolute())}.")
-    if source.is_file():
-        beside = {".csv": "wavs", ".tsv": "clips"}.get(source.suffix, ".")
-        layout = {".csv": "LJSpeech", ".tsv": "Common Voice", ".jsonl": "JSONL", ".json": "JSONL"}
-        if source.suffix in layout and (source.parent / beside).is_dir():
-            return layout[source.suffix], [source]
-    elif source.is_dir():
-        lj = sorted(source.glob("metadata*.csv"))
-        if lj and (source / "wavs").is_dir():
-            return "LJSpeech", lj
-        splits = [source / name for name in COMMON_VOICE_SPLITS]
-        tsv = splits if splits[0].is_file() else [source / "validated.tsv"]
-        if tsv[0].is_file() and (source / "clips").is_dir():
-            return "Common Voice", [table for table in tsv if table.is_file()]
-        one = source / "manifest.jsonl"
-        lines = [one] if one.is_file() else sorted(source.glob("*.jsonl"))
-        if lines:
-            return "JSONL", lines
+    folder = source if source.is_dir() else source.parent
+    for layout in LAYOUTS:
+        if source.is_dir():
+            tables = layout.tables(source)
+        else:
+            tables = [source] if source.is_file() and source.suffix in layout.suffixes else []
+        if tables and (folder / layout.beside).is_dir():
+            return layout, tables
     raise DatasetError(_not_recognised(source))
 
 
@@ -143,10 +146,10 @@ def _not_recognised(source: Path) -> str:
     elif source.exists():
         found = f"a file {source.name}"
     found = found.encode(errors="replace").decode()  # names that are not UTF-8
+    expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in LAYOUTS)
     return (
-        f"{source} is not a dataset in a layout known here: expected metadata.csv (id|text) and "
-        "wavs/ (LJSpeech), validated.tsv or train.tsv and clips/ (Common Voice), or manifest.jsonl "
-        f"({{audio, text}} a line); found {found or 'an empty folder'}."
+        f"{source} is not a dataset in a layout known here: expected {expected}; "
+        f"found {found or 'an empty folder'}."
     )
 
 
@@ -254,7 +257,52 @@ def _jsonl_row(found: dict, table: Path, number: int, base: Path, split: str) ->
     )
 
 
-READERS = {"LJSpeech": _ljspeech, "Common Voice": _common_voice, "JSONL": _jsonl}
+def _ljspeech_tables(folder: Path) -> list[Path]:
+    return sorted(folder.glob("metadata*.csv"))
+
+
+def _common_voice_tables(folder: Path) -> list[Path]:
+    """The splits where there are any; their rows stand in validated.tsv once more."""
+    splits = [folder / name for name in ("train.tsv", "dev.tsv", "test.tsv")]
+    tables = splits if splits[0].is_file() else [folder / "validated.tsv"]
+    return [table for table in tables if table.is_file()]
+
+
+def _jsonl_tables(folder: Path) -> list[Path]:
+    one = folder / "manifest.jsonl"
+    return [one] if one.is_file() else sorted(folder.glob("*.jsonl"))
+
+
+# In the order in which they are tried. All that the kit knows of a layout stands here.
+LAYOUTS = (
+    Layout(
+        name="LJSpeech",
+        folder="metadata.csv with id|text, and wavs/",
+        row="id|text in every line",
+        suffixes=(".csv",),
+        beside="wavs",
+        tables=_ljspeech_tables,
+        read=_ljspeech,
+    ),
+    Layout(
+        name="Common Voice",
+        folder="validated.tsv or train.tsv, and clips/",
+        row="a header with `path` and `sentence`, then a line for each recording",
+        suffixes=(".tsv",),
+        beside="clips",
+        tables=_common_voice_tables,
+        read=_common_voice,
+    ),
+    Layout(
+        name="JSONL",
+        folder="manifest.jsonl with {audio, text} a line",
+        row="{audio, text} in every line",
+        suffixes=(".jsonl", ".json"),
+        beside=".",
+        tables=_jsonl_tables,
+        read=_jsonl,
+    ),
+)
 
 
 def _bad_row(table: Path, line: int, name: str, reason: str, cure: str = "") -> Finding:
@@ -316,10 +364,24 @@ def _with_splits(found: list[Utterance], config: ManifestConfig) -> list[Utteran
     """Every row in a split: its own, or `train`; some of `train` held out where nothing is."""
     own = ["held_out" if row.split in HELD_OUT else row.split or "train" for row in found]
     if "held_out" not in own:
+        ids = [row.id for row, split in zip(found, own) if split == "train"]
+        chosen = _held_out(ids, config.held_out_percent)
         for i, row in enumerate(found):
-            if own[i] == "train" and is_held_out(row.id, config.held_out_percent):
+            if own[i] == "train" and row.id in chosen:
                 own[i] = "held_out"
     return [dataclasses.replace(row, split=split) for row, split in zip(found, own)]
+
+
+def _held_out(ids: list[str], percent: float) -> set[str]:
+    """Those of a stable hash below `percent`; of few recordings more, or nothing could be judged.
+
+    At least `FEWEST_HELD_OUT`, but no more than a tenth of them, and one of two.
+    """
+    chosen = {name for name in ids if is_held_out(name, percent)}
+    fewest = min(FEWEST_HELD_OUT, max(len(ids) // 10, len(ids) > 1))
+    if percent and len(chosen) < fewest:
+        chosen = set(sorted(set(ids), key=stable_hash)[:fewest])
+    return chosen
 
 
 def _without_repeats(found: list[Utterance], refused: list[Finding]) -> list[Utterance]:

@@ -7,6 +7,7 @@ table. Knows no file format, reads no audio and decides nothing: checks.py does.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ CURES = {
     "also in training": "take it out of one of the two: it flatters the held-out figures",
 }
 
+MOST_TOLD = 8  # refused rows in a message
 # Cutting needs a recogniser, which is trained on what was kept.
 OFFER = (
     " What is too long is cut at its pauses further down in that notebook, once its recogniser is "
@@ -168,19 +170,25 @@ class Ledger:
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` says where the ledger lies."""
-        reasons = collections.Counter(f.kind for f in self.refused).most_common(3)
-        example = {f.kind: f.reason for f in reversed(self.refused)}
-        listed = "; ".join(f"{count} x {kind} ({example[kind]})" for kind, count in reasons)
         if not any(row.split == "train" for row in self.kept):
-            raise DatasetError(f"No utterance can be trained on. Refused: {listed or 'nothing'}.")
+            raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.refuse_percent:
-            offer = OFFER if "too long" in example else ""
+            too_long = any(finding.kind == "too long" for finding in self.refused)
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
-                f"(limit {config.refuse_percent} %): {listed}. "
-                f"See {where}; mend the clips, or go on without them: raise REFUSE_PERCENT in the "
-                f"second cell of 01_data_prep (`refuse_percent` of ManifestConfig).{offer}"
+                f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
+                f"All of them, with the cure of each: {where}. Mend them, or go on without them: "
+                "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
+                f"--set manifest.refuse_percent={math.ceil(self.lost_percent)}.{OFFER * too_long}"
             )
+
+    def _first_refused(self) -> str:
+        """How many were refused, and a line for each of the first, the most seconds first."""
+        worst = sorted(self.refused, key=lambda finding: -finding.seconds)
+        lines = [f"{f.file}:{f.line} {f.id[:40]}: {f.reason}" for f in worst[:MOST_TOLD]]
+        if len(worst) > MOST_TOLD:
+            lines.append(f"and {len(worst) - MOST_TOLD:,} more")
+        return "\n  ".join([f"{len(worst):,} rows", *lines])
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:

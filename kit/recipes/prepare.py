@@ -65,9 +65,10 @@ class Preparation:
 
     `data` is a folder, a table, an archive or a hf:// name, "" for the built-in corpus; `language`
     a code like "am". Clips longer than `longest_s` are left out (0: those that the model can have
-    no positions for), and more refused hours than `refuse_percent` end the preparation. Text pieces
-    are learned from the recordings' texts, or from the file `text`, of any size; or from the
-    phonemes of the former, where `phonemes` is a language by espeak-ng's name, such as "en-us".
+    no positions for), and more refused hours than `refuse_percent` end the preparation (None: as
+    the run's settings say). Text pieces are learned from the recordings' texts, or from the file
+    `text`, of any size; or from the phonemes of the former, where `phonemes` is a language by
+    espeak-ng's name, such as "en-us".
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Preparation:
         run: ActiveRun,
         data: str = "",
         language: str = "am",
-        refuse_percent: float = 5.0,
+        refuse_percent: float | None = None,
         longest_s: float = 0.0,
         text: str = "",
         phonemes: str = "",
@@ -93,7 +94,8 @@ class Preparation:
         self.data_config = build(DataConfig, run.section("data"))
         limits = ledger_limits(self.model, self.codec_config.frame_rate, longest_s)
         limits["language"] = language
-        limits["refuse_percent"] = refuse_percent
+        if refuse_percent is not None:
+            limits["refuse_percent"] = refuse_percent
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.ledger_path = run.path("ledger.jsonl")
 

@@ -79,7 +79,12 @@ class Split:
 
 def is_held_out(key: str, percent: float) -> bool:
     """A split by a stable hash of the key: adding rows never moves the ones already there."""
-    return zlib.crc32(key.encode()) % 10_000 < percent * 100
+    return stable_hash(key) < percent * 100
+
+
+def stable_hash(key: str) -> int:
+    """A number from 0 to 9,999 that depends on `key` alone."""
+    return zlib.crc32(key.encode()) % 10_000
 
 
 def permutation(count: int, *key: int) -> np.ndarray:

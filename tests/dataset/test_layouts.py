@@ -335,6 +335,16 @@ def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("rows", "wanted"), [(1, 0), (2, 1), (10, 1), (40, 4), (60, 5), (120, 7)])
+def test_of_few_recordings_some_are_held_out(tmp_path, rows, wanted):
+    names = [f"a{i}" for i in range(rows)]
+    table = "".join(f"{name}|{TEXT}\n" for name in names)
+    folder = dataset(tmp_path, table, {name: speech(0.01) for name in names})
+    found = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
+    assert len(found) == wanted >= sum(is_held_out(name, 2) for name in names)
+    assert not any(r.split == "held_out" for r in read_dataset(folder, LOOSE).rows)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("name", ["metadata.csv", "table.jsonl"])
 def test_a_pipe_in_the_place_of_a_table_is_told_and_not_waited_for(tmp_path, name):

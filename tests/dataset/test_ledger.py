@@ -44,10 +44,18 @@ def test_clips_of_unknown_length_count_as_average_ones():
 
 def test_too_much_refused_stops_with_reasons_and_cure(tmp_path):
     found = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
-    told = r"10\.0 % .*limit 5\.0 %.*2 x missing \(why\).* mend the clips"
+    told = r"10\.0 % .*limit 5 %\): 2 rows\n  metadata\.csv:1 r1: why\n(.*\n)+.*refuse_percent=10"
     with pytest.raises(DatasetError, match=told):
         found.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
     found.require_usable(ManifestConfig(refuse_percent=10.1), tmp_path)
+
+
+def test_a_message_names_the_first_refused_rows_and_counts_the_rest(tmp_path):
+    found = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
+    with pytest.raises(DatasetError) as told:
+        found.require_usable(ManifestConfig(), tmp_path)
+    assert str(told.value).splitlines()[1].startswith("  metadata.csv:20 ")
+    assert "csv:12 " not in str(told.value) and "\n  and 12 more" in str(told.value)
 
 
 def test_nothing_to_train_on_is_told(tmp_path):
