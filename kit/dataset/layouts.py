@@ -2,9 +2,9 @@
 
 LJSpeech (`metadata*.csv` and `wavs/`), Common Voice (`validated.tsv` or `train.tsv`, `dev.tsv`,
 `test.tsv`, and `clips/`), and JSONL manifests. The layout is recognised by what lies in the folder,
-and said; a further one is one more `Layout` in `LAYOUTS`, below its readers. A line that cannot be
-used is a finding that names table, line and cure; the others go on. Originals are only read. Knows
-nothing of what a recording sounds like.
+and said; a further one is one more `DatasetLayout` in `LAYOUTS`, below its readers. A line that
+cannot be used is a finding that names table, line and cure; the others go on. Originals are only
+read. Knows nothing of what a recording sounds like.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ class Record:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class DatasetLayout:
     """One way to lay out a dataset: how it is recognised, told of and read."""
 
     name: str
@@ -89,7 +89,7 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     return Dataset(layout=f"{layout.name}: {names}", rows=kept, refused=refused)
 
 
-def _nothing_in(layout: Layout, tables: list[Path]) -> str:
+def _nothing_in(layout: DatasetLayout, tables: list[Path]) -> str:
     """What tables without a single row hold instead, and what would be a row."""
     said = []
     for table in tables:
@@ -106,7 +106,7 @@ def _nothing_in(layout: Layout, tables: list[Path]) -> str:
 
 
 def _lines(
-    layout: Layout, tables: list[Path], config: ManifestConfig
+    layout: DatasetLayout, tables: list[Path], config: ManifestConfig
 ) -> Iterator[Record | Finding]:
     for table in tables:
         try:
@@ -120,7 +120,7 @@ def _lines(
             ) from error
 
 
-def recognise(source: Path) -> tuple[Layout, list[Path]]:
+def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
     """(layout, the tables that belong to it) of a folder, or of a single table in one.
 
     Raises DatasetError that says what was expected and what was found.
@@ -275,7 +275,7 @@ def _jsonl_tables(folder: Path) -> list[Path]:
 
 # In the order in which they are tried. All that the kit knows of a layout stands here.
 LAYOUTS = (
-    Layout(
+    DatasetLayout(
         name="LJSpeech",
         folder="metadata.csv with id|text, and wavs/",
         row="id|text in every line",
@@ -284,7 +284,7 @@ LAYOUTS = (
         tables=_ljspeech_tables,
         read=_ljspeech,
     ),
-    Layout(
+    DatasetLayout(
         name="Common Voice",
         folder="validated.tsv or train.tsv, and clips/",
         row="a header with `path` and `sentence`, then a line for each recording",
@@ -293,7 +293,7 @@ LAYOUTS = (
         tables=_common_voice_tables,
         read=_common_voice,
     ),
-    Layout(
+    DatasetLayout(
         name="JSONL",
         folder="manifest.jsonl with {audio, text} a line",
         row="{audio, text} in every line",
