@@ -19,7 +19,10 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
-from kit.audio.mel_codec import CodecConfig, MelCodec, load_wave, save_codec, train_codec
+from kit.audio.codec_kinds import save_codec
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.spectrogram import Mel
+from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, speaker_references
@@ -46,7 +49,7 @@ CPU = Hardware(
     device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
 )
 CORPUS = CorpusConfig(utterances=60, held_out=6, unseen=4, long=2, speakers=3, workers=1)
-CODEC = CodecConfig(
+CODEC = MelCodecConfig(
     levels=(4, 3, 5), width=32, blocks=2, griffin_lim_iters=4, steps=25, batch=4, crop_frames=24
 )
 DATA = DataConfig(effective_batch=8, micro_batch=4, sort_window=32, reference_frames=20, shard=25)
@@ -119,11 +122,16 @@ def waves() -> list[torch.Tensor]:
 
 
 @cache
+def mels() -> list[torch.Tensor]:
+    return Mel().log_mels(waves(), RATE)
+
+
+@cache
 def trained_codec() -> tuple[MelCodec, list[float]]:
     """A codec after a few steps, and its losses; also saved as codec.safetensors."""
     torch.manual_seed(0)
     codec = MelCodec(CODEC)
-    losses = [loss for _, loss in train_codec(codec, waves(), "cpu", "fp32")]
+    losses = [loss for _, loss in codec.fit(waves(), "cpu", "fp32")]
     save_codec(codec, world() / "codec.safetensors")
     return codec, losses
 
@@ -131,7 +139,7 @@ def trained_codec() -> tuple[MelCodec, list[float]]:
 @cache
 def code_index() -> Path:
     codec = trained_codec()[0]
-    return build_cache(manifest(), codec, tokenizer(), world() / "codes", "key", DATA)
+    return build_cache(manifest(), codec, Mel(), tokenizer(), world() / "codes", "key", DATA)
 
 
 @cache

@@ -13,7 +13,8 @@ import torch
 from clips import TEXT
 from helpers import CODEC, dataset, opinionated_voice, speech, tiny_session
 
-from kit.audio.mel_codec import MelCodec, save_codec
+from kit.audio.codec_kinds import save_codec
+from kit.audio.mel_codec import MelCodec
 from kit.base.files import DiskError, write_atomic
 from kit.dataset.archive import ArchiveConfig, unpack
 from kit.dataset.ledger import ManifestConfig

@@ -164,7 +164,7 @@ def test_what_was_read_keeps_no_file_open(tmp_path):
     assert session.state.step == TRAIN.steps + 1
     references = tmp_path / "references.safetensors"
     save_references({"a": torch.randn(8, 20)}, references, Habits())
-    mels, _ = load_references(references)
+    mels, _, _ = load_references(references)
     assert mels["a"].shape == (8, 20)
     assert str(tmp_path) not in maps.read_text(encoding="utf-8")
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from helpers import CPU
 
-from kit.audio.mel_codec import CodecConfig
+from kit.audio.codec_kinds import codec_config
 from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
 from kit.base.hardware import Hardware, choose_precision, choose_preset
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
@@ -106,7 +106,7 @@ def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
 def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
     preset = load_preset(name)
     data, train = build(DataConfig, preset["data"]), build(TrainConfig, preset["train"])
-    codec, trials = build(CodecConfig, preset["codec"]), build(TrialConfig, preset["trials"])
+    codec, trials = codec_config(preset["codec"]), build(TrialConfig, preset["trials"])
     model = build(GPTConfig, preset["model"])
     assert 3.0 <= round(data.reference_frames / FRAMES_PER_S, 1) <= 6.0
     assert 40 < codec.frame_rate < 50 and model.max_code_s(codec.frame_rate) > 13.9
@@ -123,7 +123,7 @@ def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
 def test_the_limit_on_babble_leaves_a_usual_reading_room(name):
     """Letters take some 3 codes, slowly read 6; a piece of the vocabulary has up to four."""
     preset = load_preset(name)
-    codes_per_letter = build(CodecConfig, preset["codec"]).frame_rate / 14
+    codes_per_letter = codec_config(preset["codec"]).frame_rate / 14
     assert build(GenerateConfig, preset["generate"]).max_codes_per_text_id > 8 * codes_per_letter
 
 
@@ -190,7 +190,7 @@ CLIP_S = 4.0
 def t4_step_s(preset: dict) -> float:
     """Six FLOP a weight and token, for trunk and reference encoder, of rows of CLIP_S."""
     model, data = build(GPTConfig, preset["model"]), build(DataConfig, preset["data"])
-    codes = CLIP_S * build(CodecConfig, preset["codec"]).frame_rate
+    codes = CLIP_S * codec_config(preset["codec"]).frame_rate
     letters_a_s, letters_a_piece = 14, 2
     tokens = model.latents + codes + CLIP_S * letters_a_s / letters_a_piece + EXTRA_TOKENS
     trunk = 12 * model.layers * model.width**2

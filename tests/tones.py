@@ -6,12 +6,13 @@ It goes the whole real way, samples to mels to log-probabilities, in millisecond
 import numpy as np
 import torch
 
-from kit.audio.mel_codec import CodecConfig, MelCodec
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import Recognizer, RecognizerConfig
+from kit.audio.spectrogram import Mel
 
 RATE = 22050
 LETTERS = "abcdefghijklm"
-CODEC = MelCodec(CodecConfig(width=8, blocks=1)).eval()
+CODEC = MelCodec(MelCodecConfig(width=8, blocks=1)).eval()
 
 
 def tone(letter: str, seconds: float = 0.09) -> np.ndarray:
@@ -46,7 +47,7 @@ class ToneRecognizer(Recognizer):
     def __init__(self):
         super().__init__(RecognizerConfig(width=8, blocks=1), LETTERS)
         waves = [silence(0.3), *(tone(letter, 0.3) for letter in LETTERS)]
-        mels = CODEC.mel(torch.from_numpy(noisy(np.stack(waves).ravel()).reshape(14, -1)))[0]
+        mels = Mel()(torch.from_numpy(noisy(np.stack(waves).ravel()).reshape(14, -1)))[0]
         self.register_buffer("templates", mels[:, :, 8:18].mean(-1))
 
     def forward(self, mel: torch.Tensor) -> torch.Tensor:

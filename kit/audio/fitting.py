@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.config import require_within
-from kit.base.gradients import descend
+from kit.base.gradients import descend, loss_scaler
+from kit.base.hardware import autocast
 
 PATIENCE = 20  # steps in a row that fp16 may overflow while its scale is sought
 
@@ -153,23 +154,30 @@ class Course:
 
 def train_course(
     course: Course,
-    parameters: Iterable[nn.Parameter],
+    model: nn.Module,
     batch_loss: Callable[[], Tensor],
+    device: str,
+    precision: str,
     lr: float,
     betas: tuple[float, float],
     warmup_share: float,
-    scaler: torch.amp.GradScaler,
     clip_norm: float | None = None,
 ) -> Iterator[tuple[int, float]]:
     """AdamW on `batch_loss()` for as long as `course` says, yielding (step, loss).
 
-    Raises CourseError where the loss is not finite, in fp16 where it stays so.
+    `model` goes to `device`, and is left on the CPU in eval mode. Raises CourseError where the loss
+    is not finite, in fp16 where it stays so.
     """
+    model.to(device).train()
+    scaler = loss_scaler(device, precision)
     astray = 0  # steps in a row
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=lr, betas=betas, weight_decay=0.01, fused=True
+    )
     schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
     while not course.done:
-        loss = batch_loss()
+        with autocast(device, precision):
+            loss = batch_loss()
         astray = 0 if math.isfinite(loss.item()) else astray + 1
         if astray > (PATIENCE if scaler.is_enabled() else 0):
             raise CourseError(
@@ -184,6 +192,7 @@ def train_course(
         yield course.step, loss.item()
         if anew:
             schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
+    model.cpu().eval()
 
 
 def one_cycle(

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
-from kit.audio.mel_codec import Block
+from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import build, require_within
-from kit.base.gradients import loss_scaler
-from kit.base.hardware import autocast
-from kit.base.weights_file import load_module, save_module
+from kit.base.files import digest
+from kit.base.weights_file import ForeignError, checksum, load_module, save_module
 from kit.text.normalize import letters
 
 MEL_FRAMES = 2  # mel frames in one output frame
@@ -33,7 +33,6 @@ class RecognizerError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecognizerConfig(CourseConfig):
-    n_mels: int = 80
     width: int = 256  # channels
     blocks: int = 5  # residual blocks
     steps: int = 500  # training steps, at least
@@ -45,20 +44,24 @@ class RecognizerConfig(CourseConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require_within(self, 1, 65_536, "n_mels", "width")
+        require_within(self, 1, 65_536, "width")
         require_within(self, 1, 1000, "blocks")
         require_within(self, 1, 1e9, "batch", "batch_frames", "utterances")
         require_within(self, 1e-12, 10, "lr")
 
 
 class Recognizer(nn.Module):
-    """Log-mel -> characters. `alphabet` is fixed when it is made; index 0 is the CTC blank."""
+    """Log-mel of its own front end -> characters.
 
-    def __init__(self, config: RecognizerConfig, alphabet: str):
+    `alphabet` is fixed when it is made; index 0 is the CTC blank.
+    """
+
+    def __init__(self, config: RecognizerConfig, alphabet: str, front_end: MelConfig = DEFAULT_MEL):
         super().__init__()
         self.config = config
         self.alphabet = alphabet
-        self.stem = nn.Conv1d(config.n_mels, config.width, 7, stride=MEL_FRAMES, padding=3)
+        self.front_end = Mel(front_end)
+        self.stem = nn.Conv1d(front_end.n_mels, config.width, 7, stride=MEL_FRAMES, padding=3)
         self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
@@ -66,6 +69,15 @@ class Recognizer(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:  # (B, M, T) -> (B, S, A) log-probabilities
         h = self.blocks(self.stem((mel + 5) / 3)).mT
         return self.head(self.norm(h)).float().log_softmax(-1)
+
+    @property
+    def frame_s(self) -> float:
+        """Seconds of sound in one output frame."""
+        return MEL_FRAMES / self.front_end.config.frames_per_s
+
+    def fingerprint(self) -> str:
+        """Changes when the weights, the alphabet or the front end do."""
+        return digest(checksum(self.state_dict()), self.alphabet, self.front_end.config)
 
     def encode(self, text: str) -> Tensor:
         """Character ids of `text`, those outside the alphabet left out."""
@@ -104,8 +116,14 @@ def alphabet_of(texts: list[str]) -> str:
 
 
 def save_recognizer(model: Recognizer, path: Path) -> None:
-    """Weights, configuration and alphabet in one file, written atomically."""
-    save_module(path, model, config=dataclasses.asdict(model.config), alphabet=model.alphabet)
+    """Weights, configuration, alphabet and front end in one file, written atomically."""
+    save_module(
+        path,
+        model,
+        config=dataclasses.asdict(model.config),
+        alphabet=model.alphabet,
+        front_end=dataclasses.asdict(model.front_end.config),
+    )
 
 
 def load_recognizer(path: Path) -> Recognizer:
@@ -114,7 +132,10 @@ def load_recognizer(path: Path) -> Recognizer:
 
 
 def _from_header(header: dict) -> Recognizer:
-    return Recognizer(build(RecognizerConfig, header["config"]), header["alphabet"])
+    if "front_end" not in header:
+        raise ForeignError("of a version of the kit that did not note what it hears")
+    front_end = build(MelConfig, header["front_end"])
+    return Recognizer(build(RecognizerConfig, header["config"]), header["alphabet"], front_end)
 
 
 def pad_mels(mels: list[Tensor]) -> Tensor:
@@ -157,28 +178,26 @@ def train_recognizer(
     Batches hold neighbours in length, so that little is padding. Leaves it on the CPU, to be used.
     `course` says how long; without one, `model.config.steps`.
     """
-    c = model.to(device).config
+    c = model.config
     generator = torch.Generator().manual_seed(seed)
     lengths = [mel.shape[-1] for mel in mels]
     order = sorted(range(len(mels)), key=lengths.__getitem__)
 
     def batch_loss() -> Tensor:
         rows = neighbours(order, lengths, c, generator)
-        with autocast(device, precision):
-            return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
+        return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
 
-    model.train()
     yield from train_course(
         course or Course(c),
-        model.parameters(),
+        model,
         batch_loss,
+        device,
+        precision,
         lr=c.lr,
         betas=(0.9, 0.999),
         warmup_share=0.15,
-        scaler=loss_scaler(device, precision),
         clip_norm=1.0,
     )
-    model.cpu().eval()
 
 
 def neighbours(

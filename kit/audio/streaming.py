@@ -3,13 +3,15 @@
 A code's sound is settled once the codec has seen `context` codes after it. So the stream keeps the
 last few codes, decodes them again with those that came since, and hands out the samples that no
 later code can change: put together they are what `decode` makes of all codes at once. Knows a
-codec's contract (kit/audio/mel_codec.py); nothing of the model that makes the codes.
+codec's contract (codec.py); nothing of the model that makes the codes.
 
 Shapes: N codes, L samples.
 """
 
 import torch
 from torch import Tensor
+
+from kit.audio.codec import Codec
 
 
 class AudioStream:
@@ -25,7 +27,7 @@ class AudioStream:
     sooner, long ones cost less: with each, `context` codes on either side are decoded again.
     """
 
-    def __init__(self, codec, first: int = 8, longest: int = 64):
+    def __init__(self, codec: Codec, first: int = 8, longest: int = 64):
         self.codec = codec
         self.first = first
         self.longest = longest

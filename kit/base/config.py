@@ -77,7 +77,12 @@ def read_yaml(path: Path):
 
 
 def merge(base: dict, over: dict) -> dict:
-    """`base` with `over` laid on top, section by section; neither is changed."""
+    """`base` with `over` laid on top, section by section; neither is changed.
+
+    A section of another `kind` takes the place of the one below, whose settings mean nothing to it.
+    """
+    if "kind" in base and over.get("kind", base["kind"]) != base["kind"]:
+        return dict(over)
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)

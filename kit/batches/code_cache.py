@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from kit.audio.clip import DatasetError
-from kit.audio.mel_codec import MelCodec, load_wave
+from kit.audio.codec import Codec, mels_and_codes
+from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.waveform import load_wave
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.batches.batching import DataConfig, chunks
 from kit.batches.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
@@ -44,9 +46,9 @@ def reference_mel(mel: Tensor, frames: int) -> Tensor:
     return mel[:, start : start + frames]
 
 
-def cache_key(codec_path: Path, config: DataConfig) -> str:
-    """Names what codes are made with: changes with the codec's weights and the reference frames."""
-    return digest(file_digest(codec_path), config.reference_frames)
+def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
+    """Names what a shard is made with: changes with the codec's weights and the references."""
+    return digest(file_digest(codec_path), front_end, config.reference_frames)
 
 
 def clip_digest(path: str) -> str:
@@ -69,7 +71,8 @@ def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = Non
 
 def build_cache(
     rows: list[Utterance],
-    codec: MelCodec,
+    codec: Codec,
+    front_end: Mel,
     tokenizer: Tokenizer,
     folder: Path,
     key: str,
@@ -95,15 +98,16 @@ def build_cache(
     total = len(found) + len(missing)
     keep = shards_of(found.values())
     progress(len(found), total)
-    for path, part in encode_missing(missing, codec, folder, key, config, keep):
+    for path, part in encode_missing(missing, codec, front_end, folder, key, config, keep):
         found |= {clip: (path, at) for at, clip in enumerate(part)}
         progress(len(found), total)
     return write_index(rows, [found[clip] for clip in clips], tokenizer, folder, config)
 
 
-def bytes_per_clip(codec: MelCodec, config: DataConfig) -> int:
+def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
     """About what one clip takes in a shard: half floats, and 4 bytes a code of some 10 s."""
-    return 2 * codec.config.n_mels * config.reference_frames + round(40 * codec.frame_rate)
+    n_mels = front_end.config.n_mels
+    return 2 * n_mels * config.reference_frames + round(40 * codec.frame_rate)
 
 
 def find_clips(
@@ -131,14 +135,15 @@ def shards_of(places: Iterable[Place]) -> set[Path]:
 
 def encode_missing(
     missing: dict[str, Utterance],
-    codec: MelCodec,
+    codec: Codec,
+    front_end: Mel,
     folder: Path,
     key: str,
     config: DataConfig,
     keep: set[Path],
 ) -> Iterator[tuple[Path, list[str]]]:
     """Make the shards of the clips in `missing`; yield each, once it is there, with its clips."""
-    require_disk(folder, len(missing) * bytes_per_clip(codec, config))
+    require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
     parts = {
         folder / f"codes-{key}-{digest(clips)}.safetensors": clips
         for clips in chunks(list(missing), config.shard)
@@ -146,7 +151,7 @@ def encode_missing(
 
     def make(path: Path) -> None:
         rows = [missing[clip] for clip in parts[path]]
-        data = seal(encode(rows, codec, config) | {"clips": as_bytes(parts[path])})
+        data = seal(encode(rows, codec, front_end, config) | {"clips": as_bytes(parts[path])})
         make_room(folder, OWN, config.max_cache_gib, len(data), keep | set(parts))
         write_atomic(path, data)
 
@@ -154,14 +159,16 @@ def encode_missing(
         yield path, parts[path]
 
 
-def encode(rows: list[Utterance], codec: MelCodec, config: DataConfig) -> dict[str, np.ndarray]:
+def encode(
+    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig
+) -> dict[str, np.ndarray]:
     """Codes and references of `rows` as a shard's tensors; a few waveforms in memory at a time."""
     codes: list = [None] * len(rows)
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
         waves = [load_wave(rows[i].audio, codec.sample_rate) for i in at]
-        for i, mel, found in zip(at, *codec.encode_clips(waves)):
+        for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
             codes[i] = found.numpy().astype(np.int32)
             references[i] = reference_mel(mel, config.reference_frames).half().numpy()
     return {

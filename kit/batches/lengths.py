@@ -30,8 +30,7 @@ class LengthReport:
 
     percentiles: dict[str, dict[float, float]]  # {"codes": {50: 61.0, ...}, "seconds": ...}
     keep_percent: float
-    limit_frames: int  # mel frames, a multiple of 256
-    limit_codes: int  # what these frames are in codes
+    limit_codes: int  # a multiple of 64
     limit_s: float
     limit_tokens: int  # of a whole row, text and codes, a multiple of 64
     beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
@@ -89,21 +88,18 @@ def fit_positions(
 
 def length_report(
     cache: CodeCache,
-    frames_per_code: int,
     codes_per_s: float,
     split: str = "train",
     keep_percent: float = 99.5,
 ) -> LengthReport:
     """The lengths of `split`, and the limits suggested for fixed shapes.
 
-    The frames limit is the `keep_percent`-th percentile rounded up to 256 mel frames; the token
-    limit holds that many codes beside the same percentile of text. Raises ValueError when the
-    split is empty.
+    The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
+    that many codes beside the same percentile of text. Raises ValueError when the split is empty.
     """
     ids, columns = counts(cache, split, codes_per_s)
     highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
-    limit_frames = round_up(float(highest["codes"]) * frames_per_code, 256)
-    limit_codes = limit_frames // frames_per_code
+    limit_codes = round_up(int(highest["codes"]), 64)
     limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
     over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
     listed = ("codes", "tokens", "seconds")
@@ -114,7 +110,6 @@ def length_report(
             for name, column in columns.items()
         },
         keep_percent=keep_percent,
-        limit_frames=limit_frames,
         limit_codes=limit_codes,
         limit_s=limit_codes / codes_per_s,
         limit_tokens=limit_tokens,

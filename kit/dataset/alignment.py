@@ -25,11 +25,10 @@ from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
 from kit.audio.clip import DatasetError
-from kit.audio.mel_codec import MelCodec, load_wave
 from kit.audio.recognizer import MEL_FRAMES, Recognizer
+from kit.audio.waveform import load_wave
 from kit.base.config import require, require_within
 from kit.base.files import digest, write_atomic
-from kit.base.weights_file import checksum
 from kit.dataset.ledger import Finding, Utterance
 from kit.text.normalize import letters
 
@@ -80,11 +79,6 @@ class Alignment:
     reason: str = ""  # why it could not be aligned
 
 
-def frame_seconds(codec: MelCodec) -> float:
-    """Seconds of audio in one output frame of a recogniser fed with `codec`'s mels."""
-    return MEL_FRAMES * codec.config.hop_length / codec.sample_rate
-
-
 def frames_needed(ids: Tensor) -> int:
     """Frames without which `ids` (N,) cannot be aligned: a letter said twice needs a blank."""
     return len(ids) + int((ids[1:] == ids[:-1]).sum())
@@ -112,14 +106,14 @@ def quiet_frames(loud: Tensor) -> Tensor:
 
 
 def alignment_score(
-    recognizer: Recognizer, mel: Tensor, text: str, frame_s: float, config: AlignConfig
+    recognizer: Recognizer, mel: Tensor, text: str, config: AlignConfig
 ) -> Alignment:
-    """`text` laid over one log-mel (M, T); `frame_s` is `frame_seconds(codec)`.
+    """`text` laid over one log-mel (M, T).
 
     Never raises for a text that does not fit: the score is then -inf, with the reason.
     """
     log_probs = recognizer.log_probs([mel])[0]
-    return _aligned(recognizer, mel, log_probs, text, frame_s, config)
+    return _aligned(recognizer, mel, log_probs, text, config)
 
 
 def _aligned(
@@ -127,7 +121,6 @@ def _aligned(
     mel: Tensor,
     log_probs: Tensor,
     text: str,
-    frame_s: float,
     config: AlignConfig,
 ) -> Alignment:
     ids = recognizer.encode(text)
@@ -140,6 +133,7 @@ def _aligned(
         spoken[span.start : span.end] = True
     costs = costs * (spoken | ~quiet_frames(loudness(mel)))
     wanted = len(letters(text))
+    frame_s = recognizer.frame_s
     weak = sum(span.score < config.weak for span in spans) + wanted - len(spans)
     return Alignment(
         score=float(costs.sum()) / len(ids),
@@ -182,7 +176,6 @@ def _worst_frame(costs: Tensor, frame_s: float, around_s: float = 0.5) -> int:
 def align_clips(
     rows: list[Utterance],
     recognizer: Recognizer,
-    codec: MelCodec,
     config: AlignConfig,
     progress: Callable = lambda *_: None,
 ) -> list[Alignment]:
@@ -194,7 +187,7 @@ def align_clips(
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little of a batch is padding
     for start in range(0, len(order), config.batch):
         at = order[start : start + config.batch]
-        for i, alignment in zip(at, _align_batch([rows[i] for i in at], recognizer, codec, config)):
+        for i, alignment in zip(at, _align_batch([rows[i] for i in at], recognizer, config)):
             found[i] = alignment
         progress(min(start + config.batch, len(rows)), len(rows))
     return found
@@ -204,7 +197,6 @@ def align_clips_once(
     rows: list[Utterance],
     digests: list[str | None],
     recognizer: Recognizer,
-    codec: MelCodec,
     config: AlignConfig,
     path: Path,
     progress: Callable = lambda *_: None,
@@ -214,11 +206,10 @@ def align_clips_once(
     `digests` change when the recordings do, one a row. The words' times are not kept.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
-    weights = checksum(recognizer.state_dict())
-    key = digest(clips, weights, recognizer.alphabet, checksum(codec.state_dict()), config)
+    key = digest(clips, recognizer.fingerprint(), config)
     kept = _kept_alignments(path, key)
     if kept is None:
-        kept = align_clips(rows, recognizer, codec, config, progress)
+        kept = align_clips(rows, recognizer, config, progress)
         kept = [dataclasses.replace(alignment, words=()) for alignment in kept]
         scores = [dataclasses.asdict(alignment) for alignment in kept]
         write_atomic(path, json.dumps({"key": key, "alignments": scores}, ensure_ascii=False))
@@ -235,14 +226,14 @@ def _kept_alignments(path: Path, key: str) -> list[Alignment] | None:
         return None
 
 
-def _align_batch(rows: list, recognizer: Recognizer, codec: MelCodec, config: AlignConfig) -> list:
-    waves = [_wave_or_reason(row, codec.sample_rate) for row in rows]
+def _align_batch(rows: list, recognizer: Recognizer, config: AlignConfig) -> list:
+    rate = recognizer.front_end.config.sample_rate
+    waves = [_wave_or_reason(row, rate) for row in rows]
     heard = [wave for wave in waves if isinstance(wave, Tensor)]
-    mels = codec.log_mels(heard) if heard else []
+    mels = recognizer.front_end.log_mels(heard, rate) if heard else []
     pairs = zip(mels, recognizer.log_probs(mels) if heard else [])
-    frame_s = frame_seconds(codec)
     return [
-        _aligned(recognizer, *next(pairs), row.text, frame_s, config)
+        _aligned(recognizer, *next(pairs), row.text, config)
         if isinstance(wave, Tensor)
         else Alignment(score=IMPOSSIBLE, reason=wave)
         for row, wave in zip(rows, waves)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import soundfile
-import torch
 from torch import Tensor
 
-from kit.audio.mel_codec import MelCodec, load_wave
+from kit.audio.codec import Codec
 from kit.audio.recognizer import Recognizer, cer
+from kit.audio.waveform import load_wave
 from kit.base.files import write_atomic
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
@@ -40,13 +40,13 @@ class Scores:
 
 
 def transcribe(
-    recognizer: Recognizer, codec: MelCodec, waves: list[Tensor], batch: int = 25
+    recognizer: Recognizer, waves: list[Tensor], sample_rate: int, batch: int = 25
 ) -> list[str]:
-    """What the recogniser hears in each waveform (L,); an empty one is silence."""
-    least = 4 * codec.config.hop_length
+    """What the recogniser hears in each waveform (L,) of `sample_rate` Hz; empty is silence."""
     heard = []
-    for part in (waves[i : i + batch] for i in range(0, len(waves), batch)):
-        mels = [codec.mel(w[None] if len(w) else torch.zeros(1, least))[0][0] for w in part]
+    for start in range(0, len(waves), batch):
+        part = waves[start : start + batch]
+        mels = [recognizer.front_end.clip_mel(wave, sample_rate) for wave in part]
         heard += recognizer.transcribe(mels)
     return heard
 
@@ -60,7 +60,7 @@ def score(
 ) -> tuple[Scores, list[Speech]]:
     """Speak every row's text in its own speaker's voice, `batch` at a time, and measure."""
     speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config, batch)
-    heard = transcribe(recognizer, voice.codec, [s.wave for s in speech])
+    heard = transcribe(recognizer, [s.wave for s in speech], voice.codec.sample_rate)
     seconds = [len(s.wave) / voice.codec.sample_rate for s in speech]
     scores = Scores(
         cer=cer(heard, [r.text for r in rows]),
@@ -94,13 +94,15 @@ class NoiseFloor:
     heard: tuple[str, ...]  # after the codec
 
 
-def noise_floor(rows: list[Utterance], recognizer: Recognizer, codec: MelCodec) -> NoiseFloor:
+def noise_floor(rows: list[Utterance], recognizer: Recognizer, codec: Codec) -> NoiseFloor:
     """The recogniser's own errors on `rows`, and those on the codec's round trip."""
+    heard_rate = recognizer.front_end.config.sample_rate
+    recordings = [load_wave(row.audio, heard_rate) for row in rows]
     waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
     again = [codec.decode(codec.encode(wave[None]))[0] for wave in waves]
     texts = [row.text for row in rows]
-    before = transcribe(recognizer, codec, waves)
-    after = transcribe(recognizer, codec, again)
+    before = transcribe(recognizer, recordings, heard_rate)
+    after = transcribe(recognizer, again, codec.sample_rate)
     return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), heard=tuple(after))
 
 

@@ -20,7 +20,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from kit.audio.mel_codec import load_codec, save_codec
+from kit.audio.codec_kinds import load_codec, save_codec
+from kit.audio.spectrogram import Mel
 from kit.base.config import build
 from kit.base.files import digest, file_digest, make_folder, replacing, write_atomic, writing
 from kit.base.weights_file import is_sound
@@ -130,7 +131,12 @@ def export_voice(
                 raise OSError(errno.ENOSPC, str(error)) from error
         save_codec(voice.codec, new / "codec.safetensors")
         write_atomic(new / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
-        save_references(voice.references, new / "references.safetensors", voice.habits)
+        save_references(
+            voice.references,
+            new / "references.safetensors",
+            voice.habits,
+            voice.front_end.config,
+        )
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
         plain = card | {"checksum": digest(card)}
         write_atomic(new / CARD, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
@@ -278,11 +284,13 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         language_code(card.language)  # text is read by rules of the kit, or by none
         for path in (model, codec, tokens, references):
             verify(path, card.files[path.name])
+        mels, _, front_end = load_references(references)
         voice = Voice(
             model=restored(model, build(GPTConfig, card.model)),
             codec=load_codec(codec),
             tokenizer=Tokenizer(tokens),
-            references=load_references(references)[0],
+            references=mels,
+            front_end=Mel(front_end),
             habits=build(Habits, card.habits),
             language=card.language,
         )

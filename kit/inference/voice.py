@@ -19,7 +19,9 @@ import safetensors
 import torch
 from torch import Tensor
 
-from kit.audio.mel_codec import MelCodec, load_codec
+from kit.audio.codec import Codec
+from kit.audio.codec_kinds import load_codec
+from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.audio.streaming import AudioStream
 from kit.base.config import build, require_within
 from kit.base.files import write_atomic
@@ -65,9 +67,10 @@ class Speech:
 @dataclasses.dataclass(kw_only=True)
 class Voice:
     model: SpeechGPT
-    codec: MelCodec
+    codec: Codec
     tokenizer: Tokenizer
-    references: dict[str, Tensor]  # speaker -> log-mel (M, T)
+    references: dict[str, Tensor]  # speaker -> log-mel (M, T) by `front_end`
+    front_end: Mel = dataclasses.field(default_factory=Mel)
     language: str = "am"
     habits: Habits = Habits()
     decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
@@ -248,25 +251,35 @@ def cut_off(text: str) -> str:
     )
 
 
-def save_references(references: dict[str, Tensor], path: Path, habits: Habits = Habits()) -> None:
-    """A log-mel (M, T) for each speaker, and the habits of the recordings.
+def save_references(
+    references: dict[str, Tensor],
+    path: Path,
+    habits: Habits = Habits(),
+    front_end: MelConfig = DEFAULT_MEL,
+) -> None:
+    """A log-mel (M, T) for each speaker, what made it, and the habits of the recordings.
 
     Raises VoiceError for a speaker with the one name that such files keep for themselves.
     """
     if "__metadata__" in references:
         raise VoiceError("No speaker can be called `__metadata__`: name them otherwise.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    write_atomic(path, file_bytes(tensors, dataclasses.asdict(habits)))
+    header = dataclasses.asdict(habits)
+    header["front_end"] = dataclasses.asdict(front_end)
+    write_atomic(path, file_bytes(tensors, header))
 
 
-def load_references(path: Path) -> tuple[dict[str, Tensor], Habits]:
+def load_references(path: Path) -> tuple[dict[str, Tensor], Habits, MelConfig]:
     """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
     if not path.is_file():
         raise VoiceError(f"There is no {path}: run notebook 02_train.")
     try:
-        mels, habits = contents(path)
+        mels, header = contents(path)
+        # Earlier versions did not note it: theirs was always the one that is the default now.
+        front_end = build(MelConfig, header.pop("front_end", {}))
         # Copies: what is still mapped from a file keeps Windows from writing that file again.
-        return {name: mel.clone() for name, mel in mels.items()}, build(Habits, habits)
+        mels = {name: mel.clone() for name, mel in mels.items()}
+        return mels, build(Habits, header), front_end
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
 
@@ -291,7 +304,7 @@ def load_voice(
         "tokenizer": folder / "tokenizer.model",
         "references": folder / "references.safetensors",
     }
-    mels, habits = load_references(files["references"])
+    mels, habits, front_end = load_references(files["references"])
     try:
         model = load_model(files["model"])
     except ModelFileError as error:
@@ -301,6 +314,7 @@ def load_voice(
         codec=load_codec(files["codec"]),
         tokenizer=Tokenizer(files["tokenizer"]),
         references=mels,
+        front_end=Mel(front_end),
         language=language,
         habits=habits,
     )
@@ -327,7 +341,6 @@ def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
     told = [
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, shape.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, shape.code_vocab),
-        ("codec", "mels", codec.config.n_mels, shape.n_mels),
     ]
     frames = None
     for speaker, mel in voice.references.items():

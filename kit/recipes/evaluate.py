@@ -14,6 +14,7 @@ from kit.notebook.result import Result
 from kit.recipes import evaluation_results as results
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.sounds import mel_picture, players_of
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings that go to samples/
@@ -82,8 +83,8 @@ class Evaluation:
         line = f"{row.text} | heard: {data.written_down(spoken.wave)}"
         return Result(
             line=line,
-            pictures=results.pictures_of(waves, data.codec),
-            sounds=results.players_of(waves, data.codec),
+            pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
+            sounds=players_of(waves, data.rate_hz),
         )
 
     def floor(self) -> Result:
@@ -202,9 +203,7 @@ class Evaluation:
         written = []
         for heard in (*data.by_weights.values(), data.spoken["held_out"]):
             written += heard.samples
-        written += save_samples(
-            recordings, "held_out", data.codec.sample_rate, self.active_run.folder
-        )
+        written += save_samples(recordings, "held_out", data.rate_hz, self.active_run.folder)
         for split, heard in data.spoken.items():
             if split != "held_out":
                 written += heard.samples
@@ -214,8 +213,8 @@ class Evaluation:
         captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
         return Result(
             line=f"{len(written)} samples in {self.active_run.folder / 'samples'}",
-            pictures=results.pictures_of(waves, data.codec),
-            sounds=results.players_of(captions, data.codec),
+            pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
+            sounds=players_of(captions, data.rate_hz),
         )
 
     def best_of(self, weights: str) -> str:

@@ -14,8 +14,8 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.audio.mel_codec import load_wave
 from kit.audio.recognizer import load_recognizer
+from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError, build
 from kit.base.files import digest, file_digest, write_atomic
 from kit.dataset.ledger import Utterance
@@ -61,6 +61,8 @@ class EvaluationData:
         self.language = run.found("data", "language", "01_data_prep")
         self.voices = load_voices(run.folder, self.language, run.hw.device)
         self.codec = self.voices["raw"].codec
+        self.rate_hz = self.codec.sample_rate
+        self.front_end = self.voices["raw"].front_end
         self.sampling = build(GenerateConfig, run.section("generate"))
         self.read_once = dataclasses.replace(self.sampling, candidates=1)
         self.kept_path = run.path("heard.json")
@@ -105,7 +107,7 @@ class EvaluationData:
         def make() -> dict:
             scores, speech = score(self.voices[weights], rows, self.recognizer, config)
             waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
-            samples = save_samples(waves, split, self.codec.sample_rate, self.run.folder)
+            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
             return {"scores": dataclasses.asdict(scores), "samples": samples}
 
         key = digest(self.digests, model, config, _plain(rows))
@@ -197,7 +199,7 @@ class EvaluationData:
 
     def recording(self, row: Utterance) -> Tensor:
         """The waveform (L,) of a row."""
-        return load_wave(row.audio, self.codec.sample_rate)
+        return load_wave(row.audio, self.rate_hz)
 
     def sample_wave(self, sample: dict) -> Tensor:
         """The waveform (L,) of a sample that was written."""
@@ -206,7 +208,7 @@ class EvaluationData:
 
     def written_down(self, wave: Tensor) -> str:
         """What the recogniser hears in `wave` (L,)."""
-        return transcribe(self.recognizer, self.codec, [wave])[0]
+        return transcribe(self.recognizer, [wave], self.rate_hz)[0]
 
 
 def aligned(rows: list[Utterance], heard: tuple[str, ...]) -> list[WordPair]:

@@ -1,12 +1,8 @@
-"""What each step of an evaluation shows: bars, spectrograms, players and tables of its figures."""
+"""What each step of an evaluation shows: bars and tables of its figures."""
 
-from torch import Tensor
-
-from kit.audio.mel_codec import MelCodec
 from kit.inference.evaluate import Check, NoiseFloor, Scores
 from kit.inference.word_errors import WordPair, count_kinds, word_records
-from kit.notebook.plots import Figure, bars, grouped_bars, spectrograms
-from kit.notebook.result import Sound
+from kit.notebook.plots import Figure, bars, grouped_bars
 
 WORST_WORDS = 12  # in the table
 
@@ -73,17 +69,3 @@ def checks_table(checks: list[Check]) -> list[tuple[str, ...]]:
         mark = "✗" if check.problem else "✓"
         grid.append((mark, check.what, check.found, check.wanted))
     return grid
-
-
-def pictures_of(waves: dict[str, Tensor], codec: MelCodec) -> list[Figure]:
-    """Spectrograms of `waves` (L,) by name, side by side."""
-    mels = {name: codec.log_mels([wave])[0].numpy() for name, wave in waves.items()}
-    return [spectrograms(mels, codec.sample_rate / codec.config.hop_length)]
-
-
-def players_of(waves: dict[str, Tensor], codec: MelCodec) -> list[Sound]:
-    """Players for `waves` (L,) by caption."""
-    return [
-        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=codec.sample_rate)
-        for caption, wave in waves.items()
-    ]

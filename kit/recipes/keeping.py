@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.audio.clip import DatasetError
+from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError, build
 from kit.base.files import digest, replacing
 from kit.base.mirror import WAIT_S, Mirror
@@ -85,9 +86,10 @@ class Kept:
         codec = run.folder / "codec.safetensors"
         if not codec.is_file():
             return
-        shards = f"codes-{cache_key(codec, build(DataConfig, run.section('data')))}-"
+        front_end = build(MelConfig, run.section("front_end"))
+        key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
         index = Path(run.report().get("data", {}).get("codes", "none")).name
-        self.codes.fetch(lambda name: name.startswith(shards) or name == index)
+        self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)
 
     def _keep_on(self) -> None:
         while not self.over.wait(EVERY_S):

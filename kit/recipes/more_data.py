@@ -10,8 +10,9 @@ import numpy as np
 import soundfile
 
 from kit.audio.clip import DatasetError
-from kit.audio.mel_codec import load_codec, load_wave
+from kit.audio.codec_kinds import load_codec
 from kit.audio.recognizer import load_recognizer
+from kit.audio.waveform import load_wave
 from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.batches.lengths import ledger_limits
@@ -84,7 +85,6 @@ class LongRecordings:
         losses = cut_long(
             self.folder,
             self.recognizer,
-            self.codec,
             self.into,
             self.cuts,
             walk,

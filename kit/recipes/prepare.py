@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from kit.audio.mel_codec import CodecConfig
+from kit.audio.codec_kinds import codec_config
 from kit.audio.recognizer import RecognizerConfig
+from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import ConfigError, build
 from kit.base.files import digest, write_atomic
 from kit.batches.batching import DataConfig, padding_waste
@@ -90,7 +91,8 @@ class Preparation:
             pieces["phonemes"] = phonemes
         self.pieces = build(TokenizerConfig, pieces)
         self.model = build(GPTConfig, run.section("model"))
-        self.codec_config = build(CodecConfig, run.section("codec"))
+        self.codec_config = codec_config(run.section("codec"))
+        self.front_end = Mel(build(MelConfig, run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
         limits = ledger_limits(self.model, self.codec_config.frame_rate, longest_s)
         limits["language"] = language
@@ -178,7 +180,8 @@ class Preparation:
         rows = self.checked.kept
         path = self.active_run.path("codec.safetensors")
         self.codec, how = fitted_codec(self.active_run, self.codec_config, rows, path)
-        return results.of_codec(self.codec, how, next(iter(self._split("held_out")), rows[0]))
+        example = next(iter(self._split("held_out")), rows[0])
+        return results.of_codec(self.codec, how, example, self.front_end)
 
     def train_recognizer(self) -> Result:
         """Train the recogniser on these recordings, unless one of the same settings is there."""
@@ -186,7 +189,7 @@ class Preparation:
         config = build(RecognizerConfig, run.section("recognizer"))
         path = run.path("recognizer.safetensors")
         rows = self.checked.kept
-        self.recognizer, how = fitted_recognizer(run, config, rows, self.codec, path)
+        self.recognizer, how = fitted_recognizer(run, config, rows, self.front_end, path)
         return Result(line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {how}")
 
     def align(self) -> Result:
@@ -198,7 +201,6 @@ class Preparation:
             rows,
             self._digests(rows),
             self.recognizer,
-            self.codec,
             config,
             run.path("aligned.json"),
             Ticker("aligned"),
@@ -206,7 +208,8 @@ class Preparation:
         self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
         run.record(data={"alignment": self.matched.note})
-        return results.of_alignment(self.matched, self.aligned, rows, alignments, self.codec)
+        rate_hz = self.codec.sample_rate
+        return results.of_alignment(self.matched, self.aligned, rows, alignments, rate_hz)
 
     def cut_long(self) -> Result:
         """Cut what is too long for the model at its pauses; the originals stay as they are."""
@@ -220,7 +223,6 @@ class Preparation:
         clips = cut_rows(
             whole,
             self.recognizer,
-            self.codec,
             self.active_run.path("long"),
             CutConfig(max_s=self.rules.longest_s),
             WalkConfig(language=self.language),
@@ -252,9 +254,10 @@ class Preparation:
         index = build_cache(
             self.rows,
             self.codec,
+            self.front_end,
             self.tokenizer,
             run.folder.parent / "codes",
-            cache_key(run.path("codec.safetensors"), self.data_config),
+            cache_key(run.path("codec.safetensors"), self.front_end.config, self.data_config),
             self.data_config,
             Ticker("encoded"),
             self._digests(self.rows),
@@ -268,9 +271,7 @@ class Preparation:
 
     def measure_lengths(self) -> Result:
         """How long the rows are, and the limit that keeps nearly all of them."""
-        report = length_report(
-            self.cache, self.codec_config.frames_per_code, self.codec_config.frame_rate
-        )
+        report = length_report(self.cache, self.codec.frame_rate)
         return results.of_lengths(report, self.cache)
 
     def make_batches(self) -> Result:
@@ -279,6 +280,7 @@ class Preparation:
             self.model,
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,
+            n_mels=self.front_end.config.n_mels,
         )
         self.stream = CodeStream(
             self.cache, "train", self.data_config, partial(collate, self.model)

@@ -4,14 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 from kit.audio.clip import DatasetError
-from kit.audio.mel_codec import MelCodec, load_wave
+from kit.audio.codec import Codec
+from kit.audio.spectrogram import Mel
+from kit.audio.waveform import load_wave
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import LengthReport
 from kit.dataset.alignment import Alignment, Match, worst
 from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
 from kit.model.sequence import EffectiveBatch
-from kit.notebook.plots import bars, curves, histogram, spectrograms
+from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.result import Result, Sound
+from kit.recipes.sounds import mel_picture, players_of
 from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.tokenizer import Tokenizer
 
@@ -95,22 +98,16 @@ def of_tokenizer(
     )
 
 
-def of_codec(codec: MelCodec, how: str, row: Utterance) -> Result:
+def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:
     """A recording before and after the codec, to look at and to listen to."""
     wave = load_wave(row.audio, codec.sample_rate)
     again = codec.decode(codec.encode(wave[None]))[0]
-    mels = {
-        "recording": codec.mel(wave[None])[0][0].numpy(),
-        "codec round trip": codec.mel(again[None])[0][0].numpy(),
-    }
-    rate = codec.sample_rate
+    waves = {"recording": wave, "codec round trip": again}
+    captions = {f"recording: {row.text}": wave, "codec round trip": again}
     return Result(
         line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {how}",
-        pictures=[spectrograms(mels, rate / codec.config.hop_length)],
-        sounds=[
-            Sound(caption=f"recording: {row.text}", wave=wave.numpy(), sample_rate_hz=rate),
-            Sound(caption="codec round trip", wave=again.numpy(), sample_rate_hz=rate),
-        ],
+        pictures=[mel_picture(waves, codec.sample_rate, front_end)],
+        sounds=players_of(captions, codec.sample_rate),
     )
 
 
@@ -119,14 +116,14 @@ def of_alignment(
     ledger: Ledger,
     rows: list[Utterance],
     alignments: list[Alignment],
-    codec: MelCodec,
+    rate_hz: int,
 ) -> Result:
     """How well the worst clips fit their texts, the limit, and the worst of all to listen to."""
     poor = [max(a.score, LOWEST_DRAWN) for _, a in worst(rows, alignments, WORST_DRAWN)]
     drawn = {"the worst clips": (range(1, len(poor) + 1), poor)}
     if matched.judged:
         drawn["limit"] = ([1, len(poor)], [matched.lowest] * 2)
-    sounds = [_player(row, found, codec) for row, found in worst(rows, alignments, WORST_HEARD)]
+    sounds = [_player(row, found, rate_hz) for row, found in worst(rows, alignments, WORST_HEARD)]
     lost = f"{ledger.lost_percent:.2f} % of the hours are refused"
     stay = f"{len(ledger.kept):,} utterances stay, {lost}"
     return Result(
@@ -136,14 +133,14 @@ def of_alignment(
     )
 
 
-def _player(row: Utterance, found: Alignment, codec: MelCodec) -> Sound | None:
+def _player(row: Utterance, found: Alignment, rate_hz: int) -> Sound | None:
     """The clip, None for one that cannot be read: why, the ledger says."""
     try:
-        wave = load_wave(row.audio, codec.sample_rate)
+        wave = load_wave(row.audio, rate_hz)
     except DatasetError:
         return None
     caption = f"{found.score:.2f}, most at {found.worst_at_s:.1f} s | {row.text}"
-    return Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=codec.sample_rate)
+    return Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=rate_hz)
 
 
 def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
@@ -154,7 +151,7 @@ def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
         "codes": [len(cache.codes[i]) for i in members],
     }
     return Result(
-        line=f"limit {report.limit_frames} mel frames, {report.limit_tokens} tokens; "
+        line=f"limit {report.limit_codes} codes, {report.limit_tokens} tokens; "
         f"{len(report.beyond)} rows ({report.beyond_share:.2%}) lie beyond",
         pictures=[histogram(lengths)],
         figures=report.table(),

@@ -5,8 +5,9 @@ The same settings as a preset's YAML, checked the same way; `Run.keep_settings` 
 
 import yaml
 
-from kit.audio.mel_codec import CodecConfig
+from kit.audio.codec_kinds import codec_config
 from kit.audio.recognizer import RecognizerConfig
+from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError, build, merge
 from kit.base.words import brief, nearest
 from kit.batches.batching import DataConfig
@@ -26,7 +27,7 @@ SECTIONS = {
     "corpus": CorpusConfig,
     "manifest": ManifestConfig,
     "text": TokenizerConfig,
-    "codec": CodecConfig,
+    "front_end": MelConfig,
     "data": DataConfig,
     "model": GPTConfig,
     "train": TrainConfig,
@@ -79,6 +80,9 @@ def check_settings(sections: dict, preset: dict) -> None:
         if section not in preset:
             raise ConfigError(f"There is no section `{section}`.{nearest(section, preset)}")
         laid = merge(preset[section], values)
+        if section == "codec":  # whose `kind` says which class checks it
+            codec_config(laid)
+            continue
         if section in SECTIONS:
             build(SECTIONS[section], laid)
             continue

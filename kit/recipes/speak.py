@@ -13,10 +13,10 @@ from kit.inference.export import export_voice, load_export
 from kit.inference.torch_export import export_program
 from kit.inference.voice import VoiceError, remark
 from kit.notebook.panel.speak_panel import SpeakPanel
-from kit.notebook.plots import spectrograms
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_voice import RunVoice
+from kit.recipes.sounds import mel_picture
 from kit.recipes.speak_costs import SpeakingCosts
 
 SETTINGS = {  # of GenerateConfig
@@ -61,12 +61,10 @@ class Speaking(RunVoice):
             end = end or "every part found its end"
             grid.append(("said in one go", "text ids"))
             grid.extend((part, str(len(self.voice.ids(part)))) for part in speech.parts)
-        codec = self.voice.codec
-        mel = codec.log_mels([speech.wave])[0].numpy()
-        frames_per_s = self.rate_hz / codec.config.hop_length
+        waves = {"What was said": speech.wave}
         return Result(
             line=f"{line}; {end}" if end else line,
-            pictures=[spectrograms({"What was said": mel}, frames_per_s)],
+            pictures=[mel_picture(waves, self.rate_hz, self.voice.front_end)],
             sounds=[self.sound(speech, speech.text)],
             grid=grid,
         )

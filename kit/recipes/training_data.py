@@ -7,7 +7,8 @@ nothing of the loop.
 import dataclasses
 from functools import partial
 
-from kit.audio.mel_codec import load_codec
+from kit.audio.codec_kinds import load_codec
+from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import build
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
@@ -31,6 +32,7 @@ class TrainingData:
         self.run = run
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
+        self.front_end = Mel(build(MelConfig, run.section("front_end")))
         self.tokenizer = Tokenizer(run.path("tokenizer.model"))
         self.config = build(DataConfig, run.section("data"))
         self.model = build(
@@ -38,6 +40,7 @@ class TrainingData:
             run.section("model"),
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
+            n_mels=self.front_end.config.n_mels,
         )
 
     def stream(self, split: str = "train", position: dict | None = None, grad_accum: int = 0):
@@ -87,6 +90,7 @@ class TrainingData:
             codec=self.codec,
             tokenizer=self.tokenizer,
             references=speaker_references(self.cache),
+            front_end=self.front_end,
             language=self.run.found("data", "language", "01_data_prep"),
             habits=self.habits,
         )
@@ -100,7 +104,8 @@ class TrainingData:
     def save_references(self) -> None:
         """Leave one reference clip a speaker in the run's folder: it goes with the voice."""
         path = self.run.path("references.safetensors")
-        save_references(speaker_references(self.cache), path, self.habits)
+        references = speaker_references(self.cache)
+        save_references(references, path, self.habits, self.front_end.config)
 
     def with_passes_of(self, micro_batch: int) -> None:
         """Cut the same effective batches into passes of `micro_batch` rows from here on."""

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from helpers import CODEC, manifest, trained_codec, waves
+from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
 from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle
-from kit.audio.mel_codec import CodecConfig, MelCodec, codec_course, train_codec
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
@@ -70,7 +70,7 @@ def test_gradients_are_clipped_after_they_are_unscaled():
 
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
 def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
-    mels, texts = trained_codec()[0].encode_clips(waves())[0], [r.text for r in manifest()]
+    texts = [r.text for r in manifest()]
     scales, whole = [], torch.amp.GradScaler.step
 
     def step(scaler, optimizer):
@@ -80,11 +80,11 @@ def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name
     monkeypatch.setattr(torch.amp.GradScaler, "step", step)
     if name == "codec":
         codec = MelCodec(dataclasses.replace(CODEC, steps=3))
-        steps = train_codec(codec, waves(), "cpu", "fp16")
+        steps = codec.fit(waves(), "cpu", "fp16")
     else:
         config = RecognizerConfig(width=32, blocks=1, steps=3, batch=4)
         model = Recognizer(config, alphabet_of(texts))
-        steps = train_recognizer(model, mels, texts, "cpu", "fp16")
+        steps = train_recognizer(model, mels(), texts, "cpu", "fp16")
     assert all(math.isfinite(loss) for _, loss in steps)
     assert len(scales) == 3 and scales[0] == 65536.0
 
@@ -95,7 +95,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, preci
     broken = torch.full((22050,), math.nan)
     if name == "codec":
         codec = MelCodec(dataclasses.replace(CODEC, steps=3))
-        steps = train_codec(codec, [broken], "cpu", precision)
+        steps = codec.fit([broken], "cpu", precision)
     else:
         model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=3, batch=2), "ab")
         steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", precision)
@@ -158,7 +158,7 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
 
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
-    found = codec_course(MelCodec(dataclasses.replace(CODEC, steps=2)), [])
+    found = MelCodec(dataclasses.replace(CODEC, steps=2)).course([])
     assert found.look is None
     while not found.done:
         found.advance(1.0, taken=True)
@@ -171,14 +171,13 @@ def small(kind: str):
     length = {"steps": 4, "minutes": 1.0, "least_gain": 0.9, "look_every": 3}
     texts = [r.text for r in manifest()]
     if kind == "codec":
-        codec = MelCodec(CodecConfig(**{**vars(CODEC), **length}))
-        own = codec_course(codec, waves()[:4])
-        return codec, own, train_codec(codec, waves()[4:], "cpu", "fp32", course=own)
-    mels = trained_codec()[0].encode_clips(waves())[0]
+        codec = MelCodec(MelCodecConfig(**{**vars(CODEC), **length}))
+        own = codec.course(waves()[:4])
+        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", course=own)
     config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
     model = Recognizer(config, alphabet_of(texts))
-    own = recognizer_course(model, list(zip(mels[:4], texts[:4])))
-    return model, own, train_recognizer(model, mels[4:], texts[4:], "cpu", "fp32", course=own)
+    own = recognizer_course(model, list(zip(mels()[:4], texts[:4])))
+    return model, own, train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", course=own)
 
 
 @pytest.mark.parametrize("kind", ["codec", "recogniser"])

@@ -7,7 +7,8 @@ import torch
 from helpers import CODEC, trained_codec
 from torch import Tensor
 
-from kit.audio.mel_codec import CodecError, MelCodec
+from kit.audio.codec import CodecError
+from kit.audio.mel_codec import MelCodec
 from kit.audio.streaming import AudioStream
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from kit.audio.fitting import CourseConfig
-from kit.audio.mel_codec import CodecConfig
+from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.recognizer import RecognizerConfig
+from kit.audio.spectrogram import MelConfig
 from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge, require
 from kit.base.files import digest, write_atomic
 from kit.base.words import nearest
@@ -38,7 +39,8 @@ from kit.tuning.session_plan import Promise
 SECTIONS = {
     "corpus": CorpusConfig,
     "manifest": ManifestConfig,
-    "codec": CodecConfig,
+    "codec": MelCodecConfig,
+    "front_end": MelConfig,
     "data": DataConfig,
     "model": GPTConfig,
     "train": TrainConfig,
@@ -256,10 +258,10 @@ SENSELESS = [
     (TrainConfig, {"betas": ["a", "b"]}),
     (TrainConfig, {"clip_norm": -1}),
     (TrainConfig, {"lr": math.inf}),
-    (CodecConfig, {"hop_length": 0}),
-    (CodecConfig, {"levels": []}),
-    (CodecConfig, {"levels": [1000] * 9}),
-    (CodecConfig, {"n_mels": 600}),
+    (MelCodecConfig, {"hop_length": 0}),
+    (MelCodecConfig, {"levels": []}),
+    (MelCodecConfig, {"levels": [1000] * 9}),
+    (MelCodecConfig, {"n_mels": 600}),
     (ManifestConfig, {"characters_per_s": [2]}),
     (DataConfig, {"grid_lengths": [0, 64]}),
     (GPTConfig, {"code_vocab": 2}),

@@ -14,7 +14,9 @@ import torch
 from helpers import DATA, code_cache, corpus, manifest, speech, tokenizer, trained_codec, world
 
 from kit.audio.clip import DatasetError
-from kit.audio.mel_codec import load_codec
+from kit.audio.codec_kinds import load_codec
+from kit.audio.spectrogram import DEFAULT_MEL, Mel
+from kit.audio.waveform import load_wave
 from kit.base.files import DiskError
 from kit.batches.code_cache import (
     CacheError,
@@ -22,7 +24,6 @@ from kit.batches.code_cache import (
     build_cache,
     cache_key,
     clip_digests,
-    load_wave,
     longest_text,
     reference_mel,
     slowest_pace,
@@ -37,7 +38,7 @@ SMALL = dataclasses.replace(DATA, shard=3)  # ten shards
 
 def build(folder, rows=None, config=DATA, **over) -> Path:
     rows = rows or manifest()[:ROWS]
-    return build_cache(rows, trained_codec()[0], tokenizer(), folder, "k", config, **over)
+    return build_cache(rows, trained_codec()[0], Mel(), tokenizer(), folder, "k", config, **over)
 
 
 def digests(rows=None) -> list[str]:
@@ -233,11 +234,14 @@ def test_a_damaged_index_is_told_and_made_again(built, copy):
 def test_the_key_changes_with_what_codes_are_made_with(tmp_path):
     trained_codec()
     path = world() / "codec.safetensors"
-    key = cache_key(path, DATA)
-    assert key == cache_key(path, dataclasses.replace(DATA, seed=9, micro_batch=8, shard=7))
-    assert key != cache_key(path, dataclasses.replace(DATA, reference_frames=21))
+    key = cache_key(path, DEFAULT_MEL, DATA)
+    assert key == cache_key(
+        path, DEFAULT_MEL, dataclasses.replace(DATA, seed=9, micro_batch=8, shard=7)
+    )
+    assert key != cache_key(path, DEFAULT_MEL, dataclasses.replace(DATA, reference_frames=21))
+    assert key != cache_key(path, dataclasses.replace(DEFAULT_MEL, hop_length=128), DATA)
     (tmp_path / "codec").write_bytes(path.read_bytes() + b" ")
-    assert key != cache_key(tmp_path / "codec", DATA)
+    assert key != cache_key(tmp_path / "codec", DEFAULT_MEL, DATA)
 
 
 def gib(folder) -> float:
@@ -308,7 +312,7 @@ def build_apart(folder: str) -> None:
     """The body of the processes below: everything from files, as another notebook would."""
     codec = load_codec(world() / "codec.safetensors")
     words = Tokenizer(world() / "tokenizer.model")
-    build_cache(read_manifest(world())[:ROWS], codec, words, folder, "k", SMALL)
+    build_cache(read_manifest(world())[:ROWS], codec, Mel(), words, folder, "k", SMALL)
 
 
 @pytest.fixture(scope="module")

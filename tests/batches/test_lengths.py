@@ -16,13 +16,13 @@ def cache(codes: list[int], texts: list[int]) -> CodeCache:
 
 
 def report(codes, texts, **over):
-    return length_report(cache(codes, texts), frames_per_code=3, codes_per_s=28.7, **over)
+    return length_report(cache(codes, texts), codes_per_s=28.7, **over)
 
 
 def test_limits_keep_what_they_promise_and_list_the_rest():
     found = report([50] * 997 + [170, 171, 900], [15] * 1000)
-    assert found.limit_frames == 256 and found.limit_codes == 85
-    assert found.limit_tokens == 128  # 85 codes, 15 text ids and 6 more, in steps of 64
+    assert found.limit_codes == 64
+    assert found.limit_tokens == 128  # 64 codes, 15 text ids and 6 more, in steps of 64
     assert [row["id"] for row in found.beyond] == ["u999", "u998", "u997"]
     assert found.beyond[0] == {
         "id": "u999",
@@ -38,7 +38,7 @@ def test_at_least_the_promised_percentage_is_kept(keep_percent):
     rng = np.random.default_rng(0)
     columns = [np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int).tolist() for _ in range(2)]
     found = report(*columns, keep_percent=keep_percent)
-    assert found.limit_frames % 256 == 0 and found.limit_tokens % 64 == 0
+    assert found.limit_codes % 64 == 0 and found.limit_tokens % 64 == 0
     kept = [codes <= found.limit_codes for codes in columns[0]]
     assert 100 * sum(kept) / len(kept) >= keep_percent
     beyond = {row["id"] for row in found.beyond}

@@ -16,7 +16,7 @@ from gpu_setting import Setting, checked, seconds, settle, told
 from infer_calls import greedy, random_model, request
 from rows import result
 
-from kit.audio.mel_codec import CodecConfig, MelCodec, train_codec
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.inference import decoder as decoders
 from kit.inference.compare_formats import linear_bytes
@@ -148,12 +148,12 @@ def reading_speed(setting: Setting) -> float:
 def codec_rows(setting: Setting) -> Iterator[dict]:
     """The codec trains on the device, lands on the CPU, and gives there what it gives here."""
     device = setting.hw.device
-    config = CodecConfig(width=32, blocks=2, steps=12, batch=4, griffin_lim_iters=8)
+    config = MelCodecConfig(width=32, blocks=2, steps=12, batch=4, griffin_lim_iters=8)
     torch.manual_seed(0)
     waves = [wave(seconds_long) for seconds_long in (0.8, 1.0, 1.3)]
     for precision in ("fp32", setting.precision):
         codec = MelCodec(config)
-        found = [loss for _, loss in train_codec(codec, waves, device, precision)]
+        found = [loss for _, loss in codec.fit(waves, device, precision)]
         row = f"codec, {precision}: loss of 12 steps"
         yield falling(row, found, {p.device.type for p in codec.parameters()})
     mine, here = codec.encode(waves[0][None]), codec.to(device)

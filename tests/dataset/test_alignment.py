@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
+from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.config import ConfigError
 from kit.dataset.alignment import (
@@ -19,7 +19,6 @@ from kit.dataset.alignment import (
     align_clips,
     align_clips_once,
     alignment_score,
-    frame_seconds,
     lowest_score,
     refuse_mismatched,
     worst,
@@ -28,12 +27,11 @@ from kit.dataset.ledger import Utterance
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()
-FRAME_S = frame_seconds(CODEC)
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
-    mel = CODEC.log_mels([torch.from_numpy(noisy(wave))])[0]
-    return alignment_score(HEAR, mel, text, FRAME_S, CONFIG)
+    mel = HEAR.front_end.clip_mel(torch.from_numpy(noisy(wave)), RATE)
+    return alignment_score(HEAR, mel, text, CONFIG)
 
 
 def sentence(rng: random.Random) -> str:
@@ -120,7 +118,7 @@ def test_letters_the_recogniser_does_not_know_count_as_weak():
 def test_precisely_the_wrong_clips_are_refused(clips):
     rows, wrong = clips
     told = []
-    found = align_clips(rows, HEAR, CODEC, CONFIG, lambda *now: told.append(now))
+    found = align_clips(rows, HEAR, CONFIG, lambda *now: told.append(now))
     kept, refused = refuse_mismatched(rows, found, CONFIG)
     assert {f.id for f in refused} == set().union(*wrong.values()) and len(kept) == 85
     assert told[-1] == (100, 100) and told == sorted(told)
@@ -131,7 +129,7 @@ def test_precisely_the_wrong_clips_are_refused(clips):
 
 def test_the_worst_are_listed_first(clips):
     rows, wrong = clips
-    found = align_clips(rows, HEAR, CODEC, CONFIG)
+    found = align_clips(rows, HEAR, CONFIG)
     listed = worst(rows, found, 15)
     assert {row.id for row, _ in listed} == set().union(*wrong.values())
     assert [a.score for _, a in listed] == sorted(a.score for a in found)[:15]
@@ -139,8 +137,8 @@ def test_the_worst_are_listed_first(clips):
 
 def test_a_clip_alone_scores_as_in_any_batch(clips):
     rows = clips[0][:20]
-    together = align_clips(rows, HEAR, CODEC, CONFIG)
-    alone = align_clips(rows, HEAR, CODEC, AlignConfig(batch=1))
+    together = align_clips(rows, HEAR, CONFIG)
+    alone = align_clips(rows, HEAR, AlignConfig(batch=1))
     assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=0.05)
 
 
@@ -148,12 +146,12 @@ def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_p
     (tmp_path / "bad.wav").write_bytes(b"RIFF" + b"\0" * 60)
     bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
     rows = [bad, *clips[0][21:30]]
-    found = align_clips(rows, HEAR, CODEC, CONFIG)
+    found = align_clips(rows, HEAR, CONFIG)
     kept, refused = refuse_mismatched(rows, found, CONFIG)
     assert len(kept) == 9 and [f.id for f in refused] == ["bad"]
     assert "bad.wav" in refused[0].reason
-    assert align_clips([bad], HEAR, CODEC, CONFIG)[0].score == -math.inf
-    assert align_clips([], HEAR, CODEC, CONFIG) == []
+    assert align_clips([bad], HEAR, CONFIG)[0].score == -math.inf
+    assert align_clips([], HEAR, CONFIG) == []
 
 
 def scored(*scores: float) -> list[Alignment]:
@@ -188,9 +186,9 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
 
     def align(rows, config=CONFIG, sounds="abcdef") -> list[Alignment]:
         tick = lambda *now: heard.append(now)  # noqa: E731
-        return align_clips_once(rows, list(sounds), HEAR, CODEC, config, kept, tick)
+        return align_clips_once(rows, list(sounds), HEAR, config, kept, tick)
 
-    scores = [a.score for a in align_clips(rows, HEAR, CODEC, CONFIG)]
+    scores = [a.score for a in align_clips(rows, HEAR, CONFIG)]
     first = align(rows)
     assert [a.score for a in first] == scores and len(heard) == 1
     assert align(rows) == first and len(heard) == 1

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import torch
 from helpers import in_time, spoken_by_espeak
-from tones import CODEC, LETTERS, RATE, ToneRecognizer, noisy, say, silence
+from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio.recognizer import (
     Recognizer,
@@ -26,6 +26,7 @@ from kit.audio.recognizer import (
     edit_distance,
     train_recognizer,
 )
+from kit.audio.spectrogram import Mel
 from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
 from kit.dataset.long_recordings.cut import CutConfig
@@ -67,7 +68,7 @@ def paused(texts: list[str], seed: int = 0) -> list[str | float]:
 
 
 def cut(folder: Path, into: Path, recognizer=HEAR, config: CutConfig = CUT, **told):
-    losses = cut_long(folder, recognizer, CODEC, into, config, WALK, **told)
+    losses = cut_long(folder, recognizer, into, config, WALK, **told)
     lines = (into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
 
@@ -78,7 +79,7 @@ def clip_seconds(into: Path) -> float:
 
 def letters_in(path: Path) -> str:
     wave = torch.from_numpy(soundfile.read(path, dtype="float32")[0])
-    return HEAR.transcribe([CODEC.mel(wave[None])[0][0]])[0]
+    return HEAR.transcribe([HEAR.front_end.clip_mel(wave, RATE)])[0]
 
 
 def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
@@ -103,7 +104,7 @@ def spoken() -> tuple[Recognizer, list[str], list[np.ndarray]]:
     words = [word for word in load_words("am")["object"] if " " not in word][:8]
     texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
     speech = spoken_by_espeak(texts)
-    mels = [CODEC.log_mels([torch.from_numpy(wave)])[0] for wave in speech]
+    mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
     shape = RecognizerConfig(width=48, blocks=2, steps=150, batch=6, lr=1e-2)
     recognizer = Recognizer(shape, alphabet_of(texts))
@@ -128,7 +129,7 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     assert clip_seconds(tmp_path / "out") + lost_s == pytest.approx(len(wave) / RATE, abs=0.01)
     clips = [tmp_path / f"out/wavs/{name}.wav" for name, _ in rows]
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
-    heard = recognizer.transcribe(CODEC.log_mels(waves))
+    heard = recognizer.transcribe(Mel().log_mels(waves, RATE))
     assert cer(heard, [text for _, text in rows]) < 0.25
 
 
@@ -152,7 +153,7 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
                 split="train", line=number + 1, seconds=seconds, file="metadata.csv",
             )
         )  # fmt: skip
-    made = cut_rows(rows, HEAR, CODEC, tmp_path / "long", CUT, WALK)
+    made = cut_rows(rows, HEAR, tmp_path / "long", CUT, WALK)
     for row in rows:
         own = [clip for clip in made if clip.line == row.line]
         assert [clip.id for clip in own][:2] == [f"{row.id}_0001", f"{row.id}_0002"]
@@ -161,14 +162,14 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
     assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
     marks = (tmp_path / "long/clips/cut").glob("*.json")
     dates = {mark: mark.stat().st_mtime_ns for mark in marks}
-    again = cut_rows(rows, HEAR, CODEC, tmp_path / "long", CUT, WALK)
+    again = cut_rows(rows, HEAR, tmp_path / "long", CUT, WALK)
     assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
 
     lost = [refuse(row, "too long", "too long", row.seconds) for row in rows]
     ledger = Ledger(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
     assert ledger.kept == made and ledger.lost_percent < 30  # the pauses
     assert all("kept, cut at pauses" in finding.reason for finding in ledger.refused)
-    assert cut_rows([], HEAR, CODEC, tmp_path / "none", CUT, WALK) == []
+    assert cut_rows([], HEAR, tmp_path / "none", CUT, WALK) == []
 
 
 def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_path):
@@ -328,7 +329,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     """Never more than a window of samples is asked for, however long the recording."""
     texts = sentences(60)
     record(tmp_path / "a.wav", paused(texts), "")
-    listener, asked = Listener(tmp_path / "a.wav", HEAR, CODEC), []
+    listener, asked = Listener(tmp_path / "a.wav", HEAR), []
     listen = listener.wave
 
     def wave(start_s: float, end_s: float) -> torch.Tensor:
@@ -364,7 +365,7 @@ def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "in" / "c.wav")
     (tmp_path / "in" / "c.txt").write_text("abc.")
     with in_time(30):
-        losses = cut_long(tmp_path / "in", HEAR, CODEC, tmp_path / "out", CUT, WALK)
+        losses = cut_long(tmp_path / "in", HEAR, tmp_path / "out", CUT, WALK)
     assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
     assert not [x for x in losses if x.file == "c.wav"]
 

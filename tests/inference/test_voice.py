@@ -18,7 +18,7 @@ from helpers import (
     world,
 )
 
-from kit.audio.mel_codec import CodecError
+from kit.audio.codec import CodecError
 from kit.base.config import ConfigError
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder
@@ -364,7 +364,7 @@ def test_a_model_file_with_other_weights_is_named(folder):
 OTHER = {
     "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors goes with 300",
     "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors goes with 300",
-    "n_mels": r"codec\.safetensors has 80 mels, .*model-ema\.safetensors goes with 300",
+    "n_mels": r"references\.safetensors has 80 mels of .*model-ema\.safetensors goes with 300",
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import code_index, trained_codec, world
 
+from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import ConfigError
 from kit.base.mirror import stamps
 from kit.batches.code_cache import cache_key
@@ -104,9 +105,8 @@ def test_the_code_cache_comes_as_far_as_this_run_needs_it(machine):
     run = start("my-voice")
     shutil.copytree(index.parent, runs / "codes")
     shutil.copy(codec, run.folder)
-    key = cache_key(
-        run.folder / "codec.safetensors", keeping.build(keeping.DataConfig, run.section("data"))
-    )
+    data = keeping.build(keeping.DataConfig, run.section("data"))
+    key = cache_key(run.folder / "codec.safetensors", DEFAULT_MEL, data)
     for shard in (runs / "codes").glob("codes-*"):
         shard.rename(shard.with_name(f"codes-{key}-{shard.name[-12:]}"))
     (runs / "codes" / "codes-other-1.safetensors").write_text("another run's")

@@ -69,7 +69,7 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
     soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
     (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
 
-    def cut_in_two(folder, recognizer, codec, into, *_):
+    def cut_in_two(folder, recognizer, into, *_):
         (into / "wavs").mkdir(parents=True, exist_ok=True)
         for name in ("talk_0001", "talk_0002"):
             soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)

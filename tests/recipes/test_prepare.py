@@ -81,7 +81,7 @@ def test_the_first_batch_is_rows_the_model_has_positions_for(prepared):
 
 def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
     for name in (
-        "kit.recipes.prepare_networks.train_codec",
+        "kit.audio.mel_codec.MelCodec.fit",
         "kit.recipes.prepare_networks.train_recognizer",
         "kit.dataset.alignment.align_clips",
         "kit.batches.code_cache.clip_digest",

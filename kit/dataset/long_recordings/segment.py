@@ -20,10 +20,8 @@ import numpy as np
 import soundfile
 
 from kit.audio.container import UnreadableError, open_sound
-from kit.audio.mel_codec import MelCodec
 from kit.audio.recognizer import Recognizer
 from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
-from kit.base.weights_file import checksum
 from kit.base.words import no_utf8
 from kit.dataset.ledger import Utterance
 from kit.dataset.long_recordings.cut import CutConfig, Span, plan_cuts
@@ -80,7 +78,6 @@ def cut_recording(
     audio: Path,
     name: str,
     recognizer: Recognizer,
-    codec: MelCodec,
     into: Path,
     config: CutConfig,
     walk: WalkConfig,
@@ -92,7 +89,7 @@ def cut_recording(
         return [], [_whole(audio, f"no transcript {audio.stem}.txt beside it")]
     try:
         text = audio.with_suffix(".txt").read_text(encoding="utf-8-sig")
-        listener = Listener(audio, recognizer, codec)
+        listener = Listener(audio, recognizer)
         tokens = read_tokens(text, recognizer, walk.language)
         heard = Walk(listener, tokens, walk).run(progress)
     except UnicodeDecodeError as error:
@@ -145,7 +142,6 @@ def _samples(listener: Listener, clip: Span) -> bytes:
 def cut_long(
     folder: Path,
     recognizer: Recognizer,
-    codec: MelCodec,
     into: Path,
     config: CutConfig,
     walk: WalkConfig,
@@ -164,7 +160,7 @@ def cut_long(
     require_disk(into, sum(audio.stat().st_size for audio in recordings))
     lengths_s = [_seconds(audio) for audio in recordings]
     total_s = sum(lengths_s)
-    weights = fingerprint(recognizer)
+    weights = recognizer.fingerprint()
     rows = []
     losses = []
     before_s = 0.0
@@ -174,7 +170,7 @@ def cut_long(
         done = _finished(mark)
         if done.get("key") != key:
             tell = shifted(progress, before_s, total_s)
-            made = cut_recording(audio, name, recognizer, codec, into, config, walk, tell)
+            made = cut_recording(audio, name, recognizer, into, config, walk, tell)
             done = {"key": key, "rows": made[0], "losses": [*map(dataclasses.asdict, made[1])]}
             write_atomic(mark, json.dumps(done, ensure_ascii=False))
         rows = rows + done["rows"]
@@ -197,7 +193,6 @@ def shifted(progress: Callable, before_s: float, total_s: float) -> Callable:
 def cut_rows(
     rows: list[Utterance],
     recognizer: Recognizer,
-    codec: MelCodec,
     into: Path,
     config: CutConfig,
     walk: WalkConfig,
@@ -220,7 +215,7 @@ def cut_rows(
         shutil.copystat(row.audio, audio.with_suffix(".txt"))
         owner[audio.stem] = row
     if rows:
-        cut_long(whole, recognizer, codec, clips, config, walk, progress)
+        cut_long(whole, recognizer, clips, config, walk, progress)
     shutil.rmtree(whole)
     table = clips / "metadata.csv"
     lines = table.read_text(encoding="utf-8").splitlines() if rows else []
@@ -248,11 +243,6 @@ def _finished(mark: Path) -> dict:
     except (ValueError, RecursionError) as error:
         warnings.warn(f"{mark} is damaged ({error}): its recording is heard again.", stacklevel=3)
         return {}
-
-
-def fingerprint(recognizer: Recognizer) -> str:
-    """Changes when the recogniser's weights or alphabet do."""
-    return digest(checksum(recognizer.state_dict()), recognizer.alphabet)
 
 
 def _state(path: Path) -> tuple:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kit.audio.container import decoded_extent, open_sound, read_part
-from kit.audio.mel_codec import MelCodec, resampled
 from kit.audio.recognizer import Recognizer
-from kit.dataset.alignment import frame_seconds, loudness, quiet_frames
+from kit.audio.waveform import resampled
+from kit.dataset.alignment import loudness, quiet_frames
 
 LEAD_S = 0.5  # heard before a window's first frame: what the recogniser's convolutions see
 PAUSE_S = 0.1  # shorter silences belong to the letters: the closure of a t or a k
@@ -70,10 +70,10 @@ class Window:
 class Listener:
     """One recording, heard window by window: bounded memory, whatever its length."""
 
-    def __init__(self, path: Path, recognizer: Recognizer, codec: MelCodec):
+    def __init__(self, path: Path, recognizer: Recognizer):
         self.path = path
         self.recognizer = recognizer
-        self.codec = codec
+        self.heard_rate = recognizer.front_end.config.sample_rate  # Hz
         with open_sound(path) as (sound, _):
             self.rate = sound.samplerate
         self.extent = decoded_extent(path)
@@ -88,17 +88,18 @@ class Listener:
         return wave.mean(axis=1)
 
     def wave(self, start_s: float, end_s: float) -> Tensor:
-        """Mono samples (L,) at the codec's rate."""
+        """Mono samples (L,) at the rate the recogniser hears."""
         wave = np.nan_to_num(self.samples_of(start_s, end_s))  # what is no number is silence
         wave = torch.from_numpy(wave.clip(-1, 1))
-        return resampled(wave, self.rate, self.codec.sample_rate)
+        return resampled(wave, self.rate, self.heard_rate)
 
     def window(self, start_s: float, length_s: float) -> Window:
         """What is heard from `start_s` on for `length_s`, or to the end."""
         from_s = max(0.0, start_s - LEAD_S)
         end_s = min(start_s + length_s, self.total_s)
-        mel = self.codec.log_mels([self.wave(from_s, end_s)])[0]
-        frame_s = frame_seconds(self.codec)
+        wave = self.wave(from_s, end_s)
+        mel = self.recognizer.front_end.clip_mel(wave, self.heard_rate)
+        frame_s = self.recognizer.frame_s
         lead = round((start_s - from_s) / frame_s)
         log_probs = self.recognizer.log_probs([mel])[0][lead:]
         wildcard = log_probs.amax(-1, keepdim=True) - WILDCARD_COST

@@ -1,0 +1,98 @@
+"""What a codec is: sound to codes and back, and nothing that only one of them has.
+
+Whoever prepares, trains, evaluates or speaks knows a codec by this contract alone. A new one is a
+file of its own, and an entry in `CODECS` (codec_kinds.py).
+
+Shapes: B batch, L samples, N codes, M mels, T mel frames.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kit.audio.fitting import Course
+from kit.audio.spectrogram import Mel, MelConfig, unpadded
+
+
+class CodecError(ValueError):
+    """A codec that is missing, damaged or of another shape than its configuration."""
+
+
+class CodecConfig(Protocol):
+    """Plain settings of a codec, a frozen dataclass: a preset's section `codec`."""
+
+    kind: str  # its name in `CODECS`
+
+    @property
+    def frame_rate(self) -> float:
+        """Codes per second."""
+
+
+class Codec(Protocol):
+    """Sound <-> codes: an `nn.Module` made of a `CodecConfig`, whose weights say all that it is.
+
+    One that inherits from this needs `encode`, `decode` and the figures; what else is here serves
+    as it stands. Making one gives the shape alone, at no cost: weights are trained by `fit`, or
+    loaded from a file.
+    """
+
+    config: CodecConfig
+    sample_rate: int  # Hz, of waveforms in and out
+    frame_rate: float  # codes per second, each a whole number of samples
+    vocab_size: int
+    context: int  # codes to either side that the samples of a code can depend on, none further
+    mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
+
+    @abstractmethod
+    def encode(self, wave: Tensor) -> Tensor:
+        """Mono waveform (B, L) in [-1, 1] at `sample_rate` -> codes (B, N), where the codec is."""
+
+    def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
+        """The codes (N,) of clips (L,) of several lengths."""
+        return [self.encode(wave[None])[0] for wave in waves]
+
+    def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
+        """The codes (N,) of log-mels (B, M, T), padded to one length, and the frames of each."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def decode(self, codes: Tensor, first: int = 0) -> Tensor:
+        """Codes (B, N) -> waveform (B, L), where the codec is; it lasts N / frame_rate seconds.
+
+        `first` is the number of codes[:, 0] in its utterance, for a part cut out of one: with
+        `context` codes around it a part sounds as in the whole. Raises CodecError for a code
+        outside the vocabulary. What a codec makes sound of besides (a model's latents, a speaker)
+        follows by keyword, each with a default: the codes alone are its own round trip.
+        """
+
+    def course(self, held: list[Tensor]) -> Course | None:
+        """How long `fit` trains, judged by clips (L,) it never learns from; None: not at all."""
+        return None
+
+    def fit(
+        self,
+        waves: list[Tensor],
+        device: str,
+        precision: str,
+        seed: int = 0,
+        course: Course | None = None,
+    ) -> Iterator[tuple[int, float]]:
+        """Train on clips (L,), yielding (step, loss); leaves it on the CPU in eval mode."""
+        return iter(())
+
+
+@torch.inference_mode()
+def mels_and_codes(
+    codec: Codec, front_end: Mel, waves: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-mels (M, T) as `front_end` makes them, and codes (N,), of clips (L,) at the codec's rate.
+
+    Where the codec begins with the same log-mels, they are made once.
+    """
+    if codec.mel_config == front_end.config:
+        mel, frames = front_end.padded(waves)
+        return unpadded(mel, frames), codec.encode_mels(mel, frames)
+    return front_end.log_mels(waves, codec.sample_rate), codec.encode_clips(waves)
