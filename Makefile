@@ -120,7 +120,8 @@ voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=nam
 	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") && \
 	$$kit train --run "$(RUN)" && \
 	$$kit evaluate --run "$(RUN)" && \
-	$$kit checklist --run "$(RUN)" --tables
+	$$kit checklist --run "$(RUN)" --tables && \
+	printf '\nHear what you like: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)"
 
 lab: $(STAMP)  ## JupyterLab on the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)

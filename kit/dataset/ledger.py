@@ -179,7 +179,8 @@ class Ledger:
                 f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
                 f"All of them, with the cure of each: {where}. Mend them, or go on without them: "
                 "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
-                f"--set manifest.refuse_percent={math.ceil(self.lost_percent)}.{OFFER * too_long}"
+                f"--set manifest.refuse_percent={math.ceil(self.lost_percent)} (of make voice: "
+                f"ARGS='--set ...').{OFFER * too_long}"
             )
 
     def _first_refused(self) -> str:

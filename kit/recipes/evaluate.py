@@ -161,7 +161,8 @@ class Evaluation:
         line = f"Held-out loss at the end: {told}"
         if "EMA" in at_the_end:
             below = 100 * (1 - at_the_end["EMA"] / at_the_end["raw"])
-            line += f"\nAt the end EMA is {below:.1f} % below raw."
+            where = "below" if below >= 0 else "above"
+            line += f"\nAt the end EMA is {abs(below):.1f} % {where} raw."
         picture = curves(lines, "step", "held-out loss")
         return Result(line=line, pictures=[picture], figures=figures, shown=False)
 

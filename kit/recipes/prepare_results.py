@@ -77,7 +77,7 @@ def _other_script(rows: list[Utterance], language: str) -> list[str]:
     return [
         f"Most letters of these texts are {found}; `{language}` is written in "
         f"{'/'.join(own).capitalize()}, and figures are read in it. For another language begin "
-        "a new run with its code: LANGUAGE in 01_data_prep, --language here."
+        "a new run with its code: LANGUAGE in 01_data_prep or of make voice, --language."
     ]
 
 

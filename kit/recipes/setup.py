@@ -117,7 +117,10 @@ class Setup:
     def advice(self) -> Result:
         """What else suits this machine."""
         hw = self.active.hw
-        return Result(line=f"What suits the {hw.name}", figures=advice_table(recommend(hw)))
+        advice = recommend(hw)
+        settings = ", ".join(each.setting for each in advice)
+        line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
+        return Result(line=line, figures=advice_table(advice))
 
     def use(self) -> Result:
         """What the chosen use changes, with its reasons."""
@@ -140,4 +143,5 @@ class Setup:
 
     def summary(self) -> Result:
         """What was written, and what comes next."""
-        return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: 01_data_prep.")
+        next_step = f"01_data_prep, or python -m kit prepare --run {self.active.name}"
+        return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: {next_step}")
