@@ -31,7 +31,7 @@ def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(ru
         "use",
     }
     assert report["train"]["planned_bytes"] > 1e6
-    assert "Next: 01_data_prep." in str(found[-1])
+    assert "Next: 01_data_prep, or python -m kit prepare" in str(found[-1])
 
 
 def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
