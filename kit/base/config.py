@@ -96,7 +96,8 @@ def build(cls, values: dict | None = None, **over):
     Lists become tuples. Raises ConfigError for an unknown key (naming the nearest known one),
     for a value of the wrong type, and for whatever the class's own `__post_init__` refuses.
     """
-    values = {**(values or {}), **over}
+    values = dict(values or {})
+    values.update(over)
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:

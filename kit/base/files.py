@@ -21,7 +21,7 @@ from kit.base.words import brief
 
 # What Windows keeps for devices, whatever suffix follows.
 RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
-RESERVED |= {f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³"}
+RESERVED.update(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")
 LONGEST_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
 
 
@@ -92,10 +92,16 @@ _IN_THE_WAY = (
     "again."
 )
 CURES_OF_DISKS = {
-    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _IN_THE_WAY),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), _CLOSED),
-    **dict.fromkeys((errno.ENOENT, errno.ESTALE), _GONE),
+    errno.EEXIST: _IN_THE_WAY,
+    errno.ENOTDIR: _IN_THE_WAY,
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EROFS: _CLOSED,
+    errno.EACCES: _CLOSED,
+    errno.EPERM: _CLOSED,
+    errno.ENOENT: _GONE,
+    errno.ESTALE: _GONE,
 }
 OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
 

@@ -19,8 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
 OWN_STATUS = Path("/proc/self/status")
 
 
@@ -260,7 +258,7 @@ def choose_preset(hw: Hardware) -> Choice:
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
     has = f"{hw.name} has {gib:.0f} GiB"
-    version = ".".join(map(str, hw.capability))
+    version = dotted(hw.capability)
     if hw.capability < (7, 0):
         name = "t4" if gib >= 10 else "8gb"
         slow = f"compute capability {version} has no half-precision units: a small model"
@@ -299,21 +297,16 @@ def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice
 
 
 def use_threads(hw: Hardware) -> Choice:
-    """Give PyTorch the free cores. Spinning threads on busy cores run 4-10x slower than one."""
+    """Give PyTorch the free cores. Spinning threads on busy cores run 4-10x slower than one.
+
+    They are the calling thread's. Each thread that computes has an OpenMP pool of its own, and once
+    the pools together outnumber the cores libgomp stops waiting between operations: a second pool,
+    idle in the notebook's main thread, made training steps here 1.25 times as long. So what
+    computes beside a thread that trains does it in a thread that ends, or with one core.
+    """
     choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice
-
-
-def threads_for_worker(hw: Hardware) -> Choice:
-    """The free cores, for a thread that is to train; the calling thread keeps one to itself.
-
-    Call it first thing. Each thread that computes has an OpenMP pool of its own, and once the pools
-    together outnumber the cores libgomp stops waiting between operations: a second pool, idle in
-    the notebook's main thread, made training steps here 1.25 times as long.
-    """
-    torch.set_num_threads(1)
-    return free_cores(hw)
 
 
 def hush_profiler() -> None:
@@ -338,7 +331,7 @@ def peak_memory_bytes(device: str) -> int:
 def peak_resident_bytes() -> int:
     """The most resident memory that this process has had at once, in bytes.
 
-    Every system counts it in a place and a unit of its own.
+    Every system counts it in a place and a unit of its own; psutil knows that of Windows alone.
     """
     import psutil
 

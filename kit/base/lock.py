@@ -2,8 +2,9 @@
 
 The system makes such a file for one process only, on network shares, Google Drive and Windows, too,
 where locks on open files are not to be relied on. Its holder renews it; one that has died on this
-machine is noticed at once, one on another machine when its signs of life have stopped. Knows files
-and processes alone.
+machine is noticed at once, one on another machine when its signs of life have stopped. filelock
+has locks on open files, or files that say no holder and show no sign of life. Knows files and
+processes alone.
 """
 
 import contextlib
@@ -113,11 +114,11 @@ class Lock:
         """Whether this process has just made the file."""
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = new_file(self.path)
-            if file is None:
+            handle = new_file(self.path)
+            if handle is None:
                 return False
             try:
-                with open(file, "wb") as file:
+                with open(handle, "wb") as file:
                     file.write(_as_json(self.mine))
             except OSError:
                 self.path.unlink(missing_ok=True)  # the disk is full: an empty lock is nobody's
@@ -131,13 +132,13 @@ class Lock:
         """
         claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
         with writing(claim):
-            file = new_file(claim)
-        if file is None:
+            handle = new_file(claim)
+        if handle is None:
             with contextlib.suppress(OSError):  # it died while it took over
                 if time.time() - claim.stat().st_mtime > TORN_S:
                     claim.unlink()
             return False
-        os.close(file)
+        os.close(handle)
         try:
             if read_holder(self.path) != gone:  # somebody was quicker, or it lives after all
                 return False

@@ -15,6 +15,7 @@ machine fetches it all before it begins. A share of a laboratory is used the sam
   name are told apart by an id, and never mixed.
 
 What was copied is remembered in the folder itself (`.mirror.json`), so nothing is copied twice.
+shutil's and rsync's copies know no disk that fails midway, and no second machine on the same run.
 Knows files by their names and times alone.
 """
 
@@ -168,7 +169,8 @@ class Mirror:
         )
 
     def _copy_one(self, name: str, memory: Memory) -> None:
-        source, target = self.folder / name, self.kept / name
+        source = self.folder / name
+        target = self.kept / name
         if name == RECORD:
             self._merge_record(memory)
         before = stamp(source)  # what is written meanwhile counts as changed the next time
@@ -330,11 +332,11 @@ def copy_whole(source: Path, target: Path) -> None:
 
 def fetch_whole(source: Path, target: Path) -> None:
     """`copy_whole`, tried again where the network fails."""
-    for left in range(READ_AGAIN - 1, -1, -1):
+    for tried in range(1, READ_AGAIN + 1):
         try:
             return copy_whole(source, target)
         except OSError as error:
-            if not left:
+            if tried == READ_AGAIN:
                 raise DiskError(
                     error.errno, f"could not fetch {source}: {reason(error)}"
                 ) from error

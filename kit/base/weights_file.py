@@ -50,8 +50,8 @@ def is_sound(name: str, values: Tensor) -> bool:
 def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
     """A safetensors file of `tensors` and `header`, with their checksum; always the same bytes."""
     # One entry: safetensors writes several in any order.
-    told = {"header": json.dumps(header | {"sha256": checksum(tensors)})}
-    return safetensors.torch.save(tensors, metadata=told)
+    whole = dict(header, sha256=checksum(tensors))
+    return safetensors.torch.save(tensors, metadata={"header": json.dumps(whole)})
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

@@ -99,7 +99,8 @@ def build_cache(
     keep = shards_of(found.values())
     progress(len(found), total)
     for path, part in encode_missing(missing, codec, front_end, folder, key, config, keep):
-        found |= {clip: (path, at) for at, clip in enumerate(part)}
+        for at, clip in enumerate(part):
+            found[clip] = (path, at)
         progress(len(found), total)
     return write_index(rows, [found[clip] for clip in clips], tokenizer, folder, config)
 
@@ -125,7 +126,9 @@ def find_clips(
             say(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
-        found |= {clip: (path, at) for at, clip in enumerate(clips) if clip in wanted}
+        for at, clip in enumerate(clips):
+            if clip in wanted:
+                found[clip] = (path, at)
     return found
 
 
@@ -151,7 +154,9 @@ def encode_missing(
 
     def make(path: Path) -> None:
         rows = [missing[clip] for clip in parts[path]]
-        data = seal(encode(rows, codec, front_end, config) | {"clips": as_bytes(parts[path])})
+        shard = encode(rows, codec, front_end, config)
+        shard["clips"] = as_bytes(parts[path])
+        data = seal(shard)
         make_room(folder, OWN, config.max_cache_gib, len(data), keep | set(parts))
         write_atomic(path, data)
 

@@ -101,7 +101,9 @@ class CodeStream(IterableDataset):
                     "utterances and leave others out. Put them back as they were, or begin the "
                     "data anew by giving no position (in a notebook: choose another KIT_RUN)."
                 )
-        self.position = {"epoch": 0, "batch": 0} | position | self.identity
+        self.position = {"epoch": 0, "batch": 0}
+        self.position.update(position)
+        self.position.update(self.identity)
         self._next = self.position
 
     def state_dict(self) -> dict:
@@ -126,7 +128,8 @@ class CodeStream(IterableDataset):
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
-        role, roles = (worker.id, worker.num_workers) if worker else (0, 1)
+        role = worker.id if worker else 0
+        roles = worker.num_workers if worker else 1
         epoch = self.position["epoch"]
         first = self.position["batch"]
         count = 0
@@ -135,9 +138,11 @@ class CodeStream(IterableDataset):
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)
-                    place = {"epoch": epoch + ended, "batch": 0 if ended else number + 1}
-                    batch = self.batch(batches[number], epoch, number, place | self.identity)
-                    self._next = place | self.identity
+                    position = dict(self.identity)
+                    position["epoch"] = epoch + ended
+                    position["batch"] = 0 if ended else number + 1
+                    batch = self.batch(batches[number], epoch, number, dict(position))
+                    self._next = position
                     yield batch
                 count += 1
             epoch += 1

@@ -102,8 +102,12 @@ def length_report(
     limit_codes = round_up(int(highest["codes"]), 64)
     limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
     over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
-    listed = ("codes", "tokens", "seconds")
-    rows = [{"id": ids[i]} | {name: columns[name][i].item() for name in listed} for i in over]
+    rows = []
+    for i in over:
+        row = {"id": ids[i]}
+        for name in ("codes", "tokens", "seconds"):
+            row[name] = columns[name][i].item()
+        rows.append(row)
     return LengthReport(
         percentiles={
             name: {p: float(percentile(column, p)) for p in PERCENTILES}

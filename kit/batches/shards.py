@@ -110,9 +110,10 @@ def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
 
 def sweep(folder: Path) -> None:
     """Remove what killed processes left behind: old claims and half-written files."""
-    for path, (age_s, _) in (ages(folder, "*.claim") | ages(folder, ".*.safetensors.*")).items():
-        if age_s > LITTER_AGE_S:
-            path.unlink(missing_ok=True)
+    for pattern in ("*.claim", ".*.safetensors.*"):
+        for path, (age_s, _) in ages(folder, pattern).items():
+            if age_s > LITTER_AGE_S:
+                path.unlink(missing_ok=True)
 
 
 def make_room(
@@ -126,7 +127,7 @@ def make_room(
     files = {}
     cap_bytes = cap_gib * 2**30
     for name in names:
-        files |= ages(folder, name)
+        files.update(ages(folder, name))
     total_bytes = needed_bytes + sum(size for _, size in files.values())
     for path in sorted(files, key=lambda p: files[p][0], reverse=True):
         if total_bytes <= cap_bytes:

@@ -60,7 +60,8 @@ README = """# A voice
     from kit.inference.export import load_export, read_card
     from kit.inference.voice import wav_bytes
     folder = "path/to/this/folder"
-    voice, settings = load_export(folder), read_card(folder).settings
+    voice = load_export(folder)
+    settings = read_card(folder).settings
     speech = voice.speak(["..."], voice.speakers[0], settings)[0]
     Path("speech.wav").write_bytes(wav_bytes(speech, voice.codec.sample_rate))
 
@@ -138,8 +139,8 @@ def export_voice(
             voice.front_end.config,
         )
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
-        plain = card | {"checksum": digest(card)}
-        write_atomic(new / CARD, json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+        card["checksum"] = digest(card)
+        write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     if not (folder / "README.md").exists():
         write_atomic(folder / "README.md", README)
     return folder
@@ -210,8 +211,10 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
                 f"{name} is not finite in {weights}: export as fp32. If that fails, too, the model "
                 "is damaged: train it again, or take an earlier checkpoint."
             )
-        both = int8(stored) if whole else (stored,)
-        tensors |= zip((name, name + SCALE), both)
+        if whole:
+            tensors[name], tensors[name + SCALE] = int8(stored)
+        else:
+            tensors[name] = stored
     return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
 
 

@@ -57,10 +57,15 @@ class Said:
         found = []
         for row, score, limit in zip(codes, scores, self.limits):
             ends = (row[: limit + 1] == self.stop).nonzero()
-            end, stopped = (int(ends[0]), True) if len(ends) else (limit, False)
-            mean = float(score[: end + stopped].mean())
-            row = {"codes": row[:end], "stopped": stopped, "log_prob": mean}
-            found.append(Spoken(**row, temperature=temperature))
+            stopped = len(ends) > 0
+            end = int(ends[0]) if stopped else limit
+            spoken = Spoken(
+                codes=row[:end],
+                stopped=stopped,
+                log_prob=float(score[: end + stopped].mean()),
+                temperature=temperature,
+            )
+            found.append(spoken)
         return found
 
 
@@ -135,7 +140,8 @@ def decoding(
         stop=c.stop_code,
     )
     noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
-    rows, most = (torch.tensor(n, device=device) for n in ([*range(len(texts))], limits))
+    rows = torch.arange(len(texts), device=device)
+    most = torch.tensor(limits, device=device)
     seen = torch.zeros(len(texts), c.code_vocab, dtype=torch.bool, device=device)
     done = torch.zeros_like(rows, dtype=torch.bool)
     logits, cache = decoder.prefill(x, padding, shape[1])
@@ -153,8 +159,12 @@ def decoding(
                     return
                 if decoder.shrinks and ended >= len(done) / 2:
                     live = ~done
-                    kept = (t[live] for t in (codes, rows, seen, most, done, x))
-                    codes, rows, seen, most, done, x = kept
+                    codes = codes[live]
+                    rows = rows[live]
+                    seen = seen[live]
+                    most = most[live]
+                    done = done[live]
+                    x = x[live]
                     padding = [p for p, on in zip(padding, live.tolist()) if on]
                     cache.keep(live)
                     if noise:

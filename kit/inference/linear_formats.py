@@ -25,7 +25,9 @@ class Plain(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.weight, self.bias = (nn.Buffer(t.detach().to(dtype)) for t in parts(linear))
+        weight, bias = parts(linear)
+        self.weight = nn.Buffer(weight.detach().to(dtype))
+        self.bias = nn.Buffer(bias.detach().to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -56,10 +58,11 @@ class OneDnn(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
-        weight, bias = (t.detach().to(dtype) for t in parts(linear))
+        weight, bias = parts(linear)
+        weight = weight.detach().to(dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
         self.packed_bytes = weight.numel() * weight.element_size()
-        self.bias = nn.Buffer(bias)
+        self.bias = nn.Buffer(bias.detach().to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
@@ -73,8 +76,10 @@ class Fbgemm16(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
-        weight, bias = (t.detach().float() for t in parts(linear))
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        weight, bias = parts(linear)
+        self.packed = torch.ops.quantized.linear_prepack_fp16(
+            weight.detach().float(), bias.detach().float()
+        )
         self.packed_bytes = 2 * weight.numel() + 4 * bias.numel()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ latents = load_file("latents.safetensors")  # of each speaker
 
 @torch.inference_mode()
 def speak(ids, speaker):
-    codes, prompt = [], len(ids) + {before}
+    codes = []
+    prompt = len(ids) + {before}
     logits, cache = prefill(torch.tensor(ids), latents[speaker])
     for code_index in range(1, {codes}):
         code = logits.argmax(-1)  # the best; or draw one
@@ -123,7 +124,9 @@ def export_program(voice: Voice, folder: Path) -> Path:
         model = copy.deepcopy(model).cpu()
     c = model.config
     decoder = Decoder(model, traceable=True)  # shares the model's weights
-    decoder.conditioner = decoder.text_embedding = decoder.text_position = None
+    decoder.conditioner = None
+    decoder.text_embedding = None
+    decoder.text_position = None
     mels = {name: voice.reference(name)[None].cpu() for name in voice.speakers}
     latents = {name: model.conditioner(mel)[0].contiguous() for name, mel in mels.items()}
     with replacing(folder / "latents.safetensors") as file:

@@ -162,7 +162,7 @@ class Voice:
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = torch.stack([references[i] for i in at]).to(decoder.device)
-            found |= zip(at, generate(decoder, [ids[i] for i in at], cond, config))
+            found.update(zip(at, generate(decoder, [ids[i] for i in at], cond, config)))
         decoder.tidy()
         return [found[i] for i in range(len(ids))]
 
@@ -191,7 +191,8 @@ class Voice:
         cut = []
         for part in parts:
             stopped = yield from self._streamed(part, cond, config, faded=len(parts) > 1)
-            cut += [] if stopped else [part.text]
+            if not stopped:
+                cut.append(part.text)
             if part.pause_s:
                 yield torch.zeros(round(part.pause_s * rate))
         if cut:
@@ -326,9 +327,12 @@ def load_voice(
 
 def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
     """The voice of each set of weights in a run's folder: "raw", and "ema" where there is one."""
-    there = {name: file for name, file in WEIGHTS.items() if (Path(folder) / file).is_file()}
-    wanted = {"raw": WEIGHTS["raw"]} | there  # without the last weights training has not ended
-    return {name: load_voice(folder, file, language, device) for name, file in wanted.items()}
+    found = {}
+    for name, file in WEIGHTS.items():
+        # Without the last weights training has not ended: asked for, they are told to be missing.
+        if name == "raw" or (Path(folder) / file).is_file():
+            found[name] = load_voice(folder, file, language, device)
+    return found
 
 
 def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:

@@ -57,7 +57,8 @@ def align_words(text: str, heard: str) -> list[WordPair]:
         if ways:
             best[i, j] = min(ways, key=lambda way: way[0])
     pairs = []
-    i, j = len(words), len(said)
+    i = len(words)
+    j = len(said)
     while i or j:
         pair = best[i, j][1]
         pairs.append(pair)

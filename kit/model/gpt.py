@@ -227,7 +227,8 @@ class SpeechGPT(nn.Module):
         To be looked at: fused attention never holds them.
         """
         self.eval()
-        x, found = self.inputs(batch), []
+        x = self.inputs(batch)
+        found = []
         for layer in self.gpt.h:
             q, k, _ = layer.attn.qkv(layer.ln_1(x))
             found.append(attention_weights(q, k, is_causal=True))

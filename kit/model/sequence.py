@@ -138,19 +138,25 @@ def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, to_length: i
     """
     rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
     longest = max(to_length, *(len(r["tokens"]) for r in rows))
-    grid = {
-        name: torch.tensor([r[name] + [0] * (longest - len(r[name])) for r in rows])
-        for name in ("tokens", "positions")
-    }
-    flat = {
-        name: torch.tensor([i * longest + at for i, r in enumerate(rows) for at in r[name]])
-        for name in ("text_at", "code_at")
-    }
-    targets = {
-        name: torch.tensor([x for r in rows for x in r[name]])
-        for name in ("text_targets", "code_targets")
-    }
-    return Batch(**grid, **flat, **targets, cond=cond)
+
+    def grid(name: str) -> Tensor:
+        return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
+
+    def flat(name: str) -> Tensor:
+        return torch.tensor([i * longest + at for i, row in enumerate(rows) for at in row[name]])
+
+    def joined(name: str) -> Tensor:
+        return torch.tensor([target for row in rows for target in row[name]])
+
+    return Batch(
+        tokens=grid("tokens"),
+        positions=grid("positions"),
+        text_at=flat("text_at"),
+        text_targets=joined("text_targets"),
+        code_at=flat("code_at"),
+        code_targets=joined("code_targets"),
+        cond=cond,
+    )
 
 
 def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveBatch:

@@ -80,7 +80,7 @@ def active_run(
         kept.bring_codes(run)
     hw = detect()
     threads = use_threads(hw)
-    with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
+    with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: use_threads
         precision = pool.submit(choose_precision, hw).result()
     return ActiveRun(
         name=run.name,

@@ -67,7 +67,7 @@ class TrainingPlan:
         session_hours: float = 12.0,
         quota_gb: float = 0,
     ):
-        torch.set_num_threads(1)  # this thread only waits for the trainer's: threads_for_worker
+        torch.set_num_threads(1)  # this thread only waits for the trainer's: use_threads
         self.active = run
         run.bring_checkpoints()  # a fresh machine goes on from what another one left
         self.asked_steps = steps

@@ -40,9 +40,9 @@ def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            inner = flatten(value, f"{name}|")
-            tensors |= inner[0]
-            plain |= inner[1]
+            inner_tensors, inner_plain = flatten(value, f"{name}|")
+            tensors.update(inner_tensors)
+            plain.update(inner_plain)
         elif isinstance(value, Tensor):
             tensors[name] = value.detach().cpu().contiguous()
         else:
@@ -125,8 +125,11 @@ def load(path: Path) -> dict:
         if mark.exists() and mark.read_text(encoding="utf-8") != file_digest(path):
             raise CheckpointError(f"{path} is damaged: its checksum does not match.")
         with safetensors.safe_open(path, "pt") as file:
+            flat = {name: file.get_tensor(name) for name in file.keys()}
             plain = json.loads((file.metadata() or {})["plain"])
-            return unflatten({name: file.get_tensor(name) for name in file.keys()} | plain)
+            for name, value in plain.items():
+                flat[name] = value
+            return unflatten(flat)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     except _DAMAGE as error:

@@ -62,7 +62,7 @@ class EMA:
             p.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {**self.shadow, "updates": torch.tensor(self.updates)}
+        return dict(self.shadow, updates=torch.tensor(self.updates))
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.updates = int(state["updates"])

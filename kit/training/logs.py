@@ -40,8 +40,9 @@ def jsonl_log(path: Path) -> Listener:
     def write(event) -> None:
         nonlocal file, last_s
         wall_s = None if last_s is None else event.unix_s - last_s
-        row = _strict(dataclasses.asdict(event) | {"wall_s": wall_s})
-        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        row = dataclasses.asdict(event)
+        row["wall_s"] = wall_s
+        line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         try:
             file = file or _open_whole(path)
             require_there(path)
@@ -168,7 +169,8 @@ def scalars(row: dict) -> dict[str, float]:
     found = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            found |= {f"{name}/{inner}": number for inner, number in scalars(value).items()}
+            for inner, number in scalars(value).items():
+                found[f"{name}/{inner}"] = number
         elif type(value) in (int, float) and math.isfinite(value):
             found[name] = value
     return {k: v for k, v in found.items() if k not in ("step", "steps", "unix_s")}

@@ -63,9 +63,15 @@ def make_optimizers(
     made = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, foreach=False)]
     if trunk:
         matrices = [p for p in model.gpt.parameters() if p in trunk]
-        muon = {"momentum": 0.95, "ns_steps": config.muon_steps}
-        muon |= {"lr": config.muon_lr, "weight_decay": config.weight_decay}
-        made.append(Muon(matrices, DTYPES[precision], **muon))
+        muon = Muon(
+            matrices,
+            DTYPES[precision],
+            lr=config.muon_lr,
+            weight_decay=config.weight_decay,
+            momentum=0.95,
+            ns_steps=config.muon_steps,
+        )
+        made.append(muon)
     for group in (g for optimizer in made for g in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
     return made

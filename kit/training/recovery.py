@@ -60,5 +60,6 @@ def _piece(batch: Batch, first: int, last: int, width) -> Batch:
         mine = (at >= first * whole) & (at < last * whole)
         row = at[mine] // whole - first
         column = at[mine] % whole
-        columns |= {f"{kind}_at": row * width + column, f"{kind}_targets": targets[mine]}
+        columns[f"{kind}_at"] = row * width + column
+        columns[f"{kind}_targets"] = targets[mine]
     return Batch(**columns)

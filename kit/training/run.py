@@ -154,7 +154,7 @@ class TrainSession:
         What a plan can be made from before the run begins; nothing is logged, saved or kept.
         `batches` should be usual ones: the run itself may begin with short sentences.
         """
-        with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: threads_for_worker
+        with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: use_threads
             return pool.submit(self._trial, dict(values), batches, steps).result()
 
     def _trial(self, values: dict, batches, steps: int) -> list[dict]:
@@ -260,4 +260,6 @@ def summary(rows: list[dict], applied: Applied | None = None) -> dict:
         "val_loss": last.get("val_loss", math.nan),
         "ema_val_loss": last.get("ema_val_loss"),
     }
-    return figures | ({"ran": applied.table()} if applied else {})
+    if applied:
+        figures["ran"] = applied.table()
+    return figures

@@ -149,7 +149,8 @@ class TrainState:
         names = {name: p.shape for name, p in self.model.named_parameters()}
         require_tensors(tree["model"], names, "model|")
         if tree["ema"]:
-            require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema|")
+            names["updates"] = torch.Size([])
+            require_tensors(tree["ema"], names, "ema|")
         for number, optimizer in enumerate(self.optimizers):
             sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
             moments = tree["optimizer"].get(str(number), {})

@@ -15,7 +15,7 @@ import torch
 
 from kit.base.compiler import compiler_available
 from kit.base.config import require, require_within
-from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision
+from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision, dotted
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import EffectiveBatch, GPTConfig
 
@@ -157,9 +157,9 @@ def _attention(hw: Hardware, precision: str, model: GPTConfig) -> Choice:
 def _tf32(hw: Hardware) -> tuple[bool, str]:
     if hw.capability is None:
         return False, "only a GPU has it"
-    version = ".".join(map(str, hw.capability))
     has = hw.capability >= (8, 0)
-    return has, f"compute capability {version} {'has' if has else 'is below 8.0 and lacks'} it"
+    known = f"compute capability {dotted(hw.capability)}"
+    return has, f"{known} {'has' if has else 'is below 8.0 and lacks'} it"
 
 
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
@@ -171,7 +171,8 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
     offered = switches(config, hw, model.config)
     if not hasattr(model.gpt, "h"):
         offered = [_without_layers(s) if s.name in OF_LAYERS else s for s in offered]
-    on, runs = ({s.name: getattr(s, field) for s in offered} for field in ("on", "runs"))
+    on = {s.name: s.on for s in offered}
+    runs = {s.name: s.runs for s in offered}
     set_process(on)
     if hasattr(model.gpt, "h"):
         runs["gradient_checkpointing"] = set_layers(model, on, config.recompute_every)
@@ -186,9 +187,14 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
 
 
 def _ran(switch: Switch, asked: bool, runs: str) -> Ran:
-    ran = runs if switch.on else BASELINE.get(switch.name, "off")
-    shared = {name: getattr(switch, name) for name in ("name", "label", "on", "reason")}
-    return Ran(asked=asked, ran=ran, **shared)
+    return Ran(
+        name=switch.name,
+        label=switch.label,
+        on=switch.on,
+        reason=switch.reason,
+        asked=asked,
+        ran=runs if switch.on else BASELINE.get(switch.name, "off"),
+    )
 
 
 def _without_layers(switch: Switch) -> Switch:

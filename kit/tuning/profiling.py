@@ -94,7 +94,8 @@ class StepProfiler:
 
     def _end(self) -> None:
         """Stop and save; less than ACTIVE recorded steps are kept, too, as incomplete."""
-        ended, self.profile = self.profile, None
+        ended = self.profile
+        self.profile = None
         self.asked.clear()  # clicks during a profile ask for no second one
         ended.stop()
         recorded = self.steps - WAIT - WARMUP
