@@ -227,13 +227,18 @@ class Source(Stream):
         """(line number, record or Fault) in the order of the file; not for `keep` or roles."""
         line = 1
         counted = 0
+        order = np.arange(self.blocks)
         for group in range(self.groups):
-            for offset, data in self._spans(np.arange(self.blocks), group):
+            for offset, data in self._spans(order, group):
                 line += self.file.newlines(counted, offset)
-                counted = offset
-                for at, raw in self.cut(offset, data):
-                    line += data.count(b"\n", counted - offset, at - offset)
-                    counted = at
-                    yield line, self._judge(at, raw, line)
-                line += data.count(b"\n", counted - offset)
+                yield from self.numbered(offset, data, line)
+                line += data.count(b"\n")
                 counted = offset + len(data)
+
+    def numbered(self, offset: int, data: bytes, line: int) -> Iterator[tuple[int, object]]:
+        """`rows` of one span that begins in `line`."""
+        counted = 0
+        for at, raw in self.cut(offset, data):
+            line += data.count(b"\n", counted, at - offset)
+            counted = at - offset
+            yield line, self._judge(at, raw, line)

@@ -157,6 +157,23 @@ def test_line_numbers_count_newlines_inside_quotes(tmp_path):
     assert second[0] == 5 and "2 columns expected (a, b), got 1" in second[1].reason
 
 
+@pytest.mark.parametrize("block_bytes", [5, 64, 65536])
+@pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
+def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
+    """Where each line is a row, and where `odd` is not."""
+    table = ["a,b\n"] + [f"{i},ሰላም\n" for i in range(50)]
+    table[20] += odd
+    path = write(tmp_path, "a.csv", "".join(table))
+    found = list(Table(path, small(block_bytes), bad=print).rows())
+    late = odd.count("\n")
+    expected = [*range(2, 22), *range(22 + late, 52 + late)]
+    assert [line for line, row in found if row in some_rows()] == expected
+
+
+def some_rows() -> list[dict]:
+    return [{"a": str(i), "b": "ሰላም"} for i in range(50)]
+
+
 @pytest.mark.parametrize("block_bytes", [1, 9, 65536])
 def test_unquoted_tables_take_quotes_for_letters(tmp_path, block_bytes):
     data = 'a|he said "no|x\nb|5" wide|y\nc|"|z'
