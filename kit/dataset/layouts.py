@@ -180,7 +180,8 @@ def _ljspeech_row(raw: bytes, table: Path, number: int, split: str) -> Record | 
         return _bad_row(table, number, "", "a NUL byte", cure="save the table as UTF-8")
     if not 2 <= len(columns) <= 4:
         reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(columns)}"
-        return _bad_row(table, number, name, reason)
+        cure = "write id|text: not commas but | parts the columns" if len(columns) == 1 else ""
+        return _bad_row(table, number, name, reason, cure=cure)
     _, text, spoken, speaker = [*columns, "", ""][:4]
     return Record(
         file=table.name,

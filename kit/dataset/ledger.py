@@ -177,7 +177,7 @@ class Ledger:
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
                 f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
-                f"All of them, with the cure of each: {where}. Mend them, or go on without them: "
+                f"All of them: {where}. Mend them, or go on without them: "
                 "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
                 f"--set manifest.refuse_percent={math.ceil(self.lost_percent)} (of make voice: "
                 f"ARGS='--set ...').{OFFER * too_long}"
@@ -186,10 +186,12 @@ class Ledger:
     def _first_refused(self) -> str:
         """How many were refused, and a line for each of the first, the most seconds first."""
         worst = sorted(self.refused, key=lambda finding: -finding.seconds)
-        lines = [f"{f.file}:{f.line} {f.id[:40]}: {f.reason}" for f in worst[:MOST_TOLD]]
+        lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
+        for row in worst[:MOST_TOLD]:
+            lines.append(f"{row.file}:{row.line} {row.id[:40]}: {row.reason}; {row.cure}")
         if len(worst) > MOST_TOLD:
             lines.append(f"and {len(worst) - MOST_TOLD:,} more")
-        return "\n  ".join([f"{len(worst):,} rows", *lines])
+        return "\n  ".join(lines)
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:

@@ -24,6 +24,8 @@ from kit.notebook.tables import table_html
 from kit.tuning.recommend import overlay
 
 OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
+# What each notebook that others ask for is on the command line.
+COMMANDS = {"01_data_prep": "prepare", "02_train": "train", "03_evaluate_ema": "evaluate"}
 SETTINGS = "settings.yaml"  # in a run's folder
 RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (lock.py's STALE_S)
 
@@ -84,12 +86,13 @@ class Run:
         return self.folder / self.found("data", "codes", "01_data_prep")
 
     def found(self, section: str, name: str, notebook: str):
-        """A figure that `notebook` recorded. Raises ConfigError when it has not run yet."""
+        """A figure that `notebook`, a key of COMMANDS, recorded. Raises ConfigError without it."""
         figures = self.report().get(section)
         value = figures.get(name) if isinstance(figures, dict) else None
         if value is None:
             raise ConfigError(
-                f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first."
+                f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first, or "
+                f"python -m kit {COMMANDS[notebook]} --run {self.name}."
             )
         return value
 

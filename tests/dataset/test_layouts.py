@@ -75,6 +75,11 @@ def test_every_unusable_row_names_table_line_and_cure(tmp_path, kind):
     assert (refused[0].file, refused[0].line) == ("metadata.csv", 1) and refused[0].cure
 
 
+def test_columns_parted_by_commas_are_told(tmp_path):
+    _, (refusal,) = noted(tmp_path, f"a,{TEXT}\n")
+    assert "not commas but | parts the columns" in refusal.cure
+
+
 def test_a_directory_where_a_recording_should_be(tmp_path):
     (tmp_path / "wavs" / "b").mkdir(parents=True)
     kept, (refusal,) = noted(tmp_path, f"b|{TEXT}\n")

@@ -44,7 +44,7 @@ def test_clips_of_unknown_length_count_as_average_ones():
 
 def test_too_much_refused_stops_with_reasons_and_cure(tmp_path):
     found = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
-    told = r"10\.0 % .*limit 5 %\): 2 rows\n  metadata\.csv:1 r1: why\n(.*\n)+.*refuse_percent=10"
+    told = r"10\.0 % .*limit 5 %\): 2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*refuse_percent=10"
     with pytest.raises(DatasetError, match=told):
         found.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
     found.require_usable(ManifestConfig(refuse_percent=10.1), tmp_path)
