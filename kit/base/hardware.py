@@ -132,19 +132,20 @@ def choose_precision(hw: Hardware) -> Choice:
 
     On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
     """
-    if hw.device == "cuda":
-        version = dotted(hw.capability)
-        if hw.capability >= (8, 0):
-            return Choice(value="bf16", reason=f"compute capability {version} has bf16 units")
-        if hw.capability >= (7, 0):
-            return Choice(
-                value="fp16", reason=f"compute capability {version} has no bf16, but fp16"
-            )
-        return Choice(
-            value="fp32",
-            reason=f"compute capability {version} has no tensor cores: fp16 would gain too little "
-            "for its narrow range",
-        )
+    return _gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
+
+
+def _gpu_precision(capability: tuple) -> Choice:
+    known = f"compute capability {dotted(capability)}"
+    if capability >= (8, 0):
+        return Choice(value="bf16", reason=f"{known} has bf16 units")
+    if capability >= (7, 0):
+        return Choice(value="fp16", reason=f"{known} has no bf16, but fp16")
+    narrow = "has no tensor cores: fp16 would gain too little for its narrow range"
+    return Choice(value="fp32", reason=f"{known} {narrow}")
+
+
+def _cpu_precision() -> Choice:
     fp32_s = []
     bf16_s = []
     for _ in range(8):  # in turns, so that a busy moment slows both
@@ -258,13 +259,13 @@ def choose_preset(hw: Hardware) -> Choice:
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
     has = f"{hw.name} has {gib:.0f} GiB"
-    version = dotted(hw.capability)
+    known = f"compute capability {dotted(hw.capability)}"
     if hw.capability < (7, 0):
         name = "t4" if gib >= 10 else "8gb"
-        slow = f"compute capability {version} has no half-precision units: a small model"
+        slow = f"{known} has no half-precision units: a small model"
         return Choice(value=name, reason=f"{has}, but {slow}")
     if hw.capability < (8, 0) and 14 <= gib < 20:
-        why = f"compute capability {version} has no bf16: it is slow before it is full"
+        why = f"{known} has no bf16: it is slow before it is full"
         return Choice(value="t4", reason=f"{has}, and {why}")
     tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
     name = next(name for floor, name in tiers if gib >= floor)

@@ -71,7 +71,8 @@ class OneDnn(nn.Module):
 class Fbgemm16(nn.Module):
     """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only.
 
-    The half precision of processors without bf16, and quicker than bf16 on those with it.
+    The half precision of processors without bf16; at XTTS-v2's size quicker than bf16 where both
+    are (docs/measurements.md).
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):

@@ -171,16 +171,8 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     """
     torch.set_num_threads(task.threads)
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
-    torch.manual_seed(task.train.seed)
     total = config.warmup_steps + config.steps
-    with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
-        model = SpeechGPT(task.model)
-    state = TrainState(
-        model,
-        _settings(task.train, config),
-        SpeedConfig(**dict.fromkeys(on, True)),
-        task.hw,
-    )
+    state = _new_state(task, config, on)
     batches = list(itertools.islice(make_batches(task), total))
     if state.applied.on("pinned_memory"):
         batches = [pin(batch) for batch in batches]
@@ -206,6 +198,14 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         notes=list(dict.fromkeys(notes)),
     )
     return figures
+
+
+def _new_state(task: Task, config: TrialConfig, on: Sequence[str]) -> TrainState:
+    torch.manual_seed(task.train.seed)
+    with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
+        model = SpeechGPT(task.model)
+    speed = SpeedConfig(**dict.fromkeys(on, True))
+    return TrainState(model, _settings(task.train, config), speed, task.hw)
 
 
 def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:
