@@ -243,13 +243,15 @@ def _untar(limits: Limits) -> Iterator[int]:
     with open(limits.archive, "rb") as raw, opener(raw) as stream:
         counted = _Counted(stream, limits)
         with tarfile.open(fileobj=counted, mode="r:", copybufsize=CHUNK_BYTES) as packed:
+            # Python 3.11.4 and later; on Debian 12's 3.11.2 what is refused here has to do.
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)
             while member := packed.next():
                 packed.members.clear()  # tarfile would keep a million of them
                 limits.admit(member.name)
                 # A sparse file of a few bytes may be petabytes.
                 if not (member.isdir() or member.isreg()) or member.issparse():
                     limits.refuse(f"{member.name!r}, which is a link, a device or a sparse file")
-                packed.extract(member, limits.folder, set_attrs=False, filter="data")
+                packed.extract(member, limits.folder, set_attrs=False)
                 yield raw.tell()
         # tarfile takes a broken header for the end; the end is a block of zeros.
         stream.seek(packed.offset)

@@ -157,6 +157,17 @@ def test_a_bomb_is_refused_by_its_members(tmp_path, suffix):
     refused(archive, tmp_path / "into", "more than 20 members", ArchiveConfig(most_members=20))
 
 
+def test_a_tar_comes_out_of_a_python_without_filters_too(tmp_path, monkeypatch):
+    """Debian 12's 3.11.2; what leads out is refused there as well."""
+    monkeypatch.delattr(tarfile, "data_filter")
+    plain = lambda member, _folder: member  # noqa: E731
+    monkeypatch.setattr(tarfile.TarFile, "extraction_filter", staticmethod(plain), raising=False)
+    archive = pack(tmp_path / "corpus.tar.gz", FILES)
+    assert contents(unpack(archive, tmp_path / "into", CONFIG)) == FILES
+    evil = pack(tmp_path / "evil.tar", {"../out.txt": b"x"})
+    refused(evil, tmp_path / "into", "leads out of the folder")
+
+
 def test_a_zip_that_promises_less_than_it_holds_is_refused(tmp_path):
     """What is counted are its promises."""
     archive = pack(tmp_path / "evil.zip", {"a": bytes(2**24)})
