@@ -167,7 +167,8 @@ def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
     except Exception as error:  # the network, or a decoder: whatever the source may raise
         raise IngestError(
             f"The stream of rows failed: {type(error).__name__}: {error}. What was written is "
-            "kept: run again to go on behind it."
+            "kept: run again to go on behind it. If that fails alike, the dataset may have "
+            "changed: delete position.json there to begin again."
         ) from error
 
 
