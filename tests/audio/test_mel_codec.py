@@ -15,7 +15,7 @@ from kit.audio.clip import resampling
 from kit.audio.codec import CodecError, mels_and_codes
 from kit.audio.codec_kinds import load_codec, save_codec
 from kit.audio.mel_codec import FSQ, MelCodec, MelCodecConfig
-from kit.audio.spectrogram import Mel, filters
+from kit.audio.spectrogram import Mel, MelConfig, filters
 from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError
 from kit.base.weights_file import NotFiniteError, file_bytes
@@ -223,6 +223,26 @@ def test_codes_of_a_clip_do_not_depend_on_its_batch(codec):
         assert len(alone) == len(codes) and mel.shape[1] == len(clip) // CODEC.hop_length + 1
         same, total = same + int((alone == codes).sum()), total + len(codes)
     assert same / total > 0.97  # the last codes see the neighbouring silence
+
+
+def test_log_mels_that_are_the_codecs_own_are_made_once(codec, monkeypatch):
+    made, real = [], Mel.log_mel
+
+    def log_mel(mel, wave):
+        made.append(mel.config)
+        return real(mel, wave)
+
+    monkeypatch.setattr(Mel, "log_mel", log_mel)
+    clips = waves()[:3]
+    mels, codes = mels_and_codes(codec, Mel(), clips)
+    assert len(made) == 1
+    other = Mel(MelConfig(sample_rate=16_000, n_mels=40))
+    fewer_mels, same_codes = mels_and_codes(codec, other, clips)
+    assert made[1:] == [other.config, codec.mel_config]
+    assert all(torch.equal(a, b) for a, b in zip(codes, same_codes))
+    for mel, clip in zip(fewer_mels, clips):
+        assert mel.shape == (40, math.ceil(len(clip) * 16_000 / RATE) // 256 + 1)
+    assert [mel.shape[0] for mel in mels] == [80] * 3
 
 
 def test_silence_noise_and_full_scale_give_finite_sound(codec):

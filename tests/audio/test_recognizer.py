@@ -1,5 +1,7 @@
 """The recogniser learns real speech, and its error rate is counted right."""
 
+import copy
+import dataclasses
 import random
 
 import pytest
@@ -21,6 +23,8 @@ from kit.audio.recognizer import (
     spec_augment,
     train_recognizer,
 )
+from kit.audio.spectrogram import MelConfig
+from kit.base.weights_file import contents, file_bytes
 
 CONFIG = RecognizerConfig(width=32, blocks=1, steps=12, batch=8)
 
@@ -125,6 +129,24 @@ def test_a_damaged_recogniser_names_file_and_notebook(tmp_path, damage):
         whole = path.read_bytes()
         path.write_bytes({"empty": b"", "junk": b"x" * 99, "truncated": whole[:-9]}[damage])
     with pytest.raises(RecognizerError, match=r"r\.safetensors.*01_data_prep"):
+        load_recognizer(path)
+
+
+def test_what_it_hears_goes_with_it(tmp_path):
+    path = tmp_path / "r.safetensors"
+    narrow = MelConfig(sample_rate=16_000, hop_length=160, n_mels=40)
+    model = Recognizer(CONFIG, "ab", narrow).eval()
+    save_recognizer(model, path)
+    again = load_recognizer(path)
+    assert again.front_end.config == narrow and again.frame_s == 0.02
+    assert again.fingerprint() == model.fingerprint()
+    slower = copy.deepcopy(model)  # the same weights and filters, other frames
+    slower.front_end.config = dataclasses.replace(narrow, hop_length=320)
+    assert slower.fingerprint() != model.fingerprint()
+    weights, header = contents(path)
+    del header["front_end"]
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(RecognizerError, match=r"did not note what it hears.*01_data_prep"):
         load_recognizer(path)
 
 

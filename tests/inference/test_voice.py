@@ -19,6 +19,7 @@ from helpers import (
 )
 
 from kit.audio.codec import CodecError
+from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder
@@ -391,6 +392,17 @@ def test_references_of_another_shape_are_told(folder, mels, wanted):
     save_references(mels, folder / "references.safetensors")
     with pytest.raises(VoiceError, match=rf"references\.safetensors.*{wanted}"):
         load_voice(folder)
+
+
+def test_references_say_what_made_them(folder):
+    path = folder / "references.safetensors"
+    mels = {"a": torch.randn(80, 20)}
+    save_references(mels, path, front_end=MelConfig(hop_length=128))
+    assert load_voice(folder).front_end.config == MelConfig(hop_length=128)
+    tensors, header = contents(path)
+    del header["front_end"]  # as earlier versions wrote it
+    path.write_bytes(file_bytes(tensors, header))
+    assert load_voice(folder).front_end.config == MelConfig()
 
 
 def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
