@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 OWN_STATUS = Path("/proc/self/status")
@@ -231,7 +232,7 @@ def attention_backend(
         kernel = _expected_attention(hw.capability, precision, head_width)
         known = f"compute capability {dotted(hw.capability)}"
         return Choice(value=kernel, reason=f"expected for {asked} at {known}; no such GPU here")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    dtype = DTYPES[precision]
     q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
     with sdpa_kernel(ATTENTION_ORDER):
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
@@ -354,5 +355,4 @@ def autocast(device: str, precision: str):
     """The context a forward pass runs in; nothing at all for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
-    return torch.autocast(device, dtype)
+    return torch.autocast(device, DTYPES[precision])

@@ -179,11 +179,9 @@ def padding_waste(
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
     row_tokens = max(row_tokens, *lengths)
     step = config.length_multiple
-    packed = [
-        row
-        for window in chunks(order, config.sort_window)
-        for row in pack_rows([lengths[i] for i in window], row_tokens)
-    ]
+    packed = []
+    for window in chunks(order, config.sort_window):
+        packed += pack_rows([lengths[i] for i in window], row_tokens)
     return {
         "any order": wasted(list(chunks(order, config.micro_batch)), lengths, step),
         "neighbours in length": wasted(passes(lengths, counted), lengths, step),

@@ -136,7 +136,8 @@ def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | 
                 if row["format"] == FORMAT:
                     yield _checked(row)
             except (ValueError, TypeError, KeyError, RecursionError):
-                lost += bool(line.strip())
+                if line.strip():
+                    lost += 1
     if lost:
         warnings.warn(
             f"{cache}: {lost} damaged lines are left out, their recordings are measured again.",

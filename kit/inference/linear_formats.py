@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.base.hardware import DTYPES
+
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
 SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in int8
@@ -169,7 +171,7 @@ def layer_for(
     """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words."""
     cpu = device.type == "cpu"
     half = "bf16" if cpu or torch.cuda.is_bf16_supported(False) else "fp16"
-    low = torch.bfloat16 if half == "bf16" else torch.float16
+    low = DTYPES[half]
     eager_cpu = cpu and not compiled
     if weights == "int8" and eager_cpu and has_fbgemm():
         return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
@@ -191,8 +193,7 @@ def layer_for(
         return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
     if weights == "fp16" and eager_cpu and has_fbgemm():
         return Fbgemm16, torch.float32, "fp16 weights, packed for this CPU, fp32 activations"
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-    return Plain, dtypes[weights], weights
+    return Plain, DTYPES[weights], weights
 
 
 def has_fbgemm() -> bool:

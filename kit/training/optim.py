@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from kit.base.hardware import DTYPES
 from kit.model.gpt import SpeechGPT
 from kit.training.schedules import SCHEDULES
 from kit.training.settings import TrainConfig
@@ -23,7 +24,6 @@ LEAST_TIGHT = 1 / 16  # of the clipping norm, however many spikes come in a row
 RELAX = 1.02  # a step, back to the usual clipping norm: a halving is forgotten after 35 steps
 USUAL = 0.98  # memory of the average gradient norm: about the last 50 steps
 BETTER = 1e-3  # a loss must fall by this share to count as better
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: Jordan et al.
 ON_GRAM = 3  # iterations on a Gram matrix; its rounding errors grow twelvefold in each
 TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
@@ -72,8 +72,9 @@ def make_optimizers(
             ns_steps=config.muon_steps,
         )
         made.append(muon)
-    for group in (g for optimizer in made for g in optimizer.param_groups):
-        group["peak_lr"] = group["lr"]
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
     return made
 
 

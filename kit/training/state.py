@@ -73,8 +73,9 @@ class TrainState:
     def set_rates(self) -> float:
         """Give every parameter group its learning rate for the coming step; returns AdamW's."""
         factor = lr_factor(self.config, self.step) * self.adaptation.rate
-        for group in (g for o in self.optimizers for g in o.param_groups):
-            group["lr"] = group["peak_lr"] * factor
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
         return self.config.lr * factor
 
     def stop_compiling(self, why: str) -> None:

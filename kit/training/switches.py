@@ -238,9 +238,8 @@ def compilations() -> int:
 
 def pin(batch: EffectiveBatch) -> EffectiveBatch:
     """`batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
-    fields = [f.name for f in dataclasses.fields(batch.micro[0])]
-    micro = [
-        dataclasses.replace(m, **{name: getattr(m, name).pin_memory() for name in fields})
-        for m in batch.micro
-    ]
+    micro = []
+    for part in batch.micro:
+        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
+        micro.append(dataclasses.replace(part, **pinned))
     return dataclasses.replace(batch, micro=micro)

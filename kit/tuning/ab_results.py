@@ -176,7 +176,10 @@ def _judge(before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
         return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
     faster = after.steps_per_s / before.steps_per_s - 1
     grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
-    beside = f" beside {len(before.on)} other{'s' * (len(before.on) > 1)}" if before.on else ""
+    beside = ""
+    if before.on:
+        others = "1 other" if len(before.on) == 1 else f"{len(before.on)} others"
+        beside = f" beside {others}"
     pays = faster >= LEAST_GAIN
     if goal == "memory":
         pays = pays or (grown <= -LEAST_SAVING and faster >= -MOST_LOSS)
@@ -228,7 +231,9 @@ def _cells(row: Trial, baseline: Trial) -> tuple[str, ...]:
         return (row.label, *[""] * (len(HEAD) - 2), row.reason)
     times = row.steps_per_s / baseline.steps_per_s if baseline.steps_per_s else None
     change = "" if row.loss_change is None else f"{row.loss_change:+.3%}"
-    said = {True: "same", False: f"beyond {row.tolerance:.1%}", None: ""}[row.parity]
+    said = ""
+    if row.parity is not None:
+        said = "same" if row.parity else f"beyond {row.tolerance:.1%}"
     again = f"{row.recompilations} recompilations" if row.recompilations else ""
     return (
         row.label,

@@ -295,8 +295,8 @@ def run_trials(
         tick(done, len(jobs), variant.label)
         earlier = [r for r in found if tuple(r["on"]) == variant.on]
         if len(earlier) <= number and not any("error" in r for r in earlier):
-            result = in_a_process(task, config, variant.on)
-            result["on"] = list(variant.on)
+            result = {"on": list(variant.on)}
+            result.update(in_a_process(task, config, variant.on))
             append_result(path, result)
             found.append(result)
     tick(len(jobs), len(jobs), "")

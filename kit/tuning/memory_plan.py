@@ -224,8 +224,9 @@ def scores_bytes(config: GPTConfig, step: Step) -> int:
     """What the explicit softmax keeps, (B, H, S, S) each; nothing with fused attention."""
     if not explicit(config, step):
         return 0
-    size = attention_size_bytes(config, step)
-    mask = (1 if step.device == "cuda" else size) if config.dropout else 0
+    mask = 0
+    if config.dropout:
+        mask = 1 if step.device == "cuda" else attention_size_bytes(config, step)
     return squares(config, step) * (FP32_BYTES + mask) + weights_bytes(config, step)
 
 

@@ -53,12 +53,12 @@ def overlay(name: str) -> Overlay:
     """The overlay `name` of `configs/use`. Raises ConfigError when there is none."""
     sections = load_preset(name, CONFIGS / "use")
     why = sections.pop("why")
-    advice = tuple(
-        Advice(setting=f"{section}.{key}", value=value, reason=why[f"{section}.{key}"])
-        for section, values in sections.items()
-        for key, value in values.items()
-    )
-    return Overlay(sections=sections, advice=advice)
+    advice = []
+    for section, values in sections.items():
+        for key, value in values.items():
+            setting = f"{section}.{key}"
+            advice.append(Advice(setting=setting, value=value, reason=why[setting]))
+    return Overlay(sections=sections, advice=tuple(advice))
 
 
 def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
