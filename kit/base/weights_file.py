@@ -110,7 +110,7 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure
         module = make(header)
         module.load_state_dict(weights)
     except ForeignError as why:
-        raise error(f"{path} is {why}: {cure}") from why
+        raise error(f"{path} is {why}: move it away, then {cure}") from why
     except (
         safetensors.SafetensorError,
         OSError,

@@ -109,6 +109,17 @@ def test_the_readmes_lines_speak_without_what_training_needs(voice, folder):
     assert len(wave) == len(said) and abs(wave - said).max() < 1e-4
 
 
+def test_the_program_of_the_docs_speaks(voice, folder, monkeypatch, capsys):
+    guide = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = guide.split("## The voice in a program")[1].split("```python\n")[1].split("```")[0]
+    code = code.replace("The text to say.", LINES[0]).replace("runs/mine/export", ".")
+    monkeypatch.chdir(folder)
+    exec(code, {})
+    wave, _ = soundfile.read("speech.wav", dtype="float32")
+    pieces = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert sum(pieces) == len(wave) > 0
+
+
 @pytest.mark.parametrize(("weights", "dtype"), [("fp16", torch.half), ("bf16", torch.bfloat16)])
 def test_half_precision_is_the_rounded_model(voice, tmp_path, weights, dtype):
     full = export_voice(voice, tmp_path / "full", "fp32")
