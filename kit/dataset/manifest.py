@@ -39,8 +39,13 @@ def check_dataset(
     measures = measure_clips(paths, cache, config.longest_s, workers, progress=progress)
     kept, refused, warned = judge_rows(found.rows, measures, config)
     figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
-    tables = {"kept": kept, "refused": found.refused + refused, "warned": warned}
-    ledger = Ledger(layout=found.layout, measures=figures, **tables)
+    ledger = Ledger(
+        layout=found.layout,
+        kept=kept,
+        refused=found.refused + refused,
+        warned=warned,
+        measures=figures,
+    )
     write_checked(ledger, into)
     return ledger
 

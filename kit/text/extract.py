@@ -133,18 +133,23 @@ def _extract(texts: Iterator, language: str | None, path: Path, progress: Progre
     with open(path, "ab") as file:
         if file.tell() < progress.state.get("bytes", 0):
             progress.restart()  # somebody took the text and left the mark
-        count |= {k: v for k, v in progress.state.items() if k in count}
+        count.update({k: v for k, v in progress.state.items() if k in count})
         file.truncate(count["bytes"])  # what was written after the last mark is written again
 
         def safe() -> dict:
             file.flush()
             os.fsync(file.fileno())
-            return count | {"bytes": file.tell()}
+            return dict(count, bytes=file.tell())
 
         for text in progress.follow(texts, safe):
             _take(text, language, count, file)
-    del count["bytes"]
-    return Extract(path=path, **count | {"faults": tuple(count["faults"])})
+    return Extract(
+        path=path,
+        lines=count["lines"],
+        empty=count["empty"],
+        unreadable=count["unreadable"],
+        faults=tuple(count["faults"]),
+    )
 
 
 def _take(text: str | Fault, language: str | None, count: dict, file) -> None:

@@ -16,8 +16,15 @@ _ONES = (
 ).split()
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _SCALES = ((10**9, "billion"), (10**6, "million"), (1000, "thousand"), (100, "hundred"))
-_ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth"}
-_ORDINALS |= {"nine": "ninth", "twelve": "twelfth"}
+_ORDINALS = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
 _SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "vs": "versus"}
 _MONEY = {"$": "dollars", "€": "euros", "£": "pounds"}
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
