@@ -3,6 +3,8 @@
 Reads the run's record and preset; measures nothing.
 """
 
+from collections.abc import Callable
+
 from kit.base.config import build
 from kit.base.words import in_gib
 from kit.dataset.ledger import ManifestConfig
@@ -10,6 +12,7 @@ from kit.inference.evaluate import Check, Scores, gate_checks
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
 
+MISSING = "not yet"
 LEAST_HOURS = 1.0  # from nothing, a model learns little from less speech
 
 
@@ -38,107 +41,89 @@ class Checklist:
 
     def checks(self) -> list[Check]:
         """Every check, passed or not."""
+        percent = build(ManifestConfig, self.active_run.section("manifest")).refuse_percent
+        hours = f"{LEAST_HOURS:g} hour or more"
+        share = f"at most {percent:g} % of the hours"
+        whole = "no bytes, every text comes back"
+        suits = "the one for its memory"
         return [
-            self.recordings(),
-            self.refused(),
-            self.pieces(),
-            self.alignment(),
-            self.preset(),
-            self.memory(),
-            self.trained(),
+            self.check("enough recordings", hours, "prepare", self.recordings),
+            self.check("little was refused", share, "prepare", self.refused),
+            self.check("the tokenizer knows the letters", whole, "prepare", self.pieces),
+            self.check("texts belong to their sound", "judged", "prepare", self.alignment),
+            self.check("the preset suits the machine", suits, "setup", self.preset),
+            self.check("a step fits into memory", "within the limit", "train", self.memory),
+            self.check("training is finished", "to its end", "train", self.trained),
             *self.voice(),
         ]
 
-    def recordings(self) -> Check:
-        what = "enough recordings"
-        wanted = f"{LEAST_HOURS:g} hour or more"
-        data = self.report.get("data", {})
-        if "hours" not in data:
-            return self.missing(what, wanted, "prepare")
+    def check(
+        self, what: str, wanted: str, command: str, look: Callable[[], tuple[str, str]]
+    ) -> Check:
+        """What `look()` found, and what is to do about it.
+
+        It raises KeyError for a figure that is not in the record: `command` records it.
+        """
+        try:
+            found, problem = look()
+        except KeyError:
+            found = MISSING
+            problem = self.command(command)
+        return Check(what=what, found=found, wanted=wanted, problem=problem)
+
+    def recordings(self) -> tuple[str, str]:
+        data = self.report["data"]
         few = "record more: from nothing, a model learns little from less than an hour"
-        return Check(
-            what=what,
-            found=f"{data['hours']:.2f} hours, {data['utterances']:,} utterances",
-            wanted=wanted,
-            problem=few if data["hours"] < LEAST_HOURS else "",
-        )
+        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        return found, few if data["hours"] < LEAST_HOURS else ""
 
-    def refused(self) -> Check:
+    def refused(self) -> tuple[str, str]:
+        data = self.report["data"]
         rules = build(ManifestConfig, self.active_run.section("manifest"))
-        what = "little was refused"
-        wanted = f"at most {rules.refuse_percent:g} % of the hours"
-        data = self.report.get("data", {})
-        if "refused_percent" not in data:
-            return self.missing(what, wanted, "prepare")
         much = data["refused_percent"] > rules.refuse_percent
-        return Check(
-            what=what,
-            found=f"{data['refused_percent']:.2f} %, {data['refused']:,} rows",
-            wanted=wanted,
-            problem="ledger.jsonl names each row and its cure" if much else "",
-        )
+        found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+        return found, "ledger.jsonl names each row and its cure" if much else ""
 
-    def pieces(self) -> Check:
-        what = "the tokenizer knows the letters"
-        wanted = "no bytes, every text comes back"
-        text = self.report.get("text", {})
-        if "byte_rate" not in text:
-            return self.missing(what, wanted, "prepare")
+    def pieces(self) -> tuple[str, str]:
+        text = self.report["text"]
         whole = text["byte_rate"] == 0 and text["round_trip"] == 1
-        return Check(
-            what=what,
-            found=f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back",
-            wanted=wanted,
-            problem="" if whole else "look for stray letters in the texts (`uncovered` in text)",
-        )
+        found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        return found, "" if whole else "look for stray letters in the texts (`uncovered` in text)"
 
-    def alignment(self) -> Check:
-        what = "texts belong to their sound"
-        wanted = "judged"
-        note = self.report.get("data", {}).get("alignment")
-        if note is None:
-            return self.missing(what, wanted, "prepare")
-        unjudged = note.startswith("not judged")
+    def alignment(self) -> tuple[str, str]:
+        note = self.report["data"]["alignment"]
         listen = "listen to some clips: the recogniser could not judge them"
-        return Check(what=what, found=note, wanted=wanted, problem=listen if unjudged else "")
+        return note, listen if note.startswith("not judged") else ""
 
-    def preset(self) -> Check:
-        what = "the preset suits the machine"
-        suits = self.report.get("setup", {}).get("preset for this machine")
-        if suits is None:
-            return self.missing(what, "that of its memory", "setup")
+    def preset(self) -> tuple[str, str]:
+        suits = self.report["setup"]["preset for this machine"]
         own = self.active_run.preset_name
-        other = f"begin a new run with --preset {suits}, or keep `{own}` on purpose"
-        return Check(what=what, found=own, wanted=suits, problem="" if own == suits else other)
-
-    def memory(self) -> Check:
-        what = "a step fits into memory"
-        sizes = self.report.get("train", {}).get("longest_step_bytes")
-        if sizes is None:
-            return self.missing(what, "within the limit", "train")
-        needed = sizes["measured"] or sizes["planned"]
-        fits = needed <= sizes["limit"]
-        return Check(
-            what=what,
-            found=in_gib(needed),
-            wanted=f"at most {in_gib(sizes['limit'])}",
-            problem="" if fits else "take --use low_memory, or the preset of a smaller tier",
+        if own == suits:
+            return own, ""
+        return (
+            f"{own}; {suits} suits this machine",
+            f"begin a new run with --preset {suits}, or keep `{own}` on purpose",
         )
 
-    def trained(self) -> Check:
-        what = "training is finished"
-        wanted = "to its end"
-        train = self.report.get("train", {})
-        if "finished" not in train:
-            return self.missing(what, wanted, "train")
-        on = "" if train["finished"] else self.command("train") + " goes on where it stopped"
-        return Check(what=what, found=f"{train['steps']:,} steps", wanted=wanted, problem=on)
+    def memory(self) -> tuple[str, str]:
+        sizes = self.report["train"]["longest_step_bytes"]
+        needed = sizes["measured"] or sizes["planned"]
+        found = f"{in_gib(needed)} of {in_gib(sizes['limit'])}"
+        smaller = "take --use low_memory, or the preset of a smaller tier"
+        return found, smaller if needed > sizes["limit"] else ""
+
+    def trained(self) -> tuple[str, str]:
+        train = self.report["train"]
+        goes_on = f"{self.command('train')} goes on where it stopped"
+        return f"{train['steps']:,} steps", "" if train["finished"] else goes_on
 
     def voice(self) -> list[Check]:
         """What the gate asks of a voice, of the figures that evaluation has left."""
         found = self.report.get("eval", {})
         if "cer" not in found:
-            return [self.missing("the voice is intelligible", "the gate passed", "evaluate")]
+            problem = self.command("evaluate")
+            what = "the voice is intelligible"
+            return [Check(what=what, found=MISSING, wanted="the gate passed", problem=problem)]
         scores = Scores(
             cer=found["cer"],
             eos_rate=found["eos_rate"],
@@ -148,10 +133,6 @@ class Checklist:
         )
         worst_cer = self.active_run.section("evaluate")["worst_cer"]
         return gate_checks(scores, found["cer_floor"], worst_cer)
-
-    def missing(self, what: str, wanted: str, command: str) -> Check:
-        """A check that nothing was recorded for yet."""
-        return Check(what=what, found="not yet", wanted=wanted, problem=self.command(command))
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {self.active_run.name}"

@@ -92,8 +92,9 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
+        (("speak", "--speaker", "alma"), "--speaker, --weights and --out say how to say a --text"),
     ],
-    ids=["set", "run", "preset", "too early"],
+    ids=["set", "run", "preset", "too early", "no text"],
 )
 def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, runs):
     code, _, err = kit(runs, *words)
