@@ -7,10 +7,12 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from kit.audio.codec_kinds import save_codec
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.audio.spectrogram import Mel
 from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware
@@ -32,7 +35,7 @@ from kit.dataset.manifest import load_manifest
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder
-from kit.inference.voice import Habits, Voice
+from kit.inference.voice import Habits, Voice, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.text.espeak import run_apart
@@ -66,6 +69,17 @@ GPT = GPTConfig(
     perceiver_head_width=16,
     n_mels=8,
 )
+
+
+PATIENCE_S = 60.0  # for what another thread does: on a busy machine seconds, mostly none
+
+
+def until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
+    """Return as soon as `condition()` holds; fail where it does not in time."""
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -198,6 +212,17 @@ def real_voice(**over) -> Voice:
         tokenizer=tokenizer(),
         references=speaker_references(code_cache()),
     )
+
+
+def leave_voice_files(folder: Path, voice: Voice) -> None:
+    """What a run's folder has beside the model's weights before a voice speaks and is heard."""
+    habits = Habits(longest_text=40)
+    save_references(voice.references, folder / "references.safetensors", habits)
+    for name in ("codec.safetensors", "tokenizer.model", "manifest.jsonl"):
+        shutil.copy(world() / name, folder / name)
+    alphabet = alphabet_of([row.text for row in manifest()])
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
+    save_recognizer(recognizer, folder / "recognizer.safetensors")
 
 
 def pretended_capture(work):

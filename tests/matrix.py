@@ -104,7 +104,7 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
     preset = shrunk(row)
     with (
         patch.dict(os.environ, told),
-        patch("kit.notebook.run_record.load_preset", lambda name: preset),
+        patch("kit.notebook.open_run.load_preset", lambda name: preset),
         patch.object(Figure, "savefig", partialmethod(Figure.savefig, dpi=40)),  # not looked at
     ):
         os.chdir(ROOT / "notebooks")

@@ -16,7 +16,7 @@ from kit.dataset.checks import own_faults
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
 from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_doubt
 from kit.model.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
-from kit.notebook.run_record import open_run
+from kit.notebook.open_run import open_run
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 from kit.tuning.ab_test import preset_task

@@ -17,8 +17,8 @@ from helpers import code_index, world
 
 from kit.base.config import ConfigError
 from kit.base.hardware import Hardware, choose_precision
+from kit.notebook.open_run import open_run
 from kit.notebook.result import Result
-from kit.notebook.run_record import open_run
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
@@ -66,7 +66,7 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
         memory_bytes=int(gib * GIB),
         capability=capability,
     )
-    for room in ("base.hardware", "notebook.run_record", "recipes.active_run"):
+    for room in ("base.hardware", "notebook.open_run", "notebook.run_record", "recipes.active_run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)

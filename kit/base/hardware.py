@@ -5,6 +5,7 @@ process, and only when called. Unknown is None. Knows nothing of models or confi
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 import platform
@@ -21,6 +22,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 OWN_STATUS = Path("/proc/self/status")
+OWN_MAPS = Path("/proc/self/maps")
+OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -309,6 +312,28 @@ def use_threads(hw: Hardware) -> Choice:
     choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice
+
+
+def leave_cores_to_worker() -> None:
+    """Leave the cores to another thread, which is to train: the calling one computes alone.
+
+    A pool that an earlier recipe has left in this thread (`use_threads` says what it costs) is
+    ended, where OpenMP can do that; the next computation here makes another.
+    """
+    torch.set_num_threads(1)
+    openmp = _loaded_openmp()
+    if openmp is not None and hasattr(openmp, "omp_pause_resource_all"):
+        openmp.omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
+def _loaded_openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch has loaded; None where the system does not say which."""
+    if not OWN_MAPS.exists():
+        return None
+    paths = (line.split()[-1] for line in OWN_MAPS.read_text(encoding="utf-8").splitlines())
+    found = (path for path in paths if Path(path).name.startswith(("libgomp", "libiomp5")))
+    path = next(found, None)
+    return ctypes.CDLL(path) if path else None
 
 
 def hush_profiler() -> None:

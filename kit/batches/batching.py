@@ -159,10 +159,9 @@ def padded(length: int, config: DataConfig) -> int:
     return next((n for n in config.grid_lengths if n >= length), multiple)
 
 
-def wasted(parts: list[list[int]], lengths: Sequence[int], multiple: int = 1) -> float:
-    """The share of padding when each of `parts` is a grid as wide as its longest, rounded up."""
-    cells = sum(len(part) * -(-max(lengths[i] for i in part) // multiple) for part in parts)
-    cells *= multiple
+def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
+    """The share of padding when each of `parts` is a grid, as wide as `config` pads its longest."""
+    cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
     return 1 - sum(lengths[i] for part in parts for i in part) / cells
 
 
@@ -178,14 +177,13 @@ def padding_waste(
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
     row_tokens = max(row_tokens, *lengths)
-    step = config.length_multiple
     packed = []
     for window in chunks(order, config.sort_window):
         packed += pack_rows([lengths[i] for i in window], row_tokens)
     return {
-        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, step),
-        "neighbours in length": wasted(passes(lengths, counted), lengths, step),
-        "token budget": wasted(passes(lengths, budget), lengths, step),
+        "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
+        "neighbours in length": wasted(passes(lengths, counted), lengths, config),
+        "token budget": wasted(passes(lengths, budget), lengths, config),
         "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
     }
 

@@ -11,8 +11,10 @@ Shapes: B batch, S packed sequence, M mels, T reference frames.
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -188,6 +190,13 @@ def padding_share(batches: list) -> float:
     """Share of grid cells that hold no token, counted in batches as the model gets them."""
     cells = sum(m.tokens.numel() for b in batches for m in b.micro)
     return 1 - sum(b.tokens for b in batches) / cells
+
+
+def timed_batches(stream: CodeStream, count: int = 10) -> tuple:
+    """The first batch of `stream`, and the seconds that each of the first `count` takes to make."""
+    began_s = time.perf_counter()
+    batches = list(itertools.islice(stream, count))
+    return batches[0], (time.perf_counter() - began_s) / count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

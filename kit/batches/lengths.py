@@ -7,9 +7,8 @@ positions that a corpus needs. Knows counts, not audio or models.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 LONGEST_PIECE = 16  # characters: SentencePiece's own limit
-MOST_CANDIDATES = 20  # lengths tried by `grid_lengths`
+MOST_PADDING = 0.04  # of all cells, that fixed lengths may add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +32,7 @@ class LengthReport:
     limit_codes: int  # a multiple of 64
     limit_s: float
     limit_tokens: int  # of a whole row, text and codes, a multiple of 64
+    fixed_lengths: tuple[int, ...]  # tokens: of all splits, as `fixed_lengths` finds them
     beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
     beyond_share: float  # of all rows
 
@@ -117,6 +117,7 @@ def length_report(
         limit_codes=limit_codes,
         limit_s=limit_codes / codes_per_s,
         limit_tokens=limit_tokens,
+        fixed_lengths=fixed_lengths(cache),
         beyond=sorted(rows, key=lambda row: row["tokens"], reverse=True),
         beyond_share=len(rows) / len(ids),
     )
@@ -148,20 +149,44 @@ def round_up(value: float, multiple: int) -> int:
     return math.ceil(value / multiple) * multiple
 
 
-def grid_lengths(lengths: Sequence[int], shapes: int = 4, multiple: int = 64) -> tuple[int, ...]:
-    """The few row lengths, multiples of `multiple`, that pad rows of `lengths` tokens the least.
+def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
+    """`few_lengths` for the rows of all splits."""
+    return few_lengths([cache.length(i) + EXTRA_TOKENS for i in range(len(cache.rows))])
 
-    The last holds the longest row. Fewer than `shapes` where fewer do as well.
+
+def few_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
+    """The fewest lengths, multiples of `multiple`, that pad rows of `lengths` tokens little.
+
+    Compiled models, and kernels that are chosen anew for each shape, want few shapes; but a cell
+    that holds no token is computed all the same. The last holds the longest row.
     """
-    wanted = sorted({round_up(length, multiple) for length in lengths})
-    step = -(-len(wanted) // MOST_CANDIDATES)  # of a wide spread every n-th is tried, the last too
-    wanted = wanted[::-1][::step][::-1]
-    rows = np.sort(np.asarray(lengths))
+    most_cells = (1 + MOST_PADDING) * sum(lengths)
+    for grid, cells in best_grids(lengths, multiple):
+        best = grid
+        if cells <= most_cells:
+            break
+    return best
 
-    def cells(grid: tuple) -> int:
-        until = np.searchsorted(rows, grid, side="right")  # rows that each length has room for
-        return int((np.diff(until, prepend=0) * np.array(grid)).sum())
 
-    count = min(shapes, len(wanted)) - 1
-    choices = ((*low, wanted[-1]) for low in itertools.combinations(wanted[:-1], count))
-    return min(choices, key=cells)
+def best_grids(lengths: Sequence[int], multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The best row lengths and the cells they make: for one length, for two, until none is saved.
+
+    Dynamic programming over where the last length but one lies.
+    """
+    wanted = np.array(sorted({round_up(length, multiple) for length in lengths}))  # (W,)
+    rows = np.searchsorted(np.sort(lengths), wanted, side="right")  # that each has room for
+    grids = [(int(length),) for length in wanted]  # the best that end with each length
+    cells = rows * wanted
+    while True:
+        yield grids[-1], int(cells[-1])
+        longer = cells[:, None] + (rows - rows[:, None]) * wanted  # (W below, W)
+        longer[np.tril_indices(len(wanted))] = np.iinfo(np.int64).max
+        below = longer.argmin(axis=0)
+        better = longer.min(axis=0) < cells
+        if not better[-1]:
+            return
+        grids = [
+            (*grids[i], int(length)) if saves else grid
+            for i, length, saves, grid in zip(below, wanted, better, grids)
+        ]
+        cells = np.minimum(cells, longer.min(axis=0))

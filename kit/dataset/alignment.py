@@ -12,7 +12,6 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M m
 """
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -28,7 +27,8 @@ from kit.audio.clip import DatasetError
 from kit.audio.recognizer import MEL_FRAMES, Recognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import require, require_within
-from kit.base.files import digest, write_atomic
+from kit.base.files import digest
+from kit.base.result_cache import kept_result
 from kit.dataset.ledger import Finding, Utterance
 from kit.text.normalize import letters
 
@@ -207,23 +207,17 @@ def align_clips_once(
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
-    kept = _kept_alignments(path, key)
-    if kept is None:
-        kept = align_clips(rows, recognizer, config, progress)
-        kept = [dataclasses.replace(alignment, words=()) for alignment in kept]
-        scores = [dataclasses.asdict(alignment) for alignment in kept]
-        write_atomic(path, json.dumps({"key": key, "alignments": scores}, ensure_ascii=False))
-    return kept
 
+    def make() -> list[dict]:
+        made = [
+            dataclasses.asdict(alignment)
+            for alignment in align_clips(rows, recognizer, config, progress)
+        ]
+        for found in made:
+            del found["words"]
+        return made
 
-def _kept_alignments(path: Path, key: str) -> list[Alignment] | None:
-    try:
-        kept = json.loads(Path(path).read_bytes())
-        if kept["key"] != key:
-            return None
-        return [Alignment(**{**found, "words": ()}) for found in kept["alignments"]]
-    except (FileNotFoundError, ValueError, TypeError, KeyError):  # none, or none of ours
-        return None
+    return [Alignment(**found) for found in kept_result(path, key, make)]
 
 
 def _align_batch(rows: list, recognizer: Recognizer, config: AlignConfig) -> list:

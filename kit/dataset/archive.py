@@ -137,9 +137,7 @@ class Limits:
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
-        cure = "do not use it"
-        if limit:
-            cure = f"if you trust it, unpack it by hand and name the folder, or raise {limit}"
+        cure = f"raise {limit} if you trust it" if limit else "do not use it"
         raise ArchiveError(f"{self.archive} holds {what}: {cure}. Nothing was unpacked.")
 
     def admit(self, name: str) -> None:

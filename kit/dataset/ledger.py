@@ -149,6 +149,10 @@ class Ledger:
         kept = [row for row in self.kept if row.id not in gone]
         return dataclasses.replace(self, kept=kept, refused=self.refused + found)
 
+    def digests(self, rows: list[Utterance]) -> list[str | None]:
+        """Of the sound of `rows`, as it was measured; None for a clip that was cut since."""
+        return [self.measures[r.audio].digest if r.audio in self.measures else None for r in rows]
+
     def with_clips(self, clips: list[Utterance]) -> "Ledger":
         """The ledger after refused recordings were cut into `clips`, which stand in their lines.
 
@@ -192,6 +196,11 @@ class Ledger:
         if len(worst) > MOST_TOLD:
             lines.append(f"and {len(worst) - MOST_TOLD:,} more")
         return "\n  ".join(lines)
+
+
+def of_split(rows: Iterable[Utterance], split: str) -> list[Utterance]:
+    """Those of `rows` that belong to `split`: "train", "held_out" or a name of its own."""
+    return [row for row in rows if row.split == split]
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:

@@ -7,18 +7,17 @@ manifest; nothing of training.
 """
 
 import dataclasses
-import io
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-import soundfile
 from torch import Tensor
 
 from kit.audio.codec import Codec
 from kit.audio.recognizer import Recognizer, cer
 from kit.audio.waveform import load_wave
 from kit.base.files import write_atomic
+from kit.base.wav import encode_wav
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
@@ -121,9 +120,7 @@ def save_samples(
     for variant, (texts, waves) in named.items():
         for i, (text, wave) in enumerate(itertools.islice(zip(texts, waves), most)):
             path = Path(folder) / "samples" / f"{split}-{i}-{variant}.wav"
-            file = io.BytesIO()
-            soundfile.write(file, wave.numpy(), rate, format="WAV")
-            write_atomic(path, file.getvalue())
+            write_atomic(path, encode_wav(wave.numpy(), rate))
             rows.append({"text": text, "wav": str(path.relative_to(folder)), "split": split})
     return rows
 

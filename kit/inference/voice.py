@@ -9,9 +9,7 @@ Shapes: M mels, T reference frames, L samples, N codes.
 """
 
 import dataclasses
-import io
 import math
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.audio.streaming import AudioStream
 from kit.base.config import build, require_within
 from kit.base.files import write_atomic
+from kit.base.wav import encode_wav
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import Spoken, decoding, generate
@@ -228,12 +227,7 @@ def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
     """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
     if not speech.stopped:
         raise VoiceError(cut_off(speech.text))
-    samples = (speech.wave.clamp(-1, 1) * 32767).round().short()
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setparams((1, 2, sample_rate, len(samples), "NONE", "not compressed"))
-        out.writeframes(samples.numpy().tobytes())
-    return file.getvalue()
+    return encode_wav(speech.wave.numpy(), sample_rate)
 
 
 def remark(speech: Speech, config: GenerateConfig) -> str:

@@ -14,8 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from kit.notebook import plots
-from kit.notebook.plots import BLUE, GREEN, INK, ORANGE, PALE, PURPLE, RED, SKY, column, tidy
+from kit.notebook.run_plots import column, smooth, thin
+from kit.notebook.style import (
+    BLUE,
+    GIB,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    RED,
+    SKY,
+    tidy,
+)
 
 
 class LossFigure:
@@ -27,8 +39,14 @@ class LossFigure:
     def __init__(self, width_px: int = 1000, height_px: int = 430, dpi: int = 110):
         self.figure = Figure((width_px / dpi, height_px / dpi), dpi=dpi)
         self.canvas = FigureCanvasAgg(self.figure)
-        grid = {"height_ratios": (3, 1), "hspace": 0.12, "left": 0.075, "right": 0.915}
-        grid |= {"top": 0.975, "bottom": 0.115}
+        grid = {
+            "height_ratios": (3, 1),
+            "hspace": 0.12,
+            "left": 0.075,
+            "right": 0.915,
+            "top": 0.975,
+            "bottom": 0.115,
+        }
         self.loss, self.memory = self.figure.subplots(2, 1, sharex=True, gridspec_kw=grid)
         self.rate = self.memory.twinx()
         self.lines = self._lines()
@@ -37,14 +55,20 @@ class LossFigure:
 
     def _lines(self) -> dict:
         dots = {"marker": "o", "markersize": 4.5, "linewidth": 1.4}
-        tick = {"color": PURPLE, "linestyle": "", "marker": "|", "markersize": 9}
-        tick |= {"markeredgewidth": 1.6}
+        tick = {
+            "color": PURPLE,
+            "linestyle": "",
+            "marker": "|",
+            "markersize": 9,
+            "markeredgewidth": 1.6,
+            "transform": self.loss.get_xaxis_transform(),
+        }
         styles = {
-            "event": (self.loss, tick | {"transform": self.loss.get_xaxis_transform()}),
+            "event": (self.loss, tick),
             "raw": (self.loss, {"color": SKY, "linewidth": 0.8, "alpha": 0.75}),
             "smooth": (self.loss, {"color": BLUE, "linewidth": 1.8, "label": "training loss"}),
-            "val": (self.loss, dots | {"color": ORANGE, "label": "validation"}),
-            "ema": (self.loss, dots | {"color": GREEN, "label": "validation, EMA", "marker": "s"}),
+            "val": (self.loss, dict(dots, color=ORANGE, label="validation")),
+            "ema": (self.loss, dict(dots, color=GREEN, label="validation, EMA", marker="s")),
             "lr": (self.rate, {"color": PALE, "linewidth": 1.1, "linestyle": "--"}),
             "memory": (self.memory, {"color": RED, "linewidth": 1.6}),
         }
@@ -56,7 +80,7 @@ class LossFigure:
     def _decorate(self) -> None:
         for axes in (self.loss, self.memory):
             tidy(axes)
-            axes.grid(color=plots.GRID, linewidth=0.8)
+            axes.grid(color=GRID, linewidth=0.8)
             axes.yaxis.set_label_coords(-0.052, 0.5)
         self.loss.set_ylabel("loss (nats per target)", fontsize=9, color=INK)
         self.loss.tick_params(labelbottom=False)
@@ -75,7 +99,7 @@ class LossFigure:
 
     def png(self, rows: list[dict]) -> bytes:
         """A PNG of `rows` (events as dicts, ascending steps; [] gives the empty axes)."""
-        rows = plots.thin(rows)
+        rows = thin(rows)
         self._load(rows)
         if self._fit(rows) or self.background is None:
             self.canvas.draw()
@@ -89,12 +113,12 @@ class LossFigure:
         steps = column(rows, "step")
         loss = column(rows, "loss")
         self.lines["raw"].set_data(steps, loss)
-        self.lines["smooth"].set_data(steps, plots.smooth(loss, len(rows) // 30))
+        self.lines["smooth"].set_data(steps, smooth(loss, len(rows) // 30))
         for name, key in (("val", "val_loss"), ("ema", "ema_val_loss")):
             values = column(rows, key)
             there = np.isfinite(values)  # else the line would break between two validations
             self.lines[name].set_data(steps[there], values[there])
-        self.lines["memory"].set_data(steps, column(rows, "memory_bytes") / plots.GIB)
+        self.lines["memory"].set_data(steps, column(rows, "memory_bytes") / GIB)
         self.lines["lr"].set_data(steps, column(rows, "lr"))
         marks = [row["step"] for row in rows if row.get("note")]
         self.lines["event"].set_data(marks, [0.025] * len(marks))  # at the foot, in axes' height

@@ -6,14 +6,13 @@ Pictures come first, then sounds, then tables. Knows nothing of what was found.
 import base64
 import dataclasses
 import html
-import io
 from collections.abc import Sequence
 
 import numpy as np
-import soundfile
 from matplotlib.figure import Figure
 
-from kit.notebook.plots import png, shown_width_px
+from kit.base.wav import encode_wav
+from kit.notebook.style import png, shown_width_px
 from kit.notebook.tables import grid_html, table_html
 
 
@@ -27,10 +26,7 @@ class Sound:
 
     def wav_bytes(self) -> bytes:
         """A 16-bit WAV file."""
-        file = io.BytesIO()
-        samples = np.clip(np.asarray(self.wave), -1, 1)
-        soundfile.write(file, samples, self.sample_rate_hz, format="WAV", subtype="PCM_16")
-        return file.getvalue()
+        return encode_wav(np.asarray(self.wave), self.sample_rate_hz)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

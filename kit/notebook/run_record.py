@@ -1,31 +1,30 @@
 """One run, one folder, one record: where files lie, which preset is in force, `report.json`.
 
-Notebooks share nothing but `runs/<name>/`. `open_run` finds it from the environment (KIT_RUN,
-KIT_PRESET, KIT_RUNS); `Run.record` merges figures into `report.json` and redraws `report.html`.
-Knows no figure by name.
+`Run.record` merges figures into `report.json` and redraws `report.html`. Knows no figure by name.
 """
 
-import base64
 import dataclasses
-import html
 import json
 import math
 import os
 import subprocess
-import time
 from pathlib import Path
 
-from kit.base.config import CONFIGS, ConfigError, load_preset, merge, read_yaml
-from kit.base.files import make_folder, require_folder_name, write_atomic
-from kit.base.hardware import choose_preset, detect, versions
+from kit.base.config import CONFIGS, ConfigError, merge
+from kit.base.files import make_folder, write_atomic
+from kit.base.hardware import detect, versions
 from kit.base.lock import held
 from kit.base.words import brief
-from kit.notebook.tables import table_html
-from kit.tuning.recommend import overlay
+from kit.notebook.demo_clock import demo_times
+from kit.notebook.report_page import page
 
-OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
 # What each notebook that others ask for is on the command line.
-COMMANDS = {"01_data_prep": "prepare", "02_train": "train", "03_evaluate_ema": "evaluate"}
+COMMANDS = {
+    "01_data_prep": "prepare",
+    "02_train": "train",
+    "03_evaluate_ema": "evaluate",
+    "04_inference": "speak",
+}
 SETTINGS = "settings.yaml"  # in a run's folder
 RECORD_WAIT_S = 400.0  # longer than a record of a lost machine is waited for (lock.py's STALE_S)
 
@@ -49,19 +48,28 @@ class Run:
         """The preset's plain values for one concern."""
         return self.preset.get(name, {})
 
+    def begin(self) -> None:
+        """Make the run's folder, with what the run keeps to for its life."""
+        self.settle("preset", self.preset_name)
+        if self.use:
+            write_atomic(self.folder / "use", self.use)
+
     def settle(self, what: str, value: str) -> None:
         """Note `value` of `what` for the life of the run. ConfigError when it began with another.
 
         What a notebook left (codec, voice) belongs to the data it was made from.
         """
-        mark = self.folder / what
-        begun = read_mark(mark) or value
+        self.require_settled(what, value)
+        write_atomic(self.folder / what, value)
+
+    def require_settled(self, what: str, value: str) -> None:
+        """Raise ConfigError when the run began with another value of `what`."""
+        begun = read_mark(self.folder / what) or value
         if begun != value:
             raise ConfigError(
                 f"The run `{self.name}` was begun with the {what} `{begun}`, now `{value}` is "
                 f"asked for. Set KIT_RUN to a new name, or delete {self.places()}."
             )
-        write_atomic(mark, value)
 
     def keep_settings(self, sections: dict) -> "Run":
         """The run with `sections` of plain values laid over its preset, now and whenever it opens.
@@ -87,14 +95,18 @@ class Run:
 
     def found(self, section: str, name: str, notebook: str):
         """A figure that `notebook`, a key of COMMANDS, recorded. Raises ConfigError without it."""
-        figures = self.report().get(section)
-        value = figures.get(name) if isinstance(figures, dict) else None
+        value = self.figure(section, name)
         if value is None:
             raise ConfigError(
                 f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first, or "
                 f"python -m kit {COMMANDS[notebook]} --run {self.name}."
             )
         return value
+
+    def figure(self, section: str, name: str):
+        """A figure that was recorded; None where it was not."""
+        figures = self.report().get(section)
+        return figures.get(name) if isinstance(figures, dict) else None
 
     def report(self) -> dict:
         """All that was recorded. Raises ConfigError when the file is damaged."""
@@ -118,37 +130,22 @@ class Run:
 
         Processes that record at the same time wait for each other, so none loses a section.
         """
-        about = {"preset": self.preset_name, "versions": versions(), "device": detect().name}
-        about["git"] = git_state()
+        about = {
+            "preset": self.preset_name,
+            "versions": versions(),
+            "device": detect().name,
+            "git": git_state(),
+        }
         if self.settings:
             about["settings"] = self.settings
         with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
-            report = merge(self.report(), finite(figures)) | about
-            started = os.environ.get("KIT_DEMO_STARTED")
-            if started and not (self.folder / "demo-finished").exists():  # a re-run finds work done
-                report |= demo_times(report.get("demo_starts_s", {}), started, self.folder)
+            report = merge(self.report(), finite(figures))
+            report.update(about)
+            report.update(demo_times(report, self.folder))
             plain = json.dumps(report, indent=1, ensure_ascii=False)
             write_atomic(self.folder / "report.json", plain)
             write_atomic(self.folder / "report.html", page(report, self.folder))
         return report
-
-
-def demo_times(starts_s: dict[str, float], started: str, folder: Path) -> dict:
-    """`wall_s` of a demo that may have been interrupted: the sum of what its starts took so far.
-
-    `starts_s` has the seconds of each start, by its unix time; `started` is the one that runs. An
-    earlier one went on until the last file in `folder` was written before this one began.
-    """
-    starts_s = dict(starts_s)
-    now_s = float(started)
-    if starts_s and started not in starts_s:
-        written = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
-        last, last_s = [*starts_s.items()][-1]
-        until_s = max((s for s in written if s < now_s), default=0.0)
-        starts_s[last] = max(last_s, round(until_s - float(last), 1))
-    starts_s[started] = round(time.time() - now_s, 1)
-    times = {"demo_starts_s": starts_s, "wall_s": round(sum(starts_s.values()), 1)}
-    return times | {"interruptions": len(starts_s) - 1}
 
 
 def read_mark(mark: Path) -> str:
@@ -174,92 +171,15 @@ def finite(figures):
     return None if isinstance(figures, float) and not math.isfinite(figures) else figures
 
 
-def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
-    """The run named by KIT_RUN (default "demo") with `preset`, or KIT_PRESET.
-
-    The name is that of one folder, and none of the kit's own (OWN_FOLDERS), else ConfigError.
-    Without either preset, a run goes on with the preset it was begun with, and a new one takes what
-    fits the machine. Raises ConfigError when the two disagree: a run has one preset for life.
-    `use` names an overlay of configs/use to lay over it, which the run's later notebooks keep. The
-    positions that 01_data_prep gave the model for its corpus are laid over it, too, and last what a
-    person set for this run (`Run.keep_settings`).
-    """
-    folder = run_folder(name)
-    begun = read_mark(folder / "preset").strip()
-    asked = preset or os.environ.get("KIT_PRESET")
-    preset = asked or begun or choose_preset(detect()).value
-    run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
-    run.settle("preset", preset)
-    mark = run.folder / "use"
-    if use:
-        write_atomic(mark, use)
-    kept = read_mark(mark)
-    laid = merge(run.preset, overlay(kept).sections) if kept else run.preset
-    data = run.report().get("data")
-    positions = data.get("positions", {}) if isinstance(data, dict) else {}
-    settings = read_settings(run.folder / SETTINGS)
-    laid = merge(merge(laid, {"model": positions}), settings)
-    return dataclasses.replace(run, preset=laid, use=kept, settings=settings)
-
-
-def read_settings(path: Path) -> dict:
-    """The sections in a run's settings file; {} where there is none. ConfigError when damaged."""
-    sections = (read_yaml(path) or {}) if path.is_file() else {}
-    if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
-        return sections
-    raise ConfigError(f"{path} must hold `section: {{key: value}}` entries. Mend or delete it.")
-
-
-def run_folder(name: str = "") -> Path:
-    """Where the run `name` (empty: KIT_RUN's, or "demo") lies, whether it was begun or not.
-
-    Raises ConfigError for a name that is no plain folder's, or one of the kit's own.
-    """
-    setting = "RUN" if name else "KIT_RUN"
-    name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, OWN_FOLDERS)
-    return Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs") / name
-
-
 def git_state() -> str:
     """The commit this checkout stands at, with "+" when files differ from it; "" outside git."""
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        commit = _git("rev-parse", "--short", "HEAD")
+        return f"{commit}+" if _git("status", "--porcelain") else commit
     except FileNotFoundError:
         return ""
 
 
-def git(*words: str) -> str:
-    """What git prints of this checkout."""
-    called = ["git", *words]
-    done = subprocess.run(called, cwd=CONFIGS.parent, capture_output=True)
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=CONFIGS.parent, capture_output=True)
     return done.stdout.decode("utf-8", errors="replace").strip()
-
-
-def page(report: dict, folder: Path) -> str:
-    """The record as one self-contained page: figures as tables, samples as audio players."""
-    parts = [f"<h1>{html.escape(str(folder.name))}</h1>", table_html(report)]
-    players = [player(sample, folder) for sample in report.get("samples", [])]
-    parts.append("<h2>Samples</h2>" + "".join(players) if any(players) else "")
-    style = (
-        "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}"
-        "td{padding:.15rem .8rem;border-bottom:1px solid #ddd;vertical-align:top}"
-        "audio{display:block;width:100%;margin:.2rem 0 1rem}"
-    )
-    head = f"<!doctype html><meta charset=utf-8><title>Run record</title><style>{style}</style>"
-    return head + "".join(parts)
-
-
-def player(sample: dict, folder: Path) -> str:
-    """A sample as sound to play; "" where its file is gone, words where it may not be shown.
-
-    Whoever is sent the page would get the file: none from outside the run's folder goes into it.
-    """
-    path = (folder / sample["wav"]).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        told = f"{sample['wav']} is left out: it does not lie in the run's folder."
-        return f"<p>{html.escape(told)}</p>"
-    if not path.is_file():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    text = html.escape(f"{sample['text']} ({sample['split']}, {Path(sample['wav']).stem})")
-    return f"<p>{text}<audio controls src='data:audio/wav;base64,{data}'></audio></p>"

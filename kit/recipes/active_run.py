@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
+from kit.notebook.open_run import find_run
 from kit.notebook.result import Result
-from kit.notebook.run_record import Run, open_run
+from kit.notebook.run_record import Run
 from kit.notebook.tables import flat
 from kit.recipes.keeping import Kept, pack_clips
 from kit.recipes.settings import check_settings
@@ -72,15 +73,16 @@ def active_run(
     `settings` are sections of plain values to lay over the preset for the rest of the run's life.
     `kept` is what keeps it elsewhere, too.
     """
-    run = open_run(preset, use, name)
+    run = find_run(preset, use, name)
+    check_settings(settings or {}, run.preset)  # before anything is written
+    run.begin()
     if settings:
-        check_settings(settings, run.preset)
         run = run.keep_settings(settings)
     if kept:
         kept.bring_codes(run)
     hw = detect()
     threads = use_threads(hw)
-    with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: use_threads
+    with ThreadPoolExecutor(1) as pool:  # ends its compute threads: leave_cores_to_worker
         precision = pool.submit(choose_precision, hw).result()
     return ActiveRun(
         name=run.name,

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from kit.base.config import ConfigError, build
 from kit.base.hardware import versions
 from kit.batches.code_cache import CodeCache
-from kit.notebook.plots import GIB, bars
+from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
+from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
 from kit.tuning.ab_results import (
     Decision,
@@ -86,13 +87,13 @@ class Benchmark:
         """
         run = self.active
         # A benchmark that goes on keeps its threads: other numbers could not be compared.
-        begun = run.report().get("bench", {}).get("threads")
+        begun = run.figure("bench", "threads")
         threads = begun or int(run.threads.value)
         run.record(bench={"threads": threads})
         if self.model == "xtts":
             return published_task(run.hw, threads)
         rows = ()
-        if "codes" in run.report().get("data", {}):
+        if run.figure("data", "codes"):
             cache = CodeCache(run.index())
             members = cache.of_split("train")
             rows = tuple((len(cache.texts[i]), len(cache.codes[i])) for i in members)
@@ -138,7 +139,8 @@ class Benchmark:
         rows = [row for row in self.measured if row.loss is not None]
         names = [row.label for row in rows]
         picture = bars(names, [row.steps_per_s for row in rows], "steps/s", "Speed")
-        first, last = rows[0], rows[-1]
+        first = rows[0]
+        last = rows[-1]
         times = last.steps_per_s / first.steps_per_s
         line = f"{last.label}: {times:.2f}x as fast as {first.label}"
         return Result(line=line, pictures=[picture])

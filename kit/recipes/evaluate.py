@@ -4,7 +4,6 @@ Each step draws what it found and records its own figures. What was spoken and h
 same weights with the same settings, is not spoken again.
 """
 
-import html
 from collections.abc import Iterator
 
 from kit.inference.evaluate import Scores, gate_checks, problems_of, save_samples
@@ -13,7 +12,7 @@ from kit.notebook.plots import Figure, curves
 from kit.notebook.result import Result
 from kit.recipes import evaluation_results as results
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.evaluation_readings import EvaluationReadings
 from kit.recipes.sounds import mel_picture, players_of
 from kit.training.logs import held_out_losses, read_log
 
@@ -30,7 +29,7 @@ class Evaluation:
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
         self.preset = run.section("evaluate")
-        self.data = EvaluationData(run, sentences or self.preset["sentences"])
+        self.data = EvaluationReadings(run, sentences or self.preset["sentences"])
         self.weights = list(self.data.voices)[-1]  # of the voice to hear, until it is known better
 
     def __str__(self) -> str:
@@ -50,7 +49,7 @@ class Evaluation:
     __repr__ = __str__  # the plain-text side of a cell's output
 
     def _repr_html_(self) -> str:
-        return "".join(f"<p>{html.escape(line)}</p>" for line in str(self).splitlines())
+        return Result(line=str(self))._repr_html_()
 
     def run(self) -> Iterator[Result]:
         """Every step in turn."""
@@ -90,22 +89,16 @@ class Evaluation:
     def floor(self) -> Result:
         """What the recogniser makes of the recordings themselves, and of the codec's copies."""
         found = self.data.floor("held_out")
+        line = f"CER on recordings {found.cer:.2%}, after the codec {found.cer_codec:.2%}"
         figures = {"cer_floor": found.cer, "cer_codec": found.cer_codec}
-        self.active_run.record(eval=figures)
-        return Result(
-            line=f"CER on recordings {found.cer:.2%}, after the codec {found.cer_codec:.2%}",
-            pictures=[self.error_bars({})],
-            figures=figures,
-            shown=False,
-        )
+        return self.recorded(line, figures, self.error_bars({}))
 
     def compare_weights(self) -> Result:
         """The last weights, and their average where there is one: every sentence read once."""
         scores = self.scores_read_once()
         figures = {f"cer_{name}": found.cer for name, found in scores.items()}
-        self.active_run.record(eval=figures)
-        told = ", ".join(f"{name} {found.cer:.2%}" for name, found in scores.items())
-        return self.compared(f"CER read once: {told}", scores, figures)
+        line = f"CER read once: {results.error_rates(scores)}"
+        return self.recorded(line, figures, self.error_bars(scores), results.scores_table(scores))
 
     def best_of_several(self) -> Result:
         """The better weights, reading each sentence several times and keeping the likeliest."""
@@ -115,21 +108,10 @@ class Evaluation:
         figures = chosen.figures()
         figures["weights"] = best
         figures["candidates"] = self.data.sampling.candidates
-        self.active_run.record(eval=figures)
         scores = self.scores_read_once()
-        scores[self.best_of(best)] = chosen
         line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
-        return self.compared(line, scores, figures)
-
-    def compared(self, line: str, scores: dict[str, Scores], figures: dict) -> Result:
-        """Readings of the held-out sentences beside each other and beside the floor."""
-        return Result(
-            line=line,
-            pictures=[self.error_bars(scores)],
-            figures=figures,
-            shown=False,
-            grid=results.scores_table(scores),
-        )
+        scores[self.best_of(best)] = chosen
+        return self.recorded(line, figures, self.error_bars(scores), results.scores_table(scores))
 
     def harder_sentences(self) -> Result:
         """Words that training never saw, and long sentences; each beside a floor of its own."""
@@ -141,30 +123,22 @@ class Evaluation:
                 figures[split] = scores[split].figures()
                 figures[split]["cer_floor"] = floors[split].cer
                 figures[split]["cer_codec"] = floors[split].cer_codec
-        self.active_run.record(eval=figures)
-        told = ", ".join(f"{split} {found.cer:.2%}" for split, found in scores.items())
-        return Result(
-            line=f"CER by kind of sentence: {told}",
-            pictures=[results.split_bars(floors, scores)],
-            figures=figures,
-            shown=False,
-            grid=results.scores_table(scores),
-        )
+        line = f"CER by kind of sentence: {results.error_rates(scores)}"
+        picture = results.split_bars(floors, scores)
+        return self.recorded(line, figures, picture, results.scores_table(scores))
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""
         lines = held_out_losses(read_log(self.active_run.path("train.jsonl")))
         at_the_end = {name: values[-1] for name, (_, values) in lines.items()}
         figures = {f"{name.lower()}_loss": loss for name, loss in at_the_end.items()}
-        self.active_run.record(eval=figures)
         told = ", ".join(f"{name} {loss:.3f}" for name, loss in at_the_end.items())
         line = f"Held-out loss at the end: {told}"
         if "EMA" in at_the_end:
             below = 100 * (1 - at_the_end["EMA"] / at_the_end["raw"])
             where = "below" if below >= 0 else "above"
             line += f"\nAt the end EMA is {abs(below):.1f} % {where} raw."
-        picture = curves(lines, "step", "held-out loss")
-        return Result(line=line, pictures=[picture], figures=figures, shown=False)
+        return self.recorded(line, figures, curves(lines, "step", "held-out loss"))
 
     def word_errors(self) -> Result:
         """How words go wrong, and which, beside the recogniser's own mistakes on the codec."""
@@ -172,15 +146,13 @@ class Evaluation:
         on_codec = self.data.codec_word_pairs()
         counts = count_kinds(pairs)
         words = sum(len(pair.words) for pair in pairs)
-        figures = {kind.replace(" ", "_"): count for kind, count in counts.items()}
-        self.active_run.record(eval={"words": words, "word_errors": figures})
-        return Result(
-            line=f"{sum(counts.values()):,} errors among {words:,} words; of the held-out "
-            f"sentences number {self.data.worst_sentence()} has most",
-            pictures=[results.kind_bars(pairs, on_codec)],
-            figures=figures,
-            shown=False,
-            grid=results.worst_words_table(pairs, on_codec),
+        errors = {kind.replace(" ", "_"): count for kind, count in counts.items()}
+        return self.recorded(
+            f"{sum(counts.values()):,} errors among {words:,} words; of the held-out sentences "
+            f"number {self.data.worst_sentence()} has most",
+            {"words": words, "word_errors": errors},
+            results.kind_bars(pairs, on_codec),
+            results.worst_words_table(pairs, on_codec),
         )
 
     def verdict(self) -> Result:
@@ -189,34 +161,36 @@ class Evaluation:
         scores = self.data.spoken["held_out"].scores
         checks = gate_checks(scores, floor_cer, self.preset["worst_cer"])
         problems = problems_of(checks)
-        figures = {"gate": problems or "passed"}
-        self.active_run.record(eval=figures)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
-        grid = results.checks_table(checks)
-        return Result(line=line, figures=figures, shown=False, grid=grid)
+        figures = {"gate": problems or "passed"}
+        return self.recorded(line, figures, grid=results.checks_table(checks))
 
     def samples(self) -> Result:
         """The first sentences of each kind as files in samples/, for whoever gets the report."""
         data = self.data
+        folder = self.active_run.folder
         rows = data.held_out[:SAMPLES]
-        texts = [row.text for row in rows]
-        recordings = {"recording": (texts, [data.recording(row) for row in rows])}
-        written = []
-        for heard in (*data.by_weights.values(), data.spoken["held_out"]):
-            written += heard.samples
-        written += save_samples(recordings, "held_out", data.rate_hz, self.active_run.folder)
-        for split, heard in data.spoken.items():
-            if split != "held_out":
-                written += heard.samples
+        recordings = ([row.text for row in rows], [data.recording(row) for row in rows])
+        written = save_samples({"recording": recordings}, "held_out", data.rate_hz, folder)
+        for reading in (*data.by_weights.values(), *data.spoken.values()):
+            written += reading.samples
         self.active_run.record(samples=written)
-        first = {split: heard.samples[0] for split, heard in data.spoken.items()}
+        first = {split: reading.samples[0] for split, reading in data.spoken.items()}
         waves = {split: data.sample_wave(sample) for split, sample in first.items()}
         captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
         return Result(
-            line=f"{len(written)} samples in {self.active_run.folder / 'samples'}",
+            line=f"{len(written)} samples in {folder / 'samples'}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
             sounds=players_of(captions, data.rate_hz),
         )
+
+    def recorded(
+        self, line: str, figures: dict, picture: Figure | None = None, grid: list = ()
+    ) -> Result:
+        """What a step found, its figures now in the run's record under `eval`."""
+        self.active_run.record(eval=figures)
+        pictures = [picture] if picture else []
+        return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
     def best_of(self, weights: str) -> str:
         """How the voice speaks from here on, in words."""

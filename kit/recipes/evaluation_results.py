@@ -7,6 +7,11 @@ from kit.notebook.plots import Figure, bars, grouped_bars
 WORST_WORDS = 12  # in the table
 
 
+def error_rates(scores: dict[str, Scores]) -> str:
+    """Character error rates of `scores` by name, in words."""
+    return ", ".join(f"{name} {found.cer:.2%}" for name, found in scores.items())
+
+
 def error_bars(floor: NoiseFloor, scores: dict[str, Scores], sentences: int) -> Figure:
     """Character error rates of the recordings, of the codec's copies, and of `scores` by name."""
     percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}

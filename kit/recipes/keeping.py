@@ -88,7 +88,7 @@ class Kept:
             return
         front_end = build(MelConfig, run.section("front_end"))
         key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
-        index = Path(run.report().get("data", {}).get("codes", "none")).name
+        index = Path(run.figure("data", "codes") or "none").name
         self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)
 
     def _keep_on(self) -> None:
@@ -111,7 +111,8 @@ def pack_clips(folder: Path) -> None:
 
     A few hundred small files would take minutes to keep, and as long to bring back.
     """
-    manifest, packed = folder / "manifest.jsonl", folder / CLIPS
+    manifest = folder / "manifest.jsonl"
+    packed = folder / CLIPS
     if not manifest.is_file():
         return
     changed_ns = manifest.stat().st_mtime_ns

@@ -16,9 +16,9 @@ from kit.audio.waveform import load_wave
 from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.batches.lengths import ledger_limits
-from kit.dataset.ledger import Utterance
+from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.long_recordings.cut import CutConfig
-from kit.dataset.long_recordings.segment import Loss, cut_long, find_recordings
+from kit.dataset.long_recordings.segment import Cutter, Loss, find_recordings
 from kit.dataset.long_recordings.transcript import WalkConfig
 from kit.dataset.manifest import read_manifest
 from kit.model.sequence import GPTConfig
@@ -81,15 +81,12 @@ class LongRecordings:
 
     def cut(self) -> Result:
         """Find the words, cut in the pauses, and say of every second in no clip why."""
-        walk = WalkConfig(language=self.language)
-        losses = cut_long(
-            self.folder,
-            self.recognizer,
-            self.into,
-            self.cuts,
-            walk,
-            Ticker("seconds heard"),
+        cutter = Cutter(
+            recognizer=self.recognizer,
+            cuts=self.cuts,
+            walk=WalkConfig(language=self.language),
         )
+        losses = cutter.cut_folder(self.folder, self.into, Ticker("seconds heard"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")
         clips = [line.split("|") for line in table.splitlines()]
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
@@ -168,8 +165,8 @@ class MoreText:
         """A tokenizer of this text beside the run's own, both on recordings' held-out text."""
         run = self.active_run
         rows = read_manifest(run.folder)
-        lines = [row.text for row in rows if row.split == "train"]
-        held_out = [row.text for row in rows if row.split == "held_out"] or lines
+        lines = [row.text for row in of_split(rows, "train")]
+        held_out = [row.text for row in of_split(rows, "held_out")] or lines
         config = build(TokenizerConfig, run.section("text"))
         path = run.path("more_text", "tokenizer.model")
         fitted_tokenizer(lines, path, config, self.path, self.language)

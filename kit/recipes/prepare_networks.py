@@ -18,7 +18,7 @@ from kit.audio.recognizer import (
 )
 from kit.audio.spectrogram import Mel, load_mel
 from kit.audio.waveform import load_wave
-from kit.dataset.ledger import Utterance
+from kit.dataset.ledger import Utterance, of_split
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
 
@@ -41,7 +41,7 @@ def fitted_codec(
     if course is None:
         save_codec(codec.eval(), path)
         return codec, "it needs no training"
-    train = [row for row in rows if row.split == "train"]
+    train = of_split(rows, "train")
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
     waves = [load_wave(row.audio, codec.sample_rate) for row in chosen]
     steps = codec.fit(waves, run.hw.device, run.precision.value, course=course)
@@ -57,7 +57,7 @@ def fitted_recognizer(
     there = load_recognizer(path) if path.exists() else None
     if there and (there.config, there.front_end.config) == (config, front_end.config):
         return there, THERE
-    train = [row for row in rows if row.split == "train"]
+    train = of_split(rows, "train")
     chosen = random.Random(1).sample(train, min(config.utterances, len(train)))
     texts = [row.text for row in chosen]
     torch.manual_seed(0)
@@ -73,4 +73,4 @@ def fitted_recognizer(
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
     """The recordings that judge codec and recogniser, and that neither learns from."""
-    return [row for row in rows if row.split == "held_out"][:HELD_OUT_CLIPS]
+    return of_split(rows, "held_out")[:HELD_OUT_CLIPS]

@@ -7,13 +7,15 @@ from kit.audio.clip import DatasetError
 from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel
 from kit.audio.waveform import load_wave
+from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import LengthReport
-from kit.dataset.alignment import Alignment, Match, worst
+from kit.dataset.alignment import Alignment, worst
 from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
 from kit.model.sequence import EffectiveBatch
 from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.result import Result, Sound
+from kit.recipes.prepare_clips import Aligned
 from kit.recipes.sounds import mel_picture, players_of
 from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.tokenizer import Tokenizer
@@ -111,19 +113,15 @@ def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:
     )
 
 
-def of_alignment(
-    matched: Match,
-    ledger: Ledger,
-    rows: list[Utterance],
-    alignments: list[Alignment],
-    rate_hz: int,
-) -> Result:
+def of_alignment(heard: Aligned, ledger: Ledger, rate_hz: int) -> Result:
     """How well the worst clips fit their texts, the limit, and the worst of all to listen to."""
-    poor = [max(a.score, LOWEST_DRAWN) for _, a in worst(rows, alignments, WORST_DRAWN)]
+    matched = heard.matched
+    pairs = worst(heard.rows, heard.alignments, WORST_DRAWN)
+    poor = [max(found.score, LOWEST_DRAWN) for _, found in pairs]
     drawn = {"the worst clips": (range(1, len(poor) + 1), poor)}
     if matched.judged:
         drawn["limit"] = ([1, len(poor)], [matched.lowest] * 2)
-    sounds = [_player(row, found, rate_hz) for row, found in worst(rows, alignments, WORST_HEARD)]
+    sounds = [_player(row, found, rate_hz) for row, found in pairs[:WORST_HEARD]]
     lost = f"{ledger.lost_percent:.2f} % of the hours are refused"
     stay = f"{len(ledger.kept):,} utterances stay, {lost}"
     return Result(
@@ -144,16 +142,19 @@ def _player(row: Utterance, found: Alignment, rate_hz: int) -> Sound | None:
 
 
 def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
-    """How long the rows of the training split are, and how many lie beyond the limit."""
+    """How long the rows of the training split are, the lengths they can be padded to, the limit."""
     members = cache.of_split("train")
+    fixed = report.fixed_lengths
     lengths = {
         "text pieces": [len(cache.texts[i]) for i in members],
         "codes": [len(cache.codes[i]) for i in members],
+        "tokens": [cache.length(i) + EXTRA_TOKENS for i in members],
     }
     return Result(
         line=f"limit {report.limit_codes} codes, {report.limit_tokens} tokens; "
-        f"{len(report.beyond)} rows ({report.beyond_share:.2%}) lie beyond",
-        pictures=[histogram(lengths)],
+        f"{len(report.beyond)} rows ({report.beyond_share:.2%}) lie beyond\n"
+        f"fixed lengths for torch.compile: {', '.join(map(str, fixed))} tokens",
+        pictures=[histogram(lengths, marks={"tokens": fixed})],
         figures=report.table(),
     )
 

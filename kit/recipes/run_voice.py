@@ -5,6 +5,7 @@ from functools import cached_property
 
 from kit.base.config import build
 from kit.base.words import nearest
+from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import voices_by_format
 from kit.inference.sampling import GenerateConfig
@@ -34,7 +35,7 @@ class RunVoice:
         self.rate_hz = self.voice.codec.sample_rate
         self.sampling = build(GenerateConfig, run.section("generate"))
         self.read_once = replace(self.sampling, candidates=1)
-        rows = [row for row in read_manifest(run.folder) if row.split == "held_out"]
+        rows = of_split(read_manifest(run.folder), "held_out")
         self.held_out = [row for row in rows if self.voice.can_say(row.text)]
         self.sentence = sentence or self.example()
         self.story = story or ". ".join(row.text for row in self.held_out[:4])

@@ -19,8 +19,9 @@ from kit.base.hardware import (
 )
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
-from kit.notebook.plots import GIB, bars, memory_bars
+from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
+from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig

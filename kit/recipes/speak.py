@@ -93,12 +93,10 @@ class Speaking(RunVoice):
 
     def say_in_each_format(self) -> Result:
         """The same sentence in every number format, read once; kept as the run's typed samples."""
-        spoken = {
-            name: voice.speak([self.sentence], self.speaker, self.read_once)[0]
-            for name, voice in self.voices.items()
-        }
-        sounds, waves = [], {}
-        for name, speech in spoken.items():
+        sounds = []
+        waves = {}
+        for name, voice in self.voices.items():
+            speech = voice.speak([self.sentence], self.speaker, self.read_once)[0]
             cut = "" if speech.stopped else " (cut at the length limit)"
             sounds.append(self.sound(speech, name + cut))
             waves[name.replace(", ", "-")] = ([self.sentence], [speech.wave])
@@ -110,7 +108,8 @@ class Speaking(RunVoice):
 
     def stream(self) -> Result:
         """The sentence as it comes, piece by piece, against what is made in one go."""
-        pieces, cut = [], ""
+        pieces = []
+        cut = ""
         try:
             for piece in self.voice.stream(self.sentence, self.speaker, self.sampling):
                 pieces.append(piece)

@@ -6,9 +6,11 @@ Each step draws what it found and records its figures under `infer`.
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
 from kit.audio.recognizer import load_recognizer
 from kit.base.files import digest, file_digest
+from kit.base.result_cache import keep_result, read_result
 from kit.batches.code_cache import CodeCache
 from kit.inference.compare_formats import (
     MeasuredFormat,
@@ -38,13 +40,20 @@ class SpeakingCosts:
         self.lengths = own.preset["lengths"]  # codes
 
     def run(self) -> Iterator[Result]:
-        """Every measurement; one that is recorded of this voice, here, is not done again."""
-        measured = self.own.active_run.report().get("infer", {}).get("measured", {})
+        """Every measurement; what was measured of this voice, here, is not measured again."""
+        run = self.own.active_run
         for step in STEPS:
-            if measured.get(step) == self.fingerprint:
-                yield Result(line=f"{step}: measured before, of this voice on this machine")
-            else:
+            figures = read_result(self.kept_path(step), self.fingerprint)
+            if figures is None:
                 yield getattr(self, step)()
+            else:
+                run.record(infer=figures)
+                line = f"{step}: measured before, of this voice on this machine"
+                yield Result(line=line, figures=figures, shown=False)
+
+    def kept_path(self, step: str) -> Path:
+        """The file that keeps the figures of `step`."""
+        return self.own.active_run.path("measured", f"{step}.json")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -57,9 +66,8 @@ class SpeakingCosts:
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
     ) -> Result:
         """What `step` found, its figures now in the run's record under `infer`."""
-        kept = dict(figures)
-        kept["measured"] = {step: self.fingerprint}
-        self.own.active_run.record(infer=kept)
+        keep_result(self.kept_path(step), self.fingerprint, figures)
+        self.own.active_run.record(infer=figures)
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
     def first_sound(self) -> Result:
@@ -143,7 +151,7 @@ class SpeakingCosts:
     def real_time_factor(self) -> Result:
         """Seconds of work a second of speech on one core, text to waveform."""
         own = self.own
-        chosen = own.active_run.found("infer", "chosen", "`compare_formats` of 04_inference")
+        chosen = own.active_run.found("infer", "chosen", "04_inference")
         texts = [row.text for row in own.held_out[:10]]
         as_preset = real_time_factor(own.voice, texts, own.sampling)
         once = real_time_factor(own.voice, texts, own.read_once)

@@ -23,7 +23,7 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
         colab.install_missing()
         colab.keep_on_drive()
     from kit.notebook.kernel import plain_errors
-    from kit.notebook.run_record import run_folder
+    from kit.notebook.open_run import run_folder
     from kit.recipes.active_run import active_run
     from kit.recipes.keeping import kept_run
 

@@ -16,8 +16,9 @@ from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.panel.train_panel import TrainPanel
-from kit.notebook.plots import heatmaps, run_curves
+from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
+from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
 from kit.recipes.spoken_samples import SampleLog, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
@@ -55,7 +56,7 @@ class Training(TrainingPlan):
         for step in self.checks():
             if step.__name__ not in self.found:
                 print(step())
-        run, session = self.active, self.session
+        session = self.session
         session.listeners = self.listeners()
         self.shown = TrainPanel(
             self.offered,
@@ -63,8 +64,8 @@ class Training(TrainingPlan):
             session.log_path,
             session.resumable(),
             self.numbers(),
-            monitor=Monitor(run.hw),
-            profiler=StepProfiler(run.path("profile", "_").parent),
+            monitor=Monitor(self.active.hw),
+            profiler=StepProfiler(self.active.path("profile", "_").parent),
             session_hours=self.limits.session_hours,
         )
         self.shown.run(mode)
@@ -75,7 +76,8 @@ class Training(TrainingPlan):
         W&B is one where WANDB_PROJECT is set, as its own tools take it; offline unless WANDB_MODE
         says otherwise.
         """
-        run, session = self.active, self.session
+        run = self.active
+        session = self.session
         row = self.data.middle_row()
         found = [AttentionLog(lambda: session.state.model, row, self.attention_folder)]
         sentences = self.data.held_out_sentences(1)
@@ -156,6 +158,8 @@ class Training(TrainingPlan):
         figures = run_figures(self.rows(), state.applied if state else None)
         recorded = dict(figures)
         recorded["finished"] = self.session.finished()
+        if state and state.applied.on("compile"):
+            recorded["padded_to"] = self.data.padded(compiled=True).grid_lengths
         if "fits" in self.found:
             recorded["longest_step_bytes"] = {
                 "planned": self.verdict.planned_bytes,

@@ -8,17 +8,14 @@ import functools
 from collections.abc import Callable
 from functools import partial
 
-import torch
-
-from kit.audio.recognizer import load_recognizer
 from kit.base.config import build, merge
+from kit.base.hardware import leave_cores_to_worker
 from kit.batches.code_stream import validation_batches
-from kit.inference.evaluate import hearing, recognizer_doubt
-from kit.inference.sampling import GenerateConfig
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_data import TrainingData
+from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
@@ -37,8 +34,6 @@ from kit.tuning.session_plan import (
     plan_session,
     shortened,
 )
-
-GATE_SENTENCES = 24  # held out, spoken at each hearing
 
 
 def once(step: Callable) -> Callable:
@@ -67,7 +62,7 @@ class TrainingPlan:
         session_hours: float = 12.0,
         quota_gb: float = 0,
     ):
-        torch.set_num_threads(1)  # this thread only waits for the trainer's: use_threads
+        leave_cores_to_worker()  # this thread only waits for the trainer's
         self.active = run
         run.bring_checkpoints()  # a fresh machine goes on from what another one left
         self.asked_steps = steps
@@ -84,6 +79,7 @@ class TrainingPlan:
         speed = merge(merge(run.section("speed"), self.measured), asked)
         self.speed = build(SpeedConfig, speed)
         self.offered = offered_switches(self.speed, run.hw, self.model)
+        self.compiled = any(switch.on for switch in self.offered if switch.name == "compile")
         config = build(TrainConfig, run.section("train"))
         self.session = TrainSession(
             model=self.model,
@@ -97,8 +93,13 @@ class TrainingPlan:
         )
 
     def batches(self, position: dict | None = None, grad_accum: int = 0):
-        """The batches of training, without an end, from `position` on (None: the beginning)."""
-        return self.data.stream("train", position, grad_accum)
+        """The batches of training, without an end, from `position` on (None: the beginning).
+
+        For a run that is compiled, rows are padded to a few fixed lengths.
+        """
+        state = self.session.state
+        compiled = state is not None and state.applied.on("compile")
+        return self.data.stream("train", position, grad_accum, compiled)
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
         """Every step of the plan, in the order in which they build on each other."""
@@ -107,13 +108,13 @@ class TrainingPlan:
     @once
     def size(self) -> Result:
         """The model and the data in numbers, and how long it trains."""
-        data, model = self.data, self.model
-        parameters = f"{parameter_count(model):,}"
+        data = self.data
+        parameters = f"{parameter_count(self.model):,}"
         length = in_epochs(self.session.config, data.epoch_steps, data.hours)
         figures = {
             "parameters": parameters,
-            "layers": model.layers,
-            "width": model.width,
+            "layers": self.model.layers,
+            "width": self.model.width,
             "effective batch": data.config.effective_batch,
             "utterances to learn from": data.rows("train"),
             "utterances held out": data.rows("held_out"),
@@ -156,7 +157,7 @@ class TrainingPlan:
             model=self.model,
             train=self.session.config,
             speed=self.speed,
-            data=self.data.config,
+            data=self.data.padded(self.compiled),
             hw=run.hw,
             precision=run.precision.value,
             **self.data.longest_row,
@@ -172,11 +173,11 @@ class TrainingPlan:
         a person has asked for their number or the run was begun with it.
         """
         self.fits()
-        run, session = self.active, self.session
-        step_s = self.plan().per_step_s
+        run = self.active
+        session = self.session
         session.config, line = shortened(
             session.config,
-            step_s,
+            self.plan().per_step_s,
             build(Promise, run.section("promise")),
             f"{run.threads.reason}; {run.precision.reason}",
             fixed=bool(self.asked_steps or self.begun_steps),
@@ -208,7 +209,12 @@ class TrainingPlan:
         """Every optimisation: on or off, what it does here, or why it cannot."""
         whose = "measured by 05_benchmark" if self.measured else "of the preset"
         figures = {s.label: f"{'on' if s.on else 'off'}; {s.reason}" for s in self.offered}
-        return Result(line=f"Switches: {whose}.", figures=figures)
+        lengths = self.data.padded(compiled=True).grid_lengths
+        compiled = (
+            f"Under torch.compile rows are padded to {len(lengths)} lengths, {lengths[0]} to "
+            f"{lengths[-1]} tokens."
+        )
+        return Result(line=f"Switches: {whose}. {compiled}", figures=figures)
 
     @once
     def judge(self) -> Result:
@@ -217,22 +223,9 @@ class TrainingPlan:
         What it hears decides which checkpoint is kept, and when to end. With it, how well that
         judge itself understands recordings, as 01_data_prep found.
         """
-        run, session = self.active, self.session
-        every = session.config.gate_every
-        sentences = self.data.held_out_sentences(GATE_SENTENCES) if every else []
-        lines = ["no gate"]
-        if sentences:
-            recognizer = load_recognizer(run.path("recognizer.safetensors"))
-            config = build(GenerateConfig, run.section("generate"), candidates=1)
-            session.gate = hearing(self.data.voice(), sentences, recognizer, config)
-            lines = [f"gate: {len(sentences)} sentences every {every} steps"]
-        own_cer = run.report().get("recognizer", {}).get("held_out")
-        if own_cer is None:
-            lines.append("The recogniser's own errors are not recorded.")
-        else:
-            lines.append(f"The recogniser's own CER on recordings: {own_cer:.1%}.")
-        doubt = recognizer_doubt(own_cer, run.section("evaluate")["worst_cer"])
-        return Result(line="\n".join([*lines, doubt] if doubt else lines))
+        every = self.session.config.gate_every
+        self.session.gate, line = training_gate(self.active, self.data, every)
+        return Result(line="\n".join([line, *judge_itself(self.active)]))
 
     def numbers(self) -> dict[str, int]:
         """What the panel offers beside the switches."""
@@ -243,4 +236,6 @@ class TrainingPlan:
 
     def values(self) -> dict:
         """Switches and numbers as they stand before anybody has touched the panel."""
-        return {switch.name: switch.on for switch in self.offered} | self.numbers()
+        values = {switch.name: switch.on for switch in self.offered}
+        values.update(self.numbers())
+        return values

@@ -13,7 +13,8 @@ from kit.base.config import build
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
-from kit.dataset.ledger import Utterance
+from kit.batches.lengths import fixed_lengths
+from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.voice import Habits, Voice, save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
@@ -43,13 +44,28 @@ class TrainingData:
             n_mels=self.front_end.config.n_mels,
         )
 
-    def stream(self, split: str = "train", position: dict | None = None, grad_accum: int = 0):
+    def stream(
+        self,
+        split: str = "train",
+        position: dict | None = None,
+        grad_accum: int = 0,
+        compiled: bool = False,
+    ):
         """An endless CodeStream of effective batches from `position` on (None: the beginning).
 
-        `grad_accum` passes make one; 0: as many as `config` says. The gradients are the same.
+        `grad_accum` passes make one; 0: as many as `config` says. Rows for a `compiled` model are
+        padded to a few fixed lengths. The gradients are the same.
         """
-        config = self.config.split(grad_accum) if grad_accum else self.config
+        config = self.padded(compiled)
+        if grad_accum:
+            config = config.split(grad_accum)
         return CodeStream(self.cache, split, config, partial(collate, self.model), position)
+
+    def padded(self, compiled: bool) -> DataConfig:
+        """How rows make batches for a `compiled` model, or for one that is not."""
+        if not compiled or self.config.grid_lengths:
+            return self.config
+        return dataclasses.replace(self.config, grid_lengths=fixed_lengths(self.cache))
 
     def middle_row(self) -> Batch:
         """The training row of middling length, alone and so without padding."""
@@ -98,7 +114,7 @@ class TrainingData:
     def held_out_sentences(self, most: int) -> list[Utterance]:
         """The first held-out rows that the voice can say."""
         voice = self.voice()
-        held_out = [row for row in read_manifest(self.run.folder) if row.split == "held_out"]
+        held_out = of_split(read_manifest(self.run.folder), "held_out")
         return [row for row in held_out if voice.can_say(row.text)][:most]
 
     def save_references(self) -> None:

@@ -154,7 +154,7 @@ class TrainSession:
         What a plan can be made from before the run begins; nothing is logged, saved or kept.
         `batches` should be usual ones: the run itself may begin with short sentences.
         """
-        with ThreadPoolExecutor(1) as pool:  # its compute threads end with it: use_threads
+        with ThreadPoolExecutor(1) as pool:  # ends its compute threads: leave_cores_to_worker
             return pool.submit(self._trial, dict(values), batches, steps).result()
 
     def _trial(self, values: dict, batches, steps: int) -> list[dict]:

@@ -27,6 +27,7 @@ from kit.base.config import build, load_preset, merge, require, require_within
 from kit.base.files import appending, digest, make_folder, writing
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
+from kit.batches.lengths import few_lengths
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.loop import train
@@ -138,11 +139,16 @@ def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -
     return tuple(zip(*columns))
 
 
-def make_batches(task: Task) -> Iterator[EffectiveBatch]:
-    """Endless batches with the task's row lengths; the codes wander, so there is much to learn."""
+def make_batches(task: Task, compiled: bool = False) -> Iterator[EffectiveBatch]:
+    """Endless batches with the task's row lengths; the codes wander, so there is much to learn.
+
+    Rows for a `compiled` model are padded to a few fixed lengths, as 02_train pads them.
+    """
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
+    if compiled and not data.grid_lengths:
+        data = dataclasses.replace(data, grid_lengths=few_lengths(totals))
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
         for batch in plan_batches(totals, data, epoch):
@@ -173,7 +179,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
     total = config.warmup_steps + config.steps
     state = _new_state(task, config, on)
-    batches = list(itertools.islice(make_batches(task), total))
+    batches = list(itertools.islice(make_batches(task, "compile" in on), total))
     if state.applied.on("pinned_memory"):
         batches = [pin(batch) for batch in batches]
     events = []

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from helpers import CPU
 
 from kit.base.config import CONFIGS
 from kit.base.hardware import (
+    OWN_MAPS,
     Choice,
     attention_backend,
     autocast,
@@ -251,3 +253,31 @@ def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system,
 
 def test_versions_name_what_figures_depend_on():
     assert versions()["torch"] == torch.__version__
+
+
+POOL = """
+import torch
+from kit.base.hardware import leave_cores_to_worker
+
+def threads():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Threads:"))
+
+def compute():
+    return torch.relu(torch.ones(2_000_000)).sum().item()
+
+torch.set_num_threads(3)
+compute()
+busy = threads()
+leave_cores_to_worker()
+assert torch.get_num_threads() == 1
+assert threads() == busy - 2, (threads(), busy)
+torch.set_num_threads(3)
+assert compute() == 2_000_000 and threads() == busy
+"""
+
+
+@pytest.mark.skipif(not OWN_MAPS.exists(), reason="only Linux says which libraries are loaded")
+def test_compute_threads_that_an_earlier_recipe_has_left_are_ended():
+    env = dict(os.environ, PYTHONPATH=str(CONFIGS.parent))
+    subprocess.run([sys.executable, "-c", POOL], env=env, check=True)

@@ -148,6 +148,8 @@ def test_padding_is_counted_as_the_grids_have_it():
     waste = padding_waste([2, 4], config(), row_tokens=10)
     assert waste["any order"] == waste["neighbours in length"] == pytest.approx(1 - 6 / 8)
     assert waste["packed"] == pytest.approx(1 - 6 / 10)
+    waste = padding_waste([2, 4], config(grid_lengths=(8,)), row_tokens=10)
+    assert waste["neighbours in length"] == pytest.approx(1 - 6 / 16)
 
 
 @pytest.mark.parametrize(

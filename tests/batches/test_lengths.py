@@ -1,10 +1,12 @@
 """The length report: what limits keep, and that what they refuse is listed, row by row."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from kit.batches.code_cache import CodeCache
-from kit.batches.lengths import grid_lengths, length_report, percentile
+from kit.batches.lengths import best_grids, fixed_lengths, length_report, percentile
 
 
 def cache(codes: list[int], texts: list[int]) -> CodeCache:
@@ -66,14 +68,50 @@ def test_a_split_nobody_has_is_told():
         report([1], [1], split="test")
 
 
+def best_grid(lengths: list[int], shapes: int, multiple: int) -> tuple[int, ...]:
+    """The best of so many lengths, or of as many as save anything."""
+    return list(itertools.islice(best_grids(lengths, multiple), shapes))[-1][0]
+
+
 def test_grid_lengths_are_the_best_there_are():
     lengths = [10] * 90 + [100] * 9 + [250]
-    assert grid_lengths(lengths, shapes=1, multiple=64) == (256,)
-    assert grid_lengths(lengths, shapes=2, multiple=64) == (64, 256)
-    assert grid_lengths(lengths, shapes=3, multiple=64) == (64, 128, 256)
-    assert grid_lengths(lengths, shapes=9, multiple=64) == (64, 128, 256)
+    assert best_grid(lengths, shapes=1, multiple=64) == (256,)
+    assert best_grid(lengths, shapes=2, multiple=64) == (64, 256)
+    assert best_grid(lengths, shapes=3, multiple=64) == (64, 128, 256)
+    assert best_grid(lengths, shapes=9, multiple=64) == (64, 128, 256)
+
+
+def test_no_other_lengths_make_fewer_cells():
+    lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
+    wanted = sorted({-(-n // 8) * 8 for n in lengths})
+    for shapes, (grid, cells) in enumerate(itertools.islice(best_grids(lengths, 8), 4), 1):
+        others = itertools.combinations(wanted[:-1], shapes - 1)
+        made = {(*o, wanted[-1]): 0 for o in others}
+        for other in made:
+            made[other] = sum(min(n for n in other if n >= length) for length in lengths)
+        assert cells == made[grid] == min(made.values())
+
+
+def test_fixed_lengths_hold_the_rows_of_every_split():
+    made = cache([10] * 50 + [30] * 50 + [200], [5] * 101)
+    made.rows[-1]["split"] = "held_out"
+    fixed = length_report(made, codes_per_s=28.7).fixed_lengths
+    assert fixed == (24, 48, 216) and fixed == fixed_lengths(made)
+
+
+def test_fixed_lengths_are_few_and_cost_little():
+    rng = np.random.default_rng(0)
+    made = cache(rng.integers(60, 500, 2000).tolist(), rng.integers(20, 60, 2000).tolist())
+    tokens = [made.length(i) + 6 for i in range(2000)]
+    fixed = fixed_lengths(made)
+    assert all(length % 8 == 0 for length in fixed) and fixed[-1] >= max(tokens)
+
+    def padding(grid: tuple) -> float:
+        return sum(min(n for n in grid if n >= length) for length in tokens) / sum(tokens) - 1
+
+    assert padding(fixed) <= 0.04 < padding(best_grid(tokens, len(fixed) - 1, 8))
 
 
 def test_a_wide_spread_still_ends_at_its_longest():
-    grid = grid_lengths(list(range(1, 5000)), shapes=3, multiple=8)
+    grid = best_grid(list(range(1, 5000)), shapes=3, multiple=8)
     assert grid[-1] == 5000 and len(grid) == 3 and list(grid) == sorted(grid)

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from kit.base.config import load_preset
 from kit.base.hardware import attention_backend, autocast, choose_preset, hush_profiler
 from kit.model.gpt import Attention
-from kit.notebook.plots import GIB
+from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin

@@ -32,8 +32,7 @@ from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
 from kit.dataset.long_recordings.cut import CutConfig
 from kit.dataset.long_recordings.segment import (
     CutError,
-    cut_long,
-    cut_rows,
+    Cutter,
     find_recordings,
     names_of,
 )
@@ -67,8 +66,12 @@ def paused(texts: list[str], seed: int = 0) -> list[str | float]:
     return [part for text in texts for part in (rng.uniform(0.2, 0.6), text)] + [0.3]
 
 
+def cutter(recognizer=HEAR, config: CutConfig = CUT) -> Cutter:
+    return Cutter(recognizer=recognizer, cuts=config, walk=WALK)
+
+
 def cut(folder: Path, into: Path, recognizer=HEAR, config: CutConfig = CUT, **told):
-    losses = cut_long(folder, recognizer, into, config, WALK, **told)
+    losses = cutter(recognizer, config).cut_folder(folder, into, **told)
     lines = (into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
 
@@ -153,7 +156,7 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
                 split="train", line=number + 1, seconds=seconds, file="metadata.csv",
             )
         )  # fmt: skip
-    made = cut_rows(rows, HEAR, tmp_path / "long", CUT, WALK)
+    made = cutter().cut_rows(rows, tmp_path / "long")
     for row in rows:
         own = [clip for clip in made if clip.line == row.line]
         assert [clip.id for clip in own][:2] == [f"{row.id}_0001", f"{row.id}_0002"]
@@ -162,14 +165,14 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
     assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
     marks = (tmp_path / "long/clips/cut").glob("*.json")
     dates = {mark: mark.stat().st_mtime_ns for mark in marks}
-    again = cut_rows(rows, HEAR, tmp_path / "long", CUT, WALK)
+    again = cutter().cut_rows(rows, tmp_path / "long")
     assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
 
     lost = [refuse(row, "too long", "too long", row.seconds) for row in rows]
     ledger = Ledger(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
     assert ledger.kept == made and ledger.lost_percent < 30  # the pauses
     assert all("kept, cut at pauses" in finding.reason for finding in ledger.refused)
-    assert cut_rows([], HEAR, tmp_path / "none", CUT, WALK) == []
+    assert cutter().cut_rows([], tmp_path / "none") == []
 
 
 def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_path):
@@ -365,7 +368,7 @@ def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "in" / "c.wav")
     (tmp_path / "in" / "c.txt").write_text("abc.")
     with in_time(30):
-        losses = cut_long(tmp_path / "in", HEAR, tmp_path / "out", CUT, WALK)
+        losses = cutter().cut_folder(tmp_path / "in", tmp_path / "out")
     assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
     assert not [x for x in losses if x.file == "c.wav"]
 

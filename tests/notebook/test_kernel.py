@@ -5,11 +5,11 @@ import time
 
 import nbformat
 import pytest
+from helpers import until
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from paths import python_path
-from test_train_panel import until
 
 from kit.base.words import in_words
 from kit.notebook.kernel import Clicks, front_end

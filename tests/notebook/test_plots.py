@@ -9,6 +9,8 @@ from PIL import Image
 
 from kit.notebook import plots
 from kit.notebook.live_plot import LossFigure, roomy
+from kit.notebook.run_plots import run_curves, smooth, thin
+from kit.notebook.style import png
 
 
 def row(step: int, **more) -> dict:
@@ -25,15 +27,15 @@ def size(data: bytes) -> tuple[int, int]:
 def test_thinning_keeps_ends_validations_and_notes():
     rows = [row(s) for s in range(1, 5001)]
     rows[1233]["val_loss"], rows[3332]["note"] = 2.0, "resumed"
-    kept = {r["step"] for r in plots.thin(rows, 400)}
+    kept = {r["step"] for r in thin(rows, 400)}
     assert {1, 1234, 3333, 5000} <= kept
     assert len(kept) <= 404
 
 
 def test_smoothing_is_the_mean_of_finite_neighbours():
     values = np.array([1.0, 2, np.nan, 4, 5])
-    np.testing.assert_allclose(plots.smooth(values, 1), [1.5, 1.5, 3, 4.5, 4.5])
-    np.testing.assert_array_equal(plots.smooth(values, 0), values)
+    np.testing.assert_allclose(smooth(values, 1), [1.5, 1.5, 3, 4.5, 4.5])
+    np.testing.assert_array_equal(smooth(values, 0), values)
 
 
 any_rows = pytest.mark.parametrize(
@@ -101,24 +103,24 @@ def test_small_charts_are_pictures():
         plots.curves({"raw": ([1, 2], [3, 2]), "EMA": ([1, 2], [3, 1])}, "step", "loss (nats)"),
     ]
     for chart in charts:
-        width, height = size(plots.png(chart))
+        width, height = size(png(chart))
         assert width > 600 and height > 200
 
 
 @any_rows
 def test_the_curves_of_a_run_are_a_picture_whatever_the_rows(rows):
-    assert size(plots.png(plots.run_curves(rows)))[0] == 1600
+    assert size(png(run_curves(rows)))[0] == 1600
 
 
 def test_the_curves_of_a_run_show_what_averaging_is_worth():
     rows = [row(s, val_loss=2.0, ema_val_loss=1.5 + s, grad_norm=1.0) for s in (1, 2)]
-    loss, _, _, ratio = plots.run_curves(rows).axes
+    loss, _, _, ratio = run_curves(rows).axes
     assert list(ratio.lines[0].get_ydata()) == [1.25, 1.75]
     names = [text.get_text() for text in loss.get_legend().get_texts()]
     assert names == ["training", "held out, last weights", "held out, EMA"]
-    noted = plots.run_curves([rows[0] | {"note": "skipped"}, *rows[1:]])
+    noted = run_curves([rows[0] | {"note": "skipped"}, *rows[1:]])
     assert [text.get_text() for text in noted.axes[0].get_legend().texts][-1] == "event"
-    assert len(plots.run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 3
+    assert len(run_curves([r | {"ema_val_loss": None} for r in rows]).axes) == 3
 
 
 def test_bars_say_what_was_not_measured():
@@ -146,7 +148,7 @@ def test_a_training_row_has_a_cell_for_each_token_and_its_sound_below_the_codes(
 
 @pytest.mark.parametrize("kept", [[], [(0.0, 2.0), (2.5, 4.0)]])
 def test_a_timeline_is_a_picture_whatever_was_kept(kept):
-    data = plots.png(plots.timeline(kept, [(2.0, 2.5)], "talk.wav"))
+    data = png(plots.timeline(kept, [(2.0, 2.5)], "talk.wav"))
     assert size(data) == (1600, 300)
 
 
@@ -159,7 +161,7 @@ def test_a_memory_plan_shows_every_part_that_takes_something(measured):
     assert [text.get_text() for text in own.texts] == ["1", "2"] and "GiB" in own.get_xlabel()
     names = [text.get_text() for text in device.get_legend().get_texts()]
     assert ("measured" in names) == (measured is not None) and "may use" in names
-    assert len(plots.png(figure)) > 1000
+    assert len(png(figure)) > 1000
 
 
 def test_heatmaps_share_a_colour_scale_and_no_empty_axes_are_shown():

@@ -15,7 +15,9 @@ import soundfile
 from helpers import RATE, speech
 
 from kit.base.config import ConfigError
-from kit.notebook.run_record import Run, git_state, open_run, page
+from kit.notebook.open_run import open_run
+from kit.notebook.report_page import page
+from kit.notebook.run_record import Run, git_state
 from kit.notebook.tables import figure_text, flat, grid_html, text_grid, text_table
 
 
@@ -73,7 +75,7 @@ def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypa
         monkeypatch.setenv("KIT_DEMO_STARTED", str(began_s))
         with monkeypatch.context() as clock:
             clock.setattr(
-                "kit.notebook.run_record.time.time", lambda began_s=began_s: began_s + 50.0
+                "kit.notebook.demo_clock.time.time", lambda began_s=began_s: began_s + 50.0
             )
             found = run.record()
         log = run.path("train.jsonl")  # what was written after the last record counts, too

@@ -7,7 +7,7 @@ import time
 from unittest.mock import Mock
 
 import pytest
-from helpers import CPU
+from helpers import CPU, PATIENCE_S, until
 
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.notebook.progress import Worker
@@ -53,13 +53,6 @@ class Trainer:
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "log.jsonl"
-
-
-def until(condition, limit_s=60.0):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.02)
 
 
 def click(button):
@@ -121,7 +114,7 @@ def test_start_stop_continue_and_the_end(log):
     until(lambda: view.boxes["sdpa"].disabled and view.start.disabled)
     click(view.stop)
     click(view.stop)
-    assert panel.ended.wait(5)
+    assert panel.ended.wait(PATIENCE_S)
     assert trainer.done < 150
     assert f"Stopped at step {trainer.done} of 150" in view.status.value
     assert view.start.description == "Continue" and not view.start.disabled
@@ -130,7 +123,7 @@ def test_start_stop_continue_and_the_end(log):
     assert view.image.value != picture
     click(view.start)
     until(lambda: trainer.done == 150)
-    panel.wait(5)
+    panel.wait(PATIENCE_S)
     assert "Finished" in view.status.value and view.bar.value == 1.0
     assert "half way" in view.notes.value
     panel.retired.set()
@@ -143,7 +136,7 @@ def test_switches_of_the_start_are_what_the_run_gets(log):
     panel.view.boxes["compile"].value = True  # a front end's stale state must not turn it on
     panel.run("live")
     click(panel.view.start)
-    panel.wait(5)
+    panel.wait(PATIENCE_S)
     assert trainer.seen == [{"sdpa": False, "compile": False}]
     panel.retired.set()
 
@@ -152,7 +145,7 @@ def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
     panel = TrainPanel(SWITCHES, Trainer(log, breaks_at=3), log)
     panel.run("live")
     click(panel.view.start)
-    assert panel.ended.wait(5)
+    assert panel.ended.wait(PATIENCE_S)
     assert "Lower the learning rate." in panel.view.status.value
     assert "Traceback" not in panel.view.status.value
     assert not panel.view.start.disabled
@@ -175,7 +168,7 @@ def test_an_unfinished_run_goes_on_without_a_click(log):
     trainer = Trainer(log)
     panel = TrainPanel(SWITCHES, trainer, log, resumable=True)
     panel.run("live")
-    panel.wait(5)
+    panel.wait(PATIENCE_S)
     assert trainer.done == 20
     panel.retired.set()
 
@@ -202,7 +195,7 @@ def test_a_cell_run_again_takes_the_running_trainer_over(log):
     assert newer.worker is older.worker and len(trainer.seen) == 1
     until(lambda: "newer panel" in older.view.status.value)
     click(newer.view.stop)
-    assert newer.ended.wait(5)
+    assert newer.ended.wait(PATIENCE_S)
     time.sleep(0.1)
     assert len(trainer.seen) == 1, "one trainer writes one checkpoint"
     newer.retired.set()
@@ -225,11 +218,10 @@ def test_the_profile_button_profiles_the_steps_of_a_run_and_says_so(log, tmp_pat
     assert button in panel.view.box.children[1].children and button.disabled
     panel.run("live")
     click(panel.view.start)
-    until(lambda: trainer.done >= 2)
-    assert not button.disabled
+    until(lambda: trainer.done >= 2 and not button.disabled)
     click(button)
     until(lambda: profiler.said)
-    panel.wait(20)
+    panel.wait(PATIENCE_S)
     assert button.disabled and trainer.done == 100
     assert "opens in ui.perfetto.dev" in panel.view.notes.value
     assert profiler.result["complete"] and list((tmp_path / "profile").glob("*.gz"))
@@ -245,7 +237,7 @@ def test_a_stop_in_the_middle_of_a_profile_closes_it(log, tmp_path):
     click(panel.view.profile)
     until(lambda: profiler.profile is not None)
     click(panel.view.stop)
-    panel.wait(20)
+    panel.wait(PATIENCE_S)
     assert profiler.profile is None and "incomplete" in panel.view.notes.value
     assert "Stopped at step" in panel.view.status.value
     panel.retired.set()
@@ -267,7 +259,7 @@ def test_the_status_line_has_the_monitors_sample_and_the_session(log):
     newer.run("live")
     assert newer.monitor is monitor, "the one that samples the run taken over"
     click(newer.view.stop)
-    newer.wait(10)
+    newer.wait(PATIENCE_S)
     samples = monitor.samples
     assert samples >= 2 and monitor.thread is not None and not monitor.thread.is_alive()
     newer.retired.set()
@@ -335,7 +327,7 @@ def test_an_interrupted_wait_stops_with_a_checkpoint(log, monkeypatch):
         return poll(timeout_s)
 
     monkeypatch.setattr(panel.ended, "wait", wait)
-    panel.wait(10)
+    panel.wait(PATIENCE_S)
     assert panel.worker.stop.is_set() and "Stopped at step" in panel.view.status.value
     panel.retired.set()
 
@@ -345,12 +337,12 @@ def test_an_error_before_the_first_step_is_told_and_start_works_again(log):
     panel = TrainPanel(SWITCHES, trainer, log)
     panel.run("live")
     click(panel.view.start)
-    assert panel.ended.wait(5)
+    assert panel.ended.wait(PATIENCE_S)
     assert "Stopped at the first step by an error." in panel.view.status.value
     trainer.breaks_at = None
     click(panel.view.start)
     until(lambda: trainer.done == 20)
-    panel.wait(5)
+    panel.wait(PATIENCE_S)
     panel.retired.set()
 
 
@@ -364,4 +356,4 @@ def test_a_broken_presenter_does_not_end_training_or_stay_silent(log):
     assert "training goes on" in panel.view.status.value
     until(lambda: trainer.done == 20)
     with pytest.raises(ZeroDivisionError):
-        panel.wait(5)
+        panel.wait(PATIENCE_S)

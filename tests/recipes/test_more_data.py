@@ -69,14 +69,14 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
     soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
     (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
 
-    def cut_in_two(folder, recognizer, into, *_):
+    def cut_in_two(self, folder, into, progress):
         (into / "wavs").mkdir(parents=True, exist_ok=True)
         for name in ("talk_0001", "talk_0002"):
             soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)
         (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
         return [Loss(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
 
-    monkeypatch.setattr("kit.recipes.more_data.cut_long", cut_in_two)
+    monkeypatch.setattr("kit.recipes.more_data.Cutter.cut_folder", cut_in_two)
     recordings = LongRecordings(run, str(tmp_path), longest_s=3.0)
     assert recordings.cuts.max_s == 3.0
     found = recordings.cut()

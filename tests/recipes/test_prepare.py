@@ -11,12 +11,13 @@ from helpers import CORPUS, corpus, dataset, speech
 from kit.audio.clip import DatasetError
 from kit.base.config import ConfigError
 from kit.batches.code_cache import CodeCache
+from kit.batches.lengths import fixed_lengths
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 
 RECORDED = {
     "data": "hours utterances refused refused_percent language positions alignment codes padding "
-    "padding_any_order",
+    "padding_any_order padding_fixed_lengths fixed_lengths source",
     "text": "vocab_size round_trip byte_rate scripts",
     "codec": "loss held_out steps seconds ended",
     "recognizer": "loss held_out steps seconds ended",
@@ -72,6 +73,16 @@ def test_a_row_of_the_cache_is_the_recording_of_the_same_number(prepared):
     assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
 
 
+def test_lengths_for_a_compiler_are_drawn_told_and_recorded(prepared):
+    preparation = prepared[0]
+    lengths = prepared[1][9]
+    fixed = preparation.active_run.figure("data", "fixed_lengths")
+    assert tuple(fixed) == fixed_lengths(preparation.cache)
+    assert f"torch.compile: {', '.join(map(str, fixed))} tokens" in str(lengths)
+    drawn = [axes.get_title("left") for axes in lengths.pictures[0].axes]
+    assert [title.split("\n")[0] for title in drawn] == ["text pieces", "codes", "tokens"]
+
+
 def test_the_first_batch_is_rows_the_model_has_positions_for(prepared):
     preparation = prepared[0]
     micro = next(iter(preparation.stream)).micro[0]
@@ -110,6 +121,16 @@ def test_a_step_taken_too_early_names_the_one_before():
 def test_a_run_keeps_the_recordings_it_was_begun_with(prepared, tmp_path):
     with pytest.raises(ConfigError, match="begun with the data"):
         Preparation(start("prepared"), str(tmp_path)).check()
+    with pytest.raises(ConfigError, match="begun with the data"):
+        Preparation(start("prepared"), language="en").check()
+
+
+def test_what_is_not_said_again_is_as_the_run_was_begun(prepared):
+    again = Preparation(start("prepared"))
+    told = str(again.check()).splitlines()
+    assert told[0] == f"As this run was begun: {corpus()}, language am."
+    assert again.source == prepared[0].source and len(again.checked.kept) > 0
+    assert "As this run" not in str(Preparation(start("prepared"), str(corpus()), "am").check())
 
 
 def test_refused_rows_are_shown_with_their_cure_before_anything_ends(tmp_path):
@@ -152,7 +173,8 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     assert spelt.tokenizer.phonemes == "am" and shown.figures["round_trip"] == 1
     assert "ˈ" in shown.grid[2][1], "the pieces are drawn as they are: phonemes"
     with pytest.raises(ConfigError, match="phonemes of am"):
-        Preparation(start("phonemes"), str(corpus())).check()
+        Preparation(start("phonemes"), str(corpus()), phonemes="en-us").check()
+    assert Preparation(start("phonemes"), str(corpus())).pieces.phonemes == "am"
 
     text = tmp_path / "more.txt"
     text.write_text("ሰላም ለሁሉም ይሁን ጨ\n" * 50, encoding="utf-8")

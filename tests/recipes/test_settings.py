@@ -3,7 +3,7 @@
 import pytest
 
 from kit.base.config import CONFIGS, ConfigError, load_preset
-from kit.notebook.run_record import open_run
+from kit.notebook.open_run import open_run
 from kit.recipes.settings import check_settings, parse_settings
 from kit.recipes.start import start
 
@@ -50,7 +50,17 @@ def test_what_no_code_reads_is_refused_before_it_is_kept(word, told, runs):
     with pytest.raises(ConfigError) as error:
         start("mine", "tiny", settings=parse_settings([word]))
     assert told in str(error.value)
-    assert not (runs / "mine" / "settings.yaml").exists()
+    assert not list(runs.iterdir()), "no folder is left behind"
+
+
+def test_a_use_that_there_is_not_begins_no_run_and_spoils_none(runs):
+    with pytest.raises(ConfigError, match="speedy"):
+        start("mine", "tiny", use="speedy")
+    assert not list(runs.iterdir())
+    start("mine", "tiny", use="quality")
+    with pytest.raises(ConfigError, match="speedy"):
+        start("mine", use="speedy")
+    assert start("mine").use == "quality"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,19 +1,17 @@
 """The speaking recipe: a voice of a run is heard, measured, recorded and taken away."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import code_index, manifest, real_voice, world
+from helpers import code_index, leave_voice_files, real_voice
 
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.base.config import ConfigError, merge
 from kit.inference.export import load_export
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Habits, Speech, VoiceError, save_references
+from kit.inference.voice import Speech, VoiceError
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_voice import BREAD
@@ -41,12 +39,7 @@ def begun(tmp_path_factory) -> ActiveRun:
     torch.set_num_threads(threads)
     voice = real_voice()
     save_model(voice.model, run.path("model-ema.safetensors"))
-    save_references(voice.references, run.path("references.safetensors"), Habits(longest_text=40))
-    for name in ("codec.safetensors", "tokenizer.model", "manifest.jsonl"):
-        shutil.copy(world() / name, run.path(name))
-    alphabet = alphabet_of([row.text for row in manifest()])
-    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
-    save_recognizer(recognizer, run.path("recognizer.safetensors"))
+    leave_voice_files(run.folder, voice)
     run.record(eval={"weights": "ema"}, data={"language": "am", "codes": str(code_index())})
     return dataclasses.replace(run, preset=merge(run.preset, SMALL))
 
@@ -144,6 +137,9 @@ def test_the_sentence_is_kept_in_every_format(report, speaking):
 
 def test_what_was_measured_is_not_measured_again(report, begun):
     assert all("measured before" in str(result) for result in Speaking(begun).costs.run())
+    assert begun.report()["infer"] == report["infer"] and "measured" not in report["infer"]
+    page = (begun.folder / "report.html").read_text(encoding="utf-8")
+    assert Speaking(begun).costs.fingerprint not in page
     trained_on = Speaking(begun)
     trained_on.weights_file = begun.folder / "longer.safetensors"
     trained_on.weights_file.write_bytes(b"other weights")

@@ -1,10 +1,12 @@
 """The recipe of training: from what 01_data_prep left to a voice's weights, watched or not."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from helpers import CPU, code_index, manifest, world
 from kit.base.config import ConfigError, load_preset, merge
 from kit.base.hardware import Choice
 from kit.base.words import clock
+from kit.batches.lengths import fixed_lengths
 from kit.notebook.progress import Worker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
@@ -203,7 +206,7 @@ def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr("kit.recipes.train_plan.load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr("kit.recipes.training_gate.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
@@ -267,6 +270,27 @@ def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
     stare[:, 3] = 1.0
     assert follows(stare).item() == 0.0
     assert follows(torch.eye(8).flip(0)).item() < 0
+
+
+def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
+    training = Training(active(tmp_path))
+    fixed = fixed_lengths(training.data.cache)
+    told = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
+    assert told in str(training.switches())
+    free = [batch.micro[0].tokens.shape[1] for batch in itertools.islice(training.batches(), 8)]
+    training.session.state = SimpleNamespace(
+        applied=SimpleNamespace(on=lambda name: name == "compile")
+    )
+    compiled = [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
+    assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
+    assert all(length >= width for length, width in zip(compiled, free))
+    training.compiled = True
+    assert training.workload().step.length == fixed[-1], "memory is planned for what is padded"
+
+
+def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
+    data = Training(active(tmp_path, data={"grid_lengths": [900]})).data
+    assert data.padded(True) == data.padded(False) and data.config.grid_lengths == (900,)
 
 
 def test_what_a_person_set_comes_before_what_was_measured(tmp_path):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from helpers import TRAIN, tiny_session, train_in
+from helpers import TRAIN, tiny_session, train_in, until
 
 from kit.model.weights import load_model
 from kit.training import run
@@ -18,11 +18,9 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "batches"]
 
 
-def until_none(limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while threads():
-        assert time.monotonic() < end_s, "a thread is left behind"
-        time.sleep(0.02)
+def until_none() -> None:
+    """No thread is left behind."""
+    until(lambda: not threads())
 
 
 def test_everything_comes_once_and_in_order():

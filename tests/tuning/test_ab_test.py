@@ -13,6 +13,7 @@ from helpers import CPU, DATA, GPT, TRAIN
 
 from kit.base.config import CONFIGS, ConfigError, load_preset
 from kit.base.hardware import detect
+from kit.batches.lengths import few_lengths
 from kit.tuning import ab_test as trials
 from kit.tuning.ab_results import Variant
 from kit.tuning.ab_test import (
@@ -70,6 +71,14 @@ def test_batches_are_padded_as_the_data_are(over, lengths):
     task = dataclasses.replace(TASK, data=dataclasses.replace(DATA, **over))
     found = {m.tokens.shape[1] for b in itertools.islice(make_batches(task), 10) for m in b.micro}
     assert found <= lengths
+
+
+def test_rows_for_a_compiled_model_have_few_lengths():
+    totals = [text + codes + 6 for text, codes in TASK.rows]
+    few = few_lengths(totals)
+    for compiled, widths in ((True, {*few}), (False, {*totals})):
+        batches = itertools.islice(make_batches(TASK, compiled), 10)
+        assert {m.tokens.shape[1] for b in batches for m in b.micro} <= widths
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))

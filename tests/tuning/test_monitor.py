@@ -11,19 +11,12 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import CPU
+from helpers import CPU, until
 from paths import python_path
 
 from kit.tuning.monitor import Monitor, _Processes
 
 MIB = 2**20
-
-
-def until(condition, limit_s=60.0):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def alone(test: str) -> None:

@@ -16,11 +16,11 @@ from IPython import get_ipython
 from IPython.display import Image, display
 
 from kit.base.words import in_words
-from kit.notebook import plots
 from kit.notebook.kernel import Clicks, front_end
 from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import View
 from kit.notebook.progress import Lines, Pace, Worker, newest, outlook, progress_texts, verdict
+from kit.notebook.run_plots import thin
 from kit.training.logs import add_row, read_log
 
 FRAME_S = 0.5  # a frame every half second,
@@ -59,7 +59,7 @@ class TrainPanel:
         self.monitor = monitor
         self.profiler = profiler
         self.session_hours = session_hours
-        self.rows = plots.thin(read_log(self.log_path), MOST_ROWS)
+        self.rows = thin(read_log(self.log_path), MOST_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # last row of the current run
         self.news = []  # notes not yet printed
@@ -230,7 +230,7 @@ class TrainPanel:
                 self.news.append(f"step {event.step}: {event.note}")
             self.pace.see(arrival_s, event.tokens)
         if len(self.rows) > 2 * MOST_ROWS:
-            self.rows = plots.thin(self.rows, MOST_ROWS)
+            self.rows = thin(self.rows, MOST_ROWS)
         return count
 
     def _conclude(self) -> None:

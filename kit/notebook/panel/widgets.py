@@ -8,7 +8,7 @@ import textwrap
 
 import ipywidgets as widgets
 
-from kit.notebook.plots import BLUE, GREEN, ORANGE, RED
+from kit.notebook.style import BLUE, GREEN, ORANGE, RED
 
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 

@@ -1,0 +1,62 @@
+"""Clips and their texts: those that do not belong together leave, what is too long is cut.
+
+Both ask the recogniser that was trained on these recordings.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from kit.audio.recognizer import Recognizer
+from kit.base.config import build
+from kit.dataset.alignment import AlignConfig, Alignment, Match, align_clips_once, match
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import Ledger, ManifestConfig, Utterance
+from kit.dataset.long_recordings.cut import CutConfig
+from kit.dataset.long_recordings.segment import Cutter
+from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.notebook.progress_line import Ticker
+from kit.recipes.active_run import ActiveRun
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Aligned:
+    """What a recogniser made of clips and their texts."""
+
+    rows: list[Utterance]  # those that were heard
+    alignments: list[Alignment]  # of each
+    matched: Match
+
+
+def align_texts(run: ActiveRun, ledger: Ledger, recognizer: Recognizer) -> Aligned:
+    """Lay the texts of the clips that `ledger` keeps over their sound, those not heard before."""
+    config = build(AlignConfig, run.section("align"))
+    rows = config.draw(ledger.kept)
+    alignments = align_clips_once(
+        rows,
+        ledger.digests(rows),
+        recognizer,
+        config,
+        run.path("aligned.json"),
+        Ticker("aligned"),
+    )
+    return Aligned(rows=rows, alignments=alignments, matched=match(rows, alignments, config))
+
+
+def cut_too_long(
+    ledger: Ledger, folder: Path, rules: ManifestConfig, cutter: Cutter, into: Path
+) -> tuple[list[Utterance], int]:
+    """Clips of the recordings in `folder` that were refused as too long, and how many those are."""
+    gone = {finding.id for finding in ledger.refused if finding.kind == "too long"}
+    whole = []
+    if gone:
+        whole = [row for row in read_dataset(folder, rules).rows if row.id in gone]
+    return cutter.cut_rows(whole, into, Ticker("seconds heard")), len(gone)
+
+
+def cutter_for(rules: ManifestConfig, recognizer: Recognizer) -> Cutter:
+    """Cuts clips that are no longer than `rules` allow, of speech in their language."""
+    return Cutter(
+        recognizer=recognizer,
+        cuts=CutConfig(max_s=rules.longest_s),
+        walk=WalkConfig(language=rules.language),
+    )

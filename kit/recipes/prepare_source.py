@@ -1,0 +1,60 @@
+"""Which recordings a run is made from: those asked for, or else those it was begun with."""
+
+import dataclasses
+from pathlib import Path
+
+from kit.base.config import ConfigError, build
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.notebook.progress_line import Ticker
+from kit.recipes.active_run import ActiveRun
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """Recordings and their texts, and what text pieces are learned from."""
+
+    data: str = ""  # a folder, a table, an archive or a hf:// name; "": the built-in corpus
+    language: str = "am"
+    text: str = ""  # a file of more text than the recordings'; "": theirs alone
+    phonemes: str = ""  # a language by espeak-ng's name; "": letters
+
+    def __str__(self) -> str:
+        parts = [self.data or "the built-in corpus", f"language {self.language}"]
+        if self.text:
+            parts.append(f"pieces of {self.text}")
+        if self.phonemes:
+            parts.append(f"phonemes of {self.phonemes}")
+        return ", ".join(parts)
+
+    def settle(self, run: ActiveRun) -> None:
+        """Keep `run` to this source for its life; ConfigError when it was begun with another."""
+        run.settle("data", str(self))
+        run.record(data={"source": dataclasses.asdict(self)})
+
+    def fetch(self, run: ActiveRun) -> Path:
+        """The folder with the recordings, which are fetched, unpacked or spoken where they lack."""
+        if self.data:
+            unpacking = Ticker("bytes unpacked")
+            return fetch_dataset(self.data, run.path("unpacked"), progress=unpacking)
+        corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
+        return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
+
+    def text_stamp(self) -> tuple:
+        """Changes when the file `text` does, however large it is."""
+        if not self.text:
+            return ()
+        path = Path(self.text)
+        if not path.is_file():
+            raise ConfigError(f"There is no {path}: is the name right, and the disk mounted?")
+        found = path.stat()
+        return (str(path.absolute()), found.st_size, found.st_mtime_ns)
+
+
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str]]:
+    """What is `asked` for, and what that leaves empty as `run` was begun; and lines to tell so."""
+    begun = run.figure("data", "source") or {}
+    wanted = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+    source = build(RunSource, begun, **wanted)
+    kept = [name for name, value in begun.items() if value and name not in wanted]
+    return source, [f"As this run was begun: {source}."] if kept else []

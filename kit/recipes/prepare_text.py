@@ -1,0 +1,25 @@
+"""The text pieces of a run: learned from its texts, or taken as they lie there."""
+
+from pathlib import Path
+
+from kit.base.files import digest, write_atomic
+from kit.notebook.run_record import read_mark
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import RunSource
+from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_report import fitted_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig
+
+
+def fitted_pieces(
+    run: ActiveRun, source: RunSource, config: TokenizerConfig, lines: list[str]
+) -> Tokenizer:
+    """The tokenizer of `run` for the training texts `lines`, where none was made of them yet."""
+    path = run.path("tokenizer.model")
+    mark = run.path("tokenizer.key")  # what the one that lies there was made from
+    key = digest(config, lines, source.language, source.text_stamp() or "")
+    if not path.exists() or read_mark(mark) != key:
+        more = Path(source.text) if source.text else None
+        fitted_tokenizer(lines, path, config, more, source.language)
+        write_atomic(mark, key)
+    return Tokenizer(path)
