@@ -318,21 +318,24 @@ def leave_cores_to_worker() -> None:
     """Leave the cores to another thread, which is to train: the calling one computes alone.
 
     A pool that an earlier recipe has left in this thread (`use_threads` says what it costs) is
-    ended, where OpenMP can do that; the next computation here makes another.
+    ended, where libgomp has made it; the next computation here makes another.
     """
     torch.set_num_threads(1)
-    openmp = _loaded_openmp()
-    if openmp is not None and hasattr(openmp, "omp_pause_resource_all"):
-        openmp.omp_pause_resource_all(OMP_PAUSE_HARD)
+    libgomp = _loaded_libgomp()
+    if libgomp is not None and hasattr(libgomp, "omp_pause_resource_all"):
+        libgomp.omp_pause_resource_all(OMP_PAUSE_HARD)
 
 
-def _loaded_openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that torch has loaded; None where the system does not say which."""
+def _loaded_libgomp() -> ctypes.CDLL | None:
+    """The library that torch has loaded, or None.
+
+    libgomp ends the pool of the calling thread. Intel's and LLVM's OpenMP end those of all
+    threads, also of one that trains: they are left alone.
+    """
     if not OWN_MAPS.exists():
         return None
     paths = (line.split()[-1] for line in OWN_MAPS.read_text(encoding="utf-8").splitlines())
-    found = (path for path in paths if Path(path).name.startswith(("libgomp", "libiomp5")))
-    path = next(found, None)
+    path = next((path for path in paths if Path(path).name.startswith("libgomp")), None)
     return ctypes.CDLL(path) if path else None
 
 

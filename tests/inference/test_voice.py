@@ -339,7 +339,7 @@ def test_a_model_saved_without_a_checksum_is_read(folder):
 def test_a_file_of_another_version_is_not_called_damaged(folder):
     path = folder / "model-ema.safetensors"
     safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
-    with pytest.raises(VoiceError, match=r"another version of the kit: run notebook 02_train\.$"):
+    with pytest.raises(VoiceError, match=r"kit: move it away, then run notebook 02_train\.$"):
         load_voice(folder)
 
 
