@@ -12,6 +12,8 @@ import sys
 from IPython import get_ipython
 
 COMM = ("comm_open", "comm_msg", "comm_close")
+# What a page that was loaded anew asks before it shows a widget.
+ASKED = ("kernel_info_request", "comm_info_request")
 
 
 def front_end() -> tuple[str, str]:
@@ -49,9 +51,10 @@ def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
 class Clicks:
     """Within `with Clicks() as clicks`, `clicks.poll()` handles the widget messages come so far.
 
-    Everything else (the next cells of "Run all", completions) is held back and handed on, in
-    order, at the end: `kernel.do_one_iteration` would run the next cell inside this one, and is
-    gone from ipykernel 7. Where there is no kernel, polling does nothing.
+    So it does with what a reloaded page asks before it shows its widgets again. Everything else
+    (the next cells of "Run all", completions) is held back and handed on, in order, at the end:
+    `kernel.do_one_iteration` would run the next cell inside this one, and is gone from ipykernel 7.
+    Where there is no kernel, polling does nothing.
     """
 
     def __init__(self):
@@ -83,7 +86,7 @@ class Clicks:
         session = self.kernel.session
         ident, parts = session.feed_identities(frames, copy=False)
         kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
-        if kind in COMM:
+        if kind in (*COMM, *ASKED):
             self._handle(kind, ident, session.deserialize(parts, copy=False))
         else:
             self.held.append(frames)
@@ -96,10 +99,29 @@ class Clicks:
         kernel.set_parent(ident, message, channel="shell")
         kernel._publish_status("busy", "shell", parent=message)
         try:
-            kernel.shell_handlers[kind](self.stream, ident, message)
+            answer = kernel.shell_handlers[kind](_reply_stream(kernel), ident, message)
+            if inspect.isawaitable(answer):
+                _finish(answer)
         finally:
             kernel._publish_status("idle", "shell", parent=message)
             kernel.set_parent(parent_ident, parent, channel="shell")
+
+
+def _finish(answer) -> None:
+    """Run a coroutine that waits for nothing to its end; the kernel's event loop is busy."""
+    try:
+        answer.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("The kernel did not answer at once: its page has to be loaded anew.")
+
+
+def _reply_stream(kernel):
+    """Where this kernel's main thread sends its replies."""
+    thread = getattr(kernel, "shell_channel_thread", None)
+    if thread is None:
+        return kernel.shell_stream
+    return thread.manager.get_subshell_to_shell_channel_socket(None)
 
 
 def _shell_stream(kernel):

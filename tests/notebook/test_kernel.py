@@ -79,6 +79,9 @@ def test_a_running_cell_hears_clicks_and_holds_the_next_cells_back(log):
         time.sleep(0.5)
         press(client, ids[0])
         until(lambda: log.exists() and log.read_text().count("\n") > 5)
+        asked = {"reply": True, "timeout": 60}  # by a page that was loaded anew
+        assert client.kernel_info(**asked)["content"]["status"] == "ok"
+        assert ids[1] in client.comm_info("jupyter.widget", **asked)["content"]["comms"]
         press(client, ids[1])
         said = texts(client, {running, queued})
     finally:
