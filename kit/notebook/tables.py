@@ -8,10 +8,7 @@ import html
 
 def table_html(figures: dict) -> str:
     """Nested figures as one HTML table, names joined by dots."""
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(figure_text(value))}</td></tr>"
-        for name, value in flat(figures)
-    )
+    rows = "".join(_html_row((name, figure_text(value)), "td") for name, value in flat(figures))
     return f"<table>{rows}</table>"
 
 
