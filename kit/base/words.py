@@ -49,3 +49,10 @@ def in_words(error: BaseException) -> str:
 def in_gib(size_bytes: float) -> str:
     """2_500_000_000 -> "2.33 GiB"."""
     return f"{size_bytes / 2**30:.2f} GiB"
+
+
+def memory_size(size_bytes: float, sign: str = "-") -> str:
+    """2_500_000_000 -> "2.33 GiB", 4_000_000 -> "3.8 MiB"; `sign` "+" makes it "+3.8 MiB"."""
+    if abs(size_bytes) >= 2**30:
+        return f"{size_bytes / 2**30:{sign}.2f} GiB"
+    return f"{size_bytes / 2**20:{sign}.1f} MiB"

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 
 from kit.base.config import ConfigError, build
 from kit.base.hardware import versions
+from kit.base.words import memory_size
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
+from kit.training.switches import LABELS
 from kit.tuning.ab_results import (
     Decision,
     Trial,
@@ -34,6 +36,31 @@ from kit.tuning.ab_test import (
     variants,
 )
 from kit.tuning.memory_plan import parameter_count
+
+OFFLOAD_AND_EMA = ("ema+ema_offload", "ema")  # the variants with it, and without
+
+
+def measured_effects(run: ActiveRun) -> dict[str, str]:
+    """What each switch alone did when it was measured: {"sdpa": "1.08x, -0.20 GiB here"}.
+
+    {} before notebook 05 has run; a switch that did not run has no entry.
+    """
+    found = run.report().get("bench", {}).get("preset", {})
+    variants = found.get("variants", {})
+    here = found.get("device") == run.hw.name
+    where = "here" if here else f"on {found.get('device', 'another machine')}"
+    # EMA on the CPU is measured beside the EMA it moves; all others beside nothing.
+    pairs = {name: (name, "baseline") for name in LABELS} | {"ema_offload": OFFLOAD_AND_EMA}
+    effects = {}
+    for name, (on, off) in pairs.items():
+        after = variants.get(on, {})
+        before = variants.get(off, {})
+        if "steps_per_s" not in after or "steps_per_s" not in before:
+            continue
+        times = after["steps_per_s"] / before["steps_per_s"]
+        more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
+        effects[name] = f"{times:.2f}x, {memory_size(more_bytes, '+')} {where}"
+    return effects
 
 
 class Benchmark:
@@ -163,6 +190,7 @@ class Benchmark:
         write_choice(self.decisions, path, f"{self.active.hw.name}, torch {versions()['torch']}")
         on = [name for name, kept in load_choice(path).items() if kept]
         found = {"chosen": on, "goal": self.goal, "variants": trial_figures(self.measured)}
+        found["device"] = self.active.hw.name
         self.active.record(bench={self.model or "preset": found})
         return Result(line=path.read_text(encoding="utf-8").strip())
 

@@ -4,6 +4,7 @@ A loss says how surprised a model is; this is how it sounds. The first sample is
 """
 
 import dataclasses
+import html
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kit.base.files import write_atomic
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
-from kit.notebook.result import Sound
+from kit.notebook.result import Sound, sound_html
 from kit.training import checkpoint
 from kit.training.settings import StepEvent
 from kit.training.state import TrainState
@@ -63,6 +64,31 @@ class SampleLog:
         checkpoint.restore_random_state(before)
         sound = Sound(caption="", wave=said.wave.numpy(), sample_rate_hz=voice.codec.sample_rate)
         write_atomic(self.folder / f"step-{step:07}.wav", sound.wav_bytes())
+
+
+class SamplePlayers:
+    """HTML players of what a SampleLog has left so far, under their sentence; "" before the first.
+
+    Files are read again only when there are others: a panel asks twice a second.
+    """
+
+    def __init__(self, folder: Path, sentence: str):
+        self.folder = folder
+        self.sentence = sentence
+        self.seen = []
+        self.html = ""
+
+    def __call__(self) -> str:
+        try:
+            files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
+            if files != self.seen:
+                players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
+                sentence = html.escape(self.sentence)
+                self.html = f"<p>{sentence}</p>{players}" if players else ""
+                self.seen = files
+        except FileNotFoundError:
+            pass  # a run that begins anew takes the old ones away; the next look finds the new
+        return self.html
 
 
 def spoken_samples(folder: Path) -> list[Sound]:

@@ -20,7 +20,7 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
-from kit.recipes.spoken_samples import SampleLog, spoken_samples
+from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
@@ -58,12 +58,15 @@ class Training(TrainingPlan):
                 print(step())
         session = self.session
         session.listeners = self.listeners()
+        sentences = self.data.held_out_sentences(1)
         self.shown = TrainPanel(
             self.offered,
             session.run,
             session.log_path,
             session.resumable(),
             self.numbers(),
+            plan=self.planned,
+            players=SamplePlayers(self.samples_folder, sentences[0].text if sentences else ""),
             monitor=Monitor(self.active.hw),
             profiler=StepProfiler(self.active.path("profile", "_").parent),
             session_hours=self.limits.session_hours,

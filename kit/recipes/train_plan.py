@@ -4,16 +4,19 @@ Each step says what it found and draws it; asked again it is not done again. `Tr
 run.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
 
 from kit.base.config import build, merge
 from kit.base.hardware import leave_cores_to_worker
+from kit.base.words import memory_size
 from kit.batches.code_stream import validation_batches
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.benchmark import measured_effects
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
@@ -78,7 +81,11 @@ class TrainingPlan:
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
         self.speed = build(SpeedConfig, speed)
-        self.offered = offered_switches(self.speed, run.hw, self.model)
+        effects = measured_effects(run)
+        self.offered = [
+            dataclasses.replace(switch, measured=effects.get(switch.name, ""))
+            for switch in offered_switches(self.speed, run.hw, self.model)
+        ]
         self.compiled = any(switch.on for switch in self.offered if switch.name == "compile")
         config = build(TrainConfig, run.section("train"))
         self.session = TrainSession(
@@ -164,6 +171,28 @@ class TrainingPlan:
             **run.section("memory"),
         )
 
+    def planned(self, values: dict) -> tuple[str, bool]:
+        """The memory of a step with these switches and numbers in words, and whether it is there.
+
+        From the plan alone: nothing is allocated. Raises ConfigError for a `grad_accum` that does
+        not divide the effective batch.
+        """
+        limit_bytes = self.verdict.limit_bytes
+        planned_bytes = self._planned_bytes(values)
+        changed_bytes = planned_bytes - self._planned_bytes(self.values())
+        sizes = f"{memory_size(planned_bytes)} of the {memory_size(limit_bytes)} it may use"
+        change = f" ({memory_size(changed_bytes, '+')} by your changes)" if changed_bytes else ""
+        fits = planned_bytes <= limit_bytes
+        advice = "" if fits else " That is too much: Start tries a step and says what to change."
+        return f"Memory planned: {sizes}{change}.{advice}", fits
+
+    def _planned_bytes(self, values: dict) -> int:
+        switches = dict(values)
+        grad_accum = switches.pop("grad_accum")
+        speed = build(SpeedConfig, switches)
+        data = self.data.padded(speed.compile).split(grad_accum)
+        return dataclasses.replace(self.workload(), speed=speed, data=data).planned_bytes
+
     @once
     def in_time(self) -> Result:
         """How long training takes here, and whether sessions and disk are enough for it.
@@ -208,7 +237,10 @@ class TrainingPlan:
     def switches(self) -> Result:
         """Every optimisation: on or off, what it does here, or why it cannot."""
         whose = "measured by 05_benchmark" if self.measured else "of the preset"
-        figures = {s.label: f"{'on' if s.on else 'off'}; {s.reason}" for s in self.offered}
+        figures = {}
+        for switch in self.offered:
+            words = ("on" if switch.on else "off", switch.measured, switch.reason)
+            figures[switch.label] = "; ".join(filter(None, words))
         lengths = self.data.padded(compiled=True).grid_lengths
         compiled = (
             f"Under torch.compile rows are padded to {len(lengths)} lengths, {lengths[0]} to "

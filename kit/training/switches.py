@@ -51,6 +51,7 @@ class Switch:
     available: bool
     reason: str
     runs: str = "on"  # what it is here when it is on, by name: "bf16", "flash"
+    measured: str = ""  # what it did alone where it was measured: "1.08x, -0.20 GiB here"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -141,6 +141,21 @@ def test_switches_of_the_start_are_what_the_run_gets(log):
     panel.retired.set()
 
 
+def test_each_choice_asks_for_a_plan_and_what_does_not_go_together_is_said(log):
+    def plan(values):
+        if values["grad_accum"] == 3:
+            raise ValueError("3 does not divide the effective batch.")
+        return f"planned with {values}", values["sdpa"]
+
+    view = TrainPanel(SWITCHES, None, log, numbers={"grad_accum": 4}, plan=plan).view
+    said = view.plan.value
+    assert "&#x27;grad_accum&#x27;: 4" in said and "&#x27;sdpa&#x27;: True" in said
+    view.boxes["sdpa"].value = False
+    assert "&#x27;sdpa&#x27;: False" in view.plan.value
+    view.numbers["grad_accum"].value = 3
+    assert "3 does not divide" in view.plan.value
+
+
 def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
     panel = TrainPanel(SWITCHES, Trainer(log, breaks_at=3), log)
     panel.run("live")

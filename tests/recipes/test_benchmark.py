@@ -1,9 +1,11 @@
 """Switches measured on this device: what is kept, and that nothing is measured twice."""
 
+import dataclasses
+
 import pytest
 
 from kit.base.config import ConfigError
-from kit.recipes.benchmark import Benchmark
+from kit.recipes.benchmark import Benchmark, measured_effects
 from kit.recipes.start import start
 from kit.tuning.ab_results import load_choice
 from kit.tuning.ab_test import TrialConfig
@@ -51,6 +53,17 @@ def test_what_pays_is_written_for_training_and_recorded(run, calls):
     assert recorded["preset"]["chosen"] == ["mixed_precision"]
     assert recorded["preset"]["goal"] == "speed"
     assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
+
+
+def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
+    assert measured_effects(run) == {}
+    list(Benchmark(run).run())
+    effects = measured_effects(run)
+    assert effects["mixed_precision"] == "2.00x, +0.0 MiB here"
+    assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
+    assert "compile" not in effects, "tiny leaves it out"
+    elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
+    assert measured_effects(elsewhere)["sdpa"] == f"1.00x, +0.0 MiB on {run.hw.name}"
 
 
 def test_what_was_measured_is_not_measured_again(run, calls):

@@ -144,6 +144,40 @@ def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_pat
     assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
 
+def test_the_plan_follows_the_switches_before_anything_is_allocated(tmp_path):
+    training = Training(active(tmp_path))
+    training.panel("live")
+    view = training.shown.view
+    before = view.plan.value
+    assert "Memory planned: " in before and "by your changes" not in before
+    view.boxes["gradient_checkpointing"].value = True
+    assert "MiB by your changes" in view.plan.value and "(-" in view.plan.value
+    view.boxes["gradient_checkpointing"].value = False
+    assert view.plan.value == before
+    view.numbers["grad_accum"].value = 4
+    assert "(-" in view.plan.value
+    training.shown.retired.set()
+    assert not (tmp_path / "train.jsonl").exists()
+    training.verdict = dataclasses.replace(training.verdict, limit_bytes=2**20)
+    words, fits = training.planned(training.values())
+    assert not fits and "too much" in words
+
+
+def test_what_a_switch_did_here_stands_beside_it(tmp_path):
+    run = active(tmp_path)
+    figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
+    figures["sdpa"] = {"steps_per_s": 2.5, "peak_memory_bytes": 2**29}
+    run.record(bench={"preset": {"variants": figures, "device": CPU.name}})
+    training = Training(run)
+    figures = training.switches().figures
+    assert "; 1.25x, -512.0 MiB here; " in figures["Fused attention (SDPA)"]
+    training.panel("live")
+    cells = training.shown.view.box.children[0].children
+    said = [part.value for cell in cells for part in getattr(cell, "children", ())]
+    assert sum("1.25x, -512.0 MiB here" in str(text) for text in said) == 1
+    training.shown.retired.set()
+
+
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
     training = Training(active(tmp_path))
     with pytest.raises(TrainError, match="call `panel"):
@@ -239,6 +273,7 @@ def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
+    assert training.shown.players().count("<audio") == 3
     deaf = Training(active(tmp_path / "deaf", **steps))
     deaf.listeners = lambda: ()
     list(deaf.run())

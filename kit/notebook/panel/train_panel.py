@@ -18,7 +18,7 @@ from IPython.display import Image, display
 from kit.base.words import in_words
 from kit.notebook.kernel import Clicks, front_end
 from kit.notebook.live_plot import LossFigure
-from kit.notebook.panel.widgets import View
+from kit.notebook.panel.widgets import View, message
 from kit.notebook.progress import Lines, Pace, Worker, newest, outlook, progress_texts, verdict
 from kit.notebook.run_plots import thin
 from kit.training.logs import add_row, read_log
@@ -38,7 +38,8 @@ class TrainPanel:
     event; it yields StepEvents and, once `stop` is set, writes a checkpoint and returns. With
     `resumable` (an unfinished checkpoint exists) the run goes on without waiting for Start. A
     `monitor` samples while it runs; a `profiler` gets a button; `session_hours` is the limit that
-    the time to go is held against.
+    the time to go is held against. `plan(values)` says what memory the switches and numbers
+    would take, and whether it is there; `players()` is HTML of what the run has spoken so far.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class TrainPanel:
         monitor=None,  # kit.tuning.monitor.Monitor
         profiler=None,  # kit.tuning.profiling.StepProfiler
         session_hours: float | None = None,
+        plan: Callable[[dict], tuple[str, bool]] | None = None,
+        players: Callable[[], str] = str,
     ):
         self.make_run = make_run
         self.log_path = Path(log_path).resolve()
@@ -59,6 +62,8 @@ class TrainPanel:
         self.monitor = monitor
         self.profiler = profiler
         self.session_hours = session_hours
+        self.plan = plan
+        self.players = players
         self.rows = thin(read_log(self.log_path), MOST_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
         self.reached = self.rows[-1] if self.rows else None  # last row of the current run
@@ -73,6 +78,9 @@ class TrainPanel:
         self.view.start.on_click(lambda _: self.asked.set())
         self.view.stop.on_click(lambda _: self._ask_stop())
         self.view.profile.on_click(lambda _: self.profiler.request())
+        if plan is not None:
+            self.view.on_choice(self._replan)
+            self._replan()
         self._greet()
 
     def run(self, mode: str | None = None) -> None:
@@ -253,7 +261,7 @@ class TrainPanel:
     # What is shown.
 
     def _greet(self) -> None:
-        self.view.show(self.rows, self._figures(), self.picture.png(self.rows))
+        self.view.show(self.rows, self._figures(), self.picture.png(self.rows), self.players())
         step = self.rows[-1]["step"] if self.rows else 0
         if self.resumable and step:
             self.view.start.description = "Continue"
@@ -262,6 +270,14 @@ class TrainPanel:
             self.view.say(f"An earlier run reached step {step:,}. Press Start to train.")
         else:
             self.view.say("Choose the switches, then press Start.")
+
+    def _replan(self) -> None:
+        """Say what the switches as they stand would take, before any of it is allocated."""
+        try:
+            words, fits = self.plan(self.view.values())
+        except ValueError as error:  # numbers that do not go together
+            words, fits = in_words(error), False
+        self.view.plan.value = message(words, "info" if fits else "warn")
 
     def _figures(self) -> dict[str, str]:
         return progress_texts(self.latest, self.pace) if self.latest else {}
@@ -272,7 +288,8 @@ class TrainPanel:
     def _draw(self) -> None:
         if not self.rows:
             return
-        self.view.show(self.rows, self._figures(), self.picture.png(self.rows), self._said())
+        curve = self.picture.png(self.rows)
+        self.view.show(self.rows, self._figures(), curve, self.players(), self._said())
         self.view.stop.disabled = self.worker.stop.is_set()
         if self.worker.stop.is_set():
             return self.view.say("Stopping after this step...")

@@ -5,6 +5,7 @@ Core ipywidgets only, the same code for 7.7.1 and 8. Only the presenter in train
 
 import html
 import textwrap
+from collections.abc import Callable
 
 import ipywidgets as widgets
 
@@ -27,14 +28,18 @@ class View:
         self.tiles = widgets.HTML()
         self.status = widgets.HTML()
         self.notes = widgets.HTML()
-        self.image = widgets.Image(format="png", layout={"width": "100%", "max_width": "1000px"})
+        self.plan = widgets.HTML()
+        self.players = widgets.HTML()
+        curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
+        self.image = widgets.Image(format="png", layout=curve)
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
         whole = {"overflow": "hidden"}  # no scroll bars for a pixel too many
         cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=whole) for s in switches]
         options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
         pressed = [self.start, self.stop, *([self.profile] if profile else [])]
         buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
-        rows = [options, buttons, self.status, self.tiles, self.image, self.notes]
+        told = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
+        rows = [options, buttons, *told]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
         self.idle("Start")
 
@@ -64,17 +69,25 @@ class View:
         for box in (*boxes, self.start, self.stop, self.profile):
             box.disabled = True
 
+    def on_choice(self, hear: Callable[[], None]) -> None:
+        """Call `hear` whenever a switch or a number has changed."""
+        for box in (*self.boxes.values(), *self.numbers.values()):
+            box.observe(lambda _: hear(), "value")
+
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
-    def show(self, rows: list[dict], texts: dict[str, str], png: bytes, more: str = "") -> None:
-        """The curve, the latest numbers, and the newest notes with `more` below them."""
+    def show(
+        self, rows: list[dict], texts: dict[str, str], png: bytes, players: str, more: str = ""
+    ) -> None:
+        """The curve, the latest numbers, `players`, and the newest notes with `more` below them."""
         self.image.value = png
         self.image.layout.display = None if rows else "none"
         if not rows:
             return
         self.bar.value = rows[-1]["step"] / max(rows[-1]["steps"], 1)
         self.tiles.value = _tiles(texts)
+        self.players.value = players
         noted = [row for row in rows if row.get("note")][-3:]
         lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
         if more:
@@ -104,7 +117,8 @@ def _reason(switch) -> widgets.HTML:
     style = "font-size:12px;line-height:1.3;opacity:.7;margin:-4px 8px 6px 20px"
     short = html.escape(textwrap.shorten(text, 110, placeholder="..."))
     whole = html.escape(text)
-    return widgets.HTML(value=f'<div style="{style}" title="{whole}">{short}</div>')
+    measured = f"<b>{html.escape(switch.measured)}</b><br>" if switch.measured else ""
+    return widgets.HTML(value=f'<div style="{style}" title="{whole}">{measured}{short}</div>')
 
 
 def _number_box(name: str, value: int) -> widgets.BoundedIntText:
