@@ -5,6 +5,7 @@ Knows nothing of the kit. Screenshots go to the folder named by KIT_SCREENSHOTS,
 """
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -18,10 +19,22 @@ from pathlib import Path
 
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --window-size=1280,1500"
+    "--disable-background-networking --disable-component-update"
 ).split()
+WIDTH_PX = 1366  # the narrowest screen that is still common; with the file browser open beside it
+HEIGHT_PX = 768
+TALLEST_PX = 16_000  # Chromium draws no higher picture
+THEMES = ("JupyterLab Dark", "JupyterLab Light")  # the one it begins with last
+NOTIFICATIONS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+LIMIT_S = float(os.environ.get("KIT_BROWSER_LIMIT_S", 600))  # of every single wait
+LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 # The notebook on show, or null while the page is still loading.
 PANEL = "const panel = window.jupyterapp?.shell?.currentWidget; const context = panel?.context;"
+ALL_DRAWN = """const drawn = [...document.querySelectorAll('.jp-Notebook .jp-Cell')];
+    const pictures = [...document.querySelectorAll('.jp-OutputArea-output img')];
+    return drawn.length === panel.content.model.cells.length
+        && !drawn.some(cell => cell.matches('.jp-mod-placeholder, .jp-Cell-Placeholder'))
+        && pictures.every(picture => picture.complete);"""
 CELLS = "[...panel.content.model.sharedModel.cells].filter(c => c.cell_type === 'code')"
 
 
@@ -38,14 +51,16 @@ def missing() -> str:
     return ""
 
 
-def wait(condition, limit_s: float, what: str, pause_s: float = 0.3):
+def wait(condition, what: str, limit_s: float = LIMIT_S, pause_s: float = 0.3):
     """The first true value of `condition()`. Raises TimeoutError naming `what`."""
     end_s = time.monotonic() + limit_s
-    while not (value := condition()):
+    while True:
+        value = condition()
+        if value:
+            return value
         if time.monotonic() > end_s:
             raise TimeoutError(f"waited {limit_s:.0f} s in vain for {what}")
         time.sleep(pause_s)
-    return value
 
 
 def free_port() -> int:
@@ -69,11 +84,14 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as home, open(Path(home) / "lab.log", "w") as log:
         # Settings of its own, or the last workspace comes back.
         own = {"JUPYTERLAB_WORKSPACES_DIR": home, "JUPYTER_CONFIG_DIR": home}
+        no_news = Path(home) / NOTIFICATIONS  # its question would lie over the page
+        no_news.parent.mkdir(parents=True)
+        no_news.write_text('{"fetchNews": "false", "checkForUpdates": false}', encoding="utf-8")
         env = os.environ | own | environment
         server = subprocess.Popen(command, stdout=log, stderr=log, env=env)
         try:
             address = f"http://127.0.0.1:{port}"
-            wait(lambda: _answers(f"{address}/api") or server.poll() is not None, 60, "JupyterLab")
+            wait(lambda: _answers(f"{address}/api") or server.poll() is not None, "JupyterLab")
             if server.poll() is not None:
                 raise RuntimeError(
                     f"JupyterLab ended: {(Path(home) / 'lab.log').read_text()[-800:]}"
@@ -81,7 +99,16 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
             yield address
         finally:
             server.terminate()  # it shuts its kernels down
-            server.wait(30)
+            server.wait(LIMIT_S)
+
+
+def end_kernels(address: str) -> None:
+    """Shut every kernel down, so that notebooks done with take no memory."""
+    with urllib.request.urlopen(f"{address}/api/sessions", timeout=60) as answer:
+        sessions = json.load(answer)
+    for session in sessions:
+        gone = urllib.request.Request(f"{address}/api/sessions/{session['id']}", method="DELETE")
+        urllib.request.urlopen(gone, timeout=60).close()
 
 
 def _answers(address: str) -> bool:
@@ -105,10 +132,17 @@ def browser() -> Iterator:
             options.add_argument(flag)
         driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         driver.set_script_timeout(60)
+        resize(driver, HEIGHT_PX)
         try:
             yield driver
         finally:
             driver.quit()
+
+
+def resize(driver, height_px: int) -> None:
+    """Give the page WIDTH_PX x `height_px`, whatever the window."""
+    size = {"width": WIDTH_PX, "height": height_px, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def open_notebook(driver, address: str, path: str) -> None:
@@ -118,8 +152,25 @@ def open_notebook(driver, address: str, path: str) -> None:
     """
     driver.get(f"{address}/lab/tree/{path}?reset")
     status = f"{PANEL} return context?.isReady && context.sessionContext.session?.kernel?.status"
-    wait(lambda: driver.execute_script(status) == "idle", 90, f"the kernel of {path}")
-    driver.execute_script("window.jupyterapp.shell.collapseLeft()")
+    wait(lambda: driver.execute_script(status) == "idle", f"the kernel of {path}")
+
+
+def reload(driver) -> None:
+    """Save the notebook and load the page anew; its kernel goes on, and may be busy."""
+    command(driver, "docmanager:save")
+    driver.execute_script("window.left = true")
+    driver.refresh()
+    ready = f"{PANEL} return !window.left && Boolean(context?.isReady)"
+    wait(lambda: driver.execute_script(ready), "the notebook after a reload")
+
+
+def command(driver, name: str, **options) -> None:
+    """Run a command of JupyterLab, as a menu would, and wait until it has ended."""
+    script = """const [name, options, done] = arguments;
+        window.jupyterapp.commands.execute(name, options).then(() => done(), done)"""
+    error = driver.execute_async_script(script, name, options)
+    if error:
+        raise RuntimeError(f"JupyterLab's {name} failed: {error}")
 
 
 def run_all(driver) -> None:
@@ -127,35 +178,55 @@ def run_all(driver) -> None:
     driver.execute_script("window.jupyterapp.commands.execute('notebook:run-all-cells')")
 
 
+def complaints(driver, name: str) -> list[str]:
+    """What cannot be read of the notebook on show, in the light and in the dark theme.
+
+    Screenshots of the whole notebook are `name`-light and `name`-dark.
+    """
+    found = []
+    for theme in THEMES:
+        command(driver, "apputils:change-theme", theme=theme)
+        light = str(theme == "JupyterLab Light").lower()
+        ready = f"return document.body.dataset.jpThemeLight === '{light}'"
+        wait(lambda ready=ready: driver.execute_script(ready), theme)
+        resize(driver, TALLEST_PX)  # what is out of sight is not laid out
+        driver.execute_script("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
+        wait(lambda: driver.execute_script(f"{PANEL} {ALL_DRAWN}"), f"all cells of {name}")
+        word = theme.split()[-1].lower()
+        found += [f"{word}: {sentence}" for sentence in driver.execute_script(LOOK)]
+        screenshot(driver, f"{name}-{word}", ".jp-WindowedPanel-viewport")
+        resize(driver, HEIGHT_PX)
+    return found
+
+
 def cells(driver) -> list[dict]:
-    """Of each code cell: `count` (None: not run or running), `errors`, `text`."""
+    """Of each code cell: `count` (None: not run or running), `errors`, `noise`, `text`."""
     script = f"""{PANEL} return {CELLS}.map(c => ({{
         count: c.execution_count,
         errors: c.outputs.filter(o => o.output_type === 'error')
             .map(o => `${{o.ename}}: ${{o.evalue}}`),
+        noise: c.outputs.filter(o => o.name === 'stderr').map(o => [].concat(o.text).join('')),
         text: c.outputs.map(o => [].concat(o.text ?? '').join('')).join('')}}))"""
     return driver.execute_script(script)
 
 
-def wait_idle(driver, limit_s: float, buttons: tuple = ()) -> list[dict]:
-    """Wait until every code cell has run, or one has failed; what `cells` says then.
-
-    A notebook that waits for a click gets it: each of `buttons` is pressed once, when it shows.
-    """
-    waiting = list(buttons)
+def wait_idle(driver) -> list[dict]:
+    """Wait until every code cell has run, or one has failed; what `cells` says then."""
+    status = f"{PANEL} return context.sessionContext.session.kernel.status"
 
     def ended():
-        for label in [label for label in waiting if button(driver, label)]:
-            press(driver, label)
-            waiting.remove(label)
         found = cells(driver)
         ran = all(c["count"] for c in found) or any(c["errors"] for c in found)
-        status = driver.execute_script(
-            f"{PANEL} return context.sessionContext.session.kernel.status"
-        )
-        return found if ran and status == "idle" else None
+        return found if ran and driver.execute_script(status) == "idle" else None
 
-    return wait(ended, limit_s, "the notebook to end")
+    return wait(ended, "the notebook to end")
+
+
+def show(driver, css: str) -> None:
+    """Scroll to the first element that `css` finds, when it is there."""
+    script = """const found = document.querySelector(arguments[0]);
+        found?.scrollIntoView({block: 'start'}); return Boolean(found)"""
+    wait(lambda: driver.execute_script(script, css), css)
 
 
 def button(driver, label: str):
@@ -170,8 +241,8 @@ def button(driver, label: str):
     return None
 
 
-def press(driver, label: str, limit_s: float = 30) -> None:
-    found = wait(lambda: button(driver, label), limit_s, f"the button {label}")
+def press(driver, label: str) -> None:
+    found = wait(lambda: button(driver, label), f"the button {label}")
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
     found.click()
 

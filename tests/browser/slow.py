@@ -27,13 +27,16 @@ SWITCHES = [
 
 
 class SlowTrainer:
-    """Goes on from where it was stopped; its loss falls like a real one."""
+    """Lasts too long to end by itself; stopped, it goes on for a few steps. Its loss falls."""
 
-    def __init__(self, log, steps=150, pause_s=0.05):
-        self.steps, self.pause_s, self.done, self.log = steps, pause_s, 0, jsonl_log(Path(log))
+    def __init__(self, log, steps=4000, steps_more=40, pause_s=0.05):
+        self.steps, self.steps_more, self.pause_s = steps, steps_more, pause_s
+        self.done, self.log = 0, jsonl_log(Path(log))
 
     def __call__(self, values, stop):
         resumed = f"resumed from step {self.done}" if self.done else ""
+        if self.done:
+            self.steps = self.done + self.steps_more
         for step in range(self.done + 1, self.steps + 1):
             time.sleep(self.pause_s)
             event = self._event(step, resumed)
