@@ -23,7 +23,7 @@ class SpeakPanel:
 
     def __init__(self, speak: Callable, sentence: str, choices: dict[str, list] | None = None):
         self.speak = speak
-        wide = {"width": "100%"}
+        wide = {"width": "100%", "margin": "0"}
         self.text = widgets.Textarea(
             value=sentence, rows=3, layout=wide, placeholder="Text to speak"
         )
