@@ -126,7 +126,9 @@ class LossFigure:
     def _fit(self, rows: list[dict]) -> bool:
         """Move the limits where the data ask for it; true when they moved."""
         before = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
-        last = max((max(r["step"], r.get("steps") or 0) for r in rows), default=1)
+        # As long as the run is now: STEPS may have been another before it was stopped.
+        planned = rows[-1].get("steps") or 0 if rows else 0
+        last = max([planned, *(row["step"] for row in rows)])
         self.loss.set_xlim(0, max(last, 1) * 1.01)
         values = np.concatenate([self.lines[n].get_ydata() for n in ("raw", "val", "ema")])
         finite = values[np.isfinite(values)]
@@ -148,7 +150,8 @@ def _power(value: float, _place) -> str:
 
 def roomy(low: float, high: float, now: tuple[float, float]) -> tuple[float, float]:
     """Round limits around low..high; `now` as it is while the data fill half of it or more."""
-    span = max(high - low, 1e-3 * max(abs(high), abs(low)), 1e-12)
+    # A few steps hardly differ: closer than a fiftieth the ticks' many digits reach into the label.
+    span = max(high - low, 0.02 * max(abs(high), abs(low)), 1e-12)
     if now[0] <= low and high <= now[1] and span >= 0.5 * (now[1] - now[0]):
         return now
     unit = 10.0 ** math.floor(math.log10(span)) / 2
