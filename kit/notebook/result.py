@@ -49,7 +49,8 @@ class Result:
     __repr__ = __str__  # the plain-text side of a cell's output
 
     def _repr_html_(self) -> str:
-        parts = [f"<p>{html.escape(line)}</p>" for line in self.line.splitlines()]
+        lines = [html.escape(line) for line in self.line.splitlines()]
+        parts = [f"<p>{'<br>'.join(lines)}</p>"]
         parts += [picture_html(picture) for picture in self.pictures]
         parts += [sound_html(sound) for sound in self.sounds]
         if self.grid:
