@@ -29,6 +29,8 @@ os.environ.pop("KIT_DEMO_STARTED", None)
 def pytest_configure(config):
     config.kit_runs = tempfile.mkdtemp(prefix="kit-runs-")
     os.environ["KIT_RUNS"] = config.kit_runs  # shared by all notebooks, never the user's runs/
+    # Not the user's kernels, nor another process's: one that is written anew while it runs crashes.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{config.kit_runs}/.inductor"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -227,7 +227,7 @@ def test_unavailable_switches_are_off_disabled_and_say_why(log):
 
 
 def test_the_profile_button_profiles_the_steps_of_a_run_and_says_so(log, tmp_path):
-    trainer, profiler = Trainer(log, steps=100, pause_s=0.02), StepProfiler(tmp_path / "profile")
+    trainer, profiler = Trainer(log, steps=90_000, pause_s=0.02), StepProfiler(tmp_path / "profile")
     panel = TrainPanel(SWITCHES, trainer, log, profiler=profiler)
     button = panel.view.profile
     assert button in panel.view.box.children[1].children and button.disabled
@@ -235,9 +235,10 @@ def test_the_profile_button_profiles_the_steps_of_a_run_and_says_so(log, tmp_pat
     click(panel.view.start)
     until(lambda: trainer.done >= 2 and not button.disabled)
     click(button)
-    until(lambda: profiler.said)
+    until(lambda: profiler.result)  # torch takes seconds to make its first profile ready
+    click(panel.view.stop)
     panel.wait(PATIENCE_S)
-    assert button.disabled and trainer.done == 100
+    assert button.disabled and trainer.done > 10
     assert "opens in ui.perfetto.dev" in panel.view.notes.value
     assert profiler.result["complete"] and list((tmp_path / "profile").glob("*.gz"))
     panel.retired.set()
