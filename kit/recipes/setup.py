@@ -13,15 +13,16 @@ from kit.base.hardware import (
     Choice,
     attention_backend,
     choose_preset,
+    dotted,
     product_ms,
     speed_words,
     versions,
 )
+from kit.base.words import in_gib
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
-from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
@@ -53,10 +54,20 @@ class Setup:
     def machine(self) -> Result:
         """The run's folder and preset, the device, and the versions figures depend on."""
         run = self.active
-        figures = {"run": str(run.folder), "preset": run.preset_name}
-        figures.update(vars(run.hw))
+        hw = run.hw
+        figures = {
+            "run": str(run.folder),
+            "preset": run.preset_name,
+            "device": hw.device,
+            "name": hw.name,
+            "cores": hw.cores,
+            "memory": in_gib(hw.memory_bytes),
+        }
+        if hw.capability:
+            figures["RAM"] = in_gib(hw.ram_bytes)
+            figures["compute capability"] = dotted(hw.capability)
         figures.update(versions())
-        line = f"{run.hw.device}: {run.hw.name}, {run.hw.memory_bytes / GIB:.1f} GiB of memory"
+        line = f"{hw.device}: {hw.name}, {in_gib(hw.memory_bytes)} of memory"
         return Result(line=line, figures=figures)
 
     def choices(self) -> Result:
