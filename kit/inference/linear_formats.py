@@ -138,7 +138,8 @@ class WeightOnlyInt8(nn.Module):
 class CompiledInt8(nn.Module):
     """int8 weights of a compiled step: prompts and several rows are multiplied in int8, too.
 
-    Activations then have a scale for each row, so rows do not touch each other; CPU only.
+    Activations then have a scale for each row, so rows do not touch each other; CPU only. Where a
+    processor's int8 products overflow, the weights are expanded to fp32 for them.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
@@ -148,6 +149,7 @@ class CompiledInt8(nn.Module):
         self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast with many inputs
         self.scale = nn.Buffer(scale.float())
         self.bias = nn.Buffer(bias.detach().float())
+        self.exact = exact_int8()
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) < SEVERAL_ROWS and torch.compiler.is_compiling():
@@ -157,6 +159,8 @@ class CompiledInt8(nn.Module):
         return torch.cat([self.products(rows) for rows in x.split(AT_ONCE)])
 
     def products(self, x: Tensor) -> Tensor:
+        if not self.exact:
+            return torch.addcmul(self.bias, x.float() @ self.weight.float(), self.scale).to(x.dtype)
         scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-8) / 127
         y = torch._int_mm((x / scale).round().to(torch.int8), self.weight)
         # Not two products: the compiler takes those for a pattern, whose kernel is slow.
@@ -176,7 +180,11 @@ def layer_for(
     if weights == "int8" and eager_cpu and has_fbgemm():
         return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
     if weights == "int8" and cpu and compiled:
-        ran = f"int8 weights; {SEVERAL_ROWS} rows or more: int8 products; fewer: bf16 activations"
+        products = "int8" if exact_int8() else "fp32 (int8 ones overflow on this processor)"
+        ran = (
+            f"int8 weights; {SEVERAL_ROWS} rows or more: {products} products; "
+            "fewer: bf16 activations"
+        )
         return CompiledInt8, low, ran
     if weights.startswith("int8"):
         why = " (int8 products: none on this device)" if weights == "int8" else ""
@@ -200,6 +208,16 @@ def has_fbgemm() -> bool:
     """Whether this build of torch has packed int8 and fp16 products for this processor."""
     there = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
     return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
+
+
+def exact_int8() -> bool:
+    """Whether sums of int8 products are right on this CPU, found by making the largest there are.
+
+    Without VNNI instructions oneDNN adds pairs of them in 16 bits, where they overflow: a product
+    of random matrices was wrong by a fifth, and by all where every number is 127.
+    """
+    largest = torch.full((64, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest) == 64 * 127**2).all())
 
 
 def has_bf16() -> bool:

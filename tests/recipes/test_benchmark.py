@@ -19,13 +19,13 @@ def run(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch) -> list:
-    """The variants measured so far, by figures of their own: half precision pays, the rest not."""
+    """The variants measured so far, by figures of their own: only fused AdamW pays."""
     made = []
 
     def figures(task, config: TrialConfig, on: tuple) -> dict:
         made.append(on)
         return {
-            "seconds": config.steps * (0.5 if "mixed_precision" in on else 1.0),
+            "seconds": config.steps * (0.5 if "fused_adamw" in on else 1.0),
             "tokens": 1000,
             "steps": config.steps,
             "loss": 3.0,
@@ -47,10 +47,10 @@ def test_what_pays_is_written_for_training_and_recorded(run, calls):
     found = list(Benchmark(run).run())
     assert all(str(result) and result._repr_html_() for result in found)
     kept = load_choice(run.path("speed.yaml"))
-    assert [name for name, on in kept.items() if on] == ["mixed_precision"]
+    assert [name for name, on in kept.items() if on] == ["fused_adamw"]
     recorded = run.report()["bench"]
     assert recorded["threads"] == int(run.threads.value)
-    assert recorded["preset"]["chosen"] == ["mixed_precision"]
+    assert recorded["preset"]["chosen"] == ["fused_adamw"]
     assert recorded["preset"]["goal"] == "speed"
     assert recorded["preset"]["variants"]["baseline"]["steps_per_s"] == 1.0
 
@@ -59,7 +59,7 @@ def test_each_switch_has_its_effect_and_where_it_was_measured(run, calls):
     assert measured_effects(run) == {}
     list(Benchmark(run).run())
     effects = measured_effects(run)
-    assert effects["mixed_precision"] == "2.00x, +0.0 MiB here"
+    assert effects["fused_adamw"] == "2.00x, +0.0 MiB here"
     assert effects["ema"] == effects["sdpa"] == "1.00x, +0.0 MiB here"
     assert "compile" not in effects, "tiny leaves it out"
     elsewhere = dataclasses.replace(run, hw=dataclasses.replace(run.hw, name="another card"))
