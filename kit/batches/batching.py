@@ -172,7 +172,6 @@ def padding_waste(
 
     The token budget is the configuration's, or what its utterances hold on average.
     """
-    counted = dataclasses.replace(config, effective_tokens=0)
     average = -(-config.effective_batch * sum(lengths) // len(lengths))
     budget = dataclasses.replace(config, effective_tokens=config.effective_tokens or average)
     order = random.Random(config.seed).sample(range(len(lengths)), len(lengths))
@@ -182,10 +181,16 @@ def padding_waste(
         packed += pack_rows([lengths[i] for i in window], row_tokens)
     return {
         "any order": wasted(list(chunks(order, config.micro_batch)), lengths, config),
-        "neighbours in length": wasted(passes(lengths, counted), lengths, config),
+        "neighbours in length": neighbours_waste(lengths, config),
         "token budget": wasted(passes(lengths, budget), lengths, config),
         "packed": 1 - sum(lengths) / (row_tokens * len(packed)),
     }
+
+
+def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
+    """The share of cells without a token where a pass has its number of rows of like length."""
+    counted = dataclasses.replace(config, effective_tokens=0)
+    return wasted(passes(lengths, counted), lengths, config)
 
 
 def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[list[int]]:

@@ -8,6 +8,7 @@ kernels read them. `layer_for` picks what can run here and says so. Knows `nn.Li
 Shapes: R rows, I input features, O output features.
 """
 
+import functools
 import warnings
 
 import torch
@@ -210,6 +211,7 @@ def has_fbgemm() -> bool:
     return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
 
+@functools.cache  # every layer asks, and no processor changes
 def exact_int8() -> bool:
     """Whether sums of int8 products are right on this CPU, found by making the largest there are.
 

@@ -3,7 +3,7 @@
 import dataclasses
 from functools import partial
 
-from kit.batches.batching import DataConfig, padding_waste
+from kit.batches.batching import DataConfig, neighbours_waste, padding_waste
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_settings, timed_batches
 from kit.batches.lengths import LengthReport
@@ -31,9 +31,7 @@ def first_batches(
     stream = CodeStream(cache, "train", config, partial(collate, model))
     waste = padding_waste(stream.lengths, config)
     compiled = dataclasses.replace(config, grid_lengths=fixed)
-    waste["neighbours, fixed lengths"] = padding_waste(stream.lengths, compiled)[
-        "neighbours in length"
-    ]
+    waste["neighbours, fixed lengths"] = neighbours_waste(stream.lengths, compiled)
     first, batch_s = timed_batches(stream)
     run.record(
         data={

@@ -276,7 +276,8 @@ class TrainPanel:
         try:
             words, fits = self.plan(self.view.values())
         except ValueError as error:  # numbers that do not go together
-            words, fits = in_words(error), False
+            words = in_words(error)
+            fits = False
         self.view.plan.value = message(words, "info" if fits else "warn")
 
     def _figures(self) -> dict[str, str]:

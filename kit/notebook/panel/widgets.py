@@ -49,7 +49,8 @@ class View:
 
     def running(self, values: dict, profile: bool = False) -> None:
         for name, box in (self.boxes | self.numbers).items():
-            box.disabled, box.value = True, values.get(name, box.value)
+            box.disabled = True
+            box.value = values.get(name, box.value)
         self.start.disabled = True
         self.stop.disabled = False
         self.profile.disabled = not profile
