@@ -2,7 +2,7 @@
 
 `front_end` tells a program (nbmake, papermill) from a person, and Colab from JupyterLab. A kernel
 hears no widget until its cell has ended; `Clicks` lets the cell hear them meanwhile. Written
-against ipykernel 6.17 (Colab's) and 7.4. Knows kernels and messages; no widget, no training.
+against ipykernel 6.17 (Colab's) and 7.4. Knows kernels, messages and results; no widget.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ import inspect
 import sys
 
 from IPython import get_ipython
+
+from kit.notebook.result import Result
 
 COMM = ("comm_open", "comm_msg", "comm_close")
 # What a page that was loaded anew asks before it shows a widget.
@@ -46,6 +48,18 @@ def _show_error(shell, kind, error, trace, tb_offset=None) -> list[str]:
         lines = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
     shell._showtraceback(kind, error, lines)
     return lines
+
+
+def print_results() -> None:
+    """Where a program runs the notebook, print a cell's Result as well: a log has no values."""
+    shell = get_ipython()
+    if shell is not None and front_end()[0] == "plain":
+        shell.events.register("post_run_cell", _print_result)
+
+
+def _print_result(cell) -> None:
+    if isinstance(cell.result, Result):
+        print(cell.result, flush=True)
 
 
 class Clicks:

@@ -16,6 +16,7 @@ from kit.__main__ import parser
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("setup", "prepare", "train", "evaluate", "speak", "benchmark", "checklist")
 TIMEOUT_S = 280
+NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +116,18 @@ def test_make_voice_gives_commands_that_there_are():
 
 def test_make_voice_asks_for_recordings_and_a_name():
     for words in (["RUN=mine"], ["DATA=clips"]):
-        called = [
-            "make",
-            "-o",
-            ".venv/.installed-pypi",
-            "-o",
-            ".venv/.installed-cpu",
-            "voice",
-            *words,
-        ]
+        called = ["make", *NO_INSTALL, "voice", *words]
         found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True)
         assert found.returncode == 2 and "make voice DATA=folder RUN=name" in found.stderr
+
+
+def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
+    words = ["DEMO=00_setup", "PRESET=tiny", "RUN=told"]
+    words += [f"KIT_RUNS={tmp_path}", f"BIN={Path(sys.executable).parent}"]
+    called = ["make", *NO_INSTALL, "demo", *words]
+    found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert "In all about" in found.stdout and "It fits." in found.stdout
 
 
 def test_setup_prints_a_line_a_step_and_tables_when_asked(runs):
