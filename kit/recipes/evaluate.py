@@ -6,7 +6,9 @@ same weights with the same settings, is not spoken again.
 
 from collections.abc import Iterator
 
+from kit.base.config import build
 from kit.inference.evaluate import Scores, gate_checks, problems_of, save_samples
+from kit.inference.settings import EvaluateConfig
 from kit.inference.word_errors import count_kinds
 from kit.notebook.plots import Figure, curves
 from kit.notebook.result import Result
@@ -28,8 +30,8 @@ class Evaluation:
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
-        self.preset = run.section("evaluate")
-        self.data = EvaluationReadings(run, sentences or self.preset["sentences"])
+        self.config = build(EvaluateConfig, run.section("evaluate"))
+        self.data = EvaluationReadings(run, sentences or self.config.sentences)
         self.weights = list(self.data.voices)[-1]  # of the voice to hear, until it is known better
 
     def __str__(self) -> str:
@@ -159,7 +161,7 @@ class Evaluation:
         """The gate: intelligible, ends its sentences, keeps its pace."""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
-        checks = gate_checks(scores, floor_cer, self.preset["worst_cer"])
+        checks = gate_checks(scores, floor_cer, self.config.worst_cer)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         figures = {"gate": problems or "passed"}

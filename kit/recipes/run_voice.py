@@ -9,6 +9,7 @@ from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import voices_by_format
 from kit.inference.sampling import GenerateConfig
+from kit.inference.settings import InferConfig
 from kit.inference.voice import Speech, Voice, VoiceError, load_voice
 from kit.notebook.result import Sound
 from kit.recipes.active_run import ActiveRun
@@ -26,7 +27,7 @@ class RunVoice:
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
         self.active_run = run
-        self.preset = run.section("infer")
+        self.config = build(InferConfig, run.section("infer"))
         self.weights = run.found("eval", "weights", "03_evaluate_ema")
         self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.found("data", "language", "01_data_prep")
@@ -57,7 +58,7 @@ class RunVoice:
     @cached_property
     def voices(self) -> dict[str, Voice]:
         """The voice in every number format of the preset, by the format's name, fp32 first."""
-        return voices_by_format(self.voice, self.preset["formats"], self.preset["compiled"])
+        return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def speech(self, text: str, speaker: str, weights: str = "") -> Speech:
         """`text` said as the preset says, in the number format `weights`; empty: fp32.

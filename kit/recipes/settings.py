@@ -3,6 +3,8 @@
 The same settings as a preset's YAML, checked the same way; `Run.keep_settings` keeps them.
 """
 
+import re
+
 import yaml
 
 from kit.audio.codec_kinds import codec_config
@@ -15,6 +17,7 @@ from kit.dataset.alignment import AlignConfig
 from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.sampling import GenerateConfig
+from kit.inference.settings import EvaluateConfig, InferConfig
 from kit.model.sequence import GPTConfig
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.settings import TrainConfig
@@ -36,6 +39,8 @@ SECTIONS = {
     "recognizer": RecognizerConfig,
     "align": AlignConfig,
     "generate": GenerateConfig,
+    "evaluate": EvaluateConfig,
+    "infer": InferConfig,
     "trials": TrialConfig,
 }
 
@@ -80,19 +85,23 @@ def check_settings(sections: dict, preset: dict) -> None:
         if section not in preset:
             raise ConfigError(f"There is no section `{section}`.{nearest(section, preset)}")
         laid = merge(preset[section], values)
-        if section == "codec":  # whose `kind` says which class checks it
-            codec_config(laid)
-            continue
-        if section in SECTIONS:
-            build(SECTIONS[section], laid)
-            continue
-        for key, value in values.items():
-            _check_plain(section, key, value, preset[section])
+        try:
+            if section == "codec":  # whose `kind` says which class checks it
+                codec_config(laid)
+            elif section in SECTIONS:
+                build(SECTIONS[section], laid)
+            else:
+                for key, value in values.items():
+                    _check_plain(section, key, value, preset[section])
+        except ConfigError as error:
+            # A person has written the section's name, not that of the class which checks it.
+            told = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
+            raise ConfigError(told) from error
 
 
 def _check_plain(section: str, key: str, value, known: dict) -> None:
     if key not in known:
-        raise ConfigError(f"`{section}` has no setting `{key}`.{nearest(key, known)}")
+        raise ConfigError(f"{section} has no setting `{key}`.{nearest(key, known)}")
     number = isinstance(known[key], int | float) and not isinstance(known[key], bool)
     kind = int | float if number else type(known[key])
     if not isinstance(value, kind) or (number and isinstance(value, bool)):

@@ -37,7 +37,7 @@ class SpeakingCosts:
 
     def __init__(self, own: RunVoice):
         self.own = own
-        self.lengths = own.preset["lengths"]  # codes
+        self.lengths = own.config.lengths  # codes
 
     def run(self) -> Iterator[Result]:
         """Every measurement; what was measured of this voice, here, is not measured again."""
@@ -60,7 +60,7 @@ class SpeakingCosts:
         """Of all that a measurement depends on: weights, settings, machine."""
         own = self.own
         weights = file_digest(own.weights_file)
-        return digest(weights, own.preset, own.sampling, own.story, own.active_run.hw.name)
+        return digest(weights, own.config, own.sampling, own.story, own.active_run.hw.name)
 
     def recorded(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
@@ -108,7 +108,7 @@ class SpeakingCosts:
         """Codes a second, all rows of a batch together."""
         length = self.lengths[0]
         codes_per_s = {}
-        for rows in self.own.preset["batches"]:
+        for rows in self.own.config.batches:
             seconds = speak_seconds(self.own.voice, length, self.own.sampling, batch=rows)
             codes_per_s[f"batch {rows}"] = rows * length / seconds
         best = max(codes_per_s, key=codes_per_s.get)
@@ -124,8 +124,8 @@ class SpeakingCosts:
         """Every format beside fp32 (speed, size, agreement, CER), and which of them to take."""
         own = self.own
         recognizer = load_recognizer(own.active_run.path("recognizer.safetensors"))
-        rows = recorded_rows(CodeCache(own.active_run.index()), own.preset["rows"])
-        sentences = own.held_out[: own.preset["sentences"]]
+        rows = recorded_rows(CodeCache(own.active_run.index()), own.config.rows)
+        sentences = own.held_out[: own.config.sentences]
 
         def error_rate(voice: Voice) -> float:
             batch = 64 if voice.decoder.shrinks else 1  # a graph for each batch size takes long

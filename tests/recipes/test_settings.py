@@ -37,13 +37,16 @@ def test_anything_else_is_told_how_to_write_it(word):
     "word, told",
     [
         ("trian.lr=1e-4", "no section `trian`. Did you mean `train`?"),
-        ("train.learning_rate=1e-4", "TrainConfig has no setting `learning_rate`"),
+        ("train.learning_rate=1e-4", "train has no setting `learning_rate`"),
         ("train.step=5", "Did you mean `steps`?"),
-        ("train.lr=fast", "TrainConfig.lr must be float, got 'fast'"),
-        ("train.steps=2.5", "TrainConfig.steps must be int, got 2.5"),
-        ("model.width=33", "GPTConfig.width = 33"),
-        ("evaluate.sentence=3", "`evaluate` has no setting `sentence`. Did you mean `sentences`?"),
-        ("infer.rows=many", "infer.rows must be like"),
+        ("train.lr=fast", "train.lr must be float, got 'fast'"),
+        ("train.steps=2.5", "train.steps must be int, got 2.5"),
+        ("model.width=33", "model.width = 33"),
+        ("evaluate.sentence=3", "evaluate has no setting `sentence`. Did you mean `sentences`?"),
+        ("infer.rows=many", "infer.rows must be int, got 'many'"),
+        ("infer.formats=[fp8]", "infer.formats = ('fp8',): must be of fp32, bf16"),
+        ("codec.steps=-1", "codec.steps = -1"),
+        ("memory.max_memory_fraction=most", "memory.max_memory_fraction must be like"),
     ],
 )
 def test_what_no_code_reads_is_refused_before_it_is_kept(word, told, runs):
