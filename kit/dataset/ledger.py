@@ -39,11 +39,6 @@ CURES = {
 }
 
 MOST_TOLD = 8  # refused rows in a message
-# Cutting needs a recogniser, which is trained on what was kept.
-OFFER = (
-    " What is too long is cut at its pauses further down in that notebook, once its recogniser is "
-    "trained: with a higher REFUSE_PERCENT it gets there."
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +148,21 @@ class Ledger:
         """Of the sound of `rows`, as it was measured; None for a clip that was cut since."""
         return [self.measures[r.audio].digest if r.audio in self.measures else None for r in rows]
 
+    @property
+    def too_long(self) -> list[Finding]:
+        """What was refused for its length alone, and may be cut at its pauses."""
+        return [finding for finding in self.refused if finding.kind == "too long"]
+
+    def before_cutting(self) -> "Ledger":
+        """The ledger without what is too long: that is cut once there is a recogniser.
+
+        Where nothing else is kept to train one on, all of it.
+        """
+        if not self.kept:
+            return self
+        refused = [finding for finding in self.refused if finding.kind != "too long"]
+        return dataclasses.replace(self, refused=refused)
+
     def with_clips(self, clips: list[Utterance]) -> "Ledger":
         """The ledger after refused recordings were cut into `clips`, which stand in their lines.
 
@@ -177,14 +187,13 @@ class Ledger:
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.refuse_percent:
-            too_long = any(finding.kind == "too long" for finding in self.refused)
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
                 f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
                 f"All of them: {where}. Mend them, or go on without them: "
                 "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
                 f"--set manifest.refuse_percent={math.ceil(self.lost_percent)} (of make voice: "
-                f"ARGS='--set ...').{OFFER * too_long}"
+                f"ARGS='--set ...')."
             )
 
     def _first_refused(self) -> str:

@@ -131,11 +131,22 @@ class Preparation:
         return dataclasses.replace(found, line="\n".join([*self.source_lines, found.line]))
 
     def require_usable(self) -> Result:
-        """Raise DatasetError where too much was refused; else leave a cleaned table."""
-        self.checked.require_usable(self.rules, self.ledger_path)
+        """Raise DatasetError where too much was refused; else leave a cleaned table.
+
+        What is too long does not count yet: it is cut once there is a recogniser.
+        """
+        self.checked.before_cutting().require_usable(self.rules, self.ledger_path)
         rows = self.checked.kept
         fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
-        return Result(line=f"{len(rows):,} rows in {fixed}")
+        line = f"{len(rows):,} rows in {fixed}"
+        too_long = self.checked.too_long
+        if too_long:
+            minutes = sum(finding.seconds for finding in too_long) / 60
+            line += (
+                f"\nToo long for a row: {len(too_long):,} of the recordings, {minutes:.1f} minutes. "
+                "They are cut at their pauses once the recogniser is trained on these."
+            )
+        return Result(line=line)
 
     def train_tokenizer(self) -> Result:
         """Learn text pieces from the training text; held-out text says whether they fit."""
@@ -179,7 +190,11 @@ class Preparation:
         """Cut what is too long for the model at its pauses; the originals stay as they are."""
         if not self.matched.judged:
             self.cut = self.aligned
-            return Result(line="Nothing is cut: the recogniser cannot say where words are.")
+            line = "Nothing is cut: the recogniser cannot say where words are."
+            left = len(self.cut.too_long)
+            if left:
+                line += f" Too long for a row, and so refused: {left:,} of the recordings."
+            return Result(line=line)
         cutter = cutter_for(self.rules, self.recognizer)
         into = self.active_run.path("long")
         clips, count = cut_too_long(self.aligned, self.folder, self.rules, cutter, into)

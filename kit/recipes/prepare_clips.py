@@ -46,7 +46,7 @@ def cut_too_long(
     ledger: Ledger, folder: Path, rules: ManifestConfig, cutter: Cutter, into: Path
 ) -> tuple[list[Utterance], int]:
     """Clips of the recordings in `folder` that were refused as too long, and how many those are."""
-    gone = {finding.id for finding in ledger.refused if finding.kind == "too long"}
+    gone = {finding.id for finding in ledger.too_long}
     whole = []
     if gone:
         whole = [row for row in read_dataset(folder, rules).rows if row.id in gone]
