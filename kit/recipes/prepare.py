@@ -143,8 +143,8 @@ class Preparation:
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60
             line += (
-                f"\nToo long for a row: {len(too_long):,} of the recordings, {minutes:.1f} minutes. "
-                "They are cut at their pauses once the recogniser is trained on these."
+                f"\nToo long for a row: {len(too_long):,} of the recordings, {minutes:.1f} "
+                "minutes. They are cut at their pauses once the recogniser is trained on these."
             )
         return Result(line=line)
 
