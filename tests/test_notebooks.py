@@ -87,16 +87,6 @@ def test_no_library_code(path):
 
 
 @each
-def test_text_is_spelt_in_the_language_of_the_data(path):
-    """`normalize` takes Amharic where nothing is said; a notebook always says it."""
-    nodes = [node for cell in code_cells(path) for node in ast.walk(parse(cell))]
-    calls = [
-        n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "normalize"
-    ]
-    assert all(len(call.args) == 2 for call in calls)
-
-
-@each
 def test_start_comes_before_anything_heavy_is_imported(path):
     """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
     source = "\n".join(cell.source for cell in code_cells(path))

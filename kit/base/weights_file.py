@@ -77,6 +77,14 @@ class ForeignError(ValueError):
     """A safetensors file that nothing of this version wrote: it need not be damaged."""
 
 
+def saved_header(path: Path) -> dict:
+    """The header alone that `file_bytes` wrote to `path`, without its checksum."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["header"])
+    header.pop("sha256", None)
+    return header
+
+
 def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     """Tensors and header that `file_bytes` wrote to `path`.
 

@@ -22,14 +22,14 @@ from kit.audio.codec_kinds import load_codec
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.audio.streaming import AudioStream
 from kit.base.config import build, require_within
-from kit.base.files import write_atomic
+from kit.base.files import file_digest, write_atomic
 from kit.base.wav import encode_wav
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import Spoken, decoding, generate
 from kit.inference.sampling import GenerateConfig, seed_of
 from kit.model.gpt import SpeechGPT
-from kit.model.weights import WEIGHTS, ModelFileError, load_model
+from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
 from kit.text.normalize import TextError, normalize
 from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import Tokenizer
@@ -299,6 +299,7 @@ def load_voice(
         "tokenizer": folder / "tokenizer.model",
         "references": folder / "references.safetensors",
     }
+    again = "run notebooks 01_data_prep to 02_train again, in a run of its own."
     mels, habits, front_end = load_references(files["references"])
     try:
         model = load_model(files["model"])
@@ -313,9 +314,8 @@ def load_voice(
         language=language,
         habits=habits,
     )
-    require_one_run(
-        voice, files, "run notebooks 01_data_prep to 02_train again, in a run of its own."
-    )
+    require_one_run(voice, files, again)
+    require_same_files(files, again)
     return voice.using()
 
 
@@ -327,6 +327,21 @@ def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict
         if name == "raw" or (Path(folder) / file).is_file():
             found[name] = load_voice(folder, file, language, device)
     return found
+
+
+def require_same_files(files: dict[str, Path], cure: str) -> None:
+    """Raise VoiceError unless tokenizer and codec are those that the model was trained with.
+
+    Of two runs with one preset they have the same sizes, and their ids mean different things.
+    """
+    noted = trained_with(files["model"])
+    for path in (files["tokenizer"], files["codec"]):
+        digest = noted.get(path.name)
+        if digest and digest != file_digest(path):
+            raise VoiceError(
+                f"{path} is not the one that {files['model']} was trained with: its ids mean "
+                f"something else. Bring back that one, or {cure}"
+            )
 
 
 def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from kit.base.config import build
-from kit.base.weights_file import load_module, save_module
+from kit.base.weights_file import load_module, save_module, saved_header
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
@@ -18,9 +18,24 @@ class ModelFileError(ValueError):
     """A model's file that is missing, damaged or of another kind; the message says what to do."""
 
 
-def save_model(model: SpeechGPT, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Weights (as `dtype`) and configuration in one file, written atomically."""
-    save_module(path, model, dtype, config=dataclasses.asdict(model.config))
+def save_model(
+    model: SpeechGPT,
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    trained_with: dict[str, str] | None = None,
+) -> None:
+    """Weights (as `dtype`) and configuration in one file, written atomically.
+
+    `trained_with` is the SHA-256 of each file by which texts and sounds became this model's ids.
+    """
+    config = dataclasses.asdict(model.config)
+    save_module(path, model, dtype, config=config, trained_with=trained_with or {})
+
+
+def trained_with(path: Path) -> dict[str, str]:
+    """What `save_model` noted beside the weights at `path`; earlier versions noted nothing."""
+    noted = saved_header(path).get("trained_with")
+    return noted if isinstance(noted, dict) else {}
 
 
 def load_model(path: Path) -> SpeechGPT:

@@ -96,6 +96,7 @@ class TrainingPlan:
             make_batches=self.batches,
             validation=[],  # made when it is known how many rows fit into a pass
             threads=int(run.threads.value),
+            trained_with=self.data.parts,
             held_by_all=run.held_by_all,
         )
 

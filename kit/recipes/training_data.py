@@ -10,6 +10,7 @@ from functools import partial
 from kit.audio.codec_kinds import load_codec
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import build
+from kit.base.files import file_digest
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.code_stream import CodeStream
@@ -43,6 +44,12 @@ class TrainingData:
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
         )
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The SHA-256 of each file by which texts and recordings became ids."""
+        names = ("tokenizer.model", "codec.safetensors")
+        return {name: file_digest(self.run.path(name)) for name in names}
 
     def stream(
         self,

@@ -47,6 +47,7 @@ class TrainSession:
     make_batches: Callable  # (position or None, grad_accum) -> iterable of EffectiveBatch
     validation: list  # EffectiveBatches
     threads: int  # for PyTorch
+    trained_with: dict = dataclasses.field(default_factory=dict)  # as `save_model` takes it
     gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
     check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
@@ -208,17 +209,21 @@ class TrainSession:
         state = self.state
         average = self.folder / WEIGHTS["ema"]
         if state.ema:
-            save_model(state.model, self.folder / WEIGHTS["raw"])
+            self._save_weights("raw")
         judged = state.config.gate_every or state.config.val_patience
         if judged and 0 < state.best.step < state.step:
             self._restore_best()
         if state.ema:
             with state.ema.swapped_in():
-                save_model(state.model, average)
+                self._save_weights("ema")
         else:
-            save_model(state.model, self.folder / WEIGHTS["raw"])
+            self._save_weights("raw")
             average.unlink(missing_ok=True)  # of an earlier, shorter training
         write_atomic(self.folder / "train-finished", str(self.config.steps))
+
+    def _save_weights(self, name: str) -> None:
+        path = self.folder / WEIGHTS[name]
+        save_model(self.state.model, path, trained_with=self.trained_with)
 
     def _restore_best(self) -> None:
         """To the weights of the best step; the last ones stay, with a warning, where they are lost.

@@ -6,6 +6,7 @@ speaking.
 
 import contextlib
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpu_setting import (
     apart,
     checked,
     losses,
+    make_batches,
     new_state,
     seconds,
     some_batches,
@@ -30,6 +32,8 @@ from kit.base.hardware import attention_backend, autocast, choose_preset, hush_p
 from kit.model.gpt import Attention
 from kit.notebook.style import GIB
 from kit.training import checkpoint
+from kit.training.loop import train
+from kit.training.prefetch import prefetched
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
 from kit.tuning.ab_results import Trial, compare
@@ -278,6 +282,7 @@ def copy_rows(setting: Setting) -> Iterator[dict]:
     step_ms = 1000 * seconds(lambda: losses(state, [batch]), device)
     plain_ms = 1000 * seconds(lambda: batch.micro[0].to(device), device, rounds=9)
     yield result("copying a batch", plain_ms, "ms", "a step", step_ms, step_ms / plain_ms)
+    yield ahead_row(setting, state)
     if setting.pretended:
         yield told("copying a pinned batch", "only a GPU has a use for it")
         return
@@ -295,6 +300,23 @@ def copy_rows(setting: Setting) -> Iterator[dict]:
     yield result(
         "copies that came from pinned memory", len(copies), "kinds", "", None, None, **more
     )
+
+
+def ahead_row(setting: Setting, state: TrainState, count: int = 8) -> dict:
+    """Steps whose batches a thread makes, and pins, beside the same steps that make their own."""
+
+    def steps(ahead: bool) -> None:
+        batches = itertools.islice(make_batches(setting.middle), count)
+        if not setting.pretended:  # only a GPU has a use for it
+            batches = map(pin, batches)
+        for _ in itertools.islice(train(state, prefetched(batches) if ahead else batches), count):
+            pass
+
+    device = setting.hw.device
+    own_ms = 1000 * seconds(lambda: steps(ahead=False), device) / count
+    ahead_ms = 1000 * seconds(lambda: steps(ahead=True), device) / count
+    what = "a step whose batch was made ahead"
+    return result(what, ahead_ms, "ms", "made in between", own_ms, own_ms / ahead_ms)
 
 
 def resume_rows(setting: Setting) -> Iterator[dict]:

@@ -1,6 +1,7 @@
 """Text in, waveform out: with the real tokenizer and codec, and a voice folder on disk."""
 
 import contextlib
+import copy
 import dataclasses
 import io
 import json
@@ -11,6 +12,7 @@ import safetensors.torch
 import soundfile
 import torch
 from helpers import (
+    leave_voice_files,
     manifest,
     real_config,
     real_voice,
@@ -19,8 +21,11 @@ from helpers import (
 )
 
 from kit.audio.codec import CodecError
+from kit.audio.codec_kinds import save_codec
+from kit.audio.recognizer import RecognizerError, load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError
+from kit.base.files import file_digest
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder
 from kit.inference.sampling import GenerateConfig
@@ -39,6 +44,7 @@ from kit.inference.voice import (
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import load_model, save_model
 from kit.text.normalize import TextError, letters, normalize
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
 
@@ -377,6 +383,36 @@ def test_parts_of_different_runs_are_told_apart(folder, size):
     )
     with pytest.raises(VoiceError, match=OTHER[size] + ".*different runs"):
         load_voice(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "codec.safetensors"])
+def test_parts_of_the_same_size_are_told_apart_too(folder, voice, name):
+    noted = {part: file_digest(folder / part) for part in ("tokenizer.model", "codec.safetensors")}
+    save_model(voice.model, folder / "model-ema.safetensors", trained_with=noted)
+    load_voice(folder)
+    if name == "tokenizer.model":
+        lines = [row.text for row in manifest()]  # held-out ones, too: another order of pieces
+        train_tokenizer(lines, folder / name, TokenizerConfig(vocab_size=410))
+    else:
+        other = copy.deepcopy(voice.codec)
+        other.mel_head.bias.data += 0.1
+        save_codec(other, folder / name)
+    told = rf"{name} is not the one that .*model-ema\.safetensors was trained with.*01_data_prep"
+    with pytest.raises(VoiceError, match=told):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize("name", ["model-ema", "references", "recognizer"])
+def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
+    """As an earlier version, which did not look, may have written it."""
+    leave_voice_files(folder, voice)
+    path = folder / f"{name}.safetensors"
+    tensors, header = contents(path)
+    first = next(key for key, values in tensors.items() if values.is_floating_point())
+    tensors[first] = tensors[first].clone().fill_(float("nan"))
+    path.write_bytes(file_bytes(tensors, header))
+    with pytest.raises((VoiceError, RecognizerError), match=rf"{name}\.safetensors.* not finite"):
+        load_recognizer(path) if name == "recognizer" else load_voice(folder)
 
 
 @pytest.mark.parametrize(

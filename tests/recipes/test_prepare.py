@@ -14,6 +14,7 @@ from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
+from kit.text.normalize import language_example, normalize
 
 RECORDED = {
     "data": "hours utterances refused refused_percent language positions alignment codes padding "
@@ -156,6 +157,20 @@ def test_texts_in_another_script_than_the_languages_are_told(tmp_path):
     for language in ("en", "tr"):
         run = start(f"latin_{language}")
         assert "texts are" not in str(Preparation(run, str(folder), language).check())
+
+
+def test_how_a_text_is_spelt_is_shown_in_the_language_of_the_recordings(tmp_path):
+    texts = ["good morning to all", "at noon today we eat", "the bread is warm again"]
+    clips = {f"c{i}": speech(2.0 + i) for i in range(3)}
+    table = "".join(f"c{i}|{text}\n" for i, text in enumerate(texts))
+    folder = dataset(tmp_path / "data", table, clips)
+    prep = Preparation(start("english"), str(folder), "en")
+    for step in (prep.check, prep.require_usable):
+        step()
+    example, spelt = prep.train_tokenizer().grid[1]
+    assert example == language_example("en") and spelt == normalize(example, "en")
+    assert any(letter.isdigit() for letter in example)
+    assert spelt.isascii() and not any(letter.isdigit() for letter in spelt)
 
 
 def test_longer_clips_than_asked_for_are_left_out():

@@ -16,6 +16,7 @@ from kit.base.config import ConfigError, load_preset, merge
 from kit.base.hardware import Choice
 from kit.base.words import clock
 from kit.batches.lengths import fixed_lengths
+from kit.model.weights import trained_with
 from kit.notebook.progress import Worker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
@@ -72,6 +73,13 @@ def interrupted_at(monkeypatch, folder: Path, step: int) -> None:
     monkeypatch.setattr(Worker, "wait", broken_wait)
 
 
+def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
+    train = {"epochs": 3.0, "least_steps": 1, "steps": 10_000}
+    training = Training(active(tmp_path, train=train))
+    assert training.session.config.steps == 3 * training.data.epoch_steps
+    assert "3.0 epochs" in str(training.size())
+
+
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
     results = list(Training(active(tmp_path)).run())
     lines = [str(result) for result in results]
@@ -88,6 +96,9 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert train["steps"] == 6 and train["steps_per_s"] > 0 and train["ran"]
     assert train["longest_step_bytes"].keys() == {"planned", "measured", "limit"}
     assert train["monitor"]["count"] > 0 and train["finished"]
+
+    training = Training(active(tmp_path))
+    assert trained_with(tmp_path / "model-ema.safetensors") == training.data.parts
 
     log = (tmp_path / "train.jsonl").read_bytes()
     again = [str(result) for result in Training(active(tmp_path)).run()]

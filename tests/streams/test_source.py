@@ -312,12 +312,15 @@ def test_a_file_cut_while_it_is_read_is_told(tmp_path):
         list(rows)
 
 
-@pytest.mark.parametrize("what", ["no such file", "a folder"])
+@pytest.mark.parametrize("what", ["no such file", "a folder", "a pipe"])
 def test_what_is_no_file_is_told(tmp_path, what):
     path = tmp_path / "x.txt"
     if what == "a folder":
         path.mkdir()
-    with pytest.raises(StreamError, match=r"x\.txt cannot be read"):
+    if what == "a pipe":
+        os.mkfifo(path)
+    told = r"x\.txt is a named pipe" if what == "a pipe" else r"x\.txt cannot be read"
+    with pytest.raises(StreamError, match=told):
         TextLines(path)
 
 
