@@ -1,5 +1,7 @@
 """What notebook 00 shows and records of this machine."""
 
+import re
+
 import pytest
 
 from kit.base.hardware import PRODUCT
@@ -50,6 +52,17 @@ def test_what_is_too_large_is_told_with_what_to_change(run):
 
 def test_the_time_is_told_from_real_steps(run):
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
+
+
+def test_a_slow_machine_is_told_what_makes_it_slow_and_trains_less(tmp_path, monkeypatch):
+    """As a CPU whose half precision was emulated: 5.8 s a step, five hours for the whole preset."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 5.8)
+    setup = Setup(start("slow", "cpu"))
+    told = str(setup.time())
+    taken = int(re.search(r"so it takes ([\d,]+) ", told)[1].replace(",", ""))
+    assert taken < setup.train.steps / 10
+    assert "GFLOP/s" in told and "In all about" in told
 
 
 def test_without_a_use_it_says_so(tmp_path, monkeypatch):
