@@ -1,9 +1,9 @@
 """The notebooks' own cells, in their order, at tiny sizes: for any preset, use and switch.
 
 test_matrix.py runs a few rows with every `make test`; `make test-matrix` runs all there are, as
-many at a time as there are cores, prints a line for each and writes runs/bench/matrix.json. A row's
-preset keeps every choice of its own (schedule, optimizer, gate, dropout, formats ...), only its
-sizes are those of configs/tiny.yaml.
+many at a time as there are cores, prints a line for each and writes runs/bench/matrix.json; rows
+that ended there, with the same code, are not run again. A row's preset keeps every choice of its
+own (schedule, optimizer, gate, dropout, formats ...); its sizes are those of configs/tiny.yaml.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from matplotlib.figure import Figure
 
 from kit.base.config import CONFIGS, load_preset, merge
-from kit.base.files import write_atomic
+from kit.base.files import digest, file_digest, write_atomic
 from kit.training.switches import LABELS, set_process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +39,7 @@ ALL = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
 WITH_DATA = ("00_setup", "02_train", "03_evaluate_ema", "04_inference")  # where 01 has run before
 PRESETS = tuple(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 OVERLAYS = tuple(sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml")))
+ROWS_A_PROCESS = 8  # compiled code stays loaded: after ten rows a process holds 4 GB
 # Smaller yet than tiny.yaml: what takes seconds there and shows no more than this does.
 SMALLER = {
     "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2},
@@ -199,7 +200,8 @@ def quiet_data_of(preset: str, runs: Path) -> None:
 def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
     """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=ROWS_A_PROCESS) as pool:
         # Two rows of one preset would both make its data: it stands before the first of them.
         begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
         wait([pool.submit(quiet_data_of, preset, runs) for preset in begun])
@@ -208,21 +210,41 @@ def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
             yield each.result()
 
 
+def code_digest() -> str:
+    """Changes with any file that a row runs."""
+    files = []
+    for pattern in ("kit/**/*.py", "configs/**/*.yaml", "notebooks/*.ipynb"):
+        files += ROOT.glob(pattern)
+    return digest({str(path.relative_to(ROOT)): file_digest(path) for path in files})
+
+
+def earlier(path: Path, code: str) -> list[dict]:
+    """The rows in `path` that ended, with the code of this digest."""
+    if not path.is_file():
+        return []
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return [row for row in kept["rows"] if row["ended"]] if kept["code"] == code else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at a time")
     options = parser.parse_args()
-    rows = [row for row in every_row() if options.only in row.name]
-    done = []
+    path = options.folder / "matrix.json"
+    code = code_digest()
+    done = earlier(path, code)
+    ended = {row["name"] for row in done}
+    rows = [row for row in every_row() if options.only in row.name and row.name not in ended]
+    count = len(rows) + len(done)
     with tempfile.TemporaryDirectory(prefix="kit-matrix-") as runs:
         for row in outcomes(rows, Path(runs), options.jobs):
             done.append(row)
             took_s = sum(row["seconds"].values())
             how = row["error"] or "ended"
-            print(f"{len(done):4}/{len(rows)}  {row['name']:40} {took_s:6.1f} s  {how}", flush=True)
-            write_atomic(options.folder / "matrix.json", json.dumps(done, indent=1))
+            print(f"{len(done):4}/{count}  {row['name']:40} {took_s:6.1f} s  {how}", flush=True)
+            write_atomic(path, json.dumps({"code": code, "rows": done}, indent=1))
     failed = sum(not row["ended"] for row in done)
     print(f"{len(done) - failed} of {len(done)} rows ended without an exception")
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 The rows begin with one run's data (01_data_prep). All rows: `make test-matrix`.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -64,3 +65,13 @@ def test_an_exception_names_its_cell_and_ends_its_row_alone(tmp_path, monkeypatc
     monkeypatch.setattr("matrix.run_cells", stop)
     found = matrix.outcome(Row(preset="tiny", notebooks=("01_data_prep",)), tmp_path)
     assert not found["ended"] and found["error"].startswith("ValueError: no")
+
+
+def test_rows_that_ended_are_not_run_again_until_the_code_changes(tmp_path):
+    ended = {"name": "cpu", "ended": True, "seconds": {}, "error": ""}
+    failed = dict(ended, name="cpu-speed", ended=False, error="ValueError: no")
+    path = tmp_path / "matrix.json"
+    assert matrix.earlier(path, "a") == []
+    path.write_text(json.dumps({"code": "a", "rows": [ended, failed]}))
+    assert matrix.earlier(path, "a") == [ended] and matrix.earlier(path, "b") == []
+    assert matrix.code_digest() == matrix.code_digest()
