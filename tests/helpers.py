@@ -30,8 +30,8 @@ from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
-from kit.dataset.ledger import ManifestConfig, Utterance
-from kit.dataset.manifest import load_manifest
+from kit.dataset.ledger import Finding, ManifestConfig, Utterance
+from kit.dataset.manifest import check_dataset
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder
@@ -118,9 +118,18 @@ def corpus() -> Path:
     return make_corpus(CORPUS, world() / "corpus")
 
 
+def usable(
+    source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
+) -> tuple[list[Utterance], list[Finding]]:
+    """(kept rows, refusals) of a dataset that can be trained on, as 01 checks it."""
+    ledger = check_dataset(source, config, into, progress=progress)
+    ledger.require_usable(config, Path(into) / "ledger.jsonl")
+    return ledger.kept, ledger.refused
+
+
 @cache
 def manifest() -> list[Utterance]:
-    return load_manifest(corpus(), ManifestConfig(), world())[0]
+    return usable(corpus(), ManifestConfig(), world())[0]
 
 
 @cache

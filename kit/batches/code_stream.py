@@ -186,12 +186,6 @@ def validation_batches(stream: CodeStream) -> list:
     return [stream.batch(part, 0, number, stream.position) for number, part in enumerate(parts)]
 
 
-def padding_share(batches: list) -> float:
-    """Share of grid cells that hold no token, counted in batches as the model gets them."""
-    cells = sum(m.tokens.numel() for b in batches for m in b.micro)
-    return 1 - sum(b.tokens for b in batches) / cells
-
-
 def timed_batches(stream: CodeStream, count: int = 10) -> tuple:
     """The first batch of `stream`, and the seconds that each of the first `count` takes to make."""
     began_s = time.perf_counter()

@@ -16,7 +16,7 @@ from kit.base.words import brief
 from kit.dataset.checks import judge_rows
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import Finding, Ledger, ManifestConfig, Utterance
+from kit.dataset.ledger import Ledger, ManifestConfig, Utterance
 
 
 def check_dataset(
@@ -60,18 +60,6 @@ def write_checked(ledger: Ledger, into: Path) -> None:
 def write_manifest(rows: list[Utterance], folder: Path) -> None:
     """Write what `read_manifest` reads."""
     _write_lines(Path(folder) / "manifest.jsonl", map(vars, rows))
-
-
-def load_manifest(
-    source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
-) -> tuple[list[Utterance], list[Finding]]:
-    """`check_dataset`, insisting that it can be trained on: (kept rows, refusals).
-
-    Raises DatasetError when nothing is left, or more than `refuse_percent` of the hours is refused.
-    """
-    ledger = check_dataset(source, config, into, progress=progress)
-    ledger.require_usable(config, Path(into) / "ledger.jsonl")
-    return ledger.kept, ledger.refused
 
 
 def read_manifest(folder: Path) -> list[Utterance]:

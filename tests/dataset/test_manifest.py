@@ -5,12 +5,12 @@ import json
 
 import pytest
 from clips import BAD, GOOD, TEXT, encoded, voice
-from helpers import dataset, manifest, speech, world
+from helpers import dataset, manifest, speech, usable, world
 
 from kit.audio.clip import DatasetError
 from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import ManifestConfig, by_kind
-from kit.dataset.manifest import check_dataset, load_manifest, read_manifest, write_fixed
+from kit.dataset.manifest import check_dataset, read_manifest, write_fixed
 from kit.text.normalize import letters
 
 RULES = ManifestConfig(held_out_percent=0)
@@ -75,21 +75,21 @@ def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
 def test_too_much_refused_stops_but_the_ledger_is_there(tmp_path):
     folder = many(tmp_path / "data", 18, 2)
     with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger\.jsonl\. Mend them"):
-        load_manifest(folder, RULES, tmp_path / "run")
+        usable(folder, RULES, tmp_path / "run")
     assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
 
 def test_a_refused_share_below_the_limit_goes_on(tmp_path):
     config = dataclasses.replace(RULES, refuse_percent=10.1)
-    kept, refused = load_manifest(many(tmp_path / "data", 18, 2), config, tmp_path / "run")
+    kept, refused = usable(many(tmp_path / "data", 18, 2), config, tmp_path / "run")
     assert (len(kept), len(refused)) == (18, 2) and read_manifest(tmp_path / "run") == kept
 
 
 def test_nothing_to_train_on_is_told(tmp_path):
     with pytest.raises(DatasetError, match=r"(?s)No utterance can be trained on.*no recording"):
-        load_manifest(many(tmp_path / "data", 0, 3), RULES, tmp_path / "run")
+        usable(many(tmp_path / "data", 0, 3), RULES, tmp_path / "run")
     with pytest.raises(DatasetError, match=r"metadata\.csv has 0 bytes and no rows"):
-        load_manifest(dataset(tmp_path / "none", ""), RULES, tmp_path / "run")
+        usable(dataset(tmp_path / "none", ""), RULES, tmp_path / "run")
 
 
 def test_a_cleaned_manifest_can_be_read_back_and_touches_no_original(tmp_path):

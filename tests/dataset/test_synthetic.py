@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import CORPUS, RATE, manifest, spoken_by_espeak
+from helpers import CORPUS, RATE, manifest, spoken_by_espeak, usable
 
 from kit.audio.spectrogram import Mel
 from kit.base.config import ConfigError
 from kit.dataset.ledger import ManifestConfig
-from kit.dataset.manifest import load_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
@@ -152,7 +151,7 @@ def test_another_seed_gives_other_sentences():
 def test_english_is_spoken_too(tmp_path):
     config = dataclasses.replace(SMALL, language="en", speakers=1)
     folder = make_corpus(config, tmp_path / "en")
-    rows, refused = load_manifest(folder, ManifestConfig(language="en"), tmp_path)
+    rows, refused = usable(folder, ManifestConfig(language="en"), tmp_path)
     assert len(rows) == 56 and not refused
     assert all(r.text.isascii() and r.speaker == "voice0" for r in rows)
 
