@@ -5,6 +5,7 @@ lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import logging
@@ -12,6 +13,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,6 +89,28 @@ def _header_missing() -> str:
 def python_header() -> Path:
     """What every module that is compiled for this Python includes."""
     return Path(sysconfig.get_path("include")) / "Python.h"
+
+
+@functools.cache
+def keep_device_guard() -> None:
+    """Let what torch's compiler sets for the whole process outlive the thread that compiles first.
+
+    Without a GPU torch 2.11 frees that with its thread, and the next thread that compiles, or
+    exports, ends the process (pytorch#178950): Stop, and Start again, in a notebook. So a thread
+    that never ends sets it first.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # 2.9 has no such thing
+    if ensure is None:
+        return
+    kept = threading.Event()
+
+    def keep() -> None:
+        ensure()
+        kept.set()
+        threading.Event().wait()
+
+    threading.Thread(target=keep, name="device guard", daemon=True).start()
+    kept.wait()
 
 
 def compiler_error(error: BaseException) -> str:

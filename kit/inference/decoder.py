@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.base.compiler import will_compile
+from kit.base.compiler import keep_device_guard, will_compile
 from kit.base.config import require
 from kit.base.weights_file import is_sound
 from kit.base.words import nearest
@@ -100,6 +100,8 @@ class Decoder(nn.Module):
         self.device = model.final_norm.weight.device
         check_finite(model)
         compiles, instead = will_compile(config.compile, self.device)
+        if compiles:
+            keep_device_guard()
         linear, self.dtype, ran = layer_for(config.weights, self.device, compiles or traceable)
         self.ran = ran + instead
         self.conditioner = model.conditioner

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.base.compiler import keep_device_guard
 from kit.base.files import replacing, write_atomic
 from kit.inference.decoder import Decoder
 from kit.inference.export import prepare
@@ -144,6 +145,7 @@ def export_program(voice: Voice, folder: Path) -> Path:
 
 def save_program(path: Path, module: nn.Module, given: tuple, dynamic: tuple | None = None) -> None:
     """Trace `module` on inputs like `given` and write it, without those inputs."""
+    keep_device_guard()
     program = torch.export.export(module, given, dynamic_shapes=dynamic)
     program.example_inputs = None
     with replacing(path) as temporary, open(temporary, "wb") as file:

@@ -13,7 +13,7 @@ import sys
 
 import torch
 
-from kit.base.compiler import compiler_available
+from kit.base.compiler import compiler_available, keep_device_guard
 from kit.base.config import require, require_within
 from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision, dotted
 from kit.model.gpt import SpeechGPT, run_layer
@@ -220,6 +220,7 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:
+        keep_device_guard()
         torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
         # One graph for rows of any number and length, so fixed lengths need no second one.
         trunk.run_layer = torch.compile(run_layer, dynamic=True)

@@ -1,5 +1,6 @@
 """Compiling a step: told when it cannot be, quiet while it is."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -106,3 +107,31 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
 def test_the_quickest_of_a_few_after_one_more():
     calls = []
     assert quickest(lambda: calls.append(1), repeats=3) >= 0 and len(calls) == 4
+
+
+TURNS = """
+import sys, threading
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from kit.base.compiler import keep_device_guard
+keep_device_guard()
+
+def traced():
+    with FakeTensorMode():
+        torch.ones(3) + 1
+
+for number in range(20):
+    thread = threading.Thread(target=traced)
+    thread.start()
+    thread.join()
+    memory = [torch.randn(7 + number) for _ in range(2000)]  # over what the thread has freed
+    del memory
+    traced()
+"""
+
+
+def test_threads_may_compile_in_turns():
+    """Stop, and Start again: without a GPU torch 2.11 alone ends the process here."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", TURNS], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
