@@ -166,7 +166,7 @@ class Decoder(nn.Module):
                     f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
                     "Split it into sentences."
                 )
-            ids = torch.tensor([c.text_vocab - 2, *text, c.text_vocab - 1], device=cond.device)
+            ids = torch.tensor([c.start_text, *text, c.stop_text], device=cond.device)
             said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
             rows.append(torch.cat((latents, said, start)))
         padding = [max(map(len, rows)) - len(row) for row in rows]

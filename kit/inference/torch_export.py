@@ -56,7 +56,7 @@ def speak(ids, speaker):
 | prefill | text (T,) int64, T from 1 to {longest}; latents {latents} float32 | logits, cache |
 | decode_one | code, code_index, input_pos (1,) int64 each; cache | logits, cache |
 
-`logits` (1, {vocabulary}) float32, START (the last but one) is -inf; `cache` {cache} float32:
+`logits` (1, {vocabulary}) float32, START ({start}) is -inf; `cache` {cache} float32:
 layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
 `code_index` says which code of the text it is, from 1; `input_pos` where it stands in the cache.
 
@@ -78,7 +78,7 @@ class Prefill(nn.Module):
     def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
         c = self.config
         decoder = self.decoder
-        ids = F.pad(F.pad(text, (1, 0), value=c.text_vocab - 2), (0, 1), value=c.text_vocab - 1)
+        ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
         said = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
         start = decoder.embed(text.new_full((1,), c.start_code), 0)
         x = torch.cat((latents, said, start))
@@ -162,6 +162,7 @@ def manual(voice: Voice, positions: int) -> str:
         latents=f"({c.latents}, {c.width})",
         before=c.latents + 3,
         vocabulary=c.code_vocab,
+        start=c.start_code,
         stop=c.stop_code,
         codes=c.max_code,
         cache=f"({c.layers}, 2, 1, {c.heads}, {positions}, {c.width // c.heads})",

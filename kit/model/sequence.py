@@ -40,6 +40,14 @@ class GPTConfig:
     dropout: float = 0.0
     stop_targets: int = 4  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
+    # Where START and STOP stand in each vocabulary; None: the last but one id, and the last.
+    start_text_id: int | None = None
+    stop_text_id: int | None = None
+    start_code_id: int | None = None
+    stop_code_id: int | None = None
+    # Whether a row in training holds text STOP. XTTS-v2 was trained with it hidden from all that
+    # follows, which is the row without it; spoken from, a row holds it always, there and here.
+    text_stop_input: bool = True
 
     def __post_init__(self):
         sizes = "layers", "width", "heads", "text_vocab", "code_vocab", "max_text", "max_code"
@@ -56,6 +64,11 @@ class GPTConfig:
         require_within(self, 1, 2**20, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
         require_within(self, 0, 1e6, "text_weight")
+        require_within(self, 0, self.text_vocab - 1, "start_text_id", "stop_text_id")
+        require_within(self, 0, self.code_vocab - 1, "start_code_id", "stop_code_id")
+        for kind in ("text", "code"):
+            apart = getattr(self, f"start_{kind}") != getattr(self, f"stop_{kind}")
+            require(apart, self, f"start_{kind}_id", "must be another id than STOP's.")
 
     def max_code_s(self, frame_rate: float) -> float:
         """Seconds of audio the code positions hold at `frame_rate` codes a second."""
@@ -76,12 +89,20 @@ class GPTConfig:
         )
 
     @property
+    def start_text(self) -> int:
+        return self.text_vocab - 2 if self.start_text_id is None else self.start_text_id
+
+    @property
+    def stop_text(self) -> int:
+        return self.text_vocab - 1 if self.stop_text_id is None else self.stop_text_id
+
+    @property
     def start_code(self) -> int:
-        return self.code_vocab - 2
+        return self.code_vocab - 2 if self.start_code_id is None else self.start_code_id
 
     @property
     def stop_code(self) -> int:
-        return self.code_vocab - 1
+        return self.code_vocab - 1 if self.stop_code_id is None else self.stop_code_id
 
 
 def _roomy(positions: int) -> int:
@@ -102,6 +123,13 @@ class Batch:
     code_at: Tensor  # (code targets,)
     code_targets: Tensor
     cond: Tensor  # (B, M, T) log-mel of a reference clip of the same voice
+
+    @property
+    def lengths(self) -> Tensor:
+        """Real tokens of each row, (B,): its last is a code, and every code has a target."""
+        rows, width = self.tokens.shape
+        ends = self.code_at.new_zeros(rows)
+        return ends.scatter_reduce_(0, self.code_at // width, self.code_at % width + 1, "amax")
 
     def to(self, device) -> "Batch":
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -126,8 +154,7 @@ class EffectiveBatch:
     @property
     def tokens(self) -> int:
         """Real tokens, padding left out."""
-        # Every token but a row's text STOP has a target.
-        return sum(len(m.text_targets) + len(m.code_targets) + len(m.tokens) for m in self.micro)
+        return sum(int(m.lengths.sum()) for m in self.micro)
 
 
 def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, to_length: int = 0) -> Batch:
@@ -165,9 +192,7 @@ def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveB
 
 
 def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str, list[int]]:
-    start = config.text_vocab - 2
-    stop = config.text_vocab - 1
-    text_in = [start, *text, stop]
+    text_in = [config.start_text, *text, config.stop_text]
     code_in = [config.start_code, *codes, *[config.stop_code] * (config.stop_targets - 1)]
     if len(text_in) > config.max_text or len(code_in) > config.max_code:
         raise ValueError(
@@ -175,12 +200,15 @@ def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str,
             f"{config.max_text} text and {config.max_code} code positions. Raise `max_text` or "
             "`max_code`, or leave the row out."
         )
+    text_targets = text_in[1:]
+    if not config.text_stop_input:
+        text_in.pop()
     positions = [*range(len(text_in)), *(config.max_text + i for i in range(len(code_in)))]
     return {
         "tokens": text_in + [config.text_vocab + c for c in code_in],
         "positions": positions,
-        "text_at": list(range(len(text_in) - 1)),
-        "text_targets": text_in[1:],
+        "text_at": list(range(len(text_targets))),
+        "text_targets": text_targets,
         "code_at": list(range(len(text_in), len(text_in) + len(code_in))),
         "code_targets": [*codes, *[config.stop_code] * config.stop_targets],
     }

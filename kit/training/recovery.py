@@ -40,8 +40,7 @@ def split_batch(batch: Batch, rows: int) -> list[Batch]:
     count, width = batch.tokens.shape
     if count <= rows:
         return [batch]
-    ends = (batch.code_at % width + 1).new_zeros(count)
-    ends.scatter_reduce_(0, batch.code_at // width, batch.code_at % width + 1, "amax")
+    ends = batch.lengths
     chosen = bool(ends.max() < width)
     starts = range(0, count, rows)
     return [_piece(batch, i, min(i + rows, count), width if chosen else ends) for i in starts]

@@ -20,6 +20,7 @@ from kit.base.gradients import loss_scaler
 from kit.base.hardware import Hardware
 from kit.base.words import brief
 from kit.model.gpt import SpeechGPT, run_layer
+from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
@@ -163,9 +164,8 @@ class TrainState:
 
     def _require_same(self, tree: dict) -> None:
         """Raise TrainError when `tree` is of another model or optimizer."""
-        shape = json.dumps(dataclasses.asdict(self.model.config))
-        if tree["shape"] != shape:
-            changed = config_differences(tree["shape"], shape)
+        changed = config_differences(json.loads(tree["shape"]), self.model.config)
+        if changed:
             raise TrainError(
                 f"The checkpoint is of another model: {changed}. Choose another KIT_RUN for a new "
                 "run, or the preset this one was started with."
@@ -275,8 +275,14 @@ def restore_weights(model: nn.Module, weights: dict) -> None:
         parameter.copy_(weights[name])
 
 
-def config_differences(saved: str, wanted: str) -> str:
-    """'layers 6 -> 12, ...' between two JSON objects."""
-    old = json.loads(saved)
-    new = json.loads(wanted)
-    return ", ".join(f"{k} {old.get(k)} -> {new[k]}" for k in new if old.get(k) != new[k])
+def config_differences(saved: dict, config: GPTConfig) -> str:
+    """'layers 6 -> 12, ...' from a saved configuration to `config`; "" where they are the same.
+
+    A field that the saved one does not know came later: it had the default's value then.
+    """
+    wanted = dataclasses.asdict(config)
+    before = {field.name: field.default for field in dataclasses.fields(config)}
+    before.update(saved)
+    changed = [name for name in before if before[name] != wanted.get(name, "unknown here")]
+    pairs = (f"{n} {before[n]} -> {wanted.get(n, 'unknown here')}" for n in changed)
+    return ", ".join(pairs)

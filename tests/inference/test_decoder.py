@@ -65,6 +65,15 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
     return torch.stack(found)
 
 
+def test_start_and_stop_are_those_of_the_configuration():
+    model = loud(start_text_id=3, stop_text_id=0, start_code_id=5, stop_code_id=1)
+    texts, codes, cond = rows(3)
+    found = decoded(Decoder(model), texts, codes, cond)
+    torch.testing.assert_close(found, trained(model, texts, codes, cond), rtol=1e-4, atol=1e-4)
+    spoken = generate(model, texts, cond, GREEDY)
+    assert all(not ((row.codes == 5) | (row.codes == 1)).any() for row in spoken)
+
+
 def test_every_step_is_the_training_paths(model):
     wanted = trained(model, *rows())
     found = decoded(Decoder(model), *rows())

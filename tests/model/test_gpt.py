@@ -217,6 +217,70 @@ def test_counts_are_of_real_tokens():
     assert batch.tokens == sum(len(t) + 2 + len(c) + 4 for t, c in zip(texts, codes))
 
 
+def test_start_and_stop_stand_where_the_configuration_says():
+    config = dataclasses.replace(
+        GPT, start_text_id=7, stop_text_id=0, start_code_id=3, stop_code_id=31
+    )
+    batch = pack(config, [[5, 6]], [[1, 2]], torch.zeros(1, 8, 4))
+    codes = [config.text_vocab + code for code in (3, 1, 2, 31, 31, 31)]
+    assert batch.tokens.tolist() == [[7, 5, 6, 0, *codes]]
+    assert batch.text_targets.tolist() == [5, 6, 0]
+    assert batch.code_targets.tolist() == [1, 2, 31, 31, 31, 31]
+
+
+def test_a_configuration_of_before_means_the_last_ids():
+    assert (GPT.start_text, GPT.stop_text) == (GPT.text_vocab - 2, GPT.text_vocab - 1)
+    assert (GPT.start_code, GPT.stop_code) == (GPT.code_vocab - 2, GPT.code_vocab - 1)
+
+
+@pytest.mark.parametrize(
+    ("over", "field"),
+    [
+        ({"start_text_id": 20}, "start_text_id"),
+        ({"stop_code_id": -1}, "stop_code_id"),
+        ({"start_text_id": 4, "stop_text_id": 4}, "start_text_id"),
+        ({"stop_code_id": 30}, "start_code_id"),  # where START is
+    ],
+)
+def test_impossible_ids_are_refused(over, field):
+    with pytest.raises(ConfigError, match=f"GPTConfig.{field}"):
+        dataclasses.replace(GPT, **over)
+
+
+def hidden_with_stop_unseen(model, texts, codes, cond) -> torch.Tensor:
+    """States of one row that holds text STOP, which no query sees but itself."""
+    batch = pack(dataclasses.replace(model.config, text_stop_input=True), texts, codes, cond)
+    x = model.inputs(batch)
+    seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    stop = GPT.latents + 1 + len(texts[0])
+    seen[stop + 1 :, stop] = False
+    for layer in model.gpt.h:
+        q, k, v = layer.attn.qkv(layer.ln_1(x))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        x = x + layer.attn.c_proj(attended.transpose(1, 2).flatten(2))
+        x = x + layer.mlp(layer.ln_2(x))
+    x = model.final_norm(model.gpt.ln_f(x))
+    return torch.cat((x[:, GPT.latents : stop], x[:, stop + 1 :]), dim=1)
+
+
+def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
+    model = tiny_model(text_stop_input=False)
+    texts, codes, cond = rows(1)
+    batch = pack(model.config, texts, codes, cond)
+    torch.testing.assert_close(
+        model.hidden(batch), hidden_with_stop_unseen(model, texts, codes, cond)
+    )
+    assert batch.text_targets[-1] == GPT.stop_text, "it is still learnt"
+    assert len(batch.text_targets) + len(batch.code_targets) == batch.tokens.shape[1]
+
+
+def test_counts_leave_out_a_text_stop_that_is_not_there():
+    texts, codes, cond = rows(6)
+    config = dataclasses.replace(GPT, text_stop_input=False)
+    batch = effective_batch(config, (texts, codes, cond), parts=2)
+    assert batch.tokens == sum(len(t) + 1 + len(c) + 4 for t, c in zip(texts, codes))
+
+
 def test_collate_keeps_the_position():
     texts, codes, cond = rows(2)
     batch = collate(GPT, [(texts, codes, cond)], {"epoch": 1, "batch": 2})

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import json
 import math
 import shutil
 import threading
@@ -477,6 +478,24 @@ def test_a_state_carried_over_goes_on_bit_for_bit(switches, optimizer):
 def test_a_checkpoint_of_another_model_names_the_differences():
     with pytest.raises(TrainError, match=r"another model: layers 2 -> 3, dropout 0\.0 -> 0\.2\. "):
         state(shape={"layers": 3, "dropout": 0.2}).restore(state().tree())
+
+
+def test_a_checkpoint_from_before_a_setting_was_there_goes_on():
+    tree = state().tree()
+    shape = json.loads(tree["shape"])
+    for name in ("start_text_id", "text_stop_input"):
+        del shape[name]
+    tree["shape"] = json.dumps(shape)
+    state().restore(tree)
+    with pytest.raises(TrainError, match="another model: text_stop_input True -> False"):
+        state(shape={"text_stop_input": False}).restore(tree)
+
+
+def test_a_checkpoint_with_a_setting_of_a_later_kit_is_told():
+    tree = state().tree()
+    tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})
+    with pytest.raises(TrainError, match="another model: wings 2 -> unknown here"):
+        state().restore(tree)
 
 
 def test_a_checkpoint_of_another_optimizer_is_told():
