@@ -161,6 +161,32 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
+def replacing_together(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
+    """A folder to write several files to, which move to `folder` together at the block's end.
+
+    What was there stays until then. Files named in `marks` say that the others are whole: they are
+    removed first and moved last, in this order, so none of them ever lies beside a mixture of old
+    and new. Raises DiskError with the cure.
+    """
+    folder = Path(folder)
+    new = folder / ".new"
+    shutil.rmtree(new, ignore_errors=True)  # of one that was killed
+    make_folder(new)
+    try:
+        with writing(folder):
+            yield new
+            for mark in reversed(marks):
+                (folder / mark).unlink(missing_ok=True)
+            written = sorted(path.name for path in new.iterdir())
+            first = [name for name in written if name not in marks]
+            last = [name for name in marks if name in written]
+            for name in (*first, *last):
+                os.replace(new / name, folder / name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def appending(path: Path) -> Iterator[BinaryIO]:
     """`path` open for appending lines; one that a kill cut short does not swallow the next."""
     with open(path, "ab+") as file:

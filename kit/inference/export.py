@@ -5,14 +5,10 @@ all `voice.json`, which names them: a folder without it is no export. `load_expo
 byte before it uses one, and runs nothing it reads. Knows voices; nothing of training.
 """
 
-import contextlib
 import dataclasses
 import errno
 import importlib.metadata
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
@@ -23,7 +19,14 @@ from torch import Tensor, nn
 from kit.audio.codec_kinds import load_codec, save_codec
 from kit.audio.spectrogram import Mel
 from kit.base.config import build
-from kit.base.files import digest, file_digest, make_folder, replacing, write_atomic, writing
+from kit.base.files import (
+    digest,
+    file_digest,
+    make_folder,
+    replacing,
+    replacing_together,
+    write_atomic,
+)
 from kit.base.weights_file import is_sound
 from kit.base.words import brief, nearest
 from kit.inference.linear_formats import int8
@@ -124,7 +127,7 @@ def export_voice(
         raise VoiceError(
             f"The references of {damaged} are not finite: run notebook 02_train again."
         )
-    with staged(prepare(folder)) as new:
+    with replacing_together(prepare(folder), (CARD,)) as new:
         with replacing(new / "model.safetensors") as file:
             try:
                 safetensors.torch.save_file(tensors, file)
@@ -144,25 +147,6 @@ def export_voice(
     if not (folder / "README.md").exists():
         write_atomic(folder / "README.md", README)
     return folder
-
-
-@contextlib.contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """A folder to write an export to, which becomes the one in `folder` once it is whole.
-
-    What was there stays until then; there is no card while files of both might lie side by side.
-    """
-    new = folder / ".new"
-    shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
-    make_folder(new)
-    try:
-        yield new
-        with writing(folder):
-            (folder / CARD).unlink(missing_ok=True)
-            for name in (*FILES, CARD):
-                os.replace(new / name, folder / name)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def prepare(folder: Path) -> Path:
