@@ -27,7 +27,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice lab address test test-oldest test-plain-cpu test-browser test-colab \
-  test-matrix bench-data bench-train bench-infer check-gpu lint clean
+  test-xtts test-matrix bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -152,6 +152,14 @@ test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
 
 test-colab: $(STAMP)  ## as on Colab: its versions, a stand-in for Drive, a fresh machine a notebook
 	@$(BIN)/python -m pytest tests/colab $(ARGS)
+
+# coqui-tts may bring what it likes, as long as no pinned version moves.
+$(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
+	@$(PIP) install -r $< -c requirements.txt
+	@touch $@
+
+test-xtts: $(VENV)/.extra-xtts  ## XTTS-v2 against coqui-tts's own classes; ARGS='-m "not full_size"'
+	@$(BIN)/python -m pytest tests/xtts $(ARGS)
 
 test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)

@@ -190,7 +190,7 @@ def replace(source, target):
         left[0] or os.kill(os.getpid(), signal.SIGKILL)
         left[0] -= 1
     real(source, target)
-export.os.replace = replace
+os.replace = replace
 export.export_voice(export.load_export("."), ".", "fp32")
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

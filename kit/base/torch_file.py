@@ -1,0 +1,148 @@
+"""A file that `torch.save` wrote and somebody published, read without running anything in it.
+
+Such a file is a pickle beside tensors, and a pickle can call whatever it names. Here it may name
+torch's tensors and plain values, and classes that the caller lists: of those only the contents are
+taken, as plain dicts, so what defined them need not be installed. Knows no kind of model.
+"""
+
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.base.words import brief
+
+# What a damaged or forged file makes torch's reader raise.
+_DAMAGE = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,  # RecursionError is one
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    NotImplementedError,
+)
+_CALLS = re.compile(r"GLOBAL (\S+)")  # in the words of torch's reader
+
+
+class TorchFileError(ValueError):
+    """A file that is missing, cut short, of another kind, or that would run code."""
+
+
+class PickledContents:
+    """Stands in for an object of a listed class: what it held, and none of what it could do."""
+
+    def __new__(cls):
+        self = super().__new__(cls)
+        self.contents = {}
+        return self
+
+    def __setstate__(self, state: object):
+        self.contents = state
+
+
+def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
+    """What `torch.save` wrote to `path`: dicts, lists, plain values, and tensors on the CPU.
+
+    Tensors are mapped from the file, which must stay as it is while they are used. `classes` are
+    full names of classes whose objects are taken as dicts of their contents. Raises TorchFileError
+    for a file that is missing, damaged or no such file, and for one that names anything else to be
+    called: nothing of it has run then.
+    """
+    path = Path(path)
+    _require_zip(path)
+    allowed = [(PickledContents, name) for name in classes]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return _plain(found)
+    except pickle.UnpicklingError as why:
+        called = _CALLS.search(str(why))
+        what = f"asks for `{called[1]}`" if called else "holds instructions"
+        raise TorchFileError(
+            f"{path} is not read: it {what}, which no file of weights needs and which could run "
+            "code on this machine. Get the file from where it was first published, or one in "
+            "safetensors."
+        ) from why
+    except _DAMAGE as why:
+        raise TorchFileError(
+            f"{path} is damaged ({brief(str(why).splitlines()[0] if str(why) else why)}): copy or "
+            "download it again."
+        ) from why
+
+
+def _require_zip(path: Path) -> None:
+    """Raise TorchFileError unless `path` is a zip archive as `torch.save` writes it."""
+    if not path.is_file():
+        raise TorchFileError(f"There is no file {path}.")
+    size_bytes = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as why:
+        raise TorchFileError(
+            f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_kind_of(path)}. Download it "
+            "again, or name the right file."
+        ) from why
+    # torch.save compresses nothing; what unfolds to more than its file was made to fill a memory.
+    if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
+        raise TorchFileError(
+            f"{path} is a compressed archive, no PyTorch file: unpack it, and name what is in it."
+        )
+
+
+def _kind_of(path: Path) -> str:
+    """What the file at `path` looks like, by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        return "it is empty"
+    if head.startswith(b"PK\x03\x04"):
+        return "it begins like one, but is cut short"
+    if head.startswith(b"version https://git-lfs"):
+        return "it is the pointer that Git LFS leaves in place of the file itself"
+    if head.lstrip()[:1] == b"<":
+        return "it is a web page"
+    if head[8:9] == b"{":
+        return "it looks like safetensors"
+    if head.lstrip()[:1] == b"{":
+        return "it looks like JSON"
+    return "its bytes are of another kind, or cut short"
+
+
+def _plain(value: object) -> object:
+    """`value` with the contents of listed classes as dicts, wherever they stand."""
+    if isinstance(value, PickledContents):
+        return _plain(value.contents)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [_plain(item) for item in value]
+    return value
+
+
+def require_backed(name: str, value: object) -> Tensor:
+    """`value`, if it is a plain tensor whose numbers all stand in its file.
+
+    Raises ValueError, which names it, for anything else: sparse or quantized ones, and views that
+    repeat a few numbers over any size.
+    """
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is {type(value).__name__}, not a tensor")
+    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
+        raise ValueError(f"{name} is no plain tensor ({value.dtype}, {value.layout})")
+    if value.untyped_storage().nbytes() < value.numel() * value.element_size():
+        raise ValueError(f"{name} claims {tuple(value.shape)}, its file holds less")
+    return value

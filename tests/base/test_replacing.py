@@ -1,0 +1,65 @@
+"""Files that belong together are put in place together: old, new, or told to be neither."""
+
+import os
+
+import pytest
+
+from kit.base.files import DiskError, replacing_together
+
+NAMES = ("a.json", "b.json", "card", "weights")
+MARKS = ("card", "weights")
+
+
+def write(folder, text: str) -> None:
+    with replacing_together(folder, MARKS) as new:
+        for name in NAMES:
+            (new / name).write_text(text)
+
+
+def held(folder) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_all_of_it_moves_and_what_else_is_there_stays(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    write(tmp_path, "old")
+    write(tmp_path, "new")
+    assert held(tmp_path) == dict.fromkeys(NAMES, "new") | {"mine.txt": "mine"}
+    assert not (tmp_path / ".new").exists()
+
+
+def test_a_mark_that_is_not_written_again_goes(tmp_path):
+    write(tmp_path, "old")
+    with replacing_together(tmp_path, MARKS) as new:
+        (new / "weights").write_text("new")
+    assert held(tmp_path) == {"a.json": "old", "b.json": "old", "weights": "new"}
+
+
+def test_a_block_that_fails_leaves_what_was_there(tmp_path):
+    write(tmp_path, "old")
+    with pytest.raises(KeyboardInterrupt), replacing_together(tmp_path, MARKS) as new:
+        (new / "a.json").write_text("new")
+        raise KeyboardInterrupt
+    with pytest.raises(DiskError, match="could not write"), replacing_together(tmp_path, MARKS):
+        raise OSError("torn out")
+    assert held(tmp_path) == dict.fromkeys(NAMES, "old")
+
+
+@pytest.mark.parametrize("moved", range(len(NAMES)))
+def test_no_mark_ever_lies_beside_a_mixture(moved, tmp_path, monkeypatch):
+    write(tmp_path, "old")
+    left = [moved]
+    replace = os.replace
+
+    def stops(source, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", stops)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, "new")
+    found = held(tmp_path)
+    marks = {found.pop(name) for name in MARKS if name in found}
+    assert not marks or set(found.values()) == marks == {"new"}

@@ -1,0 +1,193 @@
+"""A published PyTorch file is read without running anything in it, or refused in a sentence."""
+
+import collections
+import io
+import os
+import pickle
+import random
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from kit.base.torch_file import TorchFileError, read_torch_file, require_backed
+
+CLASS = "somewhere.else.Settings"
+
+
+class Calls:
+    """Pickled, it calls `function(*given)` for whoever unpickles it."""
+
+    def __init__(self, function, *given):
+        self.call = function, given
+
+    def __reduce__(self):
+        return self.call
+
+
+def saved(path: Path, value: object) -> Path:
+    torch.save(value, path)
+    return path
+
+
+def with_pickle(path: Path, data: bytes) -> Path:
+    """A file of torch.save's whose pickle is `data`."""
+    torch.save({"a": torch.ones(3)}, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {e.filename: archive.read(e) for e in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, data if name.endswith("data.pkl") else content)
+    return path
+
+
+def test_tensors_and_plain_values_come_back(tmp_path):
+    value = {"model": collections.OrderedDict(a=torch.arange(6.0).view(2, 3)), "step": 3, "x": None}
+    found = read_torch_file(saved(tmp_path / "a.pth", value))
+    assert torch.equal(found["model"]["a"], torch.arange(6.0).view(2, 3))
+    assert (found["step"], found["x"]) == (3, None)
+
+
+def test_an_object_of_a_listed_class_is_its_contents(tmp_path):
+    # By hand: an object of a class that is not installed, with a list and another inside.
+    new = b"csomewhere.else\nSettings\n)\x81"
+    inner = new + b"}(X\x01\x00\x00\x00aK\x01ub"
+    data = b"\x80\x02" + new + b"}(X\x06\x00\x00\x00layersK\x1e"
+    data += b"X\x05\x00\x00\x00inner]" + inner + b"aub."
+    path = with_pickle(tmp_path / "a.pth", data)
+    assert read_torch_file(path, [CLASS]) == {"layers": 30, "inner": [{"a": 1}]}
+    with pytest.raises(TorchFileError, match=r"asks for `somewhere\.else\.Settings`"):
+        read_torch_file(path)
+
+
+def test_an_object_without_contents_is_an_empty_dict(tmp_path):
+    path = with_pickle(tmp_path / "a.pth", b"\x80\x02csomewhere.else\nSettings\n)\x81.")
+    assert read_torch_file(path, [CLASS]) == {}
+
+
+TRAP = "ran.txt"
+CALLS = {
+    "a shell": lambda: Calls(os.system, f"echo ran > {TRAP}"),
+    "Python's own": lambda: Calls(exec, f"open({TRAP!r}, 'w').close()"),
+    "a file": lambda: Calls(open, TRAP, "w"),
+    "a folder": lambda: Calls(os.mkdir, TRAP),
+    "torch's own": lambda: Calls(torch.save, torch.ones(1), TRAP),
+    "a getter": lambda: Calls(getattr, Calls(__import__, "os"), "system"),
+    "pickle in pickle": lambda: Calls(pickle.loads, pickle.dumps(Calls(os.mkdir, TRAP))),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_file_that_would_run_code_is_refused(kind, deep, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    value = {"model": {"a": torch.ones(2)}, "config": CALLS[kind]()}
+    value = {"optimizer": [{"state": {0: value}}]} if deep else value
+    path = saved(tmp_path / "model.pth", value)
+    with pytest.raises(
+        TorchFileError, match=r"is not read: it asks for `.*could run code.*Get the"
+    ):
+        read_torch_file(path, [CLASS])
+    assert os.listdir(tmp_path) == ["model.pth"], "nothing ran"
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
+def test_other_protocols_run_nothing_either(protocol, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = pickle.dumps({"config": Calls(os.mkdir, TRAP)}, protocol=protocol)
+    with pytest.raises(TorchFileError):
+        read_torch_file(with_pickle(tmp_path / "model.pth", data), [CLASS])
+    assert os.listdir(tmp_path) == ["model.pth"]
+
+
+def test_a_listed_class_is_only_a_name(tmp_path, monkeypatch):
+    """Listing a class that is installed does not bring its own code in."""
+    monkeypatch.chdir(tmp_path)
+    path = saved(tmp_path / "model.pth", Calls(os.mkdir, TRAP))
+    with pytest.raises(TorchFileError):
+        read_torch_file(path, ["posix.mkdir", "nt.mkdir"])
+    assert os.listdir(tmp_path) == ["model.pth"]
+
+
+def test_reading_leaves_nothing_allowed_behind(tmp_path):
+    before = set(torch.serialization.get_safe_globals())
+    read_torch_file(saved(tmp_path / "a.pth", {"a": 1}), [CLASS])
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+def compressed() -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**6))
+    return data.getvalue()
+
+
+WRONG = {
+    "it is empty": b"",
+    "it is a web page": b"<!DOCTYPE html><html>",
+    "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:c7ea\n",
+    "it looks like JSON": b'{"model": 1}',
+    "it looks like safetensors": b"\x10\x00\x00\x00\x00\x00\x00\x00{}",
+    "of another kind": b"RIFF\x00\x00\x00\x00WAVE",
+    "compressed archive": compressed(),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_another_file_is_told_by_its_first_bytes(kind, tmp_path):
+    (tmp_path / "model.pth").write_bytes(WRONG[kind])
+    with pytest.raises(TorchFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"):
+        read_torch_file(tmp_path / "model.pth")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(TorchFileError, match=r"There is no file .*model\.pth"):
+        read_torch_file(tmp_path / "model.pth")
+
+
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
+def test_a_download_cut_short_is_told(share, tmp_path):
+    path = saved(tmp_path / "model.pth", {"a": torch.randn(5000)})
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(TorchFileError, match=r"begins like one, but is cut short|another kind"):
+        read_torch_file(path)
+
+
+def test_damage_anywhere_is_a_sentence_or_harmless(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    value = {"model": {f"layer.{i}": torch.randn(4, 4) for i in range(6)}, "config": {"a": [1, 2]}}
+    path = saved(tmp_path / "model.pth", value)
+    whole = path.read_bytes()
+    where = random.Random(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(where.choice((1, 1, 4))):
+            damaged[where.randrange(len(damaged))] = where.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read_torch_file(path)
+        except TorchFileError as error:
+            refused += 1
+            assert "model.pth" in str(error) and "\n" not in str(error)
+    assert refused > 30
+    assert os.listdir(tmp_path) == ["model.pth"]
+
+
+REFUSED = {
+    "not a tensor": lambda: "tensor",
+    "no plain tensor": lambda: torch.eye(3).to_sparse(),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64),
+    "its file holds less": lambda: torch.ones(1).expand(10**9),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_tensors_that_are_not_what_they_claim_are_refused(kind):
+    with pytest.raises(ValueError, match=rf"weight .*{kind}"):
+        require_backed("weight", REFUSED[kind]())
+    whole = torch.randn(3, 4).T
+    assert require_backed("weight", whole) is whole

@@ -1,0 +1,485 @@
+"""A released XTTS-v2 is read whole or refused in a sentence, and written again without a loss.
+
+coqui-tts itself is the reference in tests/xtts; here the files are tiny and it is not needed.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from helpers import GPT, random_rows
+from released_xtts import (
+    HOLES,
+    TINY,
+    random_model,
+    settings,
+    tensors_of,
+    vocabulary,
+    write_release,
+    write_tensors,
+)
+
+from kit.base.files import DiskError
+from kit.base.torch_file import TorchFileError
+from kit.inference.generate import generate
+from kit.inference.sampling import GenerateConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
+from kit.model.xtts import RELEASES, load_xtts
+from kit.model.xtts_config import XTTSError
+from kit.model.xtts_export import save_xtts
+from kit.model.xtts_names import from_released, released_name, to_released
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_release(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def tensors(release):
+    return tensors_of(release)
+
+
+@pytest.fixture
+def folder(release, tmp_path):
+    """A copy of the release that a test may spoil."""
+    return shutil.copytree(release, tmp_path / "release")
+
+
+def require_equal(found: dict, wanted: dict) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def test_names_are_the_releases():
+    found = {name: released_name(name) for name in random_model().state_dict()}
+    assert len(set(found.values())) == len(found)
+    perceiver = "gpt.conditioning_perceiver.layers.1"
+    assert found["conditioner.layers.1.to_kv.weight"] == f"{perceiver}.0.to_kv.weight"
+    assert found["conditioner.layers.1.ff_out.bias"] == f"{perceiver}.1.2.bias"
+    assert found["conditioner.gamma"] == "gpt.conditioning_perceiver.norm.gamma"
+    assert found["conditioner.blocks.5.qkv.bias"] == "gpt.conditioning_encoder.attn.5.qkv.bias"
+    assert found["gpt.h.1.attn.c_attn.weight"] == "gpt.gpt.h.1.attn.c_attn.weight"
+    assert found["gpt.ln_f.bias"] == "gpt.gpt.ln_f.bias"
+    assert found["code_position.weight"] == "gpt.mel_pos_embedding.emb.weight"
+    assert found["code_head.bias"] == "gpt.mel_head.bias"
+
+
+def test_linear_layers_are_stored_in_by_out():
+    weights = random_model().state_dict()
+    released = to_released(weights)
+    assert released["gpt.gpt.h.0.attn.c_attn.weight"].shape == (96, 288)
+    assert released["gpt.gpt.h.0.mlp.c_fc.weight"].shape == (96, 384)
+    assert released["gpt.text_head.weight"].shape == (41, 96)
+    require_equal(from_released(released, TINY), weights)
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def test_a_release_is_read(release, tensors):
+    xtts = load_xtts(release)
+    assert xtts.model.config == TINY and not xtts.model.training
+    require_equal(xtts.model.state_dict(), random_model().state_dict())
+    require_equal(xtts.sound, {n: t for n, t in tensors.items() if not n.startswith("gpt.")})
+    assert xtts.dvae.keys() == {"codebook.embed"}
+    assert xtts.config == settings()
+    assert xtts.vocabulary.holes == list(HOLES) and xtts.vocabulary.start == 7
+    assert xtts.notes == () and xtts.source.release == ""
+    assert xtts.source.path == str(release / "model.pth")
+
+
+def test_what_was_read_trains_and_speaks(release):
+    model = load_xtts(release).model
+    texts, codes, _ = random_rows(GPT, 2)
+    mels = torch.randn(2, 80, 12)
+    sums = model.train()(pack(model.config, texts, codes, mels))
+    sum(sums).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    spoken = generate(model.eval(), texts, mels, GenerateConfig(temperature=0, exact_codes=5))
+    assert all(len(row.codes) == 5 for row in spoken)
+
+
+def test_nothing_holds_on_to_the_files(folder):
+    xtts = load_xtts(folder)
+    before = {n: t.clone() for n, t in (xtts.model.state_dict() | xtts.sound | xtts.dvae).items()}
+    for file in folder.iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    require_equal(xtts.model.state_dict() | xtts.sound | xtts.dvae, before)
+
+
+def test_a_rewritten_file_has_another_hash_and_the_same_tensors(folder, tensors):
+    before = load_xtts(folder).source
+    write_tensors(folder, dict(reversed(tensors.items())))
+    after = load_xtts(folder).source
+    assert after.sha256 != before.sha256 and after.tensors_sha256 == before.tensors_sha256
+    tensors = dict(tensors, mel_stats=tensors["mel_stats"] + 1e-6)
+    write_tensors(folder, tensors)
+    assert load_xtts(folder).source.tensors_sha256 != before.tensors_sha256
+
+
+def test_a_published_file_is_recognised(release, monkeypatch):
+    digest = load_xtts(release).source.sha256
+    monkeypatch.setitem(RELEASES, digest, "somebody's at revision 1")
+    assert load_xtts(release).source.release == "somebody's at revision 1"
+
+
+def test_weights_alone_carry_their_configuration(folder):
+    (folder / "config.json").unlink()
+    xtts = load_xtts(folder)
+    assert xtts.config["model_args"] == settings()["model_args"]
+    assert xtts.config["datasets"] == [{"path": "somewhere"}]
+
+
+def test_a_trainers_checkpoint_is_read(folder, tensors):
+    whole = {f"xtts.{name}": tensor for name, tensor in tensors.items()}
+    for name in ("gpt.mel_head.weight", "gpt.gpt.h.0.ln_1.weight"):
+        whole[f"xtts.gpt.gpt_inference.{name}"] = tensors[name]
+    whole["xtts.gpt.gpt.wte.weight"] = tensors["gpt.mel_embedding.weight"]
+    whole["xtts.gpt.gpt.h.0.attn.bias"] = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    whole["xtts.gpt.gpt.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    whole["torch_mel_spectrogram_style_encoder.mel_stft.spectrogram.window"] = torch.ones(7)
+    whole["dvae.codebook.embed"] = torch.full((2, 2), 3.0)
+    more = {"optimizer": [{"state": {0: {"exp_avg": torch.ones(3)}}}], "step": 7}
+    path = write_tensors(folder, whole, "best_model_7.pth", **more)
+    xtts = load_xtts(path)
+    require_equal(xtts.model.state_dict(), random_model().state_dict())
+    assert xtts.dvae["codebook.embed"].tolist() == [[3, 3], [3, 3]], "its own, not dvae.pth's"
+    assert xtts.notes == ("6 tensors that only repeat others were left out",)
+    assert xtts.source.tensors_sha256 == load_xtts(folder).source.tensors_sha256
+
+
+def test_files_that_lie_elsewhere_are_named(folder, tmp_path):
+    words = (folder / "vocab.json").rename(tmp_path / "words.json")
+    config = (folder / "config.json").rename(tmp_path / "sizes.json")
+    xtts = load_xtts(folder / "model.pth", config=config, vocabulary=words)
+    assert xtts.model.config == TINY
+
+
+def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tensors):
+    older = {
+        name.replace("parametrizations.weight.original0", "weight_g").replace(
+            "parametrizations.weight.original1", "weight_v"
+        ): tensor
+        for name, tensor in tensors.items()
+    }
+    assert older.keys() != tensors.keys()
+    write_tensors(folder, older)
+    assert load_xtts(folder).sound.keys() == {n for n in older if not n.startswith("gpt.")}
+    kept = next(name for name in older if name.endswith("weight_g"))
+    twice = kept.replace("weight_g", "parametrizations.weight.original0")
+    write_tensors(folder, older | {twice: tensors[twice]})
+    with pytest.raises(XTTSError, match=r"twice, by an older name: .*weight_g"):
+        load_xtts(folder)
+
+
+def test_half_precision_becomes_fp32(folder, tensors):
+    halves = {n: t.half() if n.startswith("gpt.") else t for n, t in tensors.items()}
+    write_tensors(folder, halves)
+    model = load_xtts(folder).model
+    require_equal(model.state_dict(), random_model().half().float().state_dict())
+
+
+def test_mel_stats_may_lie_beside_the_weights(folder, tensors):
+    write_tensors(folder, {n: t for n, t in tensors.items() if n != "mel_stats"})
+    xtts = load_xtts(folder)
+    assert torch.equal(xtts.sound["mel_stats"], tensors["mel_stats"])
+    assert xtts.notes == ("mel_stats was taken from mel_stats.pth",)
+    write_tensors(folder, tensors)
+    torch.save(torch.ones(80), folder / "mel_stats.pth")
+    assert "mel_stats.pth differs" in load_xtts(folder).notes[0]
+
+
+def test_a_configuration_that_counts_otherwise_is_noted(folder):
+    described = settings()
+    described["model_args"].update(gpt_number_text_tokens=40, gpt_start_text_token=261)
+    (folder / "config.json").write_text(json.dumps(described))
+    xtts = load_xtts(folder)
+    assert xtts.model.config == TINY
+    assert [note.split(",")[0] for note in xtts.notes] == [
+        "the configuration says gpt_number_text_tokens = 40",
+        "the configuration says gpt_start_text_token = 261",
+    ]
+
+
+# --- what cannot be read --------------------------------------------------------------------
+
+
+def changed(**over):
+    return lambda tensors: dict(tensors, **{name.replace("|", "."): t for name, t in over.items()})
+
+
+def without(*names):
+    return lambda tensors: {n: t for n, t in tensors.items() if not n.startswith(names)}
+
+
+WRONG_TENSORS = {
+    "missing: gpt.final_norm.bias.": without("gpt.final_norm.bias"),
+    "missing: gpt.gpt.h.1.ln_1.weight, .* and 7 more": without("gpt.gpt.h.1."),
+    "missing: hifigan_decoder.waveform_decoder.ups.2.bias": without(
+        "hifigan_decoder.waveform_decoder.ups.2.bias"
+    ),
+    "missing: mel_stats": without("mel_stats"),
+    r"misshapen: gpt.mel_head.bias \(35,\), not \(34,\)": changed(
+        **{"gpt|mel_head|bias": torch.zeros(35)}
+    ),
+    r"misshapen: gpt.gpt.h.0.mlp.c_fc.weight \(384, 96\), not \(96, 384\)": changed(
+        **{"gpt|gpt|h|0|mlp|c_fc|weight": torch.zeros(384, 96)}
+    ),
+    r"misshapen: mel_stats \(100,\), not \(80,\)": changed(mel_stats=torch.ones(100)),
+    "unknown: gpt.gpt.h.2.ln_1.bias": changed(**{"gpt|gpt|h|2|ln_1|bias": torch.zeros(96)}),
+    "unknown: decoder.wings": changed(**{"decoder|wings": torch.zeros(2)}),
+    "of another type: mel_stats torch.int64": changed(mel_stats=torch.ones(80, dtype=torch.long)),
+    "is damaged: final_norm.weight is not finite": changed(
+        **{"gpt|final_norm|weight": torch.full((96,), float("nan"))}
+    ),
+    "is damaged: mel_stats is not finite": changed(mel_stats=torch.full((80,), float("inf"))),
+    "gpt.text_head.bias twice, with and without `xtts.`": changed(
+        **{"xtts|gpt|text_head|bias": torch.zeros(41)}
+    ),
+    "its file holds less": changed(mel_stats=torch.ones(1).expand(80)),
+    "no plain tensor": changed(mel_stats=torch.ones(80).to_sparse()),
+    "gpt.final_norm.bias is str, not a tensor": changed(**{"gpt|final_norm|bias": "zeros"}),
+}
+
+
+@pytest.mark.parametrize("told", WRONG_TENSORS)
+def test_every_tensor_is_accounted_for(told, folder, tensors):
+    (folder / "mel_stats.pth").unlink()
+    write_tensors(folder, WRONG_TENSORS[told](tensors))
+    with pytest.raises(XTTSError, match=told) as error:
+        load_xtts(folder)
+    assert "model.pth" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_all_faults_are_told_at_once(folder, tensors):
+    spoilt = without("gpt.final_norm.bias")(tensors)
+    write_tensors(folder, spoilt | {"wings": torch.ones(1), "mel_stats": torch.ones(3)})
+    with pytest.raises(XTTSError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
+        load_xtts(folder)
+
+
+def test_a_vocabulary_of_another_model_is_told(folder):
+    (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
+    with pytest.raises(
+        XTTSError, match=r"up to 44, so .* 45 rows; that of .* has 41\. .*different"
+    ):
+        load_xtts(folder)
+
+
+def configured(folder, **over):
+    described = settings()
+    described["model_args"].update(over)
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("over", "told"),
+    [
+        ({"gpt_use_perceiver_resampler": False}, "is XTTS v1 .* Get XTTS-v2"),
+        ({"gpt_layers": 3}, r"missing: gpt\.gpt\.h\.2\."),
+        ({"gpt_layers": None}, r"`model_args.gpt_layers` = None, which must be a whole number"),
+        ({"gpt_n_heads": "16"}, r"`model_args.gpt_n_heads` = '16'"),
+        ({"gpt_n_heads": 5}, r"describes no model: GPTConfig\.width = 96: must divide by 5"),
+        ({"gpt_layers": 10**9}, r"describes no model: GPTConfig\.layers"),
+        ({"gpt_start_audio_token": 34}, r"describes no model: GPTConfig\.start_code_id"),
+        ({"gpt_num_audio_tokens": 40}, r"misshapen: gpt\.mel_embedding\.weight \(34, 96\), not"),
+        ({"gpt_max_text_tokens": 402}, r"text_pos_embedding\.emb\.weight \(32, 96\), not \(404"),
+        ({"decoder_input_dim": 64}, r"conv_pre\.weight \(16, 96, 7\), not \(16, 64, 7\)"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_told(over, told, folder):
+    configured(folder, **over)
+    with pytest.raises(XTTSError, match=told):
+        load_xtts(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"{", "is no JSON"),
+        (b"\xff", "is no JSON"),
+        (b"[]", "is not XTTS's"),
+        (b'{"model": "vits", "model_args": {}}', "is not XTTS's"),
+        (b'{"model_args": 3}', "is not XTTS's"),
+    ],
+)
+def test_another_configuration_is_told(data, told, folder):
+    (folder / "config.json").write_bytes(data)
+    with pytest.raises(XTTSError, match=told):
+        load_xtts(folder)
+
+
+class Calls:
+    """Pickled, it makes a folder where it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.mark.parametrize("name", ["model.pth", "dvae.pth", "mel_stats.pth"])
+def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    held = {"config": Calls(), "model": {"mel_stats": torch.ones(80)}}
+    torch.save(held, folder / name)
+    with pytest.raises(TorchFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
+        load_xtts(folder)
+    assert not (folder / "ran").exists()
+
+
+WRONG_FILES = {
+    "holds no dict, where `model`": [1, 2],
+    r"holds a dict of \['epoch', 'weights'\], where `model`": {"weights": {}, "epoch": 3},
+    "holds a dict of .*where `model`": {},
+    "carries no configuration": {"model": {"mel_stats": torch.ones(80)}},
+}
+
+
+@pytest.mark.parametrize("told", WRONG_FILES)
+def test_another_checkpoint_is_told(told, folder):
+    (folder / "config.json").unlink()
+    torch.save(WRONG_FILES[told], folder / "model.pth")
+    with pytest.raises(XTTSError, match=told):
+        load_xtts(folder)
+
+
+def test_another_dvae_is_told(folder):
+    torch.save([1, 2], folder / "dvae.pth")
+    with pytest.raises(XTTSError, match=r"dvae\.pth holds list, not tensors by name"):
+        load_xtts(folder)
+    torch.save({"epoch": 3}, folder / "dvae.pth")
+    with pytest.raises(XTTSError, match=r"dvae\.pth is of another kind: epoch is int"):
+        load_xtts(folder)
+
+
+def test_missing_files_are_named(folder):
+    with pytest.raises(XTTSError, match=r"There is no .*nowhere: name the folder of a release"):
+        load_xtts(folder / "nowhere")
+    (folder / "model.pth").rename(folder / "best_model_7.pth")
+    with pytest.raises(
+        XTTSError, match=r"has no model\.pth and no model\.safetensors\. It has best_"
+    ):
+        load_xtts(folder)
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def test_what_is_saved_is_what_was_read(release, tensors, tmp_path):
+    xtts = load_xtts(release)
+    again = load_xtts(save_xtts(xtts, tmp_path / "new"))
+    require_equal(tensors_of(tmp_path / "new"), tensors)
+    require_equal(again.dvae, xtts.dvae)
+    assert again.source.tensors_sha256 == xtts.source.tensors_sha256
+    assert again.model.config == xtts.model.config and again.notes == ()
+    assert (tmp_path / "new" / "vocab.json").read_bytes() == xtts.vocabulary.data
+    assert again.config["temperature"] == 0.75, "what the GPT's sizes do not touch stays"
+    assert again.config["model_args"]["gpt_start_text_token"] == 7
+
+
+def test_safetensors_alone_are_enough(release, tmp_path):
+    folder = save_xtts(load_xtts(release), tmp_path / "new")
+    (folder / "model.pth").unlink()
+    require_equal(load_xtts(folder).model.state_dict(), random_model().state_dict())
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-10] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(XTTSError, match="is damaged: its tensors are not those"):
+        load_xtts(folder)
+    (folder / "model.safetensors").write_bytes(data[:1000])
+    with pytest.raises(XTTSError, match="is damaged"):
+        load_xtts(folder)
+
+
+def test_the_same_model_gives_the_same_bytes(release, tmp_path):
+    xtts = load_xtts(release)
+    one = save_xtts(xtts, tmp_path / "one")
+    two = save_xtts(xtts, tmp_path / "two")
+    for file in one.iterdir():
+        assert (two / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_a_trained_model_takes_the_places_of_the_old_one(release, tmp_path):
+    config = dataclasses.replace(TINY, max_text=48)
+    xtts = dataclasses.replace(load_xtts(release), model=random_model(config, seed=5))
+    again = load_xtts(save_xtts(xtts, tmp_path / "new"))
+    assert again.model.config == config
+    require_equal(again.model.state_dict(), xtts.model.state_dict())
+
+
+def test_half_precision_is_the_gpts_alone(release, tmp_path):
+    save_xtts(load_xtts(release), tmp_path / "new", dtype=torch.float16)
+    for name, tensor in tensors_of(tmp_path / "new").items():
+        halved = name.startswith("gpt.")
+        assert (tensor.dtype is torch.float16) == halved, name
+
+
+def test_weights_that_a_format_cannot_hold_are_told(release, tmp_path):
+    xtts = load_xtts(release)
+    xtts.model.final_norm.weight.data[0] = 1e6
+    with pytest.raises(XTTSError, match=r"final_norm\.weight is not finite as torch\.float16"):
+        save_xtts(xtts, tmp_path / "new", dtype=torch.float16)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_was_read_is_not_overwritten(folder):
+    with pytest.raises(XTTSError, match="holds what this model was read from"):
+        save_xtts(load_xtts(folder), folder)
+    with pytest.raises(XTTSError, match="is a file: name a folder"):
+        save_xtts(load_xtts(folder), folder / "model.pth")
+
+
+@pytest.mark.parametrize(
+    ("over", "told"),
+    [
+        ({"latents": 8}, "XTTS-v2 has latents = 32, this model 8: coqui-tts could not load it"),
+        ({"cond_blocks": 1}, "has cond_blocks = 6"),
+        ({"width": 64, "heads": 2}, "at least 65 are needed"),
+        ({"start_text_id": 8}, "START 8 and STOP 0, the vocabulary 41, 7 and 0"),
+        ({"text_vocab": 50}, "has 50 text ids"),
+    ],
+)
+def test_a_model_that_coqui_could_not_build_is_told(over, told, release, tmp_path):
+    model = SpeechGPT(dataclasses.replace(TINY, **over))
+    with pytest.raises(XTTSError, match=told):
+        save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    other = dataclasses.replace(xtts, model=random_model(seed=5))
+
+    def full(*_, **__):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(DiskError, match=r"could not write .*see whether the disk is sound"):
+        save_xtts(other, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_an_export_over_another_leaves_nothing_of_it(release, tmp_path):
+    xtts = load_xtts(release)
+    folder = save_xtts(xtts, tmp_path / "new")
+    (folder / "notes.txt").write_text("mine")
+    save_xtts(dataclasses.replace(xtts, dvae={}), folder)
+    assert not (folder / "dvae.pth").exists() and (folder / "notes.txt").exists()
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "config.json",
+        "mel_stats.pth",
+        "model.pth",
+        "model.safetensors",
+        "notes.txt",
+        "vocab.json",
+    ]

@@ -1,0 +1,182 @@
+"""A tiny, randomly initialised XTTS-v2 in the very format of the release, for tests to read.
+
+The configuration lies in model.pth as the pickled objects of coqui-tts that it is in the release;
+coqui-tts need not be installed.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.base.torch_file import read_torch_file
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.model.xtts import CLASSES
+from kit.model.xtts_config import FIXED
+from kit.model.xtts_names import BATCHES, SoundSizes, sound_shapes, to_released
+
+HOLES = (30, 31)  # ids that no piece has
+START, STOP = 7, 0
+SIZE = 41
+SOUND = SoundSizes(latent_width=96, channels=16, filters=(8, 8, 8, 8))
+TINY = GPTConfig(
+    layers=2,
+    width=96,
+    heads=3,
+    text_vocab=SIZE,
+    code_vocab=34,
+    max_text=32,
+    max_code=64,
+    start_text_id=START,
+    stop_text_id=STOP,
+    start_code_id=32,
+    stop_code_id=33,
+    text_stop_input=False,
+    dropout=0.1,
+    **FIXED,
+)
+
+
+def random_model(config: GPTConfig = TINY, seed: int = 0) -> SpeechGPT:
+    """A model in eval mode of which every parameter takes part: zeros would hide mistakes."""
+    torch.manual_seed(seed)
+    model = SpeechGPT(config)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {
+        name: torch.tensor(5) if name.endswith(BATCHES) else torch.randn(shape)
+        for name, shape in sound_shapes(sizes).items()
+    }
+
+
+def vocabulary(size: int = SIZE, start: int = START, holes: tuple[int, ...] = HOLES) -> dict:
+    """A vocabulary as tokenizers writes it; special pieces stand among the others, too."""
+    special = {STOP: "[STOP]", 1: "[UNK]", 2: "[SPACE]", 3: "[en]", start: "[START]"}
+    pieces = {special.get(i, chr(0x61 + i)): i for i in range(size) if i not in holes}
+    added = [
+        {
+            **{"id": number, "content": piece, "special": True, "single_word": False},
+            **{"lstrip": False, "rstrip": False, "normalized": False},
+        }
+        for number, piece in sorted(special.items())
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "vocab": pieces,
+            "merges": [],
+        },
+    }
+
+
+def settings(config: GPTConfig = TINY) -> dict:
+    """config.json, as far as a loader looks at it; START and STOP are left to the vocabulary."""
+    arguments = {
+        "gpt_layers": config.layers,
+        "gpt_n_model_channels": config.width,
+        "gpt_n_heads": config.heads,
+        "gpt_max_text_tokens": config.max_text - 2,
+        "gpt_max_audio_tokens": config.max_code - 3,
+        "gpt_max_prompt_tokens": 70,
+        "gpt_number_text_tokens": config.text_vocab,
+        "gpt_start_text_token": None,
+        "gpt_stop_text_token": None,
+        "gpt_num_audio_tokens": config.code_vocab,
+        "gpt_start_audio_token": config.start_code,
+        "gpt_stop_audio_token": config.stop_code,
+        "gpt_use_perceiver_resampler": True,
+        "decoder_input_dim": config.width,
+        "d_vector_dim": 512,
+        "cond_d_vector_in_each_upsampling_layer": True,
+    }
+    return {"model": "xtts", "model_args": arguments, "languages": ["en"], "temperature": 0.75}
+
+
+def write_release(folder: Path, config: GPTConfig = TINY, model: SpeechGPT | None = None) -> Path:
+    """The files of a release in `folder`, sound and DVAE included, all of it random."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = (model or random_model(config)).state_dict()
+    tensors = {name: t.detach().contiguous() for name, t in to_released(weights).items()}
+    tensors.update(random_sound(dataclasses.replace(SOUND, latent_width=config.width)))
+    described = settings(config)
+    words = vocabulary(config.text_vocab, config.start_text)
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
+    with pickled_settings(described) as pickled:
+        torch.save({"config": pickled, "model": tensors}, folder / "model.pth")
+    torch.save({"codebook.embed": torch.randn(4, 6)}, folder / "dvae.pth")
+    torch.save(tensors["mel_stats"].clone(), folder / "mel_stats.pth")
+    return folder
+
+
+CONFIG_MODULE = "TTS.tts.configs.xtts_config"
+MODEL_MODULE = "TTS.tts.models.xtts"
+DATASETS_MODULE = "TTS.config.shared_configs"
+
+
+@contextlib.contextmanager
+def pickled_settings(described: dict) -> Iterator[object]:
+    """`described` as objects of classes named as coqui-tts's, which only the block can pickle."""
+    modules = ("TTS", CONFIG_MODULE, MODEL_MODULE, DATASETS_MODULE)
+    before = {name: sys.modules.get(name) for name in modules}
+    classes = {
+        "XttsConfig": CONFIG_MODULE,
+        "XttsArgs": MODEL_MODULE,
+        "BaseDatasetConfig": DATASETS_MODULE,
+    }
+    for name in before:
+        sys.modules[name] = types.ModuleType(name)
+    for name, module in classes.items():
+        setattr(sys.modules[module], name, type(name, (), {"__module__": module}))
+    try:
+        whole = sys.modules[CONFIG_MODULE].XttsConfig()
+        inner = sys.modules[MODEL_MODULE].XttsArgs()
+        dataset = sys.modules[DATASETS_MODULE].BaseDatasetConfig()
+        dataset.path = "somewhere"
+        inner.__dict__.update(described["model_args"])
+        whole.__dict__.update(described, model_args=inner, datasets=[dataset])
+        yield whole
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """What model.pth in `folder` holds, apart from its configuration."""
+    found = read_torch_file(folder / "model.pth", CLASSES)["model"]
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def write_tensors(folder: Path, tensors: dict, name: str = "model.pth", **more) -> Path:
+    """Write `tensors` as a checkpoint with a plain configuration, as coqui-tts itself does."""
+    described = json.loads((folder / "config.json").read_text())
+    torch.save({"config": described, "model": tensors, **more}, folder / name)
+    return folder / name

@@ -1,0 +1,75 @@
+"""Small and full-size XTTS-v2 of coqui-tts's own classes, at random weights, and their files."""
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from released_xtts import vocabulary
+
+SMALL = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 34, "start": 5}
+FULL = {"layers": 30, "width": 1024, "heads": 16, "text_rows": 6681, "codes": 1026, "start": 261}
+
+
+def coqui_config(size: dict):
+    """coqui-tts's configuration of an XTTS-v2 of `size`."""
+    from TTS.tts.configs.xtts_config import XttsArgs, XttsConfig
+
+    arguments = XttsArgs(
+        gpt_layers=size["layers"],
+        gpt_n_model_channels=size["width"],
+        gpt_n_heads=size["heads"],
+        gpt_num_audio_tokens=size["codes"],
+        gpt_start_audio_token=size["codes"] - 2,
+        gpt_stop_audio_token=size["codes"] - 1,
+        gpt_use_perceiver_resampler=True,
+        decoder_input_dim=size["width"],
+    )
+    return XttsConfig(model_args=arguments)
+
+
+def coqui_xtts(folder: Path, size: dict, seed: int = 0):
+    """An `Xtts` of coqui-tts with random weights, every one of which takes part.
+
+    Writes its vocabulary and its configuration to `folder`.
+    """
+    threads = torch.get_num_threads()
+    logging.disable(logging.WARNING)
+    from TTS.tts.layers.xtts.tokenizer import VoiceBpeTokenizer
+    from TTS.tts.models.xtts import Xtts
+
+    torch.set_num_threads(threads)  # importing it sets one
+    folder.mkdir(parents=True, exist_ok=True)
+    holes = (20, 21, size["text_rows"] - 3)
+    words = vocabulary(size["text_rows"], size["start"], holes)
+    (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
+    config = coqui_config(size)
+    config.save_json(str(folder / "config.json"))
+    torch.manual_seed(seed)
+    model = Xtts(config)
+    model.tokenizer = VoiceBpeTokenizer(str(folder / "vocab.json"))
+    model.init_models()
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    model.mel_stats.copy_(torch.rand(80) + 0.5)
+    model.gpt.eval()
+    return model
+
+
+def write_coqui(folder: Path, model) -> Path:
+    """model.pth of `model` in `folder`, as coqui-tts writes it."""
+    config = model.config.to_dict()
+    torch.save({"config": config, "model": model.state_dict()}, folder / "model.pth")
+    return folder
+
+
+def coqui_loaded(folder: Path):
+    """What coqui-tts makes of the files in `folder`, loaded strictly, ready to speak."""
+    from TTS.tts.configs.xtts_config import XttsConfig
+    from TTS.tts.models.xtts import Xtts
+
+    config = XttsConfig()
+    config.load_json(str(folder / "config.json"))
+    model = Xtts(config)
+    model.load_checkpoint(config, checkpoint_dir=str(folder), eval=True, strict=True)
+    return model

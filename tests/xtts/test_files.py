@@ -1,0 +1,188 @@
+"""Files as coqui-tts and its trainer write them, and what tokenizers makes of a vocabulary."""
+
+import contextlib
+import json
+
+import pytest
+import torch
+from coqui import SMALL, coqui_loaded, coqui_xtts, write_coqui
+from released_xtts import vocabulary
+
+from kit.base.torch_file import read_torch_file
+from kit.model.xtts import load_xtts
+from kit.model.xtts_export import save_xtts
+from kit.model.xtts_names import SoundSizes, gpt_shapes, sound_shapes
+from kit.model.xtts_vocabulary import load_vocabulary, read_ids
+
+
+@contextlib.contextmanager
+def classes_where_they_were():
+    """Classes under the module names they had when the release was pickled."""
+    from TTS.tts.configs.xtts_config import XttsArgs, XttsAudioConfig
+
+    today = XttsArgs.__module__
+    for each in (XttsArgs, XttsAudioConfig):
+        each.__module__ = "TTS.tts.models.xtts"
+    try:
+        yield
+    finally:
+        for each in (XttsArgs, XttsAudioConfig):
+            each.__module__ = today
+
+
+def write_as_released(folder, model) -> None:
+    """model.pth with the configuration as the objects that the release holds."""
+    from TTS.config.shared_configs import BaseDatasetConfig
+
+    config = model.config
+    config.datasets = [BaseDatasetConfig(path="recordings")]
+    with classes_where_they_were():
+        torch.save({"config": config, "model": model.state_dict()}, folder / "model.pth")
+
+
+def test_every_name_and_shape_is_coquis(small):
+    wanted = {name: tuple(t.shape) for name, t in small[1].state_dict().items()}
+    found = gpt_shapes(load_xtts(small[0]).model.config)
+    found.update(sound_shapes(SoundSizes(latent_width=SMALL["width"])))
+    assert found == wanted
+
+
+def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_path):
+    model = coqui_xtts(tmp_path, SMALL)
+    write_as_released(tmp_path, model)
+    before = load_xtts(tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "kept.json")
+    carried = load_xtts(tmp_path)
+    assert carried.config["model_args"]["gpt_layers"] == SMALL["layers"]
+    assert carried.config["datasets"][0]["path"] == "recordings"
+    (tmp_path / "kept.json").rename(tmp_path / "config.json")
+    coqui_loaded(tmp_path)
+    after = load_xtts(tmp_path)
+    assert after.source.sha256 != before.source.sha256, "it was written anew"
+    assert after.source.tensors_sha256 == before.source.tensors_sha256
+    save_xtts(after, tmp_path / "kit")
+    assert load_xtts(tmp_path / "kit").source.tensors_sha256 == before.source.tensors_sha256
+
+
+def test_the_older_names_of_weight_normalisation(small, tmp_path):
+    def older(name: str) -> str:
+        name = name.replace("parametrizations.weight.original0", "weight_g")
+        return name.replace("parametrizations.weight.original1", "weight_v")
+
+    state = small[1].state_dict()
+    renamed = {older(name): tensor for name, tensor in state.items()}
+    assert renamed.keys() != state.keys()
+    for name in ("config.json", "vocab.json"):
+        (tmp_path / name).write_bytes((small[0] / name).read_bytes())
+    torch.save({"config": {}, "model": renamed}, tmp_path / "model.pth")
+    again = coqui_loaded(save_xtts(load_xtts(tmp_path), tmp_path / "kit")).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A folder that coqui-tts's trainer leaves, and the XTTS that it trained."""
+    folder = tmp_path_factory.mktemp("run")
+    base = coqui_xtts(folder / "base", SMALL)
+    write_coqui(folder / "base", base)
+    from trainer.io import save_checkpoint
+    from TTS.tts.layers.xtts.dvae import DiscreteVAE
+    from TTS.tts.layers.xtts.trainer.gpt_trainer import GPTArgs, GPTTrainer, GPTTrainerConfig
+
+    sizes = {"num_tokens": SMALL["codes"] - 2, "codebook_dim": 512, "hidden_dim": 512}
+    dvae = DiscreteVAE(
+        channels=80,
+        normalization=None,
+        positional_dims=1,
+        num_resnet_blocks=3,
+        kernel_size=3,
+        num_layers=2,
+        use_transposed_convs=False,
+        **sizes,
+    )
+    torch.save(dvae.state_dict(), folder / "dvae.pth")
+    torch.save(base.mel_stats.clone(), folder / "mel_stats.pth")
+    known = {n: v for n, v in base.config.model_args.to_dict().items() if n in GPTArgs().to_dict()}
+    known.update(
+        xtts_checkpoint=str(folder / "base" / "model.pth"),
+        tokenizer_file=str(folder / "base" / "vocab.json"),
+        dvae_checkpoint=str(folder / "dvae.pth"),
+        mel_norm_file=str(folder / "mel_stats.pth"),
+    )
+    config = GPTTrainerConfig(model_args=GPTArgs(**known))
+    trainer = GPTTrainer(config)
+    trainer.xtts.gpt.init_gpt_for_inference()  # as after a test sentence that was interrupted
+    optimizer = torch.optim.AdamW(trainer.xtts.gpt.parameters(), lr=1e-6)
+    sum(p.sum() for p in trainer.xtts.gpt.parameters()).backward()
+    optimizer.step()
+    (folder / "run").mkdir()
+    config.save_json(str(folder / "run" / "config.json"))
+    losses = {"train_loss": 1.0, "eval_loss": 2.0}
+    save_checkpoint(
+        config,
+        trainer,
+        folder / "run",
+        current_step=7,
+        epoch=0,
+        optimizer=[optimizer],
+        model_loss=losses,
+    )
+    return folder, trainer.xtts, dvae
+
+
+def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
+    folder, trained, dvae = run
+    file = folder / "run" / "checkpoint_7.pth"
+    held = read_torch_file(file)["model"]
+    for part in ("xtts.gpt.gpt_inference.", "xtts.gpt.gpt.wte.", "torch_mel_", "dvae."):
+        assert any(name.startswith(part) for name in held), part
+    xtts = load_xtts(file, vocabulary=folder / "base" / "vocab.json")
+    assert xtts.config["model_args"]["dvae_checkpoint"], "its own configuration"
+    for name, tensor in dvae.state_dict().items():
+        assert torch.equal(xtts.dvae[name], tensor), name
+    save_xtts(xtts, tmp_path)
+    again = coqui_loaded(tmp_path).state_dict()
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(again[name], tensor), name
+    dvae.load_state_dict(torch.load(tmp_path / "dvae.pth", weights_only=True))
+
+
+VOCABULARIES = {
+    "as it is": lambda v: v,
+    "without holes": lambda v: vocabulary(holes=()),
+    "START last": lambda v: vocabulary(start=40),
+    "a language more": lambda v: with_piece(vocabulary(holes=()), "[am]", 41),
+    "a language after holes": lambda v: with_piece(v, "[am]", 41),
+    "a language in the middle": lambda v: with_piece(vocabulary(holes=()), "[am]", 40),
+    "a special piece that is known by another id": lambda v: with_piece(v, "c", 41),
+}
+
+
+def with_piece(words: dict, piece: str, number: int) -> dict:
+    added = dict(words["added_tokens"][0], content=piece, id=number)
+    return dict(words, added_tokens=[*words["added_tokens"], added])
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_ids_are_those_of_tokenizers_or_refused(kind):
+    from tokenizers import Tokenizer
+
+    words = VOCABULARIES[kind](vocabulary())
+    theirs = Tokenizer.from_str(json.dumps(words)).get_vocab()
+    claimed = {entry["content"]: entry["id"] for entry in words["added_tokens"]}
+    honest = all(theirs[piece] == number for piece, number in claimed.items())
+    alone = len(set(theirs.values())) == len(theirs)
+    if honest and alone:
+        assert read_ids(words) == theirs
+    else:
+        with pytest.raises(ValueError, match=r"claims id|both have id"):
+            read_ids(words)
+
+
+def test_size_start_and_stop_are_what_coqui_counts(small):
+    words = load_vocabulary(small[0] / "vocab.json")
+    theirs = small[1].tokenizer
+    assert words.size == theirs.get_number_tokens() == SMALL["text_rows"]
+    assert words.start == theirs.tokenizer.token_to_id("[START]") == SMALL["start"]
+    assert words.stop == theirs.tokenizer.token_to_id("[STOP]")
+    assert len(words.holes) == 3 and len(words.ids) == len(theirs)
