@@ -34,6 +34,10 @@ _DAMAGE = (
     MemoryError,
     NotImplementedError,
 )
+PLAIN = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 _CALLS = re.compile(r"GLOBAL (\S+)")  # in the words of torch's reader
 
 
@@ -136,13 +140,16 @@ def _plain(value: object) -> object:
 def require_backed(name: str, value: object) -> Tensor:
     """`value`, if it is a plain tensor whose numbers all stand in its file.
 
-    Raises ValueError, which names it, for anything else: sparse or quantized ones, and views that
-    repeat a few numbers over any size.
+    Raises ValueError, which names it, for anything else: sparse or quantized ones, those without
+    any numbers, and views that repeat a few numbers over any size.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is {type(value).__name__}, not a tensor")
-    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
-        raise ValueError(f"{name} is no plain tensor ({value.dtype}, {value.layout})")
+    plain = type(value) in (Tensor, torch.nn.Parameter) and value.dtype in PLAIN
+    if not plain or value.layout is not torch.strided or value.device.type != "cpu":
+        raise ValueError(
+            f"{name} is no plain tensor ({value.dtype}, {value.layout}, {value.device})"
+        )
     if value.untyped_storage().nbytes() < value.numel() * value.element_size():
         raise ValueError(f"{name} claims {tuple(value.shape)}, its file holds less")
     return value

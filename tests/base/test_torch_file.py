@@ -179,8 +179,10 @@ def test_damage_anywhere_is_a_sentence_or_harmless(tmp_path, monkeypatch):
 
 REFUSED = {
     "not a tensor": lambda: "tensor",
-    "no plain tensor": lambda: torch.eye(3).to_sparse(),
+    "sparse": lambda: torch.eye(3).to_sparse(),
     "complex": lambda: torch.ones(2, dtype=torch.complex64),
+    "float8": lambda: torch.ones(2).to(torch.float8_e4m3fn),
+    "meta": lambda: torch.ones(2, device="meta"),
     "its file holds less": lambda: torch.ones(1).expand(10**9),
 }
 

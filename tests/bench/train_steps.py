@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
+from kit.model.xtts_names import from_released, gpt_shapes
 from kit.training.loop import train
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
@@ -182,27 +183,10 @@ class Coqui:
         return float(text), float(code)
 
     def give_weights(self, model: SpeechGPT) -> None:
-        """Copy the GPT's weights into the kit's model. Raises RuntimeError where a name is over."""
-        renamed = (
-            ("conditioning_encoder.init", "conditioner.init"),
-            ("conditioning_encoder.attn", "conditioner.blocks"),
-            ("conditioning_perceiver.norm.gamma", "conditioner.gamma"),
-            ("conditioning_perceiver", "conditioner"),
-            ("mel_embedding", "code_embedding"),
-            ("mel_head", "code_head"),
-            ("mel_pos_embedding.emb", "code_position"),
-            ("text_pos_embedding.emb", "text_position"),
-            (".0.to_", ".to_"),
-            (".1.0.", ".ff_in."),
-            (".1.2.", ".ff_out."),
-        )
-        weights = {}
-        for name, value in self.gpt.state_dict().items():
-            for old, new in renamed:
-                name = name.replace(old, new)
-            turned = name.startswith("gpt.h.") and value.ndim == 2  # GPT-2's layers hold (in, out)
-            weights[name] = value.T if turned else value
-        model.load_state_dict(weights)
+        """Copy the GPT's weights into the kit's model, which must have a place for each."""
+        released = {f"gpt.{name}": value for name, value in self.gpt.state_dict().items()}
+        assert released.keys() == gpt_shapes(model.config).keys(), "another model"
+        model.load_state_dict(from_released(released, model.config))
 
 
 def gpt2_step(config: GPTConfig, batch: Batch, **more) -> Step:

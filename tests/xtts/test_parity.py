@@ -56,7 +56,9 @@ def kit_losses(model: SpeechGPT, texts, codes, mels) -> tuple[Tensor, Tensor]:
     return text / len(batch.text_targets), code / len(batch.code_targets)
 
 
-def require_same_logits(gpt, model: SpeechGPT) -> None:
+def require_same_logits(gpt, model: SpeechGPT) -> float:
+    """Code logits and both losses within 1e-4; returns the largest difference of a logit."""
+    largest = 0.0
     texts, codes, mels = rows(model.config)
     with torch.no_grad():
         text_loss, code_loss, wanted = coqui_losses(gpt, texts, codes, mels)
@@ -65,13 +67,17 @@ def require_same_logits(gpt, model: SpeechGPT) -> None:
             batch = pack(model.config, texts[i : i + 1], [row], mels[i : i + 1])
             states = model.hidden(batch)[0, batch.code_at]
             theirs = wanted[i].T[: len(row) + 4]
-            assert (model.code_head(states) - theirs).abs().max() < 1e-4
+            largest = max(largest, float((model.code_head(states) - theirs).abs().max()))
+    assert largest < 1e-4
     assert wanted.std() > 0.1, "or the tolerance would say nothing"
     assert abs(found_text - text_loss) < 1e-4
     assert abs(found_code - code_loss) < 1e-4
+    return largest
 
 
-def require_same_gradients(gpt, model: SpeechGPT) -> None:
+def require_same_gradients(gpt, model: SpeechGPT) -> float:
+    """Gradients of every weight within 1e-4 of their size; returns the largest share."""
+    largest = 0.0
     texts, codes, mels = rows(model.config)
     text_loss, code_loss, _ = coqui_losses(gpt, texts, codes, mels)
     gpt.zero_grad()
@@ -85,14 +91,20 @@ def require_same_gradients(gpt, model: SpeechGPT) -> None:
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
         assert gradient.norm() > 0, name
-        assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+        share = float((found[name] - gradient).norm() / gradient.norm())
+        assert share < 1e-4, name
+        largest = max(largest, share)
+    return largest
 
 
-def require_same_latents(gpt, model: SpeechGPT) -> None:
+def require_same_latents(gpt, model: SpeechGPT) -> float:
+    """What a reference becomes within 1e-4; returns the largest difference."""
     mels = torch.randn(2, 80, 130, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         wanted = gpt.get_style_emb(mels).mT
-        assert (model.conditioner(mels) - wanted).abs().max() < 1e-4
+        largest = float((model.conditioner(mels) - wanted).abs().max())
+    assert largest < 1e-4
+    return largest
 
 
 def require_same_codes(gpt, model: SpeechGPT, steps: int = STEPS) -> list[int]:
@@ -199,17 +211,19 @@ def test_a_configuration_of_another_size_is_saved_with_it(small, tmp_path):
 def test_the_released_size(tmp_path):
     """30 x 1024: parameters, the file's size, logits, gradients, latents, codes, both ways."""
     theirs = coqui_xtts(tmp_path / "coqui", FULL)
-    opinionated(theirs.gpt)
     xtts = load_xtts(write_coqui(tmp_path / "coqui", theirs))
     assert sum(p.numel() for p in xtts.model.parameters()) == 441_018_563
-    require_same_logits(theirs.gpt, xtts.model)
-    require_same_gradients(theirs.gpt, xtts.model)
-    require_same_latents(theirs.gpt, xtts.model)
+    print("logits", require_same_logits(theirs.gpt, xtts.model))
+    print("latents", require_same_latents(theirs.gpt, xtts.model))
+    print("gradients", require_same_gradients(theirs.gpt, xtts.model))
     theirs.gpt.zero_grad()
-    xtts.model.zero_grad()
+    del xtts
+    opinionated(theirs.gpt)
+    xtts = load_xtts(write_coqui(tmp_path / "coqui", theirs))
     codes = require_same_codes(theirs.gpt, xtts.model)
+    print("codes", codes)
     assert len(set(codes)) > 10
     del theirs
     save_xtts(xtts, tmp_path / "kit")
     assert (tmp_path / "kit" / "model.pth").stat().st_size == pytest.approx(1_867_929_118, rel=1e-3)
-    require_same_logits(coqui_loaded(tmp_path / "kit").gpt, xtts.model)
+    assert require_same_codes(coqui_loaded(tmp_path / "kit").gpt, xtts.model) == codes
