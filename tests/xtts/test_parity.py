@@ -5,6 +5,7 @@ out).
 """
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -207,11 +208,18 @@ def test_a_configuration_of_another_size_is_saved_with_it(small, tmp_path):
     require_same_logits(again.gpt, other.model)
 
 
+@pytest.fixture
+def room(tmp_path):
+    """A folder for some GB, which does not stay."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
 @pytest.mark.full_size
-def test_the_released_size(tmp_path):
+def test_the_released_size(room):
     """30 x 1024: parameters, the file's size, logits, gradients, latents, codes, both ways."""
-    theirs = coqui_xtts(tmp_path / "coqui", FULL)
-    xtts = load_xtts(write_coqui(tmp_path / "coqui", theirs))
+    theirs = coqui_xtts(room / "coqui", FULL)
+    xtts = load_xtts(write_coqui(room / "coqui", theirs))
     assert sum(p.numel() for p in xtts.model.parameters()) == 441_018_563
     print("logits", require_same_logits(theirs.gpt, xtts.model))
     print("latents", require_same_latents(theirs.gpt, xtts.model))
@@ -219,11 +227,11 @@ def test_the_released_size(tmp_path):
     theirs.gpt.zero_grad()
     del xtts
     opinionated(theirs.gpt)
-    xtts = load_xtts(write_coqui(tmp_path / "coqui", theirs))
+    xtts = load_xtts(write_coqui(room / "coqui", theirs))
     codes = require_same_codes(theirs.gpt, xtts.model)
     print("codes", codes)
     assert len(set(codes)) > 10
     del theirs
-    save_xtts(xtts, tmp_path / "kit")
-    assert (tmp_path / "kit" / "model.pth").stat().st_size == pytest.approx(1_867_929_118, rel=1e-3)
-    assert require_same_codes(coqui_loaded(tmp_path / "kit").gpt, xtts.model) == codes
+    save_xtts(xtts, room / "kit")
+    assert (room / "kit" / "model.pth").stat().st_size == pytest.approx(1_867_929_118, rel=1e-3)
+    assert require_same_codes(coqui_loaded(room / "kit").gpt, xtts.model) == codes
