@@ -25,7 +25,7 @@ from kit.model.xtts_config import (
     disagreements,
     gpt_config,
     jsonable,
-    read_settings,
+    read_xtts_config,
     told_sizes,
 )
 from kit.model.xtts_names import (
@@ -74,7 +74,7 @@ NAMED = 5  # tensors of each fault that a message names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class Provenance:
     """Where an XTTS was read from."""
 
     path: str  # of the weights
@@ -95,7 +95,7 @@ class XTTS:
     vocabulary: Vocabulary
     sound: dict[str, Tensor]  # vocoder, speaker encoder, mel_stats, by the release's names
     dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; empty where neither is
-    source: Source
+    source: Provenance
     notes: tuple[str, ...] = ()  # what was left out, filled in or found odd
 
 
@@ -119,7 +119,7 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
     require_one_model(tensors, words, vocabulary, file)
     require_all(tensors, gpt, args, file)
     digest = file_digest(file)
-    source = Source(
+    source = Provenance(
         path=str(file),
         sha256=digest,
         tensors_sha256=checksum(tensors),
@@ -206,7 +206,7 @@ def settings_of(file: Path, config: Path | None, carried: dict | None) -> dict:
     """The configuration at `config`, or beside `file`, or else what `file` itself carries."""
     beside = file.parent / CONFIG_FILE
     if config is not None or beside.is_file():
-        return read_settings(config or beside)
+        return read_xtts_config(config or beside)
     if carried is None:
         raise XTTSError(
             f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "

@@ -34,7 +34,7 @@ class XTTSError(ValueError):
     """Files that are no XTTS-v2, or not all of one; the message says which and what to do."""
 
 
-def read_settings(path: Path) -> dict:
+def read_xtts_config(path: Path) -> dict:
     """The configuration at `path`."""
     try:
         return json.loads(Path(path).read_bytes().decode("utf-8"))
