@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partialmethod
 from pathlib import Path
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from matplotlib.figure import Figure
 
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.files import digest, file_digest, write_atomic
+from kit.batches.batching import chunks
 from kit.training.switches import LABELS, set_process
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,8 +190,13 @@ def outcome(row: Row, runs: Path) -> dict:
         first = str(error).strip().split("\n")[0][:300]
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
     shutil.rmtree(runs / row.name, ignore_errors=True)
+    return told(row, seconds, why)
+
+
+def told(row: Row, seconds: dict[str, float], why: str) -> dict:
+    """A line of the table, and of its file; `why` is "" where the row has ended."""
     named = {name: getattr(row, name) for name in ("name", "preset", "use", "switch", "on")}
-    return named | {"ended": not why, "seconds": seconds, "error": why}
+    return dict(named, ended=not why, seconds=seconds, error=why)
 
 
 def quiet_data_of(preset: str, runs: Path) -> None:
@@ -198,16 +205,38 @@ def quiet_data_of(preset: str, runs: Path) -> None:
 
 
 def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
-    """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them."""
+    """Each row's `outcome`, as it ends; `jobs` processes with a thread each run them.
+
+    Where a process dies, the rows that it took with it run again, each in a process of its own.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, max_tasks_per_child=ROWS_A_PROCESS) as pool:
-        # Two rows of one preset would both make its data: it stands before the first of them.
-        begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
+    # Two rows of one preset would both make its data: it stands before the first of them.
+    begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
+    with pool_of(jobs) as pool:
         wait([pool.submit(quiet_data_of, preset, runs) for preset in begun])
-        running = [pool.submit(outcome, row, runs) for row in rows]
-        for each in as_completed(running):
-            yield each.result()
+    for part in chunks(rows, jobs * ROWS_A_PROCESS):
+        ended = set()
+        with pool_of(jobs) as pool, contextlib.suppress(BrokenProcessPool):
+            for each in as_completed([pool.submit(outcome, row, runs) for row in part]):
+                ended.add(each.result()["name"])
+                yield each.result()
+        for row in part:
+            if row.name not in ended:
+                yield alone(row, runs)
+
+
+def alone(row: Row, runs: Path) -> dict:
+    """The `outcome` of a row in a process of its own, which may die."""
+    shutil.rmtree(runs / row.name, ignore_errors=True)
+    with pool_of(1) as pool:
+        try:
+            return pool.submit(outcome, row, runs).result()
+        except BrokenProcessPool:
+            return told(row, {}, "its process died")
+
+
+def pool_of(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
 
 
 def code_digest() -> str:

@@ -5,6 +5,7 @@ The rows begin with one run's data (01_data_prep). All rows: `make test-matrix`.
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import matrix
@@ -14,7 +15,7 @@ from matrix import Row
 # Between them: weights without an average and with one, gate and none, muon and adamw, passes that
 # add up, dropout, both kinds of schedule, recomputed layers, every number format of the presets.
 slow = pytest.mark.skipif(
-    "KIT_SLOW" not in os.environ, reason="a row takes half a minute; KIT_SLOW=1 runs this one, too"
+    "KIT_SLOW" not in os.environ, reason="it takes half a minute; KIT_SLOW=1 runs it, too"
 )
 FEW = [
     Row(preset="cpu", use="speed"),
@@ -75,3 +76,17 @@ def test_rows_that_ended_are_not_run_again_until_the_code_changes(tmp_path):
     path.write_text(json.dumps({"code": "a", "rows": [ended, failed]}))
     assert matrix.earlier(path, "a") == [ended] and matrix.earlier(path, "b") == []
     assert matrix.code_digest() == matrix.code_digest()
+
+
+def dies(row: Row, runs: Path) -> dict:
+    if row.use == "speed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return matrix.told(row, {}, "")
+
+
+@slow
+def test_a_process_that_dies_costs_its_own_row_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("matrix.outcome", dies)
+    rows = [Row(preset="tiny", use=use, notebooks=matrix.ALL) for use in ("", "speed", "quality")]
+    found = {row["name"]: row["error"] for row in matrix.outcomes(rows, tmp_path, 2)}
+    assert found == {"tiny": "", "tiny-speed": "its process died", "tiny-quality": ""}
