@@ -158,7 +158,7 @@ def test_a_kind_is_chosen_by_name_and_settings_of_another_do_not_follow():
     chosen = merge(demo, {"codec": {"kind": "tones", "tones": 4}})["codec"]
     assert make_codec(codec_config(chosen)).vocab_size == 32
     check_settings({"codec": {"kind": "tones", "tones": 4}}, demo)
-    with pytest.raises(ConfigError, match="ToneConfig has no setting `levels`"):
+    with pytest.raises(ConfigError, match="codec has no setting `levels`"):
         check_settings({"codec": {"kind": "tones", "levels": [2, 2]}}, demo)
     with pytest.raises(ConfigError, match=r"no codec `tnes`\. Did you mean `tones`"):
         codec_config({"kind": "tnes"})
