@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -32,7 +33,7 @@ from kit.batches.code_cache import CodeCache, build_cache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset
-from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
 from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder
 from kit.inference.voice import Habits, Voice, save_references
@@ -105,6 +106,18 @@ def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
         job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
         run_apart("kit.dataset.synthetic", job).check_returncode()
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
+
+
+# Small, and yet it hears `few_words` after some seconds.
+EAR = {"width": 48, "blocks": 2, "steps": 150, "batch": 6, "lr": 1e-2}
+
+
+def few_words() -> tuple[list[str], list[np.ndarray]]:
+    """Eighty short sentences of eight words, and how espeak-ng speaks them."""
+    rng = random.Random(0)
+    words = [word for word in load_words("am")["object"] if " " not in word][:8]
+    texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
+    return texts, spoken_by_espeak(texts)
 
 
 @cache

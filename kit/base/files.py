@@ -69,6 +69,22 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_kind(path: Path) -> str:
+    """What the file at `path` is by its first bytes; "" for another kind than those asked here."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    begins = head.lstrip()[:1]
+    asked = {
+        "empty": not head,
+        "zip": head.startswith(b"PK\x03\x04"),
+        "git-lfs": head.startswith(b"version https://git-lfs"),
+        "html": begins == b"<",
+        "safetensors": head[8:9] == b"{",
+        "json": begins == b"{",
+    }
+    return next((kind for kind, is_it in asked.items() if is_it), "")
+
+
 def require_disk(folder: Path, needed_bytes: int) -> None:
     """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
     free_bytes = shutil.disk_usage(folder).free

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.base.files import file_kind
 from kit.base.words import brief
 
 # What a damaged or forged file makes torch's reader raise.
@@ -38,6 +39,16 @@ PLAIN = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
+# What a file that is none looks like.
+_KINDS = {
+    "empty": "it is empty",
+    "zip": "it begins like one, but is cut short",
+    "git-lfs": "it is the pointer that Git LFS leaves in place of the file itself",
+    "html": "it is a web page",
+    "safetensors": "it looks like safetensors",
+    "json": "it looks like JSON",
+    "": "its bytes are of another kind, or cut short",
+}
 _CALLS = re.compile(r"GLOBAL (\S+)")  # in the words of torch's reader
 
 
@@ -97,33 +108,14 @@ def _require_zip(path: Path) -> None:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as why:
         raise TorchFileError(
-            f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_kind_of(path)}. Download it "
-            "again, or name the right file."
+            f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_KINDS[file_kind(path)]}. "
+            "Download it again, or name the right file."
         ) from why
     # torch.save compresses nothing; what unfolds to more than its file was made to fill a memory.
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
         raise TorchFileError(
             f"{path} is a compressed archive, no PyTorch file: unpack it, and name what is in it."
         )
-
-
-def _kind_of(path: Path) -> str:
-    """What the file at `path` looks like, by its first bytes."""
-    with path.open("rb") as file:
-        head = file.read(64)
-    if not head:
-        return "it is empty"
-    if head.startswith(b"PK\x03\x04"):
-        return "it begins like one, but is cut short"
-    if head.startswith(b"version https://git-lfs"):
-        return "it is the pointer that Git LFS leaves in place of the file itself"
-    if head.lstrip()[:1] == b"<":
-        return "it is a web page"
-    if head[8:9] == b"{":
-        return "it looks like safetensors"
-    if head.lstrip()[:1] == b"{":
-        return "it looks like JSON"
-    return "its bytes are of another kind, or cut short"
 
 
 def _plain(value: object) -> object:

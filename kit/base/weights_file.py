@@ -4,6 +4,7 @@ Written atomically, read without running anything. A file that is missing, damag
 shape is told in the words of whoever asked. Knows tensors and JSON alone.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Callable
@@ -52,6 +53,17 @@ def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
     # One entry: safetensors writes several in any order.
     whole = dict(header, sha256=checksum(tensors))
     return safetensors.torch.save(tensors, metadata={"header": json.dumps(whole)})
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+    """Write a safetensors file straight to the disk, with `about` as its metadata.
+
+    safetensors tells a full disk in words of its own: they are raised as the OSError they are.
+    """
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=about)
+    except safetensors.SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

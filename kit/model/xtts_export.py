@@ -4,13 +4,11 @@ import errno
 import json
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from kit.base.files import make_folder, replacing, replacing_together, require_disk, write_atomic
-from kit.base.weights_file import checksum, is_sound
+from kit.base.weights_file import checksum, is_sound, save_tensors
 from kit.model.xtts import CONFIG_FILE, DVAE_FILE, MEL_STATS_FILE, VOCABULARY_FILE, XTTS
 from kit.model.xtts_config import XTTSError, updated_settings
 from kit.model.xtts_names import MEL_STATS, to_released
@@ -77,7 +75,4 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Tensors under their own names as a whole, with a hash of them."""
     about = {"tensors_sha256": checksum(tensors)}  # one entry: several come in any order
     with replacing(path) as temporary:
-        try:
-            safetensors.torch.save_file(tensors, temporary, metadata=about)
-        except safetensors.SafetensorError as why:
-            raise OSError(errno.EIO, str(why)) from why
+        save_tensors(tensors, temporary, about)

@@ -9,6 +9,7 @@ from kit.base.config import build
 from kit.base.words import in_gib
 from kit.dataset.ledger import ManifestConfig
 from kit.inference.evaluate import Check, Scores, gate_checks
+from kit.inference.settings import EvaluateConfig
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
 
@@ -131,7 +132,7 @@ class Checklist:
             runaway_rate=found["runaway_rate"],
             sentences=found["sentences"],
         )
-        worst_cer = self.active_run.section("evaluate")["worst_cer"]
+        worst_cer = build(EvaluateConfig, self.active_run.section("evaluate")).worst_cer
         return gate_checks(scores, found["cer_floor"], worst_cer)
 
     def command(self, name: str) -> str:

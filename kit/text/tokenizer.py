@@ -8,8 +8,16 @@ from pathlib import Path
 
 import sentencepiece as spm
 
+from kit.base.files import file_kind
 from kit.text.normalize import TextError
 
+# What a file that is no SentencePiece model looks like.
+_KINDS = {
+    "empty": "it is empty",
+    "zip": "it looks like a zip archive or a PyTorch checkpoint",
+    "safetensors": "it looks like safetensors",
+    "json": "it looks like JSON, as a Hugging Face tokenizer.json is",
+}
 PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece: no text becomes it
 
 
@@ -28,8 +36,9 @@ class Tokenizer:
         try:
             self.model = spm.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
+            looks_like = _KINDS.get(file_kind(path), "its bytes are of another kind, or cut short")
             raise TextError(
-                f"{path} is damaged, or no SentencePiece model ({_kind_of(path)}): delete it and "
+                f"{path} is damaged, or no SentencePiece model ({looks_like}): delete it and "
                 "run 01_data_prep again, or name the right file."
             ) from error
         size = self.model.vocab_size()
@@ -80,18 +89,3 @@ class Tokenizer:
             )
         kept = "".join(c for c in text if c not in uncovered)
         return self.model.encode(" ".join(kept.split()))
-
-
-def _kind_of(path: Path) -> str:
-    """What the file at `path` looks like, by its first bytes."""
-    with path.open("rb") as file:
-        head = file.read(64)
-    if not head:
-        return "it is empty"
-    if head.startswith(b"PK\x03\x04"):
-        return "it looks like a zip archive or a PyTorch checkpoint"
-    if head[8:9] == b"{":
-        return "it looks like safetensors"
-    if head.lstrip().startswith(b"{"):
-        return "it looks like JSON, as a Hugging Face tokenizer.json is"
-    return "its bytes are of another kind, or cut short"

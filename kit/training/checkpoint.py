@@ -7,17 +7,16 @@ and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of model
 """
 
 import contextlib
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from kit.base.files import file_digest, make_folder, replacing, require_disk, write_atomic
+from kit.base.weights_file import save_tensors
 
 _DAMAGE = (
     safetensors.SafetensorError,
@@ -78,10 +77,7 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
     require_disk(folder, sum(t.nbytes for t in tensors.values()))
     header = {"plain": json.dumps(plain)}
     with replacing(path) as part:
-        try:
-            safetensors.torch.save_file(own_memory(tensors), part, metadata=header)
-        except safetensors.SafetensorError as error:  # it tells a full disk in words of its own
-            raise OSError(errno.EIO, str(error)) from error
+        save_tensors(own_memory(tensors), part, header)
         digest = file_digest(part)  # of what can be read back
     write_atomic(path.with_suffix(".sha256"), digest)
     prune(folder, path, keep, best)

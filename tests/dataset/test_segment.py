@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import in_time, spoken_by_espeak
+from helpers import EAR, few_words, in_time
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio.recognizer import (
@@ -38,7 +38,6 @@ from kit.dataset.long_recordings.segment import (
 )
 from kit.dataset.long_recordings.transcript import Walk, WalkConfig, read_tokens, segments_of
 from kit.dataset.long_recordings.windows import Listener
-from kit.dataset.synthetic import load_words
 
 HEAR = ToneRecognizer().eval()
 CUT = CutConfig(min_s=0.5, max_s=6.0)
@@ -103,14 +102,10 @@ def test_every_sentence_becomes_a_clip_that_says_it(tmp_path):
 @pytest.fixture(scope="module")
 def spoken() -> tuple[Recognizer, list[str], list[np.ndarray]]:
     """A recogniser that learned real speech in seconds; sentences new to it, and their speech."""
-    rng = random.Random(0)
-    words = [word for word in load_words("am")["object"] if " " not in word][:8]
-    texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
-    speech = spoken_by_espeak(texts)
+    texts, speech = few_words()
     mels = [Mel().clip_mel(torch.from_numpy(wave), RATE) for wave in speech]
     torch.manual_seed(0)
-    shape = RecognizerConfig(width=48, blocks=2, steps=150, batch=6, lr=1e-2)
-    recognizer = Recognizer(shape, alphabet_of(texts))
+    recognizer = Recognizer(RecognizerConfig(**EAR), alphabet_of(texts))
     list(train_recognizer(recognizer, mels[:60], texts[:60], "cpu", "fp32"))
     return recognizer, texts[60:], speech[60:]
 

@@ -3,6 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """A run gives torch as many as it finds free: put back for the tests that follow."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

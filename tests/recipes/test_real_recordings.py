@@ -1,40 +1,23 @@
 """Recordings that nobody made for the kit: too long ones, and some the check cannot judge."""
 
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from helpers import RATE, dataset, speech, spoken_by_espeak
+from helpers import EAR, RATE, dataset, few_words, speech
 
 from kit.audio.clip import DatasetError
 from kit.batches.code_cache import CodeCache
-from kit.dataset.synthetic import load_words
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
 
-# Small, and yet it hears the eight words of `recordings` after some seconds.
-EAR = {"width": 48, "blocks": 2, "steps": 150, "batch": 6, "lr": 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
 
 @pytest.fixture(scope="module")
 def recordings() -> tuple[list[str], list[np.ndarray]]:
-    """Eighty short sentences of eight words, as espeak-ng speaks them."""
-    rng = random.Random(0)
-    words = [word for word in load_words("am")["object"] if " " not in word][:8]
-    texts = [" ".join(rng.choices(words, k=rng.randint(2, 4))) for _ in range(80)]
-    return texts, spoken_by_espeak(texts)
+    return few_words()
 
 
 def folder_of(recordings, into: Path, joined: int) -> Path:

@@ -33,13 +33,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
     """A run with what 01_data_prep leaves, on a CPU of its own description."""
     run = ActiveRun(
