@@ -137,7 +137,12 @@ class Limits:
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
-        cure = f"raise {limit} if you trust it" if limit else "do not use it"
+        cure = "do not use it"
+        if limit:
+            cure = (
+                f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
+                f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
+            )
         raise ArchiveError(f"{self.archive} holds {what}: {cure}. Nothing was unpacked.")
 
     def admit(self, name: str) -> None:
@@ -145,7 +150,7 @@ class Limits:
         self.name = name
         self.members += 1
         if self.members > self.config.most_members:
-            self.refuse(f"more than {self.config.most_members:,} members", "`most_members`")
+            self.refuse(f"more than {self.config.most_members:,} members", "most_members")
         path = PurePosixPath(name)
         leads_out = path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts
         if leads_out or "\\" in name or "\0" in name:
@@ -155,11 +160,11 @@ class Limits:
         """Note that `size_bytes` more are unpacked. Raises ArchiveError, or DiskError, in time."""
         self.unpacked_bytes += size_bytes
         if self.unpacked_bytes > self.config.most_gib * 2**30:
-            self.refuse(f"more than {self.config.most_gib} GiB", "`most_gib`")
+            self.refuse(f"more than {self.config.most_gib} GiB", "most_gib")
         ratio = self.unpacked_bytes / max(1, self.archive_bytes)
         big = self.unpacked_bytes > self.config.ratio_from_mib * 2**20
         if big and ratio > self.config.most_ratio:
-            self.refuse(f"over {self.config.most_ratio:.0f} times its own size", "`most_ratio`")
+            self.refuse(f"over {self.config.most_ratio:.0f} times its own size", "most_ratio")
         if self.unpacked_bytes - self.looked_bytes > DISK_STEP_BYTES:
             self.looked_bytes = self.unpacked_bytes
             require_disk(self.folder, DISK_STEP_BYTES)

@@ -18,26 +18,28 @@ HUB = "hf://"
 def fetch_dataset(
     source: Path | str,
     into: Path,
-    config: ArchiveConfig | None = None,
+    archive: ArchiveConfig | None = None,
+    hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
 ) -> Path:
     """The dataset folder in `source`: a folder, an archive unpacked under `into`, or of the hub.
 
     `hf://NAME/CONFIG/SPLIT` streams a dataset of the Hugging Face hub into a folder under `into`:
-    hf://google/fleurs/am_et/train, or hf://google/fleurs@REVISION/am_et/train.
+    hf://google/fleurs/am_et/train, or hf://google/fleurs@REVISION/am_et/train. `archive` limits
+    what is unpacked; `hub` says how much is streamed, and from which columns.
 
     Searched three folders deep; hidden folders and the Mac's `__MACOSX` are passed over. Raises
     ArchiveError as `unpack` does, IngestError when there is nothing, no dataset or several.
     """
     if str(source).startswith(HUB):
-        return fetch_hub(str(source).removeprefix(HUB), into, progress)
+        return fetch_hub(str(source).removeprefix(HUB), into, hub or HubConfig(), progress)
     source = Path(source)
     if not source.exists():
         raise IngestError(f"There is no {source}: is the name right, and the disk mounted?")
     if source.is_file() and not archive_suffix(source):
         return source  # a table: what it is, the reader of tables says
     if not source.is_dir():
-        source = unpack(source, into, config or ArchiveConfig(), progress)
+        source = unpack(source, into, archive or ArchiveConfig(), progress)
     level = [source]
     for _ in range(4):
         found = [folder for folder in level if _is_dataset(folder)]
@@ -55,7 +57,7 @@ def fetch_dataset(
     raise AssertionError(source)
 
 
-def fetch_hub(name: str, into: Path, progress: Callable) -> Path:
+def fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Path:
     """A dataset of the hub, `NAME/CONFIG/SPLIT`, as a folder. Raises IngestError."""
     parts = name.split("/")
     if len(parts) < 3 or not all(parts):
@@ -65,7 +67,7 @@ def fetch_hub(name: str, into: Path, progress: Callable) -> Path:
         )
     *owner, config, split = parts
     rows = open_huggingface("/".join(owner), config, split)
-    return from_huggingface(rows, Path(into) / "-".join(parts), HubConfig(), progress)
+    return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
 
 
 def _is_dataset(folder: Path) -> bool:

@@ -207,7 +207,10 @@ def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
     column = config.text_column or next((c for c in TEXT_COLUMNS if c in row), "")
     if not isinstance(row.get(column), str) or not row[column].strip():
         known = config.text_column or " or ".join(TEXT_COLUMNS)
-        raise IngestError(f"no text in {known}; the columns are {', '.join(map(str, row))}")
+        raise IngestError(
+            f"no text in {known}; the columns are {', '.join(map(str, row))}: name the one "
+            'with the text (--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
+        )
     speakers = [config.speaker_column] if config.speaker_column else SPEAKER_COLUMNS
     speaker = next((row[c] for c in speakers if row.get(c) not in (None, "")), "")
     return _one_line(row[column]), _one_line(str(speaker))[:64]

@@ -4,7 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from kit.base.config import ConfigError, build
+from kit.dataset.archive import ArchiveConfig
 from kit.dataset.fetch import fetch_dataset
+from kit.dataset.huggingface import HubConfig
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
@@ -35,8 +37,13 @@ class RunSource:
     def fetch(self, run: ActiveRun) -> Path:
         """The folder with the recordings, which are fetched, unpacked or spoken where they lack."""
         if self.data:
-            unpacking = Ticker("bytes unpacked")
-            return fetch_dataset(self.data, run.path("unpacked"), progress=unpacking)
+            return fetch_dataset(
+                self.data,
+                run.path("unpacked"),
+                build(ArchiveConfig, run.section("archive")),
+                build(HubConfig, run.section("hub")),
+                Ticker("bytes unpacked"),
+            )
         corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
         return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 

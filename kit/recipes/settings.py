@@ -14,6 +14,8 @@ from kit.base.config import ConfigError, build, merge
 from kit.base.words import brief, nearest
 from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
+from kit.dataset.archive import ArchiveConfig
+from kit.dataset.huggingface import HubConfig
 from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.sampling import GenerateConfig
@@ -28,6 +30,8 @@ from kit.tuning.session_plan import Promise
 # A preset's sections and the class that checks each; of the others the preset has every key.
 SECTIONS = {
     "corpus": CorpusConfig,
+    "archive": ArchiveConfig,
+    "hub": HubConfig,
     "manifest": ManifestConfig,
     "text": TokenizerConfig,
     "front_end": MelConfig,

@@ -39,6 +39,8 @@ from kit.tuning.session_plan import Promise
 
 SECTIONS = {
     "corpus": CorpusConfig,
+    "archive": ArchiveConfig,
+    "hub": HubConfig,
     "manifest": ManifestConfig,
     "codec": MelCodecConfig,
     "front_end": MelConfig,
@@ -198,12 +200,10 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
 # Every class of settings, with what it needs besides its defaults.
 EVERY_CONFIG = (
     *SECTIONS.values(),
-    ArchiveConfig,
     CourseConfig,
     CutConfig,
     DecoderConfig,
     Habits,
-    HubConfig,
     LoaderConfig,
     StreamConfig,
     WalkConfig,

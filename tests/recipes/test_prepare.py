@@ -1,18 +1,21 @@
 """From recordings to batches by the recipe: what it draws, records and leaves; twice is once."""
 
 import json
+from shutil import make_archive
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
-from helpers import CORPUS, corpus, dataset, speech
+from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.clip import DatasetError
 from kit.base.config import ConfigError
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
+from kit.dataset.archive import ArchiveError
 from kit.recipes.prepare import Preparation
+from kit.recipes.prepare_source import RunSource
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
 
@@ -201,3 +204,23 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     gone.checked = more.checked
     with pytest.raises(ConfigError, match=r"There is no .*gone\.txt"):
         gone.train_tokenizer()
+
+
+def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):
+    """Of a dataset of the hub (its rows here, no network) and of an archive."""
+    rows = [
+        {"audio": {"array": speech(2.0 + 0.01 * i), "sampling_rate": RATE}, "said": f"ሰላም ለሁሉ {i}"}
+        for i in range(6)
+    ]
+    monkeypatch.setattr("kit.dataset.fetch.open_huggingface", lambda *_: iter(rows))
+    hub = {"text_column": "said", "most_hours": 3.0 / 3600}
+    run = start("hub", settings={"hub": hub})
+    folder = RunSource(data="hf://somebody/voices/default/train").fetch(run)
+    assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 2
+
+    clips = {f"c{i}": speech(1.0) for i in range(5)}
+    table = "".join(f"c{i}|ሰላም ለሁሉ {i}\n" for i in range(5))
+    packed = make_archive(tmp_path / "voices", "zip", dataset(tmp_path / "data", table, clips))
+    run = start("few_members", settings={"archive": {"most_members": 3}})
+    with pytest.raises(ArchiveError, match=r"more than 3 members.*--set archive\.most_members="):
+        Preparation(run, packed).check()
