@@ -3,7 +3,7 @@
 What every language shares is done here: Unicode composed (NFC), lower case, marks nobody sees
 removed, quotes and brackets dropped, one space. What a language adds stands in a file of its own,
 `kit/text/languages/CODE.py`, and nowhere else: what lies beside a voice or a notebook is never run
-for its name. It holds one function. All of a file for Welsh:
+for its name. It holds one function (docs/extending.md has a longer one). All of a file for Welsh:
 
     '''Welsh: the ampersand is a word.'''
 
@@ -11,10 +11,10 @@ for its name. It holds one function. All of a file for Welsh:
         return text.replace("&", " a ")
 
 It is given composed lower-case text without quotes, brackets or spaces before punctuation; spaces
-it adds are tidied afterwards. To keep `normalize` idempotent it should leave nothing behind that it
-would change again. Two more names may stand there: EXAMPLE, a text that shows what the file does,
-and a function `lower` where Python's lower case is not the language's (Turkish I is the capital of
-ı). Knows nothing of audio, tokens or any one language.
+it adds are tidied afterwards. To keep `normalize` idempotent it must leave nothing behind that it
+would change again. Two more names may stand there: EXAMPLE, a text that shows what the file does
+and is tried when it is loaded, and a function `lower` where Python's lower case is not the
+language's (Turkish I is the capital of ı). Knows nothing of audio, tokens or any one language.
 """
 
 import functools
@@ -57,11 +57,19 @@ def normalize(text: str, language: str = "am") -> str:
 
     A language without a file of its own keeps its letters and figures, lower-cased, and a warning
     says so once. Raises TextError for a `language` that is no language code, or whose file has no
-    function `normalize`.
+    function `normalize`, or one that does not keep its contract.
     """
-    rules = language_rules(language)
+    return _normalize(text, language_rules(language))
+
+
+def _normalize(text: str, rules: types.ModuleType | None) -> str:
     text = _prepare(text, getattr(rules, "lower", str.lower))
-    text = rules.normalize(text) if rules else text
+    if rules:
+        text = rules.normalize(text)
+        if not isinstance(text, str):
+            raise TextError(
+                f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
+            )
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
 
@@ -94,14 +102,32 @@ def language_rules(language: str) -> types.ModuleType | None:
         spec.loader.exec_module(module)
         if not callable(getattr(module, "normalize", None)):
             raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
+        _require_idempotent(module)
         return module
     warnings.warn(
         f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
         "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
-        "the first lines of kit/text/normalize.py show how to add that.",
+        "docs/extending.md shows how to add that.",
         stacklevel=3,
     )
     return None
+
+
+def _require_idempotent(rules: types.ModuleType) -> None:
+    """Raise TextError where the file's EXAMPLE becomes another text the second time.
+
+    Texts are normalised when they are read and once more when they are spoken.
+    """
+    example = getattr(rules, "EXAMPLE", "")
+    if not example:
+        return
+    once = _normalize(example, rules)
+    twice = _normalize(once, rules)
+    if twice != once:
+        raise TextError(
+            f"`normalize` in {rules.__file__} changes its own result: of EXAMPLE it made {once!r}, "
+            f"and of that {twice!r}. Let it leave nothing that it would change again."
+        )
 
 
 def language_example(language: str) -> str:

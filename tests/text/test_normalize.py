@@ -15,6 +15,10 @@ SIGNS += ["ዓ.ም", "ዶ/ር", "ሰዓት", "ብር", "ገ/", "ማርያም", "
 SIGNS += ["st", "mr.", "dr. ", "…", "\n", "\u2581", "\0", "፡፡", "ኛ", "-5", "0911"]
 
 
+# Those of the kit: a file that is added is tried with the others.
+WRITTEN = sorted(path.stem for path in text.LANGUAGES.glob("[a-z]*.py"))
+
+
 @pytest.fixture(autouse=True)
 def forget_languages():
     language_rules.cache_clear()
@@ -30,7 +34,7 @@ def languages(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:There is no kit/text/languages/")
-@pytest.mark.parametrize("language", ["am", "en", "tr", "none"])
+@pytest.mark.parametrize("language", [*WRITTEN, "none"])
 def test_any_string_is_taken_and_nothing_is_left_to_do(language):
     rng = random.Random(language)
     for _ in range(1500):
@@ -45,7 +49,7 @@ def test_any_string_is_taken_and_nothing_is_left_to_do(language):
         once.encode()  # no half characters
 
 
-@pytest.mark.parametrize("language", ["am", "en", "tr"])
+@pytest.mark.parametrize("language", WRITTEN)
 @pytest.mark.parametrize("sign", ["5", "5ኛ", "፼", "$5", "5-", "5.", "5,", "a'", "ዓ.", " ፡", "ሀ"])
 def test_a_monstrous_string_is_no_trap(sign, language):
     assert normalize(sign * 20_000, language)  # a rule of quadratic cost would take minutes here
@@ -76,7 +80,7 @@ def test_every_language_shares(raw, wanted):
 
 def test_a_language_without_a_file_says_so_once():
     with pytest.warns(
-        UserWarning, match=r"no kit/text/languages/ti\.py.*keeps its letters.*how to add"
+        UserWarning, match=r"no kit/text/languages/ti\.py.*keeps its letters.*docs/extending"
     ) as told:
         assert normalize("ሠላም 5", "ti") == "ሠላም 5"
     assert told[0].filename == __file__  # it points at who asked
@@ -109,6 +113,19 @@ def test_a_language_file_without_its_function_is_told(languages):
     (languages / "q1.py").write_text("def normalise(text):\n    return text\n")
     with pytest.raises(TextError, match=r"q1\.py needs a function `normalize\(text\)"):
         normalize("a", "q1")
+
+
+def test_a_language_file_that_returns_nothing_is_told(languages):
+    (languages / "q2.py").write_text("def normalize(text):\n    text.strip()\n")
+    with pytest.raises(TextError, match=r"`normalize` in .*q2\.py gave None: it must return the"):
+        normalize("a", "q2")
+
+
+def test_a_language_file_that_changes_its_own_result_is_told(languages):
+    source = 'EXAMPLE = "Oi 5"\n\n\ndef normalize(text):\n    return text + "."\n'
+    (languages / "q3.py").write_text(source)
+    with pytest.raises(TextError, match=r"q3\.py changes .* made 'oi 5\.', and of that 'oi 5\.\.'"):
+        normalize("a", "q3")
 
 
 @pytest.mark.parametrize("language", ["", "../x", "a b", "a.b", "1", "am\n", "a" * 300, "ａｍ"])
