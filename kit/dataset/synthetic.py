@@ -20,15 +20,12 @@ import yaml
 
 from kit.base.config import CONFIGS, LARGEST_SEED, ConfigError, require, require_within
 from kit.base.files import digest, make_folder, require_disk, write_atomic
+from kit.base.words import brief
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
 
 WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
-# espeak-ng's C interface (speak_lib.h): names for the numbers used below.
-_SYNCHRONOUS = 2
-_UTF8 = 1
-_RATE = 1
-_PITCH = 3
+ROWS = ("subject", "verb")  # slots with a row of words for each form in which they agree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,8 @@ class CorpusConfig:
         spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
         cure = (
             f"the built-in corpus is there in {' and '.join(spoken)}. For another language name "
-            "recordings of your own (DATA, --data), or add its words to configs/words/."
+            f"recordings of your own (DATA, --data), or write configs/words/{self.language}.yaml "
+            "with the slots of en.yaml beside it."
         )
         require(self.language in spoken, self, "language", cure)
         require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
@@ -78,9 +76,10 @@ class Grammar:
         ]
 
     def _word(self, slot: str, agreement: int, rare: bool) -> str:
-        if slot in ("subject", "verb"):
+        if slot in ROWS:
             return self.rng.choice(self.words[slot][agreement])
-        return self.rng.choice((self.words["unseen"] if rare else self.words)[slot])
+        known = self.words[slot]
+        return self.rng.choice(self.words["unseen"].get(slot, known) if rare else known)
 
     def sentence(self, longest: int, rare: bool = False) -> list[str]:
         """One to several clauses joined by a conjunction; most sentences are a single clause.
@@ -99,14 +98,37 @@ class Grammar:
 
 
 def load_words(language: str) -> dict:
-    words = yaml.safe_load((WORDS / f"{language}.yaml").read_text(encoding="utf-8"))
-    split = {k: v.split(", ") for k, v in words["unseen"].items()}
-    lists = {
-        k: [row.split(", ") for row in v] if k in ("subject", "verb") else v.split(", ")
-        for k, v in words.items()
-        if k not in ("order", "unseen")
-    }
-    return lists | {"unseen": split, "order": words["order"]}
+    """The word list of `language`: items by slot, those of `subject` and `verb` in rows.
+
+    Raises ConfigError, which names file and slot, for what is not written as in en.yaml.
+    """
+    path = WORDS / f"{language}.yaml"
+    words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+
+    def checked(slot: str, value, kind: type, shape: str):
+        if not isinstance(value, kind):
+            got = "nothing" if value is None else brief(repr(value), 60)
+            raise ConfigError(
+                f"{path}, `{slot}`: {shape} expected, got {got}. Write it as in en.yaml beside it."
+            )
+        return value
+
+    def items(slot: str, value) -> list[str]:
+        return checked(slot, value, str, "words with `, ` between them").split(", ")
+
+    order = checked("order", words.get("order"), list, "a list of slots")
+    found = {"order": [checked("order", pair, list, "[slot, chance]") for pair in order]}
+    for slot in ("and", "phrase", *(slot for slot, _ in order)):
+        if slot not in ROWS:
+            found[slot] = items(slot, words.get(slot))
+    for slot in ROWS:
+        rows = checked(slot, words.get(slot), list, "a list of rows")
+        found[slot] = [items(slot, row) for row in rows]
+    if len(found["subject"]) != len(found["verb"]):
+        raise ConfigError(f"{path}: as many rows of `verb` as of `subject` expected; they agree.")
+    unseen = checked("unseen", words.get("unseen"), dict, "slots with words of their own")
+    found["unseen"] = {slot: items(slot, rare) for slot, rare in unseen.items()}
+    return found
 
 
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:

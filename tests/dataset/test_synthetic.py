@@ -16,6 +16,7 @@ from helpers import CORPUS, RATE, manifest, spoken_by_espeak, usable
 
 from kit.audio.spectrogram import Mel
 from kit.base.config import ConfigError
+from kit.dataset import synthetic
 from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
@@ -203,3 +204,45 @@ def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
     monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
     with pytest.raises(ConfigError, match=r"yields only \d+ of the 250 sentences"):
         sentences(CorpusConfig())
+
+
+WORD_LIST = """
+order: [[subject, 1.0], [verb, 1.0], [object, 1.0]]
+subject: ["a, b, c", "d, e"]
+verb: ["f, g, h", "i, j"]
+object: k, l, m, n
+and: o
+phrase: p, q
+unseen: {object: "r, s, t"}
+"""
+
+
+def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic, "WORDS", tmp_path)
+    written = WORD_LIST.replace("order: [", "order: [[time, 0.5], ") + "time: u, v\n"
+    (tmp_path / "xx.yaml").write_text(written, encoding="utf-8")
+    found = sentences(dataclasses.replace(SMALL, language="xx", long=0))
+    assert all({"r", "s", "t"} & set(text.split()) for text in found["unseen"])
+    assert {"u", "v"} & set(" ".join(found["unseen"] + found["train"]).split())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("unseen:", "`unseen`: slots with words of their own expected, got nothing"),
+        ("and:", "`and`: words with `, ` between them expected, got nothing"),
+        ("object: [k, l]", r"`object`: words .* expected, got \['k', 'l'\]"),
+        ("verb: f", "`verb`: a list of rows expected, got 'f'"),
+        ('verb: ["f, g"]', "as many rows of `verb` as of `subject`"),
+        ("order: [subject]", r"`order`: \[slot, chance\] expected, got 'subject'"),
+        ("order: [[where, 1.0]]", "`where`: words .* got nothing. Write it as in en.yaml"),
+    ],
+)
+def test_what_a_word_list_lacks_is_told(tmp_path, monkeypatch, line, told):
+    monkeypatch.setattr(synthetic, "WORDS", tmp_path)
+    slot = line.split(":")[0]
+    kept = [own for own in WORD_LIST.splitlines() if not own.startswith(f"{slot}:")]
+    (tmp_path / "xx.yaml").write_text("\n".join([*kept, line]), encoding="utf-8")
+    with pytest.raises(ConfigError, match=told) as error:
+        load_words("xx")
+    assert "xx.yaml" in str(error.value)
