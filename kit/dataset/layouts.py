@@ -148,8 +148,8 @@ def _not_recognised(source: Path) -> str:
     found = found.encode(errors="replace").decode()  # names that are not UTF-8
     expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in LAYOUTS)
     return (
-        f"{source} is not a dataset in a layout known here: expected {expected}; "
-        f"found {found or 'an empty folder'}."
+        f"{source} is not a dataset in a layout known here (docs/extending.md shows how one is "
+        f"added): expected {expected}; found {found or 'an empty folder'}."
     )
 
 

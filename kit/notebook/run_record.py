@@ -68,7 +68,7 @@ class Run:
         if begun != value:
             raise ConfigError(
                 f"The run `{self.name}` was begun with the {what} `{begun}`, now `{value}` is "
-                f"asked for. Set KIT_RUN to a new name, or delete {self.places()}."
+                f"asked for. Choose another RUN (--run, or KIT_RUN), or delete {self.places()}."
             )
 
     def keep_settings(self, sections: dict) -> "Run":

@@ -122,11 +122,12 @@ class Preparation:
     def check(self) -> Result:
         """Fetch or speak the recordings and measure every clip; the ledger lists what is unfit."""
         run = self.active_run
-        self.source.settle(run)
+        self.source.begin(run)
         self.folder = self.source.fetch(run)
         self.checked = check_dataset(
             self.folder, self.rules, run.folder, progress=Ticker("checked")
         )
+        self.source.settle(run)
         found = results.of_ledger(self.checked, self.folder, self.source.language)
         return dataclasses.replace(found, line="\n".join([*self.source_lines, found.line]))
 

@@ -10,6 +10,7 @@ from kit.dataset.huggingface import HubConfig
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
+from kit.streams.open import require_known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +30,18 @@ class RunSource:
             parts.append(f"phonemes of {self.phonemes}")
         return ", ".join(parts)
 
-    def settle(self, run: ActiveRun) -> None:
-        """Keep `run` to this source for its life; ConfigError when it was begun with another."""
-        run.settle("data", str(self))
+    def begin(self, run: ActiveRun) -> None:
+        """Note for later commands what was asked for; ConfigError when it is not this run's source.
+
+        Also where `text` cannot be read: that is told before every recording is.
+        """
+        run.require_settled("data", str(self))
+        self.text_stamp()
         run.record(data={"source": dataclasses.asdict(self)})
+
+    def settle(self, run: ActiveRun) -> None:
+        """Keep `run` to this source for its life: recordings were found there, no misspelt name."""
+        run.settle("data", str(self))
 
     def fetch(self, run: ActiveRun) -> Path:
         """The folder with the recordings, which are fetched, unpacked or spoken where they lack."""
@@ -54,6 +63,7 @@ class RunSource:
         path = Path(self.text)
         if not path.is_file():
             raise ConfigError(f"There is no {path}: is the name right, and the disk mounted?")
+        require_known(path)
         found = path.stat()
         return (str(path.absolute()), found.st_size, found.st_mtime_ns)
 

@@ -45,7 +45,7 @@ class Table(LineSource):
         **hooks,
     ):
         super().__init__(path, config, **hooks)
-        self.delimiter = delimiter or DELIMITERS.get(self.file.path.suffix, ",")
+        self.delimiter = delimiter or DELIMITERS.get(self.file.path.suffix.lower(), ",")
         self.quote = b'"' if quoting else b""
         self.columns = self._header() if columns is None else list(columns)
         self._check_settings()

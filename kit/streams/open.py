@@ -1,20 +1,28 @@
 """Any file of records as a stream, and its rows with line numbers.
 
-`open_source` takes the format from the file's name; `rows` reads a whole file in its own order, as
-a manifest is read. Knows nothing of what records hold.
+`open_source` takes the format from the file's name, by the table `FORMATS`; `rows` reads a whole
+file in its own order, as a manifest is read. Knows nothing of what records hold.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit.streams.csv import DELIMITERS, Table
+from kit.streams.csv import Table
 from kit.streams.file import Fault, StreamError
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, TextLines
 from kit.streams.position import StreamConfig
 from kit.streams.source import Source
 
-SUFFIXES = ".txt .csv .tsv .jsonl .ndjson .json"
+# The class that reads a file whose name ends so; one more format is one more line.
+FORMATS: dict[str, type[Source]] = {
+    ".txt": TextLines,
+    ".csv": Table,
+    ".tsv": Table,
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".json": JsonArray,
+}
 
 
 def open_source(
@@ -31,14 +39,23 @@ def open_source(
 
     Raises StreamError for an unknown suffix and for what the format refuses.
     """
+    if not delimiter:
+        require_known(path)
+    kind = Table if delimiter else FORMATS[Path(path).suffix.lower()]
+    if kind is Table:
+        hooks.update(columns=columns, delimiter=delimiter, quoting=quoting)
+    return kind(path, config, **hooks)
+
+
+def require_known(path: Path) -> None:
+    """Raise StreamError for a file that no format is known for by its name."""
     suffix = Path(path).suffix.lower()
-    if delimiter or suffix in DELIMITERS:
-        table = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
-        return Table(path, config, **table, **hooks)
-    kinds = {".txt": TextLines, ".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray}
-    if suffix not in kinds:
-        raise StreamError(f"{path}: what format is `{suffix}`? Known: {SUFFIXES}; or a delimiter.")
-    return kinds[suffix](path, config, **hooks)
+    if suffix not in FORMATS:
+        raise StreamError(
+            f"{path}: what format is `{suffix}`? Known: {' '.join(FORMATS)}. Save it as one of "
+            "them; a table of another name takes a `delimiter`, and docs/extending.md shows how a "
+            "format is added."
+        )
 
 
 def rows(

@@ -98,7 +98,10 @@ def _texts(path: Path, column: str, layout: dict) -> Iterator[str | Fault]:
         elif column in row:
             yield str(row[column] or "")
         else:
-            raise TextError(f"{path} has no column `{column}`.{nearest(column, row)}")
+            raise TextError(
+                f"{path} has no column `{column}`.{nearest(column, row)} Rename the one with "
+                "the text, or give its name as `column`."
+            )
 
 
 @contextlib.contextmanager

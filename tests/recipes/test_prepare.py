@@ -129,6 +129,23 @@ def test_a_run_keeps_the_recordings_it_was_begun_with(prepared, tmp_path):
         Preparation(start("prepared"), language="en").check()
 
 
+def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for data in (tmp_path / "gone", tmp_path / "empty"):
+        with pytest.raises(ValueError, match=r"There is no|not a dataset .*extending\.md"):
+            Preparation(start("misspelt"), str(data)).check()
+    assert Preparation(start("misspelt")).source.data == str(tmp_path / "empty")
+    for text in ("gone.txt", "texts.xlsx"):
+        (tmp_path / "texts.xlsx").write_bytes(b"")
+        mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / text))
+        with pytest.raises(ValueError, match=r"There is no|what format is `\.xlsx`"):
+            mine.check()  # before any recording is read
+        assert not (mine.active_run.folder / "manifest.jsonl").exists()
+    Preparation(start("misspelt"), str(corpus())).check()
+    with pytest.raises(ConfigError, match=r"begun with the data.*Choose another RUN \(--run"):
+        Preparation(start("misspelt"), str(tmp_path / "empty")).check()
+
+
 def test_what_is_not_said_again_is_as_the_run_was_begun(prepared):
     again = Preparation(start("prepared"))
     told = str(again.check()).splitlines()

@@ -367,6 +367,7 @@ def test_the_suffix_decides(tmp_path):
     kinds = {"a.txt": TextLines, "a.csv": Table, "a.tsv": Table, "a.jsonl": JsonLines}
     for name, kind in kinds.items():
         assert type(open_source(write(tmp_path, name, "a\tb\n"))) is kind
+    assert list(open_source(write(tmp_path, "A.TSV", "a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]
     assert type(open_source(write(tmp_path, "a.json", "[]"))) is JsonArray
     assert type(open_source(write(tmp_path, "a.psv", "a|b\n"), delimiter="|")) is Table
     with pytest.raises(StreamError, match=r"what format is `\.xlsx`\? Known: \.txt"):
