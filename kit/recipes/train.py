@@ -108,7 +108,7 @@ class Training(TrainingPlan):
         row = self.rows()[-1]
         where = f"step {row['step']:,} of {row['steps']:,}"
         if self.session.finished():
-            return Result(line=f"Trained to {where}.")
+            return Result(line=f"Trained to {where}.{self.steps_left_aside()}")
         return Result(line=f"Stopped at {where}. Run this again: it goes on from its checkpoint.")
 
     def rows(self) -> list[dict]:

@@ -118,16 +118,34 @@ class TrainingPlan:
         """The model and the data in numbers, and how long it trains."""
         data = self.data
         parameters = f"{parameter_count(self.model):,}"
-        length = in_epochs(self.session.config, data.epoch_steps, data.hours)
+        config = self.session.config
+        length = in_epochs(config, data.epoch_steps, data.hours)
         figures = {
             "parameters": parameters,
             "layers": self.model.layers,
             "width": self.model.width,
             "effective batch": data.config.effective_batch,
+            "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
+            f"schedule {config.schedule}",
             "utterances to learn from": data.rows("train"),
             "utterances held out": data.rows("held_out"),
         }
-        return Result(line=f"A model of {parameters} parameters. {length}.", figures=figures)
+        line = f"A model of {parameters} parameters. {length}.{self.steps_left_aside()}"
+        return Result(line=line, figures=figures)
+
+    def steps_left_aside(self) -> str:
+        """That a setting `train.steps` says another number than the run was begun with; "" if not.
+
+        A run keeps its number, so that its schedule does not jump; only who asks changes it.
+        """
+        steps = self.session.config.steps
+        wanted = self.active.settings.get("train", {}).get("steps", steps)
+        if not self.begun_steps or self.asked_steps or wanted == steps:
+            return ""
+        return (
+            f" This run was begun with {steps:,} steps and keeps them, whatever `train.steps` says "
+            f"({wanted:,}): set STEPS, or give --steps."
+        )
 
     @once
     def fits(self) -> Result:

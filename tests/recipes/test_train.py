@@ -71,6 +71,7 @@ def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
     training = Training(active(tmp_path, train=train))
     assert training.session.config.steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
+    assert training.size().figures["learning rate"].endswith("schedule linear")
 
 
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):
@@ -98,6 +99,11 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert again[0] == "Trained to step 6 of 6." and len(again) == 2
     assert (tmp_path / "train.jsonl").read_bytes() == log
     assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
+
+    asked = dataclasses.replace(active(tmp_path), settings={"train": {"steps": 9}})
+    told = "begun with 6 steps and keeps them, whatever `train.steps` says (9): set STEPS"
+    assert told in str(next(Training(asked).run())) and told in str(Training(asked).size())
+    assert "keeps them" not in str(Training(asked, steps=9).size())
 
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, monkeypatch, capsys):
