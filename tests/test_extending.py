@@ -13,7 +13,10 @@ from kit.base.config import load_preset
 from kit.dataset import layouts
 from kit.dataset.ledger import ManifestConfig
 from kit.recipes.settings import check_settings, parse_settings
+from kit.streams import open as streams
+from kit.streams.position import StreamConfig
 from kit.text import normalize as text
+from kit.text.extract import extracted
 from kit.training import schedules
 from kit.training.optim import lr_factor
 from kit.training.settings import TrainConfig
@@ -29,12 +32,14 @@ def blocks(heading: str, kind: str = "python") -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
 
 
-def test_the_language_reads_its_figures(tmp_path, monkeypatch):
+def test_the_language_reads_its_figures(tmp_path, monkeypatch, capsys):
     (tmp_path / "sw.py").write_text(blocks("A language")[0], encoding="utf-8")
     monkeypatch.setattr(text, "LANGUAGES", tmp_path)
     text.language_rules.cache_clear()
     read = "bei ni elfu mbili mia tatu na hamsini."
     assert text.normalize(text.language_example("sw"), "sw") == read
+    exec(re.search(r'python -c "(.*)"', GUIDE)[1])
+    assert capsys.readouterr().out.strip() == read
     numbers = [text.normalize(str(n), "sw") for n in (0, 10, 21, 100, 101, 250_000)]
     assert numbers[:3] == ["sifuri", "kumi", "ishirini na moja"]
     assert numbers[3:] == ["mia moja", "mia moja na moja", "laki mbili na elfu hamsini"]
@@ -60,6 +65,34 @@ def test_the_layout_is_read_as_others_are(tmp_path, monkeypatch):
     assert {f.id: f.kind for f in found.refused} == {"c": "row", "d": "missing", "e": "row"}
 
 
+def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
+    source, entry = blocks("A format of text")
+    names = {}
+    exec(source, names)
+    for suffix, kind in eval(entry, names).items():
+        monkeypatch.setitem(streams.FORMATS, suffix, kind)
+    path = tmp_path / "texts.trn"
+    written = "".join(f"{TEXT} (id-{n})\r\n" for n in range(500))
+    path.write_text(f"{written}\nno id\n(empty)", encoding="utf-8")
+    found = list(streams.rows(path))
+    assert [record["id"] for _, record in found[:500]] == [f"id-{n}" for n in range(500)]
+    assert found[0] == (1, {"text": TEXT, "id": "id-0"})
+    assert "line 502" in str(found[500][1]) and "`the words (id)` expected" in str(found[500][1])
+    assert found[501] == (503, {"text": "", "id": "empty"})
+
+    config = StreamConfig(shuffle=True, block_bytes=256, group_blocks=4)
+    faults = []
+    whole = list(streams.open_source(path, config, bad=faults.append))
+    assert len(whole) == 501 and len(faults) == 1
+    stream = streams.open_source(path, config, bad=faults.append)
+    begun = [record for _, record in zip(range(123), stream)]
+    again = streams.open_source(path, config, bad=faults.append)
+    again.load_state_dict(stream.state_dict())
+    assert begun + list(again) == whole != [record for _, record in found]
+    with extracted(path, tmp_path) as texts:
+        assert (texts.lines, texts.unreadable) == (500, 1)
+
+
 def test_the_schedule_can_be_chosen(monkeypatch):
     names = dict(vars(schedules))
     exec(blocks("A learning-rate schedule")[0], names)
@@ -71,6 +104,8 @@ def test_the_schedule_can_be_chosen(monkeypatch):
     rates = [lr_factor(config, step) for step in (0, 80, 85, 100)]
     assert rates == pytest.approx([1, 1, 0.5, 0], abs=1e-6)
     assert all(math.isfinite(lr_factor(config, step)) for step in range(120))
+    config = TrainConfig(steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
+    assert [lr_factor(config, step) for step in (5, 20, 80)] == pytest.approx([1, 0.5, 0.25])
 
 
 def test_the_preset_is_one(tmp_path):
@@ -82,9 +117,13 @@ def test_the_preset_is_one(tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page):
-    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
-    own = [target for target in targets if not target.startswith("http")]
-    assert not [target for target in own if not (page.parent / target).exists()]
+    targets = re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
+    own = [(page.parent / name, part) for name, part in targets if not name.startswith("http")]
+    assert not [str(path) for path, _ in own if not path.exists()]
+    for path, part in own:
+        if part:
+            headings = re.findall("^#+ (.*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert part in [heading.lower().replace(" ", "-") for heading in headings]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -92,6 +131,7 @@ def test_every_path_of_the_kit_that_is_named_is_there(page):
     told = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", told)
     to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
+    to_write.add("kit/streams/trn.py")
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
 
 
