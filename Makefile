@@ -112,12 +112,13 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 # same `make voice` goes on from there. Without PRESET on the command line the machine decides.
 voice: KIT_PRESET := $(if $(filter command line,$(origin PRESET)),$(PRESET))
 voice: export KIT_RUNS ?= $(CURDIR)/runs
-voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=name [LANGUAGE=am]
+voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=name [LANGUAGE=am START_FROM=]
 	@[ -n "$(DATA)" ] && [ "$(origin RUN)" != file ] || { \
 	  echo "Name your recordings and your run: make voice DATA=folder RUN=name" >&2; exit 2; }
 	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
 	$$kit setup --run "$(RUN)" $(ARGS) && \
-	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") && \
+	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") \
+	  $(if $(START_FROM),--start-from "$(START_FROM)") && \
 	$$kit train --run "$(RUN)" && \
 	$$kit evaluate --run "$(RUN)" && \
 	$$kit checklist --run "$(RUN)" --tables && \

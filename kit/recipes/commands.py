@@ -139,6 +139,7 @@ COMMANDS = (  # in the order in which they are used
             ("longest_s", float, "S", "leave longer clips out (what the model has positions for)"),
             ("text", str, "FILE", "of any size, to learn pieces from (the recordings' texts)"),
             ("phonemes", str, "CODE", "learn pieces of phonemes: espeak-ng's en-us (letters)"),
+            ("start_from", str, "PATH", "a voice to begin with: an export, another run (nothing)"),
         ),
     ),
     Command(

@@ -27,6 +27,7 @@ from kit.recipes.prepare_clips import align_texts, cut_too_long, cutter_for
 from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
 from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.prepare_text import fitted_pieces
+from kit.recipes.start_from import begun_from, tokenizer_of_start, told_start
 from kit.text.tokenizer_report import (
     count_tokens,
     tokenizer_report,
@@ -58,7 +59,8 @@ class Preparation:
     more refused hours than `refuse_percent` end the preparation (None: as the run's settings say).
     Text pieces are learned from the recordings' texts, or from the file `text`, of any size; or
     from the phonemes of the former, where `phonemes` is a language by espeak-ng's name, such as
-    "en-us".
+    "en-us". `start_from` is a folder with a voice to begin with, an export or another run's: its
+    codec is taken as it is, and the text pieces are added to its own.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Preparation:
         longest_s: float = 0.0,
         text: str = "",
         phonemes: str = "",
+        start_from: str = "",
     ):
+        run = begun_from(run, start_from)
         self.active_run = run
         pieces = run.section("text")
         asked = RunSource(
@@ -158,9 +162,14 @@ class Preparation:
         self.tokenizer = fitted_pieces(run, self.source, self.pieces, lines)
         fitness = tokenizer_report(self.tokenizer, held_out or lines)
         run.record(text=fitness)
+        base = tokenizer_of_start(run)
+        before = tokenizer_report(base, held_out or lines) if base else None
         counts = count_tokens(self.tokenizer, lines, run.path("count.json"))
         advice = vocabulary_advice(self.tokenizer, counts)
-        return results.of_tokenizer(self.tokenizer, fitness, advice, lines, self.source.language)
+        found = results.of_tokenizer(self.tokenizer, fitness, advice, lines, self.source.language)
+        if before is None:
+            return found
+        return results.of_growth(found, before, fitness, told_start(run, self.tokenizer))
 
     def train_codec(self) -> Result:
         """Train the codec on these recordings, unless one of the same settings is there."""

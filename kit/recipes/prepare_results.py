@@ -1,5 +1,6 @@
 """What each step of a preparation shows: pictures first, then sounds, then tables."""
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -98,6 +99,21 @@ def of_tokenizer(
         ],
         figures=fitness,
     )
+
+
+def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
+    """`found`, with what the voice's own tokenizer made of the same held-out text."""
+    names = ("its own pieces", "with new ones")
+    words = [report["tokens_per_word"] for report in (before, after)]
+    raw = [100 * report["byte_rate"] for report in (before, after)]
+    pictures = (
+        bars(names, words, "pieces a word", "Held-out text"),
+        bars(names, raw, "% of pieces are bare bytes"),
+    )
+    line = f"{told}\n{found.line}"
+    if before["uncovered"]:
+        line += f"\nWhat it could not spell: {' '.join(before['uncovered'][:40])}"
+    return dataclasses.replace(found, line=line, pictures=pictures)
 
 
 def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:

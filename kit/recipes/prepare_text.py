@@ -1,4 +1,6 @@
-"""The text pieces of a run: learned from its texts, or taken as they lie there."""
+"""The text pieces of a run: learned from its texts, or taken as they lie there; a run that begins
+with a voice adds them to that voice's own.
+"""
 
 from pathlib import Path
 
@@ -6,6 +8,8 @@ from kit.base.files import digest, write_atomic
 from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import RunSource
+from kit.recipes.start_from import start_digest, tokenizer_of_start
+from kit.text.grow_tokenizer import grow_tokenizer
 from kit.text.tokenizer import Tokenizer
 from kit.text.tokenizer_report import fitted_tokenizer
 from kit.text.train_tokenizer import TokenizerConfig
@@ -17,9 +21,16 @@ def fitted_pieces(
     """The tokenizer of `run` for the training texts `lines`, where none was made of them yet."""
     path = run.path("tokenizer.model")
     mark = run.path("tokenizer.key")  # what the one that lies there was made from
-    key = digest(config, lines, source.language, source.text_stamp() or "")
+    made_from = [config, lines, source.language, source.text_stamp() or ""]
+    base = tokenizer_of_start(run)
+    if base is not None:
+        made_from.append(start_digest(run))
+    key = digest(*made_from)
     if not path.exists() or read_mark(mark) != key:
         more = Path(source.text) if source.text else None
-        fitted_tokenizer(lines, path, config, more, source.language)
+        if base is None:
+            fitted_tokenizer(lines, path, config, more, source.language)
+        else:
+            grow_tokenizer(base, lines, path, config, more, source.language)
         write_atomic(mark, key)
     return Tokenizer(path)

@@ -17,6 +17,7 @@ from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
+from kit.recipes.start_from import first_model, told_start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
@@ -97,6 +98,7 @@ class TrainingPlan:
             validation=[],  # made when it is known how many rows fit into a pass
             threads=int(run.threads.value),
             trained_with=self.data.parts,
+            first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
             held_by_all=run.held_by_all,
         )
 
@@ -131,7 +133,8 @@ class TrainingPlan:
             "utterances held out": data.rows("held_out"),
         }
         line = f"A model of {parameters} parameters. {length}.{self.steps_left_aside()}"
-        return Result(line=line, figures=figures)
+        lines = [line, told_start(self.active, data.tokenizer)]
+        return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def steps_left_aside(self) -> str:
         """That a setting `train.steps` says another number than the run was begun with; "" if not.

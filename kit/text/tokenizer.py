@@ -18,6 +18,9 @@ _KINDS = {
     "safetensors": "it looks like safetensors",
     "json": "it looks like JSON, as a Hugging Face tokenizer.json is",
 }
+# The control pieces that frame a text, where they have an id between others: a grown vocabulary.
+START = "<text>"
+STOP = "</text>"
 PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece: no text becomes it
 
 
@@ -42,10 +45,11 @@ class Tokenizer:
                 "run 01_data_prep again, or name the right file."
             ) from error
         size = self.model.vocab_size()
-        self.start = size
-        self.stop = size + 1
-        self.vocab_size = size + 2
-        marks = [self.model.id_to_piece(i) for i in range(size) if self.model.is_control(i)]
+        marks = {self.model.id_to_piece(i): i for i in range(size) if self.model.is_control(i)}
+        grown = START in marks and STOP in marks
+        self.start = marks[START] if grown else size
+        self.stop = marks[STOP] if grown else size + 1
+        self.vocab_size = size if grown else size + 2
         found = [PHONEMES.fullmatch(mark) for mark in marks]
         self.phonemes = next((match[1] for match in found if match), "")
 

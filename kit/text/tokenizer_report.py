@@ -92,11 +92,11 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
     learned = {
         i: model.id_to_piece(i)
         for i in range(size)
-        if len(model.id_to_piece(i)) > 1 and not _fixed(model, i)
+        if len(model.id_to_piece(i)) > 1 and not is_fixed(model, i)
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
-    parts = _parts(known)
+    parts = parts_of(known)
     rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
@@ -144,7 +144,7 @@ def fitted_tokenizer(
     return path
 
 
-def _parts(texts: list[str]) -> set[str]:
+def parts_of(texts: list[str]) -> set[str]:
     """Every stretch of characters of each text."""
     return {
         text[start:end]
@@ -154,11 +154,11 @@ def _parts(texts: list[str]) -> set[str]:
     }
 
 
-def _fixed(model, piece: int) -> bool:
+def is_fixed(model, piece: int) -> bool:
     return model.is_byte(piece) or model.is_control(piece) or model.is_unknown(piece)
 
 
 def _mean_length(model, pieces: dict[int, int]) -> float:
     """Characters in an average piece of the text, the mark of a word's start included."""
-    kept = {i: n for i, n in pieces.items() if not _fixed(model, i)}
+    kept = {i: n for i, n in pieces.items() if not is_fixed(model, i)}
     return sum(len(model.id_to_piece(i)) * n for i, n in kept.items()) / max(1, sum(kept.values()))

@@ -48,6 +48,7 @@ class TrainSession:
     validation: list  # EffectiveBatches
     threads: int  # for PyTorch
     trained_with: dict = dataclasses.field(default_factory=dict)  # as `save_model` takes it
+    first_model: Callable = SpeechGPT  # GPTConfig -> the SpeechGPT that a new run begins with
     gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
     check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
@@ -100,7 +101,7 @@ class TrainSession:
         speed = build(SpeedConfig, values)
         checked = self.check(speed, grad_accum) if self.check else ""
         config = self.config if self.gate else self.config.without_gate()
-        self.state = TrainState(SpeechGPT(self.model), config, speed, self.hw)
+        self.state = TrainState(self.first_model(self.model), config, speed, self.hw)
         self.state.notes += [*self.state.applied.notes, *self._resume()]
         if checked:
             self.state.notes.append(checked)

@@ -1,0 +1,74 @@
+"""A model that begins with the weights of another one, and with a larger vocabulary.
+
+Every tensor is the other model's. Rows that it does not have begin where they mean something: a new
+text piece as the mean of the pieces that would have spelt it before. Knows ids and tensors alone.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.model.weights import ModelFileError
+
+# What may differ: how a model is trained, how many rows its tables have, and where in them START
+# and STOP of the text are written down.
+FREE = {"dropout", "text_weight", "text_stop_input", "stop_targets"}
+TABLES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
+TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
+
+
+def model_settings(base: GPTConfig) -> dict:
+    """What a run's `model` section must say for a model that begins with one of `base`.
+
+    The number of positions follows from the run's corpus.
+    """
+    values = dataclasses.asdict(base)
+    values["start_text_id"] = base.start_text
+    values["stop_text_id"] = base.stop_text
+    own = FREE | {"max_text", "max_code"}
+    return {name: value for name, value in values.items() if name not in own}
+
+
+def warm_started(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]) -> SpeechGPT:
+    """A model of `config` with the weights of `base`, and rows for what `base` has not got.
+
+    `spellings` has the ids of `base` that spell each text id beyond its vocabulary. Positions that
+    `base` lacks keep their random beginning. Raises ModelFileError where the two are not alike.
+    """
+    require_alike(config, base.config)
+    model = SpeechGPT(config)
+    state = base.state_dict()
+    with torch.no_grad():
+        for name, own in model.state_dict().items():
+            rows = min(len(own), len(state[name]))
+            own[:rows] = state[name][:rows]
+        for name in TEXT_ROWS:
+            table = model.state_dict()[name]
+            for number, ids in spellings.items():
+                table[number] = _mean_row(state[name], ids)
+    return model
+
+
+def _mean_row(table: Tensor, ids: list[int]) -> Tensor:
+    return table[ids].mean(0)
+
+
+def require_alike(config: GPTConfig, base: GPTConfig) -> None:
+    """Raise ModelFileError unless a model of `config` can hold the weights of one of `base`."""
+    wanted = dataclasses.asdict(base)
+    for name, value in dataclasses.asdict(config).items():
+        if name not in FREE | TABLES and value != wanted[name]:
+            raise ModelFileError(
+                f"The run's model has {name} {value}, the one it starts from {wanted[name]}: leave "
+                "`model` in the run's settings as it was, or begin a new run."
+            )
+    ids = (config.start_text, config.stop_text)
+    if ids != (base.start_text, base.stop_text) or config.text_vocab < base.text_vocab:
+        raise ModelFileError(
+            f"The run's text has START and STOP at {ids} of {config.text_vocab} ids, the model it "
+            f"starts from at {(base.start_text, base.stop_text)} of {base.text_vocab}: its "
+            "tokenizer did not grow from that model's. Begin a new run with START_FROM."
+        )

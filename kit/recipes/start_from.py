@@ -1,0 +1,122 @@
+"""A run that begins with a voice there is already: its weights, its codes, its text ids and more.
+
+What codes mean is its codec's to say and what text ids mean its tokenizer's, so both come with the
+weights. They are copied into the run's folder: the voice they came from may go.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from kit.audio.codec_kinds import save_codec
+from kit.base.config import ConfigError
+from kit.base.files import file_digest, write_atomic
+from kit.inference.export import CARD, load_export
+from kit.inference.voice import Voice, load_voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.model.warm_start import model_settings, warm_started
+from kit.model.weights import WEIGHTS, load_model, save_model
+from kit.notebook.run_record import read_mark
+from kit.recipes.active_run import ActiveRun
+from kit.text.grow_tokenizer import spellings
+from kit.text.tokenizer import Tokenizer
+
+BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
+CODEC = "codec.safetensors"
+MODEL = "start.safetensors"
+TOKENIZER = "start-tokenizer.model"
+
+
+def begun_from(run: ActiveRun, folder: str) -> ActiveRun:
+    """`run`, which is to begin with the voice in `folder`: an export, or another run's folder.
+
+    From here on the run's settings are that voice's sizes. Where `folder` is empty the run goes on
+    as it was begun. Raises ConfigError for a folder without a voice, and for a run that was begun
+    otherwise; VoiceError for a voice that is damaged.
+    """
+    if not folder:
+        return run
+    path, weights = weights_in(Path(folder).expanduser())
+    sha256 = file_digest(path / weights)
+    begun_sha256, _, begun_path = read_mark(run.folder / BEGUN).partition(" ")
+    if begun_sha256 == sha256:
+        return run
+    from_nothing = (run.folder / CODEC).exists() and not (run.folder / MODEL).exists()
+    if begun_sha256 or from_nothing:
+        how = f"from another voice, {begun_path}" if begun_sha256 else "from nothing"
+        raise ConfigError(
+            f"The run `{run.name}` was begun {how}, now {folder} is asked for: its codes and text "
+            f"ids would mean something else. Set RUN to a new name, or delete {run.places()}."
+        )
+    voice = voice_in(path, weights)
+    run = run.keep_settings(sections_of(voice))
+    save_model(voice.model, run.path(MODEL))
+    write_atomic(run.path(TOKENIZER), voice.tokenizer.model.serialized_model_proto())
+    save_codec(voice.codec, run.path(CODEC))
+    write_atomic(run.path(BEGUN), f"{sha256} {path}")  # the last: with it, all is here
+    return run
+
+
+def weights_in(folder: Path) -> tuple[Path, str]:
+    """The folder and the name of its weights: an export's, or those that a run was left with."""
+    exported = (folder / CARD).is_file()
+    names = ("model.safetensors",) if exported else (WEIGHTS["ema"], WEIGHTS["raw"])
+    for name in names:
+        if (folder / name).is_file():
+            return folder.resolve(), name
+    there = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else "no such folder"
+    raise ConfigError(
+        f"START_FROM = {folder}: there is no voice ({there or 'it is empty'}). Name the folder "
+        "`export` of a run, or the folder of a run that 02_train has finished."
+    )
+
+
+def voice_in(folder: Path, weights: str) -> Voice:
+    if (folder / CARD).is_file():
+        return load_export(folder)
+    return load_voice(folder, weights)
+
+
+def sections_of(voice: Voice) -> dict:
+    """Sections of settings with which a run makes what this voice understands."""
+    return {
+        "model": model_settings(voice.model.config),
+        "codec": dataclasses.asdict(voice.codec.config),
+        "front_end": dataclasses.asdict(voice.front_end.config),
+        "text": {"phonemes": voice.tokenizer.phonemes},
+    }
+
+
+def tokenizer_of_start(run: ActiveRun) -> Tokenizer | None:
+    """The tokenizer of the voice that `run` began with; None where it began with none."""
+    return Tokenizer(run.folder / TOKENIZER) if read_mark(run.folder / BEGUN) else None
+
+
+def start_digest(run: ActiveRun) -> str:
+    """Changes with the tokenizer that `run`'s own grows from."""
+    return file_digest(run.folder / TOKENIZER)
+
+
+def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: Tokenizer) -> SpeechGPT:
+    """The model that `run` begins to train: with the voice's weights, or at random.
+
+    Raises ModelFileError where `config` is no longer that voice's.
+    """
+    base = tokenizer_of_start(run)
+    if base is None:
+        return SpeechGPT(config)
+    model = load_model(run.folder / MODEL)
+    return warm_started(config, model, spellings(base, tokenizer))
+
+
+def told_start(run: ActiveRun, tokenizer: Tokenizer) -> str:
+    """In words, what `run` begins with; "" where it begins with nothing."""
+    base = tokenizer_of_start(run)
+    if base is None:
+        return ""
+    new = tokenizer.vocab_size - base.vocab_size
+    return (
+        f"It begins with the voice in {read_mark(run.folder / BEGUN).partition(' ')[2]}: "
+        f"{base.vocab_size} text ids stay, {new} new ones begin as what spelt them before."
+    )

@@ -1,0 +1,77 @@
+"""A model that begins with another one's weights says what that one would, and has more rows."""
+
+import dataclasses
+
+import pytest
+import torch
+from helpers import random_rows, tiny_model
+
+from kit.base.config import build
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig, pack
+from kit.model.warm_start import model_settings, warm_started
+from kit.model.weights import ModelFileError
+
+BASE = tiny_model().eval()
+NEW = 5
+
+
+def larger(**over) -> GPTConfig:
+    """A run's model that begins with BASE: its settings, more text ids, more positions."""
+    text_vocab = BASE.config.text_vocab + NEW
+    longer = {"max_text": BASE.config.max_text + 16, "max_code": BASE.config.max_code + 16}
+    settings = model_settings(BASE.config) | {"text_vocab": text_vocab} | longer
+    return build(GPTConfig, settings | over)
+
+
+def spelt(ids: list[int]) -> dict[int, list[int]]:
+    return {BASE.config.text_vocab + i: ids for i in range(NEW)}
+
+
+def test_old_rows_say_the_same():
+    model = warm_started(larger(), BASE, spelt([1, 2])).eval()
+    texts, codes, references = random_rows(BASE.config, 4)
+    with torch.no_grad():
+        before = BASE(pack(BASE.config, texts, codes, references))
+        after = model(pack(model.config, texts, codes, references))
+    torch.testing.assert_close(after[1], before[1])
+
+
+def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
+    model = warm_started(larger(), BASE, spelt([3, 7, 7]))
+    for name in ("text_embedding.weight", "text_head.weight", "text_head.bias"):
+        own, theirs = model.state_dict()[name], BASE.state_dict()[name]
+        torch.testing.assert_close(own[-1], (theirs[3] + 2 * theirs[7]) / 3)
+        assert torch.equal(own[: len(theirs)], theirs)
+
+
+def test_fewer_positions_than_the_other_model_had_are_its_first():
+    short = larger(max_text=8, max_code=12)
+    model = warm_started(short, BASE, spelt([0]))
+    assert torch.equal(model.text_position.weight, BASE.text_position.weight[:8])
+
+
+def test_dropout_and_the_weight_of_the_text_are_the_runs_own():
+    model = warm_started(larger(dropout=0.3, text_weight=0.2), BASE, spelt([0]))
+    assert model.config.dropout == 0.3
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"width": 64}, "has width 64, the one it starts from"),
+        ({"code_vocab": 99}, "has code_vocab 99"),
+        ({"start_text_id": 0}, "did not grow from that model's"),
+        ({"text_vocab": BASE.config.text_vocab - 1, "stop_text_id": 2}, "did not grow"),
+    ],
+)
+def test_what_cannot_hold_its_weights_is_refused(over, said):
+    with pytest.raises(ModelFileError, match=said):
+        warm_started(larger(**over), BASE, {})
+
+
+def test_settings_are_plain_and_whole():
+    settings = model_settings(BASE.config)
+    again = build(GPTConfig, settings)
+    assert dataclasses.asdict(SpeechGPT(again).config)["width"] == BASE.config.width
+    assert (again.start_text, again.stop_text) == (BASE.config.start_text, BASE.config.stop_text)
