@@ -1,0 +1,76 @@
+"""Any recording of a voice is taken as a reference; one without a voice is told in a sentence."""
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from released_sound import spoken
+
+from kit.audio.reference import (
+    VoiceReferenceError,
+    load_reference,
+    reference_mels,
+    require_reference,
+)
+from kit.audio.spectrogram import Mel
+
+RATE = 22_050
+
+
+def written(path, wave: torch.Tensor, rate: int) -> str:
+    soundfile.write(path, np.atleast_2d(wave.numpy()).T, rate)
+    return str(path)
+
+
+def test_stereo_at_48_khz_is_one_channel_at_the_rate_asked_for(tmp_path):
+    wave = spoken(2 * 48_000, rate=48_000)
+    path = written(tmp_path / "stereo.wav", torch.stack((wave, 0 * wave)), 48_000)
+    found = load_reference(path, RATE)
+    assert len(found) == 2 * RATE
+    wanted = spoken(2 * RATE)
+    assert np.corrcoef(found.numpy(), wanted.numpy())[0, 1] > 0.99
+    assert found.abs().max() < 0.6 * wanted.abs().max(), "the mean of both channels"
+
+
+def test_a_long_one_is_heard_from_its_beginning(tmp_path):
+    path = written(tmp_path / "long.wav", spoken(RATE * 5), RATE)
+    assert len(load_reference(path, RATE, longest_s=3)) == 3 * RATE
+
+
+@pytest.mark.parametrize(
+    ("wave", "told"),
+    [
+        (torch.zeros(RATE), r"is silent \(peak 0\.0000"),
+        (1e-3 * spoken(RATE), r"is silent"),
+        (spoken(7000), r"lasts 0\.32 s: at least 0\.33 s"),
+        (torch.zeros(0), r"lasts 0\.00 s"),
+        (spoken(RATE).expand(2, -1), r"has the shape \(2, 22050\)"),
+        (torch.full((RATE,), torch.nan), r"not finite"),
+    ],
+)
+def test_what_is_no_reference_is_told(wave, told):
+    with pytest.raises(VoiceReferenceError, match=told):
+        require_reference(wave, RATE)
+    with pytest.raises(VoiceReferenceError, match=told):
+        reference_mels(wave, RATE, Mel())
+
+
+def test_a_file_that_is_none_names_itself(tmp_path):
+    path = written(tmp_path / "quiet.wav", torch.zeros(RATE), RATE)
+    with pytest.raises(VoiceReferenceError, match=r"quiet\.wav is silent"):
+        load_reference(path, RATE)
+
+
+def test_pieces_are_as_long_as_asked_for_and_a_short_rest_is_left_out():
+    mels = reference_mels(spoken(round(9.2 * RATE)), RATE, Mel(), piece_s=3.0)
+    assert [mel.shape for mel in mels] == [(80, 3 * RATE // 256 + 1)] * 3
+    mels = reference_mels(spoken(RATE * 9 + RATE // 2), RATE, Mel(), longest_s=6.5, piece_s=3.0)
+    assert [mel.shape[1] for mel in mels] == [259, 259, 44]
+
+
+def test_any_rate_is_heard_at_the_front_ends():
+    at_48 = reference_mels(spoken(96_000, rate=48_000), 48_000, Mel())[0]
+    at_22 = reference_mels(spoken(2 * RATE), RATE, Mel())[0]
+    assert at_48.shape == at_22.shape
+    loud = at_22 > at_22.max() - 4
+    assert (at_48 - at_22)[loud].abs().mean() < 0.1
