@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.audio.xtts_dvae import DVAE
 from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -53,12 +54,27 @@ def random_model(config: GPTConfig = TINY, seed: int = 0) -> SpeechGPT:
     return model.eval()
 
 
+POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
+
+
 def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
+    """What hears and speaks: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(1)
-    return {
-        name: torch.tensor(5) if name.endswith(BATCHES) else torch.randn(shape)
-        for name, shape in sound_shapes(sizes).items()
-    }
+    found = {}
+    for name, shape in sound_shapes(sizes).items():
+        found[name] = torch.tensor(5) if name.endswith(BATCHES) else 0.2 * torch.randn(shape)
+        if name.endswith(POSITIVE):
+            found[name] = found[name].abs() + 0.5
+    return found
+
+
+def random_dvae(config: GPTConfig = TINY) -> dict[str, Tensor]:
+    """A DVAE with the codes of `config`, and the sums that training kept of its codebook."""
+    torch.manual_seed(2)
+    tensors = DVAE(vocab_size=config.start_code, width=12, code_width=6).state_dict()
+    tensors["codebook.embed_avg"] = tensors["codebook.embed"].clone()
+    tensors["codebook.cluster_size"] = torch.zeros(config.start_code)
+    return tensors
 
 
 def vocabulary(size: int = SIZE, start: int = START, holes: tuple[int, ...] = HOLES) -> dict:
@@ -129,7 +145,7 @@ def write_release(folder: Path, config: GPTConfig = TINY, model: SpeechGPT | Non
     (folder / "vocab.json").write_text(json.dumps(words, ensure_ascii=False), encoding="utf-8")
     with pickled_settings(described) as pickled:
         torch.save({"config": pickled, "model": tensors}, folder / "model.pth")
-    torch.save({"codebook.embed": torch.randn(4, 6)}, folder / "dvae.pth")
+    torch.save(random_dvae(config), folder / "dvae.pth")
     torch.save(tensors["mel_stats"].clone(), folder / "mel_stats.pth")
     return folder
 

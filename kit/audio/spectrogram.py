@@ -101,7 +101,8 @@ class Mel(nn.Module):
     def magnitude(self, wave: Tensor) -> Tensor:
         """Waveform (B, L) -> magnitudes (B, F, T)."""
         window = self.spectrogram.window
-        return torch.stft(wave, self.n_fft, self.hop, window=window, return_complex=True).abs()
+        size = len(window)
+        return torch.stft(wave, self.n_fft, self.hop, size, window, return_complex=True).abs()
 
 
 def unpadded(mel: Tensor, frames: list[int]) -> list[Tensor]:
@@ -121,6 +122,14 @@ def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
     mels = torch.linspace(0, top, n_mels + 2)
     logarithmic = LINEAR_HZ * torch.exp(LOG_STEP * (mels - LINEAR_MELS))
     hz = torch.where(mels < LINEAR_MELS, mels * (LINEAR_HZ / LINEAR_MELS), logarithmic)
+    return triangles(hz, sample_rate, n_fft)
+
+
+def triangles(hz: Tensor, sample_rate: int, n_fft: int) -> Tensor:
+    """Filters (F, M) of equal area, each over three neighbours among the frequencies `hz` (M + 2,).
+
+    It rises from the first to the second and falls to the third.
+    """
     left = hz[:-2]
     middle = hz[1:-1]
     right = hz[2:]

@@ -8,6 +8,7 @@ import torch
 from coqui import SMALL, coqui_loaded, coqui_xtts, write_coqui
 from released_xtts import vocabulary
 
+from kit.audio.xtts_sound import xtts_dvae, xtts_mels
 from kit.base.torch_file import read_torch_file
 from kit.model.xtts import load_xtts
 from kit.model.xtts_export import save_xtts
@@ -130,6 +131,15 @@ def run(tmp_path_factory):
     return folder, trainer.xtts, dvae
 
 
+def require_same_front_ends(held: dict, xtts) -> None:
+    """The windows and filters that a trainer's file holds are those the kit makes itself."""
+    for name, front_end in zip(("dvae", "style_encoder"), xtts_mels(xtts.sound)):
+        theirs = f"torch_mel_spectrogram_{name}.mel_stft"
+        window = held[f"{theirs}.spectrogram.window"]
+        torch.testing.assert_close(front_end.spectrogram.window, window)
+        torch.testing.assert_close(front_end.scale.fb, held[f"{theirs}.mel_scale.fb"])
+
+
 def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
     folder, trained, dvae = run
     file = folder / "run" / "checkpoint_7.pth"
@@ -140,6 +150,9 @@ def test_a_trainers_checkpoint_is_read_and_given_back(run, tmp_path):
     assert xtts.config["model_args"]["dvae_checkpoint"], "its own configuration"
     for name, tensor in dvae.state_dict().items():
         assert torch.equal(xtts.dvae[name], tensor), name
+    require_same_front_ends(held, xtts)
+    mel = torch.randn(1, 80, 90)
+    assert xtts_dvae(xtts.dvae).encode(mel).tolist() == dvae.get_codebook_indices(mel).tolist()
     save_xtts(xtts, tmp_path)
     again = coqui_loaded(tmp_path).state_dict()
     for name, tensor in trained.state_dict().items():

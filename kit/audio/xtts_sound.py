@@ -1,0 +1,208 @@
+"""The parts of an XTTS-v2 that hear and speak, filled from a release's tensors.
+
+`load_xtts` (kit/model) reads the files; here every tensor that it found goes to its place: none may
+be missing, misshapen or left over. Sizes that no configuration tells are those of the tensors.
+Knows no file and no GPT.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from kit.audio.codec import CodecError
+from kit.audio.xtts_dvae import DVAE
+from kit.audio.xtts_mel import DVAE_FFT, REFERENCE_FFT, XTTSMel, XTTSMelConfig
+from kit.audio.xtts_speaker import SpeakerEncoder
+from kit.audio.xtts_vocoder import (
+    CODE_RATE,
+    CODE_SAMPLES,
+    FRAME_SAMPLES,
+    VOCODER_RATE,
+    HiFiGAN,
+)
+
+VOCODER = "hifigan_decoder.waveform_decoder."
+SPEAKER = "hifigan_decoder.speaker_encoder."
+MEL_STATS = "mel_stats"
+N_MELS = 80
+# What training the DVAE kept beside it: running sums of its codebook, and of its codes' use.
+DVAE_TRAINING = ("codebook.cluster_size", "codebook.embed_avg", "discrete_loss.")
+# Lengths and directions of a weight, by their older names and by today's.
+WEIGHT_NORM = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+# What a configuration tells, and the kit has no other of.
+RATES = {
+    "audio": {
+        "sample_rate": CODE_RATE,
+        "dvae_sample_rate": CODE_RATE,
+        "output_sample_rate": VOCODER_RATE,
+    },
+    "model_args": {
+        "input_sample_rate": CODE_RATE,
+        "output_sample_rate": VOCODER_RATE,
+        "output_hop_length": FRAME_SAMPLES,
+        "gpt_code_stride_len": CODE_SAMPLES,
+    },
+}
+NAMED = 5  # tensors of each fault that a message names
+
+
+def require_rates(settings: dict) -> None:
+    """Raise CodecError where a release's configuration tells other rates than all releases have."""
+    for section, rates in RATES.items():
+        told = settings.get(section) or {}
+        for name, rate in rates.items():
+            if told.get(name) not in (None, rate):
+                raise CodecError(
+                    f"The configuration has `{section}.{name}` = {told[name]!r}; an XTTS-v2 has "
+                    f"{rate}. Copy config.json from the same place as the weights."
+                )
+
+
+def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
+    """The log-mels that the DVAE hears, and those that a voice is conditioned on."""
+    stats = sound.get(MEL_STATS)
+    if stats is None or stats.shape != (N_MELS,) or not bool((stats.float() != 0).all()):
+        found = "missing" if stats is None else f"{tuple(stats.shape)}, or 0 somewhere"
+        raise CodecError(
+            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {found}. Put the "
+            "release's mel_stats.pth beside its weights."
+        )
+    require_finite({MEL_STATS: stats}, MEL_STATS)
+    shared = tuple(stats.float().tolist())
+    heard = XTTSMelConfig(n_fft=DVAE_FFT, n_mels=N_MELS, mel_stats=shared)
+    reference = XTTSMelConfig(n_fft=REFERENCE_FFT, n_mels=N_MELS, mel_stats=shared)
+    return XTTSMel(heard), XTTSMel(reference)
+
+
+def xtts_dvae(tensors: dict[str, Tensor]) -> DVAE:
+    """The DVAE of dvae.pth, or of a trainer's checkpoint, in fp32 and eval mode."""
+    if not tensors:
+        raise CodecError(
+            "There is no DVAE, which makes codes of recordings: put dvae.pth, from where the model "
+            "was published, beside its weights."
+        )
+    kept = {n: t for n, t in tensors.items() if not n.startswith(DVAE_TRAINING)}
+    sizes = {
+        "width": size_of(kept, "encoder.0.0.weight", 0),
+        "code_width": size_of(kept, "codebook.embed", 0),
+        "vocab_size": size_of(kept, "codebook.embed", 1),
+    }
+    return filled_module(DVAE, sizes, kept, "The DVAE")
+
+
+def xtts_speaker_encoder(sound: dict[str, Tensor]) -> SpeakerEncoder:
+    """The speaker encoder of model.pth, in fp32 and eval mode."""
+    tensors = named(SPEAKER, sound)
+    filters = [size_of(tensors, f"layer{i}.0.conv1.weight", 0) for i in range(1, 5)]
+    sizes = {
+        "filters": tuple(filters) if all(filters) else None,
+        "attention_width": size_of(tensors, "attention.0.weight", 0),
+        "speaker_width": size_of(tensors, "fc.weight", 0),
+    }
+    return filled_module(SpeakerEncoder, sizes, tensors, "The speaker encoder")
+
+
+def xtts_vocoder(sound: dict[str, Tensor]) -> HiFiGAN:
+    """The vocoder of model.pth, in fp32 and eval mode, its weight normalisation folded in."""
+    tensors = folded(named(VOCODER, sound))
+    sizes = {
+        "latent_width": size_of(tensors, "conv_pre.weight", 1),
+        "speaker_width": size_of(tensors, "cond_layer.weight", 1),
+        "channels": size_of(tensors, "conv_pre.weight", 0),
+    }
+    return filled_module(HiFiGAN, sizes, tensors, "The vocoder")
+
+
+def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def size_of(tensors: dict[str, Tensor], name: str, dim: int) -> int | None:
+    """One size of the tensor `name`; None where there is none: it is then found to be missing."""
+    tensor = tensors.get(name)
+    return tensor.shape[dim] if tensor is not None and tensor.ndim > dim else None
+
+
+def folded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` with a weight in place of each pair of lengths and directions.
+
+    Salimans and Kingma 2016. What has no other half stays, to be found unknown.
+    """
+    found = dict(tensors)
+    for length, direction in WEIGHT_NORM:
+        for name in tensors:
+            layer = name.removesuffix(direction)
+            if not name.endswith(f".{direction}") or layer + length not in found:
+                continue
+            if f"{layer}weight" in found:
+                raise CodecError(f"{layer}weight is there twice: take a release's own model.pth.")
+            v = found.pop(name).float()
+            g = found.pop(layer + length).float()
+            norm = v.flatten(1).norm(dim=1).view(-1, *[1] * (v.ndim - 1))
+            if g.shape != norm.shape:
+                raise CodecError(
+                    f"{layer}{length} is {tuple(g.shape)}, its weight needs {tuple(norm.shape)}: "
+                    "download model.pth again."
+                )
+            found[f"{layer}weight"] = v * (g / norm)
+    return found
+
+
+def filled_module(
+    make: Callable[..., nn.Module], sizes: dict, tensors: dict[str, Tensor], what: str
+) -> nn.Module:
+    """`make` with those of `sizes` that are known, and exactly `tensors` in it.
+
+    Raises CodecError, naming them, for tensors that are missing, misshapen, unknown, of another
+    type or not finite.
+    """
+    with torch.device("meta"):
+        module = make(**{name: size for name, size in sizes.items() if size})
+    state = module.state_dict()
+    wanted = {name: tuple(t.shape) for name, t in state.items()}
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    faults = {
+        "missing": [name for name in wanted if name not in found],
+        "misshapen": [
+            f"{name} {found[name]}, not {shape}"
+            for name, shape in wanted.items()
+            if found.get(name, shape) != shape
+        ],
+        "unknown": [name for name in found if name not in wanted],
+        "of another type": [
+            f"{name} {tensor.dtype}"
+            for name, tensor in tensors.items()
+            if name in state and tensor.is_floating_point() != state[name].is_floating_point()
+        ],
+    }
+    told = [f"{kind}: {in_short(names)}" for kind, names in faults.items() if names]
+    if told:
+        raise CodecError(
+            f"{what} is not that of an XTTS-v2; {'; '.join(told)}. Take the files of one release."
+        )
+    require_finite(tensors, what)
+    # Copies: what was read stays as it was, whatever becomes of the module.
+    own = {
+        name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        for name, tensor in tensors.items()
+    }
+    module.load_state_dict(own, assign=True)
+    return module.eval()
+
+
+def in_short(names: list[str]) -> str:
+    """The first of `names`, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def require_finite(tensors: dict[str, Tensor], what: str) -> None:
+    """Raise CodecError, naming it, for a tensor that is not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise CodecError(f"{what} is damaged: {name} is not finite. Download it again.")

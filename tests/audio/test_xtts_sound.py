@@ -1,0 +1,230 @@
+"""The parts of an XTTS-v2 that hear and speak: sizes, lengths, and what is said of bad files.
+
+coqui-tts itself is the reference in tests/xtts; here they are tiny and it is not needed.
+"""
+
+import math
+
+import pytest
+import torch
+import torchaudio
+from released_sound import spoken
+from released_xtts import random_dvae, random_sound, settings
+
+from kit.audio.codec import CodecError
+from kit.audio.xtts_dvae import DVAE
+from kit.audio.xtts_mel import XTTSMel, XTTSMelConfig
+from kit.audio.xtts_sound import (
+    folded,
+    require_rates,
+    xtts_dvae,
+    xtts_mels,
+    xtts_speaker_encoder,
+    xtts_vocoder,
+)
+from kit.audio.xtts_speaker import SpeakerEncoder
+from kit.audio.xtts_vocoder import HiFiGAN
+from kit.base.config import ConfigError, build
+from kit.model.xtts_names import SoundSizes, sound_shapes
+
+RATE = 22_050
+VOCODER = "hifigan_decoder.waveform_decoder"
+SPEAKER = "hifigan_decoder.speaker_encoder"
+
+
+def test_the_releases_sizes_are_the_defaults():
+    with torch.device("meta"):
+        released = {n: torch.empty(shape) for n, shape in sound_shapes(SoundSizes()).items()}
+        parts = {VOCODER: HiFiGAN(), SPEAKER: SpeakerEncoder()}
+        dvae = DVAE()
+    wanted = {n: t.shape for n, t in folded(released).items()}
+    found = {"mel_stats": (80,)}
+    for prefix, part in parts.items():
+        found.update({f"{prefix}.{n}": t.shape for n, t in part.state_dict().items()})
+    assert found == wanted
+    assert sum(p.numel() for p in dvae.parameters()) == 51_567_184
+
+
+# --- mels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_fft", [1024, 2048])
+def test_a_mel_is_torchaudios_divided_by_the_stats(n_fft):
+    stats = torch.rand(80) + 0.5
+    front_end = XTTSMel(XTTSMelConfig(n_fft=n_fft, mel_stats=tuple(stats.tolist())))
+    theirs = torchaudio.transforms.MelSpectrogram(
+        sample_rate=RATE,
+        n_fft=n_fft,
+        win_length=1024,
+        hop_length=256,
+        f_max=8000,
+        n_mels=80,
+        norm="slaney",
+    )
+    wave = spoken(RATE)[None]
+    wanted = theirs(wave).clamp(min=1e-5).log() / stats[:, None]
+    assert (front_end.log_mel(wave) - wanted).abs().max() < 1e-4
+
+
+def test_a_configuration_says_all_of_a_mel():
+    config = xtts_mels(random_sound())[1].config
+    again = build(XTTSMelConfig, {**vars(config), "mel_stats": list(config.mel_stats)})
+    assert again == config
+    assert XTTSMelConfig(n_fft=1024, mel_stats=config.mel_stats) != config
+    wave = spoken(RATE)[None]
+    assert torch.equal(XTTSMel(again).log_mel(wave), XTTSMel(config).log_mel(wave))
+
+
+@pytest.mark.parametrize("stats", [(), (1.0,) * 79, (1.0,) * 79 + (0.0,), (math.nan,) * 80])
+def test_stats_that_are_none_are_told(stats):
+    with pytest.raises(ConfigError, match=r"mel_stats = .*: give 80 numbers"):
+        XTTSMelConfig(mel_stats=stats)
+
+
+def test_a_window_longer_than_the_transform_is_told():
+    with pytest.raises(ConfigError, match=r"win_length = 1024: must lie in 1 to 512"):
+        XTTSMelConfig(n_fft=512, mel_stats=(1.0,) * 80)
+
+
+@pytest.mark.parametrize(
+    ("stats", "told"),
+    [
+        (None, "it is missing"),
+        (torch.ones(64), r"it is \(64,\)"),
+        (torch.zeros(80), "0 somewhere"),
+        (torch.full((80,), math.inf), "not finite"),
+    ],
+)
+def test_a_release_without_sound_stats_is_told(stats, told):
+    with pytest.raises(CodecError, match=told):
+        xtts_mels({} if stats is None else {"mel_stats": stats})
+
+
+# --- lengths --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4, 5, 87])
+@torch.no_grad()
+def test_a_code_is_four_frames(frames):
+    dvae = xtts_dvae(random_dvae())
+    codes = dvae.encode(torch.randn(2, 80, frames))
+    assert codes.shape == (2, math.ceil(frames / 4)) and codes.dtype == torch.int64
+    assert codes.min() >= 0 and codes.max() < 32
+    assert dvae.decode(codes).shape == (2, 80, 4 * codes.shape[1])
+
+
+@torch.no_grad()
+def test_a_vector_of_the_codebook_is_its_own_code():
+    codebook = xtts_dvae(random_dvae()).codebook
+    codes = torch.arange(32).view(2, 16)
+    assert torch.equal(codebook.nearest(codebook(codes)), codes)
+
+
+@pytest.mark.parametrize(("codes", "frames"), [(1, 4), (2, 8), (10, 43), (147, 640)])
+@torch.no_grad()
+def test_states_become_frames_of_256_samples(codes, frames):
+    vocoder = xtts_vocoder(random_sound())
+    wave = vocoder(torch.randn(2, codes, 96), torch.randn(2, 512))
+    assert wave.shape == (2, 256 * frames) and wave.abs().max() <= 1
+
+
+@pytest.mark.parametrize("samples", [400, 5280, 32_001])
+@torch.no_grad()
+def test_a_speaker_is_a_direction(samples):
+    speaker = xtts_speaker_encoder(random_sound())(torch.randn(3, samples) * 0.1)
+    assert speaker.shape == (3, 512)
+    assert torch.allclose(speaker.norm(dim=1), torch.ones(3))
+
+
+# --- files ----------------------------------------------------------------------------------
+
+READERS = {
+    "vocoder": (xtts_vocoder, f"{VOCODER}.conds.2.bias"),
+    "speaker encoder": (xtts_speaker_encoder, f"{SPEAKER}.layer3.4.bn2.running_var"),
+    "DVAE": (xtts_dvae, "decoder.3.net.2.weight"),
+}
+
+
+def tensors_of(part: str) -> dict:
+    return random_dvae() if part == "DVAE" else random_sound()
+
+
+@pytest.mark.parametrize("part", READERS)
+def test_every_tensor_has_its_place(part):
+    read, name = READERS[part]
+    tensors = tensors_of(part)
+    kept = {n: t.clone() for n, t in tensors.items()}
+    module = read(tensors)
+    assert not module.training
+    assert {t.dtype for t in module.parameters()} == {torch.float32}
+    with torch.no_grad():
+        for weight in module.state_dict().values():
+            weight.zero_()
+    assert all(torch.equal(tensors[n], t) for n, t in kept.items()), "what was read stays"
+    leaf = name.split(".", name.count("hifigan") * 2)[-1]
+    short = r"The " + part
+    missing = {n: t for n, t in kept.items() if n != name}
+    with pytest.raises(CodecError, match=rf"{short} is not .*missing: {leaf}\. Take"):
+        read(missing)
+    with pytest.raises(CodecError, match=rf"{short} is not .*misshapen: {leaf} \(7,\), not "):
+        read({**kept, name: torch.ones(7)})
+    with pytest.raises(CodecError, match=rf"{short} is not .*unknown: {leaf}\.more"):
+        read({**kept, f"{name}.more": torch.ones(7)})
+    with pytest.raises(CodecError, match=rf"{short} is not .*of another type: {leaf} torch\.int64"):
+        read({**kept, name: kept[name].long()})
+    with pytest.raises(CodecError, match=rf"{short} is damaged: {leaf} is not finite"):
+        read({**kept, name: kept[name] * math.nan})
+
+
+@pytest.mark.parametrize("part", READERS)
+def test_half_precision_is_read_as_single(part):
+    read, _ = READERS[part]
+    tensors = {n: t.half() if t.is_floating_point() else t for n, t in tensors_of(part).items()}
+    assert {t.dtype for t in read(tensors).parameters()} == {torch.float32}
+
+
+def test_weight_normalisation_is_torchs():
+    tensors = random_sound()
+    layer = torch.nn.utils.parametrizations.weight_norm(
+        torch.nn.ConvTranspose1d(16, 8, 16, 8, padding=4)
+    )
+    prefix = f"{VOCODER}.ups.0."
+    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    layer.load_state_dict(own)
+    found = xtts_vocoder(tensors).ups[0]
+    assert torch.allclose(found.weight, layer.weight, atol=1e-6)
+    assert torch.equal(found.bias, layer.bias)
+
+
+def test_half_of_a_weight_is_told():
+    name = f"{VOCODER}.ups.1.parametrizations.weight.original0"
+    tensors = random_sound()
+    length = tensors.pop(name)
+    with pytest.raises(CodecError, match=r"missing: ups\.1\.weight; unknown: ups\.1\..*original1"):
+        xtts_vocoder(tensors)
+    with pytest.raises(CodecError, match=r"original0 is \(1, 1, 1\), its weight needs \(8, 1, 1\)"):
+        xtts_vocoder({**tensors, name: length[:1]})
+    with pytest.raises(CodecError, match=r"ups\.1\.weight is there twice"):
+        xtts_vocoder({**tensors, name: length, f"{VOCODER}.ups.1.weight": torch.ones(8, 4, 16)})
+
+
+def test_no_dvae_is_told():
+    with pytest.raises(CodecError, match=r"no DVAE.*put dvae\.pth"):
+        xtts_dvae({})
+
+
+def test_what_training_kept_of_a_dvae_is_left():
+    tensors = random_dvae()
+    tensors["discrete_loss.accumulator"] = torch.zeros(100, 32)
+    assert xtts_dvae(tensors).state_dict().keys() == xtts_dvae(random_dvae()).state_dict().keys()
+
+
+def test_other_rates_are_told():
+    described = settings()
+    require_rates(described)
+    require_rates({**described, "audio": {"sample_rate": 22_050, "output_sample_rate": 24_000}})
+    with pytest.raises(CodecError, match=r"`audio\.sample_rate` = 24000; an XTTS-v2 has 22050"):
+        require_rates({**described, "audio": {"sample_rate": 24_000}})
+    described["model_args"]["gpt_code_stride_len"] = 512
+    with pytest.raises(CodecError, match=r"gpt_code_stride_len` = 512; an XTTS-v2 has 1024"):
+        require_rates(described)

@@ -1,0 +1,200 @@
+"""The parts that hear and speak against coqui-tts's own classes, at random weights."""
+
+import copy
+
+import pytest
+import soundfile
+import torch
+import torch.nn.functional as F
+import torchaudio
+from coqui import SMALL
+from released_sound import spoken
+from torch import Tensor
+
+from kit.audio.reference import load_reference, reference_mels
+from kit.audio.waveform import resampled
+from kit.audio.xtts_sound import xtts_dvae, xtts_mels, xtts_speaker_encoder, xtts_vocoder
+from kit.audio.xtts_speaker import SPEAKER_RATE
+from kit.model.xtts import load_xtts
+
+RATE = 22_050
+
+
+@pytest.fixture(scope="module")
+def sound(small):
+    return load_xtts(small[0]).sound
+
+
+def coqui_mel(wave: Tensor, stats: Tensor, n_fft: int) -> Tensor:
+    """What its trainer and its inference make of a waveform (B, L)."""
+    from TTS.tts.models.xtts import wav_to_mel_cloning
+
+    sizes = {"n_fft": n_fft, "hop_length": 256, "win_length": 1024, "f_max": 8000}
+    return wav_to_mel_cloning(wave, mel_norms=stats, **sizes)
+
+
+def coqui_dvae(seed: int = 0):
+    from TTS.tts.layers.xtts.dvae import DiscreteVAE
+
+    torch.manual_seed(seed)
+    return DiscreteVAE(
+        channels=80,
+        normalization=None,
+        positional_dims=1,
+        num_tokens=1024,
+        codebook_dim=512,
+        hidden_dim=512,
+        num_resnet_blocks=3,
+        kernel_size=3,
+        num_layers=2,
+        use_transposed_convs=False,
+    ).eval()
+
+
+def trained(module):
+    """`module` with statistics of its normalisations as training leaves them."""
+    torch.manual_seed(6)
+    for part in module.modules():
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+            part.running_mean.uniform_(-0.2, 0.2)
+            part.running_var.uniform_(0.5, 2)
+    return module.eval()
+
+
+@pytest.mark.parametrize("samples", [1500, 22_050, 2 * 22_050 + 17])
+def test_mels_are_those_of_coqui(small, sound, samples):
+    wave = spoken(samples)[None]
+    for front_end in xtts_mels(sound):
+        wanted = coqui_mel(wave, small[1].mel_stats, front_end.config.n_fft)
+        found = front_end.log_mel(wave)
+        assert found.shape == wanted.shape
+        assert (found - wanted).abs().max() < 1e-4
+        assert wanted.std() > 0.5
+
+
+def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
+    from TTS.tts.layers.tortoise.arch_utils import TorchMelSpectrogram
+
+    torch.save(sound["mel_stats"], tmp_path / "mel_stats.pth")
+    theirs = TorchMelSpectrogram(mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE)
+    wave = spoken(RATE)[None]
+    heard, reference = xtts_mels(sound)
+    assert (heard.log_mel(wave) - theirs(wave)).abs().max() < 1e-4
+    theirs = TorchMelSpectrogram(
+        filter_length=2048, mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE
+    )
+    assert (reference.log_mel(wave) - theirs(wave)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("samples", [4096, 22_050, 30_001])
+def test_codes_are_those_of_coqui(sound, samples):
+    theirs = coqui_dvae()
+    ours = xtts_dvae(theirs.state_dict())
+    mel = xtts_mels(sound)[0].log_mel(spoken(samples)[None].repeat(2, 1))
+    mel = mel + 0.3 * torch.randn_like(mel)
+    with torch.no_grad():
+        wanted = theirs.get_codebook_indices(mel)
+        found = ours.encode(mel)
+        assert found.tolist() == wanted.tolist()
+        assert len(wanted.unique()) > 1
+        again = theirs.decode(wanted)[0]
+        assert (ours.decode(found) - again).abs().max() < 1e-4
+        assert again.std() > 1e-3
+
+
+def test_a_released_dvae_has_no_sums_of_its_training(sound):
+    state = coqui_dvae().state_dict()
+    kept = {name: t for name, t in state.items() if not name.startswith("discrete_loss.")}
+    assert len(kept) < len(state)
+    xtts_dvae(kept)
+
+
+def test_conditioning_latents_are_those_of_coqui(small, sound):
+    """Of a reference in pieces, as its inference cuts it."""
+    model = load_xtts(small[0]).model
+    wave = spoken(5 * RATE)[None]
+    wanted = small[1].get_gpt_cond_latents(wave, RATE, length=4, chunk_length=2)
+    front_end = xtts_mels(sound)[1]
+    mels = front_end.log_mel(wave[:, : 4 * RATE].view(2, -1))
+    with torch.no_grad():
+        found = model.conditioner(mels).mean(0, keepdim=True)
+    assert (found - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.1
+
+
+@pytest.mark.parametrize("samples", [8000, 48_001])
+def test_the_speaker_is_that_of_coqui(small, samples):
+    theirs = trained(copy.deepcopy(small[1].hifigan_decoder.speaker_encoder))
+    tensors = {f"hifigan_decoder.speaker_encoder.{n}": t for n, t in theirs.state_dict().items()}
+    ours = xtts_speaker_encoder(tensors)
+    wave = torch.stack((spoken(samples), spoken(samples, seed=1)))
+    with torch.no_grad():
+        wanted = theirs(wave.clone(), l2_norm=True)
+        found = ours(wave)
+    assert (found - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.01 and found.shape == (2, 512)
+
+
+def test_a_stereo_recording_at_48_khz_is_the_voice_that_coqui_hears(small, sound, tmp_path):
+    """From the file to latents and speaker: mixed, resampled and cut as its inference does."""
+    left = spoken(5 * 48_000, rate=48_000)
+    both = torch.stack((left, 0.5 * left))
+    path = str(tmp_path / "reference.wav")
+    soundfile.write(path, both.T.numpy(), 48_000, subtype="FLOAT")
+    theirs = copy.deepcopy(small[1])
+    theirs.eval()
+    # What its own reader does; that one needs FFmpeg.
+    audio = torchaudio.functional.resample(both.mean(0, keepdim=True), 48_000, RATE).clip(-1, 1)
+    latents = theirs.get_gpt_cond_latents(audio, RATE, length=4, chunk_length=2)
+    speaker = theirs.get_speaker_embedding(audio, RATE)
+    wave = load_reference(path, RATE, longest_s=5)
+    front_end = xtts_mels(sound)[1]
+    mels = torch.stack(reference_mels(wave, RATE, front_end, longest_s=4, piece_s=2))
+    with torch.no_grad():
+        found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
+        heard = xtts_speaker_encoder(sound)(resampled(wave, RATE, SPEAKER_RATE)[None])
+    assert (found - latents).abs().max() < 1e-4
+    assert (heard - speaker[..., 0]).abs().max() < 1e-4
+
+
+@pytest.fixture(scope="module")
+def vocoders(small):
+    """coqui-tts's and the kit's, as loud as a trained one: at random weights they whisper."""
+    theirs = copy.deepcopy(small[1].hifigan_decoder).eval()
+    theirs.waveform_decoder.conv_post.weight.data *= 30
+    names = {f"hifigan_decoder.{n}": t for n, t in theirs.state_dict().items()}
+    return theirs, xtts_vocoder(names)
+
+
+@pytest.mark.parametrize("codes", [1, 2, 5, 40, 147])
+@torch.no_grad()
+def test_the_wave_is_that_of_coqui(vocoders, codes):
+    theirs, ours = vocoders
+    torch.manual_seed(codes)
+    states = torch.randn(1, codes, SMALL["width"])
+    speaker = F.normalize(torch.randn(1, 512))
+    wanted = theirs(states, g=speaker[..., None]).reshape(1, -1)
+    found = ours(states, speaker)
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() < 1e-4
+    assert wanted.std() > 0.05
+
+
+@torch.no_grad()
+def test_every_row_of_a_batch_has_its_own_speaker(vocoders):
+    states = torch.randn(2, 6, SMALL["width"])
+    speakers = F.normalize(torch.randn(2, 512))
+    alone = [vocoders[1](states[i : i + 1], speakers[i : i + 1]) for i in range(2)]
+    assert (vocoders[1](states, speakers) - torch.cat(alone)).abs().max() < 1e-5
+
+
+def test_older_names_of_weight_normalisation_are_the_same_sound(sound):
+    def older(name: str) -> str:
+        name = name.replace("parametrizations.weight.original0", "weight_g")
+        return name.replace("parametrizations.weight.original1", "weight_v")
+
+    renamed = {older(name): tensor for name, tensor in sound.items()}
+    assert renamed.keys() != sound.keys()
+    wanted = xtts_vocoder(sound).state_dict()
+    for name, tensor in xtts_vocoder(renamed).state_dict().items():
+        assert torch.equal(tensor, wanted[name]), name
