@@ -41,10 +41,14 @@ class Codec(Protocol):
 
     config: CodecConfig
     sample_rate: int  # Hz, of waveforms in and out
-    frame_rate: float  # codes per second, each a whole number of samples
+    frame_rate: float  # codes per second
     vocab_size: int
     context: int  # codes to either side that the samples of a code can depend on, none further
     mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
+
+    def samples(self, codes: int) -> int:
+        """How many samples the first `codes` codes of an utterance last."""
+        return round(codes * self.sample_rate / self.frame_rate)
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:
@@ -60,7 +64,7 @@ class Codec(Protocol):
 
     @abstractmethod
     def decode(self, codes: Tensor, first: int = 0) -> Tensor:
-        """Codes (B, N) -> waveform (B, L), where the codec is; it lasts N / frame_rate seconds.
+        """Codes (B, N) -> waveform (B, L), where the codec is: of as many `samples`.
 
         `first` is the number of codes[:, 0] in its utterance, for a part cut out of one: with
         `context` codes around it a part sounds as in the whole. Raises CodecError for a code

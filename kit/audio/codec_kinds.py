@@ -8,12 +8,16 @@ from pathlib import Path
 
 from kit.audio.codec import Codec, CodecConfig, CodecError
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.xtts_codec import XTTSCodec, XTTSCodecConfig
 from kit.base.config import ConfigError, build
 from kit.base.weights_file import ForeignError, load_module, save_module
 from kit.base.words import nearest
 
 # Kind -> its settings, and what is made of them.
-CODECS: dict[str, tuple[type, type]] = {"mel": (MelCodecConfig, MelCodec)}
+CODECS: dict[str, tuple[type, type]] = {
+    "mel": (MelCodecConfig, MelCodec),
+    "xtts": (XTTSCodecConfig, XTTSCodec),
+}
 DEFAULT = "mel"  # where none is named
 
 

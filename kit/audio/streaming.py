@@ -31,7 +31,6 @@ class AudioStream:
         self.codec = codec
         self.first = first
         self.longest = longest
-        self.code_samples = round(codec.sample_rate / codec.frame_rate)
         self._begin()
 
     def _begin(self) -> None:
@@ -62,8 +61,9 @@ class AudioStream:
     def _decode_until(self, end: int) -> Tensor:
         """Samples of the codes from `heard` to `end`; forgets codes that no later sample needs."""
         wave = self.codec.decode(self.codes[None], self.start)[0].cpu()
-        wave = wave[: (end - self.start) * self.code_samples]
-        wave = wave[(self.heard - self.start) * self.code_samples :]
+        begin = self.codec.samples(self.start)
+        heard = self.codec.samples(self.heard) - begin
+        wave = wave[heard : self.codec.samples(end) - begin]
         keep = max(self.start, end - self.codec.context)
         self.codes = self.codes[keep - self.start :]
         self.start = keep

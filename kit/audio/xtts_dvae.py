@@ -64,6 +64,8 @@ class Codebook(nn.Module):
 class DVAE(nn.Module):
     """Log-mel (B, M, T) <-> codes (B, N); the defaults are the sizes of the release."""
 
+    reach = 2 * RESIDUAL_BLOCKS + 1  # codes to either side that a decoded frame depends on
+
     def __init__(
         self, vocab_size: int = 1024, width: int = 512, code_width: int = 512, n_mels: int = 80
     ):

@@ -62,8 +62,8 @@ def require_rates(settings: dict) -> None:
                 )
 
 
-def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
-    """The log-mels that the DVAE hears, and those that a voice is conditioned on."""
+def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
+    """What a release divides its log-mels by."""
     stats = sound.get(MEL_STATS)
     if stats is None or stats.shape != (N_MELS,) or not bool((stats.float() != 0).all()):
         found = "missing" if stats is None else f"{tuple(stats.shape)}, or 0 somewhere"
@@ -71,10 +71,15 @@ def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
             f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {found}. Put the "
             "release's mel_stats.pth beside its weights."
         )
-    require_finite({MEL_STATS: stats}, MEL_STATS)
-    shared = tuple(stats.float().tolist())
-    heard = XTTSMelConfig(n_fft=DVAE_FFT, n_mels=N_MELS, mel_stats=shared)
-    reference = XTTSMelConfig(n_fft=REFERENCE_FFT, n_mels=N_MELS, mel_stats=shared)
+    require_finite({MEL_STATS: stats}, "The scale of the log-mels")
+    return tuple(stats.float().tolist())
+
+
+def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
+    """The log-mels that the DVAE hears, and those that a voice is conditioned on."""
+    stats = mel_stats_of(sound)
+    heard = XTTSMelConfig(n_fft=DVAE_FFT, mel_stats=stats)
+    reference = XTTSMelConfig(n_fft=REFERENCE_FFT, mel_stats=stats)
     return XTTSMel(heard), XTTSMel(reference)
 
 

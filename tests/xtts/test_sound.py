@@ -13,8 +13,10 @@ from torch import Tensor
 
 from kit.audio.reference import load_reference, reference_mels
 from kit.audio.waveform import resampled
+from kit.audio.xtts_codec import xtts_codec
 from kit.audio.xtts_sound import xtts_dvae, xtts_mels, xtts_speaker_encoder, xtts_vocoder
 from kit.audio.xtts_speaker import SPEAKER_RATE
+from kit.inference.decoder import Decoder
 from kit.model.xtts import load_xtts
 
 RATE = 22_050
@@ -25,6 +27,15 @@ def sound(small):
     return load_xtts(small[0]).sound
 
 
+def require_close(found: Tensor, wanted: Tensor, spread: float) -> None:
+    """Within 1e-4, where what is wanted spreads by `spread` or more: else it would say nothing."""
+    assert found.shape == wanted.shape
+    difference = float((found - wanted).abs().max())
+    print(f"{difference:.1e} where the standard deviation is {float(wanted.std()):.3f}")
+    assert difference < 1e-4
+    assert wanted.std() > spread
+
+
 def coqui_mel(wave: Tensor, stats: Tensor, n_fft: int) -> Tensor:
     """What its trainer and its inference make of a waveform (B, L)."""
     from TTS.tts.models.xtts import wav_to_mel_cloning
@@ -33,15 +44,15 @@ def coqui_mel(wave: Tensor, stats: Tensor, n_fft: int) -> Tensor:
     return wav_to_mel_cloning(wave, mel_norms=stats, **sizes)
 
 
-def coqui_dvae(seed: int = 0):
+def coqui_dvae(codes: int = 1024):
     from TTS.tts.layers.xtts.dvae import DiscreteVAE
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return DiscreteVAE(
         channels=80,
         normalization=None,
         positional_dims=1,
-        num_tokens=1024,
+        num_tokens=codes,
         codebook_dim=512,
         hidden_dim=512,
         num_resnet_blocks=3,
@@ -67,9 +78,7 @@ def test_mels_are_those_of_coqui(small, sound, samples):
     for front_end in xtts_mels(sound):
         wanted = coqui_mel(wave, small[1].mel_stats, front_end.config.n_fft)
         found = front_end.log_mel(wave)
-        assert found.shape == wanted.shape
-        assert (found - wanted).abs().max() < 1e-4
-        assert wanted.std() > 0.5
+        require_close(found, wanted, spread=0.5)
 
 
 def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
@@ -79,27 +88,27 @@ def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
     theirs = TorchMelSpectrogram(mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE)
     wave = spoken(RATE)[None]
     heard, reference = xtts_mels(sound)
-    assert (heard.log_mel(wave) - theirs(wave)).abs().max() < 1e-4
+    require_close(heard.log_mel(wave), theirs(wave), spread=0.5)
     theirs = TorchMelSpectrogram(
         filter_length=2048, mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE
     )
-    assert (reference.log_mel(wave) - theirs(wave)).abs().max() < 1e-4
+    require_close(reference.log_mel(wave), theirs(wave), spread=0.5)
 
 
 @pytest.mark.parametrize("samples", [4096, 22_050, 30_001])
 def test_codes_are_those_of_coqui(sound, samples):
     theirs = coqui_dvae()
-    ours = xtts_dvae(theirs.state_dict())
     mel = xtts_mels(sound)[0].log_mel(spoken(samples)[None].repeat(2, 1))
-    mel = mel + 0.3 * torch.randn_like(mel)
+    mel = mel + 3 * torch.randn_like(mel)
     with torch.no_grad():
+        # As training leaves it, the codebook lies where sounds do: those of some noise.
+        theirs.codebook.embed.copy_(theirs.encoder(5 * torch.randn(1, 80, 4096))[0])
+        ours = xtts_dvae(theirs.state_dict())
         wanted = theirs.get_codebook_indices(mel)
         found = ours.encode(mel)
         assert found.tolist() == wanted.tolist()
-        assert len(wanted.unique()) > 1
-        again = theirs.decode(wanted)[0]
-        assert (ours.decode(found) - again).abs().max() < 1e-4
-        assert again.std() > 1e-3
+        assert len(wanted.unique()) > wanted.numel() / 4
+        require_close(ours.decode(found), theirs.decode(wanted)[0], spread=1e-3)
 
 
 def test_a_released_dvae_has_no_sums_of_its_training(sound):
@@ -118,8 +127,7 @@ def test_conditioning_latents_are_those_of_coqui(small, sound):
     mels = front_end.log_mel(wave[:, : 4 * RATE].view(2, -1))
     with torch.no_grad():
         found = model.conditioner(mels).mean(0, keepdim=True)
-    assert (found - wanted).abs().max() < 1e-4
-    assert wanted.std() > 0.1
+    require_close(found, wanted, spread=0.1)
 
 
 @pytest.mark.parametrize("samples", [8000, 48_001])
@@ -131,8 +139,9 @@ def test_the_speaker_is_that_of_coqui(small, samples):
     with torch.no_grad():
         wanted = theirs(wave.clone(), l2_norm=True)
         found = ours(wave)
-    assert (found - wanted).abs().max() < 1e-4
-    assert wanted.std() > 0.01 and found.shape == (2, 512)
+    assert found.shape == (2, 512)
+    assert (wanted[0] - wanted[1]).abs().max() > 1e-3, "they are two"
+    require_close(found, wanted, spread=0.01)
 
 
 def test_a_stereo_recording_at_48_khz_is_the_voice_that_coqui_hears(small, sound, tmp_path):
@@ -153,8 +162,8 @@ def test_a_stereo_recording_at_48_khz_is_the_voice_that_coqui_hears(small, sound
     with torch.no_grad():
         found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
         heard = xtts_speaker_encoder(sound)(resampled(wave, RATE, SPEAKER_RATE)[None])
-    assert (found - latents).abs().max() < 1e-4
-    assert (heard - speaker[..., 0]).abs().max() < 1e-4
+    require_close(found, latents, spread=0.1)
+    require_close(heard, speaker[..., 0], spread=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +175,8 @@ def vocoders(small):
     return theirs, xtts_vocoder(names)
 
 
-@pytest.mark.parametrize("codes", [1, 2, 5, 40, 147])
+# Not two: torch interpolates nothing where as many come out as went in, 8 frames of 8 quarters.
+@pytest.mark.parametrize("codes", [1, 3, 5, 40, 147])
 @torch.no_grad()
 def test_the_wave_is_that_of_coqui(vocoders, codes):
     theirs, ours = vocoders
@@ -175,9 +185,7 @@ def test_the_wave_is_that_of_coqui(vocoders, codes):
     speaker = F.normalize(torch.randn(1, 512))
     wanted = theirs(states, g=speaker[..., None]).reshape(1, -1)
     found = ours(states, speaker)
-    assert found.shape == wanted.shape
-    assert (found - wanted).abs().max() < 1e-4
-    assert wanted.std() > 0.05
+    require_close(found, wanted, spread=0.02)
 
 
 @torch.no_grad()
@@ -186,6 +194,41 @@ def test_every_row_of_a_batch_has_its_own_speaker(vocoders):
     speakers = F.normalize(torch.randn(2, 512))
     alone = [vocoders[1](states[i : i + 1], speakers[i : i + 1]) for i in range(2)]
     assert (vocoders[1](states, speakers) - torch.cat(alone)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_sentence_sounds_as_coqui_says_it(small, sound):
+    """From text ids, codes and a reference to the wave, through the kit's decoder and codec."""
+    theirs = copy.deepcopy(small[1])
+    theirs.eval()
+    theirs.hifigan_decoder.waveform_decoder.conv_post.weight.data *= 30
+    theirs.gpt.init_gpt_for_inference()
+    reference = spoken(2 * RATE)
+    text = torch.randint(8, 50, (1, 9), generator=torch.Generator().manual_seed(1))
+    codes = torch.randint(0, 32, (1, 30), generator=torch.Generator().manual_seed(2))
+    latents = theirs.get_gpt_cond_latents(reference[None], RATE)
+    lengths = torch.tensor([text.shape[1]]), torch.tensor([1024 * codes.shape[1]])
+    states = theirs.gpt(
+        text, lengths[0], codes, lengths[1], cond_latents=latents, return_latent=True
+    )
+    speaker = theirs.get_speaker_embedding(reference[None], RATE)
+    wanted = theirs.hifigan_decoder(states, g=speaker)[0]
+
+    model = load_xtts(small[0]).model
+    codec = xtts_codec(
+        {name: t for name, t in theirs.state_dict().items() if not name.startswith("gpt.")},
+        coqui_dvae(codes=32).state_dict(),
+    )
+    decoder = Decoder(model)
+    mel = codec.reference_mel.clip_mel(reference, RATE)
+    prompt, _ = decoder.prompt(text.tolist(), mel[None])
+    positions = torch.arange(1, codes.shape[1])
+    said = torch.cat((prompt, decoder.embed(codes[:, :-1], positions)), dim=1)
+    own = model.final_norm(model.gpt(said))[:, -codes.shape[1] :]
+    found = codec.decode(codes, states=own, speaker=codec.speaker_of(reference, RATE)[None])
+    assert found.shape == (1, codec.samples(30))
+    require_close(own, states, spread=0.1)
+    require_close(found, wanted, spread=0.02)
 
 
 def test_older_names_of_weight_normalisation_are_the_same_sound(sound):
