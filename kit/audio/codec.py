@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kit.audio.fitting import Course
 from kit.audio.spectrogram import Mel, MelConfig, unpadded
+from kit.audio.waveform import resampled
 
 
 class CodecError(ValueError):
@@ -40,11 +41,16 @@ class Codec(Protocol):
     """
 
     config: CodecConfig
-    sample_rate: int  # Hz, of waveforms in and out
+    sample_rate: int  # Hz, of the waveforms that come out
     frame_rate: float  # codes per second
     vocab_size: int
     context: int  # codes to either side that the samples of a code can depend on, none further
     mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
+
+    @property
+    def heard_rate(self) -> int:
+        """Hz, of the waveforms that go in: mostly that of those that come out."""
+        return self.sample_rate
 
     def samples(self, codes: int) -> int:
         """How many samples the first `codes` codes of an utterance last."""
@@ -52,7 +58,7 @@ class Codec(Protocol):
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:
-        """Mono waveform (B, L) in [-1, 1] at `sample_rate` -> codes (B, N), where the codec is."""
+        """Mono waveform (B, L) in [-1, 1] at `heard_rate` -> codes (B, N), where the codec is."""
 
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
         """The codes (N,) of clips (L,) of several lengths."""
@@ -71,6 +77,11 @@ class Codec(Protocol):
         outside the vocabulary. What a codec makes sound of besides (a model's latents, a speaker)
         follows by keyword, each with a default: the codes alone are its own round trip.
         """
+
+    def round_trip(self, wave: Tensor) -> Tensor:
+        """What is left of a clip (L,) after encoding and decoding, both at `sample_rate`."""
+        heard = resampled(wave, self.sample_rate, self.heard_rate)
+        return self.decode(self.encode(heard[None]))[0]
 
     def course(self, held: list[Tensor]) -> Course | None:
         """How long `fit` trains, judged by clips (L,) it never learns from; None: not at all."""
@@ -92,11 +103,11 @@ class Codec(Protocol):
 def mels_and_codes(
     codec: Codec, front_end: Mel, waves: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-mels (M, T) as `front_end` makes them, and codes (N,), of clips (L,) at the codec's rate.
+    """Log-mels (M, T) as `front_end` makes them, and codes (N,), of clips (L,) at `heard_rate`.
 
     Where the codec begins with the same log-mels, they are made once.
     """
     if codec.mel_config == front_end.config:
         mel, frames = front_end.padded(waves)
         return unpadded(mel, frames), codec.encode_mels(mel, frames)
-    return front_end.log_mels(waves, codec.sample_rate), codec.encode_clips(waves)
+    return front_end.log_mels(waves, codec.heard_rate), codec.encode_clips(waves)

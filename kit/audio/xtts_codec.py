@@ -76,6 +76,7 @@ class XTTSCodec(nn.Module, Codec):
     """The DVAE hears, HiFi-GAN speaks, and a speaker encoder listens to references."""
 
     sample_rate = VOCODER_RATE
+    heard_rate = CODE_RATE
     frame_rate = CODE_RATE / CODE_SAMPLES
 
     def __init__(self, config: XTTSCodecConfig):
@@ -107,7 +108,6 @@ class XTTSCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
-        wave = resampled(wave, self.sample_rate, CODE_RATE)
         codes = self.dvae.encode(self.mel.log_mel(wave))
         # A frame more than the sound is long: where it begins a code of its own, that is left out.
         return codes[:, : -(-wave.shape[-1] // CODE_SAMPLES)]

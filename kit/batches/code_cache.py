@@ -172,7 +172,7 @@ def encode(
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
-        waves = [load_wave(rows[i].audio, codec.sample_rate) for i in at]
+        waves = [load_wave(rows[i].audio, codec.heard_rate) for i in at]
         for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
             codes[i] = found.numpy().astype(np.int32)
             references[i] = reference_mel(mel, config.reference_frames).half().numpy()

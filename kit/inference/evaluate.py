@@ -98,7 +98,7 @@ def noise_floor(rows: list[Utterance], recognizer: Recognizer, codec: Codec) -> 
     heard_rate = recognizer.front_end.config.sample_rate
     recordings = [load_wave(row.audio, heard_rate) for row in rows]
     waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
-    again = [codec.decode(codec.encode(wave[None]))[0] for wave in waves]
+    again = [codec.round_trip(wave) for wave in waves]
     texts = [row.text for row in rows]
     before = transcribe(recognizer, recordings, heard_rate)
     after = transcribe(recognizer, again, codec.sample_rate)

@@ -77,7 +77,7 @@ class Evaluation:
         spoken = data.voices[self.weights].speak([row.text], row.speaker, data.sampling)[0]
         waves = {
             "recording": recording,
-            "codec": data.codec.decode(data.codec.encode(recording[None]))[0],
+            "codec": data.codec.round_trip(recording),
             "raw, read once": once.wave,
             self.best_of(self.weights): spoken.wave,
         }

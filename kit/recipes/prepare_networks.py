@@ -36,14 +36,14 @@ def fitted_codec(
         return there, THERE
     torch.manual_seed(0)
     codec = make_codec(config)
-    unseen = [load_wave(row.audio, codec.sample_rate) for row in held_out_rows(rows)]
+    unseen = [load_wave(row.audio, codec.heard_rate) for row in held_out_rows(rows)]
     course = codec.course(unseen)
     if course is None:
         save_codec(codec.eval(), path)
         return codec, "it needs no training"
     train = of_split(rows, "train")
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
-    waves = [load_wave(row.audio, codec.sample_rate) for row in chosen]
+    waves = [load_wave(row.audio, codec.heard_rate) for row in chosen]
     steps = codec.fit(waves, run.hw.device, run.precision.value, course=course)
     run.record(codec=course.follow(steps, Ticker("codec step")))
     save_codec(codec, path)

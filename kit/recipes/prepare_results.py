@@ -119,7 +119,7 @@ def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
 def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:
     """A recording before and after the codec, to look at and to listen to."""
     wave = load_wave(row.audio, codec.sample_rate)
-    again = codec.decode(codec.encode(wave[None]))[0]
+    again = codec.round_trip(wave)
     waves = {"recording": wave, "codec round trip": again}
     captions = {f"recording: {row.text}": wave, "codec round trip": again}
     return Result(
