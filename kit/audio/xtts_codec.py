@@ -20,9 +20,16 @@ from kit.audio.reference import require_reference
 from kit.audio.spectrogram import triangles
 from kit.audio.waveform import resampled
 from kit.audio.xtts_dvae import DVAE
-from kit.audio.xtts_mel import DVAE_FFT, REFERENCE_FFT, XTTSMel, XTTSMelConfig, htk_hz
-from kit.audio.xtts_sound import (
+from kit.audio.xtts_mel import (
+    DVAE_FFT,
     N_MELS,
+    REFERENCE_FFT,
+    XTTSMel,
+    XTTSMelConfig,
+    htk_hz,
+    require_stats,
+)
+from kit.audio.xtts_sound import (
     mel_stats_of,
     xtts_dvae,
     xtts_speaker_encoder,
@@ -63,6 +70,7 @@ class XTTSCodecConfig:
         return CODE_RATE / CODE_SAMPLES
 
     def __post_init__(self):
+        require_stats(self, N_MELS)
         require_within(self, 2, 2**20, "codes")
         require_within(self, 1, 65_536, "code_width", "dvae_width", "latent_width")
         require_within(self, 1, 65_536, "speaker_width", "attention_width")

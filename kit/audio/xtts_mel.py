@@ -18,12 +18,17 @@ from kit.base.config import require, require_within
 
 DVAE_FFT = 1024  # samples
 REFERENCE_FFT = 2048
+N_MELS = 80
+# A log-mel lies between -12 and 10: by less or more than these nobody has divided one.
+LEAST_STAT = 1e-4
+MOST_STAT = 1e4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class XTTSMelConfig(MelConfig):
     """All that such a log-mel is made with: two of one configuration are the same numbers."""
 
+    kind: str = "xtts"
     win_length: int = 1024  # samples of the window, in the middle of n_fft
     top_hz: int = 8000  # of the highest mel
     mel_stats: tuple = ()  # what each of the mels is divided by: a release's own numbers
@@ -32,10 +37,16 @@ class XTTSMelConfig(MelConfig):
         super().__post_init__()
         require_within(self, 1, self.n_fft, "win_length")
         require_within(self, 100, self.sample_rate // 2, "top_hz")
-        given = len(self.mel_stats) == self.n_mels
-        fix = f"give {self.n_mels} numbers, one for each mel, none of them 0: the release's own."
-        fine = given and all(math.isfinite(number) and number for number in self.mel_stats)
-        require(fine, self, "mel_stats", fix)
+        require_stats(self, self.n_mels)
+
+
+def require_stats(config, n_mels: int) -> None:
+    """Raise ConfigError unless `config.mel_stats` are numbers that so many mels can have."""
+    fix = f"give {n_mels} numbers, one for each mel, none of them 0: the release's own."
+    require(len(config.mel_stats) == n_mels, config, "mel_stats", fix)
+    for number in config.mel_stats:
+        divides = isinstance(number, int | float) and LEAST_STAT <= abs(number) <= MOST_STAT
+        require(divides, config, "mel_stats", fix)
 
 
 class XTTSMel(Mel):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kit.audio.codec import CodecError
 from kit.audio.xtts_dvae import DVAE
-from kit.audio.xtts_mel import DVAE_FFT, REFERENCE_FFT, XTTSMel, XTTSMelConfig
+from kit.audio.xtts_mel import DVAE_FFT, N_MELS, REFERENCE_FFT, XTTSMel, XTTSMelConfig
 from kit.audio.xtts_speaker import SpeakerEncoder
 from kit.audio.xtts_vocoder import (
     CODE_RATE,
@@ -25,7 +25,6 @@ from kit.audio.xtts_vocoder import (
 VOCODER = "hifigan_decoder.waveform_decoder."
 SPEAKER = "hifigan_decoder.speaker_encoder."
 MEL_STATS = "mel_stats"
-N_MELS = 80
 # What training the DVAE kept beside it: running sums of its codebook, and of its codes' use.
 DVAE_TRAINING = ("codebook.cluster_size", "codebook.embed_avg", "discrete_loss.")
 # Lengths and directions of a weight, by their older names and by today's.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.audio.codec_kinds import load_codec, save_codec
-from kit.audio.spectrogram import Mel
+from kit.audio.front_ends import make_front_end
 from kit.base.config import build
 from kit.base.files import (
     digest,
@@ -277,7 +277,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             codec=load_codec(codec),
             tokenizer=Tokenizer(tokens),
             references=mels,
-            front_end=Mel(front_end),
+            front_end=make_front_end(front_end),
             habits=build(Habits, card.habits),
             language=card.language,
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kit.audio.codec import Codec
 from kit.audio.codec_kinds import load_codec
+from kit.audio.front_ends import front_end_config, make_front_end
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.audio.streaming import AudioStream
 from kit.base.config import build, require_within
@@ -271,7 +272,7 @@ def load_references(path: Path) -> tuple[dict[str, Tensor], Habits, MelConfig]:
     try:
         mels, header = contents(path)
         # Earlier versions did not note it: theirs was always the one that is the default now.
-        front_end = build(MelConfig, header.pop("front_end", {}))
+        front_end = front_end_config(header.pop("front_end", {}))
         # Copies: what is still mapped from a file keeps Windows from writing that file again.
         mels = {name: mel.clone() for name, mel in mels.items()}
         return mels, build(Habits, header), front_end
@@ -310,7 +311,7 @@ def load_voice(
         codec=load_codec(files["codec"]),
         tokenizer=Tokenizer(files["tokenizer"]),
         references=mels,
-        front_end=Mel(front_end),
+        front_end=make_front_end(front_end),
         language=language,
         habits=habits,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.audio.clip import DatasetError
-from kit.audio.spectrogram import MelConfig
+from kit.audio.front_ends import front_end_config
 from kit.base.config import ConfigError, build
 from kit.base.files import digest, replacing
 from kit.base.mirror import WAIT_S, Mirror
@@ -86,7 +86,7 @@ class Kept:
         codec = run.folder / "codec.safetensors"
         if not codec.is_file():
             return
-        front_end = build(MelConfig, run.section("front_end"))
+        front_end = front_end_config(run.section("front_end"))
         key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
         index = Path(run.figure("data", "codes") or "none").name
         self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)

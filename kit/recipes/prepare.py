@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterator
 
 from kit.audio.codec_kinds import codec_config
+from kit.audio.front_ends import front_end_config, make_front_end, recognizer_mel
 from kit.audio.recognizer import RecognizerConfig
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.spectrogram import Mel
 from kit.base.config import ConfigError, build
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, cache_key
@@ -87,7 +88,7 @@ class Preparation:
         self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(run.section("codec"))
-        self.front_end = Mel(build(MelConfig, run.section("front_end")))
+        self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
         limits = ledger_limits(self.model, self.codec_config.frame_rate, longest_s)
         limits["language"] = self.source.language
@@ -184,8 +185,9 @@ class Preparation:
         run = self.active_run
         config = build(RecognizerConfig, run.section("recognizer"))
         path = run.path("recognizer.safetensors")
+        ears = Mel(recognizer_mel(self.front_end.config))
         rows = self.checked.kept
-        self.recognizer, how = fitted_recognizer(run, config, rows, self.front_end, path)
+        self.recognizer, how = fitted_recognizer(run, config, rows, ears, path)
         return Result(line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {how}")
 
     def align(self) -> Result:

@@ -8,8 +8,8 @@ import re
 import yaml
 
 from kit.audio.codec_kinds import codec_config
+from kit.audio.front_ends import front_end_config
 from kit.audio.recognizer import RecognizerConfig
-from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError, build, merge
 from kit.base.words import brief, nearest
 from kit.batches.batching import DataConfig
@@ -34,7 +34,6 @@ SECTIONS = {
     "hub": HubConfig,
     "manifest": ManifestConfig,
     "text": TokenizerConfig,
-    "front_end": MelConfig,
     "data": DataConfig,
     "model": GPTConfig,
     "train": TrainConfig,
@@ -90,8 +89,10 @@ def check_settings(sections: dict, preset: dict) -> None:
             raise ConfigError(f"There is no section `{section}`.{nearest(section, preset)}")
         laid = merge(preset[section], values)
         try:
-            if section == "codec":  # whose `kind` says which class checks it
+            if section == "codec":  # the `kind` of these two says which class checks it
                 codec_config(laid)
+            elif section == "front_end":
+                front_end_config(laid)
             elif section in SECTIONS:
                 build(SECTIONS[section], laid)
             else:

@@ -8,7 +8,7 @@ import dataclasses
 from functools import partial
 
 from kit.audio.codec_kinds import load_codec
-from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.front_ends import front_end_config, make_front_end
 from kit.base.config import build
 from kit.base.files import file_digest
 from kit.batches.batching import DataConfig
@@ -34,7 +34,7 @@ class TrainingData:
         self.run = run
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
-        self.front_end = Mel(build(MelConfig, run.section("front_end")))
+        self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.tokenizer = Tokenizer(run.path("tokenizer.model"))
         self.config = build(DataConfig, run.section("data"))
         self.model = build(

@@ -13,6 +13,8 @@ from kit.audio.fitting import CourseConfig
 from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import MelConfig
+from kit.audio.xtts_codec import XTTSCodecConfig
+from kit.audio.xtts_mel import XTTSMelConfig
 from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge, require
 from kit.base.files import digest, write_atomic
 from kit.base.words import nearest
@@ -207,6 +209,8 @@ EVERY_CONFIG = (
     LoaderConfig,
     StreamConfig,
     WalkConfig,
+    XTTSCodecConfig,
+    XTTSMelConfig,
 )
 NUMERIC = [
     (cls, field.name)
@@ -218,6 +222,7 @@ NUMERIC = [
 INFINITE = {(ManifestConfig, "pace_deviations")}
 NEGATIVE = {(AlignConfig, "weak"), (AlignConfig, "hopeless"), (WalkConfig, "accept")}
 NEGATIVE |= {(GenerateConfig, "seed"), (ManifestConfig, "least_snr_db")}
+NEGATIVE |= {(XTTSCodecConfig, "mel_stats")}
 
 
 def with_value(cls, name: str, value):

@@ -1,0 +1,88 @@
+"""With the sound of a released XTTS-v2 in place of the kit's own, the road is the same.
+
+A tiny one at random weights: what is heard of it means nothing, that every step takes it does.
+"""
+
+import dataclasses
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from helpers import corpus
+from released_xtts import random_dvae, random_sound
+
+from kit.audio.codec import CodecError
+from kit.audio.codec_kinds import save_codec
+from kit.audio.xtts_codec import XTTSCodec, xtts_codec
+from kit.audio.xtts_mel import XTTSMel
+from kit.inference.export import load_export
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluate import Evaluation
+from kit.recipes.prepare import Preparation
+from kit.recipes.speak import Speaking
+from kit.recipes.start import start
+from kit.recipes.train import Training
+
+SMALL = {
+    "model": {"width": 32},
+    "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
+    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "evaluate": {"sentences": 2},
+    "infer": {"formats": ["fp32"], "sentences": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def an_idle_machine():
+    threads = torch.get_num_threads()
+    with patch("psutil.cpu_times_percent", lambda _seconds: SimpleNamespace(idle=100.0, nice=0.0)):
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run() -> ActiveRun:
+    """A run that was prepared, trained and evaluated with it."""
+    codec = xtts_codec(random_sound(), random_dvae())
+    settings = {
+        **SMALL,
+        "codec": dataclasses.asdict(codec.config),
+        "front_end": dataclasses.asdict(codec.reference_mel.config),
+    }
+    run = start("xtts-sound", "tiny", settings=settings)
+    save_codec(codec, run.path("codec.safetensors"))
+    told = [str(result) for result in Preparation(run, str(corpus())).run()]
+    assert "32 codes, 21.5 of them a second; the one of before" in told[3]
+    list(Training(run).run())
+    list(Evaluation(run).run())
+    return run
+
+
+def test_its_codes_are_what_is_learned(run):
+    report = run.report()
+    assert report["train"]["steps"] == 4
+    assert {"cer", "cer_codec", "cer_floor"} <= set(report["eval"])
+
+
+def test_it_speaks_in_one_go_and_in_a_stream(run):
+    speaking = Speaking(run)
+    said = speaking.say()
+    assert said.sounds[0].sample_rate_hz == 24_000 and len(said.sounds[0].wave) > 1000
+    assert "the largest difference to the whole" in str(speaking.stream())
+
+
+def test_a_voice_with_it_is_exported_and_comes_back(run):
+    speaking = Speaking(run)
+    assert "the same codes as before" in str(speaking.export())
+    voice = load_export(run.folder / "export")
+    assert isinstance(voice.codec, XTTSCodec) and isinstance(voice.front_end, XTTSMel)
+    assert voice.front_end.config == voice.codec.reference_mel.config
+
+
+def test_without_a_release_there_is_none():
+    run = start("xtts-alone", "tiny", settings={**SMALL, "codec": {"kind": "xtts"}})
+    preparation = Preparation(run, str(corpus()))
+    preparation.check()
+    with pytest.raises(CodecError, match="XTTS's codec is not trained here: it comes with a rel"):
+        preparation.train_codec()
