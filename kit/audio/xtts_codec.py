@@ -31,6 +31,8 @@ from kit.audio.xtts_mel import (
 )
 from kit.audio.xtts_sound import (
     mel_stats_of,
+    require_known,
+    require_rates,
     xtts_dvae,
     xtts_speaker_encoder,
     xtts_vocoder,
@@ -189,11 +191,15 @@ class XTTSCodec(nn.Module, Codec):
         )
 
 
-def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor]) -> XTTSCodec:
-    """The codec of a release, of the tensors that `load_xtts` found; in eval mode, on the CPU.
+def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict) -> XTTSCodec:
+    """The codec of a release, of what `load_xtts` found; in eval mode, on the CPU.
 
-    Raises CodecError for tensors that are missing, misshapen, unknown or not finite.
+    `sound` and `dvae` are its tensors by the release's names, `settings` its configuration. Raises
+    CodecError for tensors that are missing, misshapen, unknown or not finite, and for parts or
+    rates that do not belong together.
     """
+    require_rates(settings)
+    require_known(sound)
     hears = xtts_dvae(dvae)
     listens = xtts_speaker_encoder(sound)
     speaks = xtts_vocoder(sound)
@@ -213,6 +219,12 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor]) -> XTTSCodec:
         raise CodecError(
             f"The speaker encoder gives {listens.fc.out_features} numbers, the vocoder takes "
             f"{config.speaker_width}: they are of different releases."
+        )
+    told = settings.get("model_args", {}).get("gpt_start_audio_token")
+    if told not in (None, config.codes):
+        raise CodecError(
+            f"The DVAE has {config.codes} codes, the configuration's GPT {told}: they are of "
+            "different releases. Take dvae.pth from the same place as the weights."
         )
     codec = XTTSCodec(config)
     codec.dvae = hears

@@ -61,6 +61,16 @@ def require_rates(settings: dict) -> None:
                 )
 
 
+def require_known(sound: dict[str, Tensor]) -> None:
+    """Raise CodecError for tensors that are of no part that hears or speaks."""
+    places = (VOCODER, SPEAKER)
+    unknown = [name for name in sound if name != MEL_STATS and not name.startswith(places)]
+    if unknown:
+        raise CodecError(
+            f"An XTTS-v2's sound has no {in_short(unknown)}: take the files of one release."
+        )
+
+
 def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
     """What a release divides its log-mels by."""
     stats = sound.get(MEL_STATS)

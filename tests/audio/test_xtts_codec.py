@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from released_sound import spoken
-from released_xtts import random_dvae, random_sound, write_release
+from released_xtts import random_dvae, random_sound, settings, write_release
 from torch import Tensor
 
 from kit.audio.codec import CodecError, mels_and_codes
@@ -27,7 +27,7 @@ STATES = 96  # width of the tiny release's
 
 @pytest.fixture(scope="module")
 def codec() -> XTTSCodec:
-    return xtts_codec(random_sound(), random_dvae())
+    return xtts_codec(random_sound(), random_dvae(), settings())
 
 
 def some_codes(count: int, rows: int = 1) -> Tensor:
@@ -113,7 +113,7 @@ def test_the_context_is_how_far_a_state_is_heard(codec, at):
 @torch.no_grad()
 def test_the_context_is_how_far_a_code_is_heard(codec):
     codes = some_codes(120)
-    codec = xtts_codec(random_sound(), random_dvae())
+    codec = xtts_codec(random_sound(), random_dvae(), settings())
     codec.dvae.codebook.embed[:, 5] = math.nan
     codes[codes == 5] = 6
     codes[:, 60] = 5
@@ -181,7 +181,7 @@ def test_codes_and_states_that_do_not_fit_are_told(codec):
 
 def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     xtts = load_xtts(write_release(tmp_path / "release"))
-    codec = xtts_codec(xtts.sound, xtts.dvae)
+    codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
     path = tmp_path / "codec.safetensors"
     save_codec(codec, path)
     again = load_codec(path)
@@ -191,7 +191,7 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     given = some_states(7)
     assert torch.equal(again.decode(some_codes(7), **given), codec.decode(some_codes(7), **given))
     assert torch.equal(again.speaker_of(wave[0], HEARD), codec.speaker_of(wave[0], HEARD))
-    before = xtts_codec(xtts.sound, xtts.dvae).state_dict()
+    before = xtts_codec(xtts.sound, xtts.dvae, xtts.config).state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
 
@@ -201,7 +201,23 @@ def test_parts_of_two_releases_are_told():
     sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
     sound[f"{name}.bias"] = sound[f"{name}.bias"][:256]
     with pytest.raises(CodecError, match="gives 256 numbers, the vocoder takes 512"):
-        xtts_codec(sound, random_dvae())
+        xtts_codec(sound, random_dvae(), settings())
+
+
+def test_tensors_of_no_part_are_told():
+    sound = dict(random_sound(), **{"hifigan_decoder.more.weight": torch.ones(2)})
+    with pytest.raises(CodecError, match=r"sound has no hifigan_decoder\.more\.weight"):
+        xtts_codec(sound, random_dvae(), settings())
+
+
+def test_a_configuration_of_another_release_is_told():
+    with pytest.raises(CodecError, match=r"`audio\.sample_rate` = 24000"):
+        described = dict(settings(), audio={"sample_rate": 24_000})
+        xtts_codec(random_sound(), random_dvae(), described)
+    described = settings()
+    described["model_args"]["gpt_start_audio_token"] = 1024
+    with pytest.raises(CodecError, match="The DVAE has 32 codes, the configuration's GPT 1024"):
+        xtts_codec(random_sound(), random_dvae(), described)
 
 
 def test_it_is_not_trained_here():

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from helpers import corpus
-from released_xtts import random_dvae, random_sound
+from released_xtts import random_dvae, random_sound, settings
 
 from kit.audio.codec import CodecError
 from kit.audio.codec_kinds import save_codec
@@ -44,13 +44,13 @@ def an_idle_machine():
 @pytest.fixture(scope="module")
 def run() -> ActiveRun:
     """A run that was prepared, trained and evaluated with it."""
-    codec = xtts_codec(random_sound(), random_dvae())
-    settings = {
+    codec = xtts_codec(random_sound(), random_dvae(), settings())
+    sections = {
         **SMALL,
         "codec": dataclasses.asdict(codec.config),
         "front_end": dataclasses.asdict(codec.reference_mel.config),
     }
-    run = start("xtts-sound", "tiny", settings=settings)
+    run = start("xtts-sound", "tiny", settings=sections)
     save_codec(codec, run.path("codec.safetensors"))
     told = [str(result) for result in Preparation(run, str(corpus())).run()]
     assert "32 codes, 21.5 of them a second; the one of before" in told[3]

@@ -117,7 +117,7 @@ def test_codes_are_those_of_coqui(sound, samples):
 def test_recordings_get_the_codes_of_its_trainer(sound):
     """Clip by clip, as many codes as count there: it takes one for each 1024 samples begun."""
     theirs = coqui_dvae()
-    codec = xtts_codec(sound, theirs.state_dict())
+    codec = xtts_codec(sound, theirs.state_dict(), {})
     for samples in (22_050, 24_576, 24_577):
         wave = spoken(samples)[None]
         wanted = theirs.get_codebook_indices(coqui_mel(wave, sound["mel_stats"], 1024))
@@ -233,6 +233,7 @@ def test_a_sentence_sounds_as_coqui_says_it(small, sound):
     codec = xtts_codec(
         {name: t for name, t in theirs.state_dict().items() if not name.startswith("gpt.")},
         coqui_dvae(codes=32).state_dict(),
+        theirs.config.to_dict(),
     )
     decoder = Decoder(model)
     mel = codec.reference_mel.clip_mel(reference, RATE)
