@@ -31,8 +31,8 @@ from kit.audio.xtts_mel import (
 )
 from kit.audio.xtts_sound import (
     mel_stats_of,
-    require_known,
     require_rates,
+    require_sound_names,
     xtts_dvae,
     xtts_speaker_encoder,
     xtts_vocoder,
@@ -199,7 +199,7 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
     rates that do not belong together.
     """
     require_rates(settings)
-    require_known(sound)
+    require_sound_names(sound)
     hears = xtts_dvae(dvae)
     listens = xtts_speaker_encoder(sound)
     speaks = xtts_vocoder(sound)

@@ -21,6 +21,8 @@ from kit.audio.xtts_vocoder import (
     VOCODER_RATE,
     HiFiGAN,
 )
+from kit.base.weights_file import tensor_faults
+from kit.base.words import listed
 
 VOCODER = "hifigan_decoder.waveform_decoder."
 SPEAKER = "hifigan_decoder.speaker_encoder."
@@ -46,7 +48,6 @@ RATES = {
         "gpt_code_stride_len": CODE_SAMPLES,
     },
 }
-NAMED = 5  # tensors of each fault that a message names
 
 
 def require_rates(settings: dict) -> None:
@@ -61,13 +62,13 @@ def require_rates(settings: dict) -> None:
                 )
 
 
-def require_known(sound: dict[str, Tensor]) -> None:
+def require_sound_names(sound: dict[str, Tensor]) -> None:
     """Raise CodecError for tensors that are of no part that hears or speaks."""
     places = (VOCODER, SPEAKER)
     unknown = [name for name in sound if name != MEL_STATS and not name.startswith(places)]
     if unknown:
         raise CodecError(
-            f"An XTTS-v2's sound has no {in_short(unknown)}: take the files of one release."
+            f"An XTTS-v2's sound has no {listed(unknown)}: take the files of one release."
         )
 
 
@@ -177,27 +178,10 @@ def filled_module(
     """
     with torch.device("meta"):
         module = make(**{name: size for name, size in sizes.items() if size})
-    state = module.state_dict()
-    wanted = {name: tuple(t.shape) for name, t in state.items()}
-    found = {name: tuple(t.shape) for name, t in tensors.items()}
-    faults = {
-        "missing": [name for name in wanted if name not in found],
-        "misshapen": [
-            f"{name} {found[name]}, not {shape}"
-            for name, shape in wanted.items()
-            if found.get(name, shape) != shape
-        ],
-        "unknown": [name for name in found if name not in wanted],
-        "of another type": [
-            f"{name} {tensor.dtype}"
-            for name, tensor in tensors.items()
-            if name in state and tensor.is_floating_point() != state[name].is_floating_point()
-        ],
-    }
-    told = [f"{kind}: {in_short(names)}" for kind, names in faults.items() if names]
-    if told:
+    faults = tensor_faults(tensors, module.state_dict())
+    if faults:
         raise CodecError(
-            f"{what} is not that of an XTTS-v2; {'; '.join(told)}. Take the files of one release."
+            f"{what} is not that of an XTTS-v2; {faults}. Take the files of one release."
         )
     require_finite(tensors, what)
     # Copies: what was read stays as it was, whatever becomes of the module.
@@ -207,12 +191,6 @@ def filled_module(
     }
     module.load_state_dict(own, assign=True)
     return module.eval()
-
-
-def in_short(names: list[str]) -> str:
-    """The first of `names`, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def require_finite(tensors: dict[str, Tensor], what: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.files import write_atomic
-from kit.base.words import brief
+from kit.base.words import brief, listed
 
 
 def save_module(
@@ -115,6 +115,30 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
         if not is_sound(name, tensor):
             raise ValueError(f"{name} is not finite")
     return tensors, header
+
+
+def tensor_faults(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """What keeps `tensors` from being exactly `wanted`, by names, shapes and kinds of number.
+
+    Of `wanted` the values do not matter, so it may lie on the meta device. "" where nothing does.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    both = [name for name in wanted if name in tensors]
+    faults = {
+        "missing": [name for name in wanted if name not in tensors],
+        "misshapen": [
+            f"{name} {shapes[name]}, not {tuple(wanted[name].shape)}"
+            for name in both
+            if shapes[name] != tuple(wanted[name].shape)
+        ],
+        "unknown": [name for name in tensors if name not in wanted],
+        "of another type": [
+            f"{name} {tensors[name].dtype}"
+            for name in both
+            if tensors[name].is_floating_point() != wanted[name].is_floating_point()
+        ],
+    }
+    return "; ".join(f"{kind}: {listed(names)}" for kind, names in faults.items() if names)
 
 
 def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, cure: str) -> nn.Module:

@@ -18,6 +18,12 @@ def brief(what: object, most: int = 200) -> str:
     return words if len(words) <= most else f"{words[:most]}..."
 
 
+def listed(names: list[str], most: int = 5) -> str:
+    """The first of `names`, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def no_utf8(path) -> str:
     """What is wrong with a path whose name is not UTF-8, in words; "" where it is.
 

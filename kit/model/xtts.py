@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kit.base.files import file_digest
 from kit.base.torch_file import read_torch_file, require_backed
-from kit.base.weights_file import checksum, is_sound
-from kit.base.words import brief
+from kit.base.weights_file import checksum, is_sound, tensor_faults
+from kit.base.words import brief, listed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.xtts_config import (
@@ -35,6 +35,7 @@ from kit.model.xtts_names import (
     LEFT_OUT,
     MEL_STATS,
     TRAINER,
+    Shape,
     empty_model,
     from_released,
     gpt_shapes,
@@ -69,8 +70,6 @@ RELEASES = {
         "coqui/XTTS-v2 at revision 6c2b0d75eae4b7047358e3b6bd9325f857d43f77"
     ),
 }
-
-NAMED = 5  # tensors of each fault that a message names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,33 +275,24 @@ def require_all(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Pa
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     wanted = gpt_shapes(gpt)
     wanted.update(sound_shapes(sound_sizes(shapes, told_sizes(args))))
-    faults = {
-        "missing": [name for name in wanted if name not in shapes],
-        "misshapen": [
-            f"{name} {shapes[name]}, not {shape}"
-            for name, shape in wanted.items()
-            if shapes.get(name, shape) != shape
-        ],
-        "unknown": [name for name in shapes if name not in wanted],
-        "twice, by an older name": [n for n in tensors if n != todays_name(n) in tensors],
-        "of another type": [
-            f"{name} {tensor.dtype}"
-            for name, tensor in found.items()
-            if tensor.is_floating_point() == name.endswith(BATCHES)
-        ],
-    }
-    told = [f"{kind}: {listed(names)}" for kind, names in faults.items() if names]
-    if told:
+    faults = tensor_faults(found, blank(wanted))
+    twice = listed([name for name in tensors if name != todays_name(name) in tensors])
+    if twice:
+        faults = "; ".join(filter(None, (faults, f"twice, by an older name: {twice}")))
+    if faults:
         raise XTTSError(
-            f"{file} does not hold the XTTS-v2 its configuration describes; {'; '.join(told)}. "
+            f"{file} does not hold the XTTS-v2 its configuration describes; {faults}. "
             "Take weights, configuration and vocabulary from one place."
         )
 
 
-def listed(names: list[str]) -> str:
-    """The first of `names`, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+def blank(shapes: dict[str, Shape]) -> dict[str, Tensor]:
+    """Tensors of `shapes` without any numbers; only batches are counted in whole ones."""
+    with torch.device("meta"):
+        return {
+            name: torch.empty(shape, dtype=torch.long if name.endswith(BATCHES) else torch.float)
+            for name, shape in shapes.items()
+        }
 
 
 def filled(gpt: GPTConfig, tensors: dict[str, Tensor], file: Path) -> SpeechGPT:

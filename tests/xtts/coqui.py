@@ -63,6 +63,29 @@ def write_coqui(folder: Path, model) -> Path:
     return folder
 
 
+def coqui_dvae(codes: int = 1024):
+    """A `DiscreteVAE` of coqui-tts as its trainer makes it, at random weights."""
+    from TTS.tts.layers.xtts.dvae import DiscreteVAE
+
+    torch.manual_seed(0)
+    model = DiscreteVAE(
+        channels=80,
+        normalization=None,
+        positional_dims=1,
+        num_tokens=codes,
+        codebook_dim=512,
+        hidden_dim=512,
+        num_resnet_blocks=3,
+        kernel_size=3,
+        num_layers=2,
+        use_transposed_convs=False,
+    ).eval()
+    # As training leaves it, the codebook lies where sounds do: those of some noise.
+    with torch.no_grad():
+        model.codebook.embed.copy_(model.encoder(5 * torch.randn(1, 80, 4 * codes))[0])
+    return model
+
+
 def coqui_loaded(folder: Path):
     """What coqui-tts makes of the files in `folder`, loaded strictly, ready to speak."""
     from TTS.tts.configs.xtts_config import XttsConfig

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from coqui import SMALL, coqui_loaded, coqui_xtts, write_coqui
+from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
 from released_xtts import vocabulary
 
 from kit.audio.xtts_sound import xtts_dvae, xtts_mels
@@ -87,20 +87,9 @@ def run(tmp_path_factory):
     base = coqui_xtts(folder / "base", SMALL)
     write_coqui(folder / "base", base)
     from trainer.io import save_checkpoint
-    from TTS.tts.layers.xtts.dvae import DiscreteVAE
     from TTS.tts.layers.xtts.trainer.gpt_trainer import GPTArgs, GPTTrainer, GPTTrainerConfig
 
-    sizes = {"num_tokens": SMALL["codes"] - 2, "codebook_dim": 512, "hidden_dim": 512}
-    dvae = DiscreteVAE(
-        channels=80,
-        normalization=None,
-        positional_dims=1,
-        num_resnet_blocks=3,
-        kernel_size=3,
-        num_layers=2,
-        use_transposed_convs=False,
-        **sizes,
-    )
+    dvae = coqui_dvae(codes=SMALL["codes"] - 2)
     torch.save(dvae.state_dict(), folder / "dvae.pth")
     torch.save(base.mel_stats.clone(), folder / "mel_stats.pth")
     known = {n: v for n, v in base.config.model_args.to_dict().items() if n in GPTArgs().to_dict()}

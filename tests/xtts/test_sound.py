@@ -8,7 +8,7 @@ import soundfile
 import torch
 import torch.nn.functional as F
 import torchaudio
-from coqui import SMALL
+from coqui import SMALL, coqui_dvae
 from released_sound import spoken
 from torch import Tensor
 
@@ -43,28 +43,6 @@ def coqui_mel(wave: Tensor, stats: Tensor, n_fft: int) -> Tensor:
 
     sizes = {"n_fft": n_fft, "hop_length": 256, "win_length": 1024, "f_max": 8000}
     return wav_to_mel_cloning(wave, mel_norms=stats, **sizes)
-
-
-def coqui_dvae(codes: int = 1024):
-    from TTS.tts.layers.xtts.dvae import DiscreteVAE
-
-    torch.manual_seed(0)
-    model = DiscreteVAE(
-        channels=80,
-        normalization=None,
-        positional_dims=1,
-        num_tokens=codes,
-        codebook_dim=512,
-        hidden_dim=512,
-        num_resnet_blocks=3,
-        kernel_size=3,
-        num_layers=2,
-        use_transposed_convs=False,
-    ).eval()
-    # As training leaves it, the codebook lies where sounds do: those of some noise.
-    with torch.no_grad():
-        model.codebook.embed.copy_(model.encoder(5 * torch.randn(1, 80, 4 * codes))[0])
-    return model
 
 
 def trained(module):
