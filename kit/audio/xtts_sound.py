@@ -75,10 +75,15 @@ def require_sound_names(sound: dict[str, Tensor]) -> None:
 def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
     """What a release divides its log-mels by."""
     stats = sound.get(MEL_STATS)
-    if stats is None or stats.shape != (N_MELS,) or not bool((stats.float() != 0).all()):
-        found = "missing" if stats is None else f"{tuple(stats.shape)}, or 0 somewhere"
+    if stats is None:
+        fault = "missing"
+    elif stats.shape != (N_MELS,) or not stats.is_floating_point():
+        fault = f"{tuple(stats.shape)} of {stats.dtype}"
+    else:
+        fault = "" if bool((stats != 0).all()) else "0 somewhere"
+    if fault:
         raise CodecError(
-            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {found}. Put the "
+            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {fault}. Put the "
             "release's mel_stats.pth beside its weights."
         )
     require_finite({MEL_STATS: stats}, "The scale of the log-mels")
@@ -152,20 +157,27 @@ def folded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for length, direction in WEIGHT_NORM:
         for name in tensors:
             layer = name.removesuffix(direction)
-            if not name.endswith(f".{direction}") or layer + length not in found:
-                continue
-            if f"{layer}weight" in found:
-                raise CodecError(f"{layer}weight is there twice: take a release's own model.pth.")
-            v = found.pop(name).float()
-            g = found.pop(layer + length).float()
-            norm = v.flatten(1).norm(dim=1).view(-1, *[1] * (v.ndim - 1))
-            if g.shape != norm.shape:
-                raise CodecError(
-                    f"{layer}{length} is {tuple(g.shape)}, its weight needs {tuple(norm.shape)}: "
-                    "download model.pth again."
-                )
-            found[f"{layer}weight"] = v * (g / norm)
+            if name.endswith(f".{direction}") and layer + length in found:
+                if f"{layer}weight" in found:
+                    raise CodecError(f"{layer}weight is there twice: take a release's model.pth.")
+                found[f"{layer}weight"] = product(layer, found.pop(layer + length), found.pop(name))
     return found
+
+
+def product(layer: str, lengths: Tensor, directions: Tensor) -> Tensor:
+    """The weight of `layer`, one of the lengths (out, 1 ...) for each of the directions (out, ...).
+
+    Raises CodecError where they are no such pair.
+    """
+    shape = (*directions.shape[:1], *[1] * (directions.ndim - 1))
+    numbers = lengths.is_floating_point() and directions.is_floating_point()
+    if not numbers or directions.ndim < 2 or lengths.shape != shape:
+        raise CodecError(
+            f"{layer}weight cannot be made of lengths {tuple(lengths.shape)}, {lengths.dtype}, and "
+            f"directions {tuple(directions.shape)}, {directions.dtype}: download model.pth again."
+        )
+    v = directions.float()
+    return v * (lengths.float() / v.flatten(1).norm(dim=1).view(shape))
 
 
 def filled_module(

@@ -92,6 +92,7 @@ def test_a_window_longer_than_the_transform_is_told():
         (None, "it is missing"),
         (torch.ones(64), r"it is \(64,\)"),
         (torch.zeros(80), "0 somewhere"),
+        (torch.ones(80, dtype=torch.long), r"it is \(80,\) of torch\.int64"),
         (torch.full((80,), math.inf), "not finite"),
     ],
 )
@@ -202,8 +203,13 @@ def test_half_of_a_weight_is_told():
     length = tensors.pop(name)
     with pytest.raises(CodecError, match=r"missing: ups\.1\.weight; unknown: ups\.1\..*original1"):
         xtts_vocoder(tensors)
-    with pytest.raises(CodecError, match=r"original0 is \(1, 1, 1\), its weight needs \(8, 1, 1\)"):
+    cannot = r"ups\.1\.weight cannot be made of lengths"
+    with pytest.raises(CodecError, match=rf"{cannot} \(1, 1, 1\), torch.float32, and directions"):
         xtts_vocoder({**tensors, name: length[:1]})
+    with pytest.raises(CodecError, match=rf"{cannot} \(8, 1, 1\), torch.int64, and directions"):
+        xtts_vocoder({**tensors, name: length.long()})
+    with pytest.raises(CodecError, match=rf"{cannot} .* directions \(\), torch.float32: download"):
+        xtts_vocoder({**tensors, name: length, name.replace("0", "1"): torch.tensor(1.0)})
     with pytest.raises(CodecError, match=r"ups\.1\.weight is there twice"):
         xtts_vocoder({**tensors, name: length, f"{VOCODER}.ups.1.weight": torch.ones(8, 4, 16)})
 
