@@ -307,14 +307,20 @@ def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice
 
 
 def use_threads(hw: Hardware) -> Choice:
-    """Give PyTorch the free cores. Spinning threads on busy cores run 4-10x slower than one.
+    """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for.
+
+    Spinning threads on busy cores run 4-10x slower than one.
 
     They are the calling thread's. Each thread that computes has an OpenMP pool of its own, and once
     the pools together outnumber the cores libgomp stops waiting between operations: a second pool,
     idle in the notebook's main thread, made training steps here 1.25 times as long. So what
     computes beside a thread that trains does it in a thread that ends, or with one core.
     """
-    choice = free_cores(hw)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
+    else:
+        choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice
 

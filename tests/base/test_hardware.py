@@ -174,10 +174,24 @@ SAMPLES = [([(100, 0)], 2), ([(50, 0)], 1), ([(0, 0)], 1), ([(0, 0), (98, 0)], 2
 @pytest.mark.parametrize(("samples", "wanted"), SAMPLES)
 def test_threads_go_to_cores_nobody_keeps_busy(monkeypatch, samples, wanted):
     monkeypatch.setattr("psutil.cpu_times_percent", idle(*samples))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert free_cores(CPU).value == str(wanted)
     before = torch.get_num_threads()
     try:
         assert use_threads(CPU).value == str(wanted) and torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [("3", "3"), ("0", "2"), ("2,1", "2"), ("", "2")])
+def test_who_asks_for_threads_gets_them_and_nobody_listens(monkeypatch, asked, wanted):
+    monkeypatch.setattr("psutil.cpu_times_percent", idle((100, 0)))
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    before = torch.get_num_threads()
+    try:
+        choice = use_threads(CPU)
+        assert choice.value == wanted == str(torch.get_num_threads())
+        assert (choice.reason == f"OMP_NUM_THREADS asks for {asked}") == (asked == "3")
     finally:
         torch.set_num_threads(before)
 

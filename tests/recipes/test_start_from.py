@@ -2,8 +2,6 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -30,12 +28,10 @@ FEW = {"train": {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quiet_machine():
-    """No two seconds of listening to the cores at each start; torch's threads put back."""
-    idle = SimpleNamespace(idle=100.0, nice=0.0)
+def threads_of_all():
+    """Put back what the fixtures of this module give torch."""
     before = torch.get_num_threads()
-    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
-        yield
+    yield
     torch.set_num_threads(before)
 
 
