@@ -17,6 +17,7 @@ from kit.base.files import file_digest
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.base.weights_file import checksum, is_sound, tensor_faults
 from kit.base.words import brief, listed
+from kit.base.xtts_vocabulary import Vocabulary, load_vocabulary
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.model.xtts_config import (
@@ -43,7 +44,6 @@ from kit.model.xtts_names import (
     sound_sizes,
     todays_name,
 )
-from kit.model.xtts_vocabulary import Vocabulary, load_vocabulary
 
 WEIGHTS_FILES = ("model.pth", "model.safetensors")
 CONFIG_FILE = "config.json"

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 from kit.base.words import brief
+from kit.base.xtts_vocabulary import Vocabulary
 from kit.model.sequence import GPTConfig
 from kit.model.xtts_names import SoundSizes
-from kit.model.xtts_vocabulary import Vocabulary
 
 # What coqui-tts builds whatever its configuration says.
 FIXED = {

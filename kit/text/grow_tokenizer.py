@@ -16,7 +16,7 @@ from kit.base.files import write_atomic
 from kit.text.normalize import TextError
 from kit.text.piece_file import Piece, as_it_stands, vocabulary_size
 from kit.text.tokenizer import START, STOP, Tokenizer
-from kit.text.tokenizer_report import OFTEN, fitted_tokenizer, is_fixed, parts_of
+from kit.text.tokenizer_report import OFTEN, fitted_tokenizer, parts_of
 from kit.text.train_tokenizer import TokenizerConfig
 
 
@@ -79,9 +79,9 @@ def _learned(
     with TemporaryDirectory(prefix="pieces-") as folder:
         path = Path(folder) / "tokenizer.model"
         fitted_tokenizer(spelt, path, config, text, language)
-        learned = Tokenizer(path).model
-    normal = [i for i in range(len(learned)) if not is_fixed(learned, i)]
-    return [Piece(learned.id_to_piece(i), learned.get_score(i)) for i in normal]
+        learned = Tokenizer(path)
+    normal = [i for i in range(learned.piece_count) if not learned.is_fixed(i)]
+    return [Piece(learned.piece(i), learned.model.get_score(i)) for i in normal]
 
 
 def _used(old: bytes, learned: list[Piece], spelt: list[str]) -> list[Piece]:

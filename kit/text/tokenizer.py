@@ -4,12 +4,14 @@ Knows nothing of audio, and of spelling only that `kit.text.normalize` settled i
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece as spm
 
 from kit.base.files import file_kind
 from kit.text.normalize import TextError
+from kit.text.piece_tokenizer import PieceTokenizer
 
 # What a file that is no SentencePiece model looks like.
 _KINDS = {
@@ -24,7 +26,7 @@ STOP = "</text>"
 PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece: no text becomes it
 
 
-class Tokenizer:
+class Tokenizer(PieceTokenizer):
     """A trained SentencePiece model plus the START and STOP ids that frame every text.
 
     `vocab_size` counts both. `phonemes` is the language, by espeak-ng's name, in whose phonemes it
@@ -50,12 +52,12 @@ class Tokenizer:
         self.start = marks[START] if grown else size
         self.stop = marks[STOP] if grown else size + 1
         self.vocab_size = size if grown else size + 2
+        self.piece_count = size
         found = [PHONEMES.fullmatch(mark) for mark in marks]
         self.phonemes = next((match[1] for match in found if match), "")
 
-    def encode(self, text: str) -> list[int]:
-        """Piece ids of already normalised `text`, without START and STOP."""
-        return self.model.encode(self.spelt(text))
+    def cut(self, text: str) -> list[int]:
+        return self.model.encode(text)
 
     def spelt(self, text: str) -> str:
         """Normalised `text` as it is cut into pieces: in phonemes where those were learned."""
@@ -65,31 +67,20 @@ class Tokenizer:
 
         return phonemize([text], self.phonemes)[0]
 
-    def decode(self, ids) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return self.model.decode([int(i) for i in ids])
 
-    def is_raw(self, piece: int) -> bool:
-        """Whether piece id `piece` is a bare byte or the unknown piece: no letter it learned."""
-        return self.model.is_byte(piece) or self.model.is_unknown(piece)
+    def piece(self, number: int) -> str:
+        return self.model.id_to_piece(number)
 
-    def uncovered(self, text: str) -> list[str]:
-        """The characters of `text` without a piece of their own: the voice never heard them."""
-        chars = sorted(set(text) - {" "})
-        return [c for c in chars if any(map(self.is_raw, self.model.encode(c)))]
+    def is_byte(self, number: int) -> bool:
+        return self.model.is_byte(number)
 
-    def encode_checked(self, text: str) -> list[int]:
-        """`encode`, or TextError naming what cannot be spoken: nothing, or unknown letters."""
-        if not any(c.isalnum() for c in text):
-            raise TextError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
-        text = self.spelt(text)
-        uncovered = self.uncovered(text)
-        strange = [c for c in uncovered if c.isalnum()]
-        if strange:
-            at = min(map(text.index, strange))
-            around = text[max(0, at - 40) : at + 40]
-            raise TextError(
-                f"The voice never heard {' '.join(strange)} (in {around!r}). Spell it with letters "
-                "of the training text, or train the tokenizer on text that has them."
-            )
-        kept = "".join(c for c in text if c not in uncovered)
-        return self.model.encode(" ".join(kept.split()))
+    def is_unknown(self, number: int) -> bool:
+        return self.model.is_unknown(number)
+
+    def is_control(self, number: int) -> bool:
+        return self.model.is_control(number)
+
+    def file_bytes(self) -> bytes:
+        return self.model.serialized_model_proto()

@@ -14,6 +14,7 @@ from pathlib import Path
 from kit.base.files import digest
 from kit.text.extract import Progress, extracted
 from kit.text.normalize import TextError, unicode_script
+from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
@@ -24,7 +25,7 @@ _FITTINGS = 3  # times a vocabulary is made smaller, at most: fewer merges leave
 _RARE = 5  # a character seen fewer times than this teaches nobody its sound
 
 
-def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
+def tokenizer_report(tokenizer: PieceTokenizer, texts: list[str]) -> dict:
     """Fitness on held-out `texts`, normalised as the training text was.
 
     `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` that of texts that come back
@@ -32,20 +33,19 @@ def tokenizer_report(tokenizer: Tokenizer, texts: list[str]) -> dict:
     than five times, `uncovered` those without a piece. Raises TextError when `texts` has no word.
     """
     texts = [tokenizer.spelt(t) for t in texts]
-    ids = [tokenizer.model.encode(t) for t in texts]
+    ids = [tokenizer.cut(t) for t in texts]
     pieces = sum(map(len, ids))
     characters = collections.Counter("".join(texts))
     words = sum(len(t.split()) for t in texts)
     if not words:
         raise TextError("There is no text to report on: give some held-out sentences.")
-    model = tokenizer.model
     return {
         "vocab_size": tokenizer.vocab_size,
         "characters_per_token": characters.total() / pieces,
         "tokens_per_character": pieces / characters.total(),
         "tokens_per_word": pieces / words,
-        "byte_rate": sum(model.is_byte(i) for row in ids for i in row) / pieces,
-        "unknown_rate": sum(model.is_unknown(i) for row in ids for i in row) / pieces,
+        "byte_rate": sum(tokenizer.is_byte(i) for row in ids for i in row) / pieces,
+        "unknown_rate": sum(tokenizer.is_unknown(i) for row in ids for i in row) / pieces,
         "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
         "scripts": script_shares(characters),
         "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
@@ -63,7 +63,7 @@ def script_shares(characters: collections.Counter) -> dict[str, float]:
 
 
 def count_tokens(
-    tokenizer: Tokenizer, lines: Iterable[str], mark: Path, key: str = ""
+    tokenizer: PieceTokenizer, lines: Iterable[str], mark: Path, key: str = ""
 ) -> collections.Counter:
     """How often each piece id occurs in `lines` (normalised, streamed).
 
@@ -71,7 +71,7 @@ def count_tokens(
     the file is gone at the end. `key` should change when the lines do: the size and date of their
     file, say; a tokenizer that changed starts anew by itself.
     """
-    model = digest(tokenizer.model.serialized_model_proto().hex())
+    model = digest(tokenizer.file_bytes().hex())
     progress = Progress(mark, digest(key, model))
     pieces = collections.Counter({int(i): n for i, n in progress.state.get("pieces", {}).items()})
     for line in progress.follow(lines, lambda: {"pieces": pieces}):
@@ -80,19 +80,18 @@ def count_tokens(
     return pieces
 
 
-def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int, str]:
+def vocabulary_advice(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> tuple[int, str]:
     """A `vocab_size` to try next for the text that gave these counts, and the reason.
 
     The rule is Gowda and May's (2020): as many pieces as possible while nineteen in twenty have 100
     examples. Single characters and bytes, which any size needs, do not count; nor do the parts of
     pieces that have them, which a BPE makes on its way there and hardly uses afterwards.
     """
-    model = tokenizer.model
-    size = model.vocab_size()
+    size = tokenizer.piece_count
     learned = {
-        i: model.id_to_piece(i)
+        i: tokenizer.piece(i)
         for i in range(size)
-        if len(model.id_to_piece(i)) > 1 and not is_fixed(model, i)
+        if len(tokenizer.piece(i)) > 1 and not tokenizer.is_fixed(i)
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
@@ -103,7 +102,7 @@ def vocabulary_advice(tokenizer: Tokenizer, pieces: dict[int, int]) -> tuple[int
             f"Too large for this text: {rare} of {len(learned)} pieces longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
-    length = _mean_length(model, pieces)
+    length = _mean_length(tokenizer, pieces)
     if length < _SHORT_PIECES:
         return size + max(len(learned), size // 4), (
             f"Rather small: a piece holds {length:.1f} characters on average, so sequences are "
@@ -138,7 +137,7 @@ def fitted_tokenizer(
             tokenizer = Tokenizer(path)
             pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
             size = vocabulary_advice(tokenizer, pieces)[0]
-            if size >= tokenizer.model.vocab_size():
+            if size >= tokenizer.piece_count:
                 break
             train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
     return path
@@ -154,11 +153,8 @@ def parts_of(texts: list[str]) -> set[str]:
     }
 
 
-def is_fixed(model, piece: int) -> bool:
-    return model.is_byte(piece) or model.is_control(piece) or model.is_unknown(piece)
-
-
-def _mean_length(model, pieces: dict[int, int]) -> float:
+def _mean_length(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> float:
     """Characters in an average piece of the text, the mark of a word's start included."""
-    kept = {i: n for i, n in pieces.items() if not is_fixed(model, i)}
-    return sum(len(model.id_to_piece(i)) * n for i, n in kept.items()) / max(1, sum(kept.values()))
+    kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
+    characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())
+    return characters / max(1, sum(kept.values()))

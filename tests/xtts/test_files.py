@@ -10,10 +10,10 @@ from released_xtts import vocabulary
 
 from kit.audio.xtts_sound import xtts_dvae, xtts_mels
 from kit.base.torch_file import read_torch_file
+from kit.base.xtts_vocabulary import load_vocabulary, read_ids
 from kit.model.xtts import load_xtts
 from kit.model.xtts_export import save_xtts
 from kit.model.xtts_names import SoundSizes, gpt_shapes, sound_shapes
-from kit.model.xtts_vocabulary import load_vocabulary, read_ids
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import json
 import pytest
 from released_xtts import HOLES, SIZE, vocabulary
 
-from kit.model.xtts_vocabulary import VocabularyError, load_vocabulary
+from kit.base.xtts_vocabulary import VocabularyError, load_vocabulary
 
 
 def written(path, words: dict):
