@@ -1,0 +1,160 @@
+"""Texts in the ids of an XTTS vocabulary: tags, spaces, what it lacks, and files that are no such.
+
+tests/xtts compares the ids with coqui-tts's own.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from xtts_texts import ENGLISH, HOLES, START, TAGS, lines_of, write_vocabulary
+
+from kit.base.xtts_vocabulary import VocabularyError
+from kit.text.normalize import TextError, normalize
+from kit.text.tokenizer_report import count_tokens, tokenizer_report, vocabulary_advice
+from kit.text.xtts_tokenizer import XTTSTokenizer, tag_of, teach_language
+
+pytest.importorskip(
+    "tokenizers", reason="needs tokenizers, which `make test-xtts` installs, and runs this"
+)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return write_vocabulary(tmp_path / "vocab.json")
+
+
+def test_a_text_begins_with_its_tag_and_has_marks_for_spaces(path):
+    t = XTTSTokenizer(path, "en")
+    ids = t.encode("the voice reads.")
+    ends = [t.piece(i) for i in ids]
+    assert ends == ["[en]", "the", "[SPACE]", "voice", "[SPACE]", "reads", "."]
+    assert t.decode(ids) == "the voice reads." and t.pieces("the voice") == ends[1:4]
+    assert (t.start, t.stop) == (START, 0)
+    assert t.vocab_size == max(t.vocabulary.ids.values()) + 1
+    assert all(t.piece(hole) == "" and t.is_control(hole) for hole in HOLES)
+
+
+def test_start_may_be_the_last_id(tmp_path):
+    found = XTTSTokenizer(write_vocabulary(tmp_path / "v.json", start=30), "en")
+    assert found.start == 30 and found.encode("the voice")
+
+
+@pytest.mark.parametrize(
+    ("language", "tag"),
+    [("en", "en"), ("pt-BR", "pt"), ("pt_br", "pt"), ("zh", "zh-cn"), ("zh-cn", "zh-cn")],
+)
+def test_a_region_has_no_tag_of_its_own_but_for_chinese(language, tag):
+    assert tag_of(language) == tag
+
+
+def test_a_language_is_spoken_under_the_tag_that_is_asked_for(path):
+    own = XTTSTokenizer(path, "en")
+    other = XTTSTokenizer(path, "en", tag="hu")
+    assert other.encode("the")[1:] == own.encode("the")[1:]
+    assert other.piece(other.encode("the")[0]) == "[hu]"
+
+
+def test_a_language_without_a_tag_is_told_with_those_there_are(path):
+    t = XTTSTokenizer(path, "am")
+    assert t.cut("the"), "a text is cut all the same: the report before it grows needs no tag"
+    with pytest.raises(TextError, match=r"no tag \[am\]; it has de, en, hu, zh-cn. Grow it"):
+        t.encode("the")
+    assert t.tags() == sorted(TAGS)
+    with pytest.raises(TextError, match="'12' is no language code"):
+        XTTSTokenizer(path, "12")
+
+
+def test_what_it_cannot_spell_is_named(path):
+    t = XTTSTokenizer(path, "en")
+    assert t.uncovered("the ሰ 🙂") == ["ሰ", "🙂"]
+    with pytest.raises(TextError, match="never heard ሰ"):
+        t.encode_checked("the ሰ")
+    assert t.encode_checked("the 🙂 voice") == t.encode("the voice")
+    with pytest.raises(TextError, match="nothing to say"):
+        t.encode_checked(" . ")
+
+
+def test_chinese_letters_are_not_what_it_reads(path):
+    t = XTTSTokenizer(path, "zh")
+    assert t.encode("ni")[0] == t.vocabulary.ids["[zh-cn]"]
+    with pytest.raises(TextError, match=r"reads `zh-cn` in pinyin .* and 你 is none of it"):
+        t.encode_checked("你好")
+
+
+def test_the_report_and_the_count_take_it(path, tmp_path):
+    t = XTTSTokenizer(path, "en")
+    lines = lines_of(ENGLISH)
+    report = tokenizer_report(t, lines)
+    assert report["unknown_rate"] == report["byte_rate"] == 0 and report["round_trip"] == 1
+    assert report["tokens_per_word"] < 4 and report["vocab_size"] == t.vocab_size
+    strange = tokenizer_report(t, ["ሰላም the"])
+    assert strange["unknown_rate"] == 3 / 5 and strange["round_trip"] == 0
+    assert strange["scripts"] == {"Ethiopic": 0.5, "Latin": 0.5}
+    assert strange["uncovered"] == sorted("ሰላም")
+    counts = count_tokens(t, lines, tmp_path / "mark.json")
+    assert counts[t.vocabulary.ids["[en]"]] == len(lines)
+    size, why = vocabulary_advice(t, counts)
+    assert size <= t.vocab_size and why
+
+
+class Coqui:
+    """As much of coqui-tts's tokenizer as is spoken to."""
+
+    def __init__(self):
+        self.char_limits = {"en": 250}
+
+    def preprocess_text(self, txt: str, lang: str) -> str:
+        if lang != "en":
+            raise NotImplementedError(lang)
+        return txt.lower()
+
+
+def test_coqui_is_taught_a_language_and_keeps_the_others():
+    coqui = Coqui()
+    teach_language(coqui, "am")
+    assert coqui.preprocess_text("ሠላም 2", "am") == normalize("ሠላም 2", "am") == "ሰላም ሁለት"
+    assert coqui.preprocess_text("The", "en") == "the"
+    assert coqui.char_limits == {"en": 250, "am": 250}
+    with pytest.raises(NotImplementedError):
+        coqui.preprocess_text("x", "xx")
+
+
+WRONG = {
+    "another kind of model": (
+        {"type": "WordPiece"},
+        r"another kind than XTTS's \(type 'WordPiece'\)",
+    ),
+    "cut at random": ({"dropout": 0.1}, r"another kind .*dropout 0\.1"),
+    "marks in its words": ({"end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
+    "nothing for the unknown": ({"unk_token": None}, "no piece for what it does not know"),
+    "a merge of nothing": ({"merges": ["t h", "zz y"]}, "merge 0, of t and h|merge 1, of zz and y"),
+    "merges of one piece": ({"merges": ["t"]}, "'t' is no merge of two pieces"),
+    "merges of another sort": ({"merges": [["t", 5]]}, "is no merge of two pieces"),
+    "no merges": ({"merges": None}, "has no `merges`"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_file_of_another_kind_is_told(kind, tmp_path):
+    changes, told = WRONG[kind]
+    path = write_vocabulary(tmp_path / "vocab.json", **changes)
+    with pytest.raises(VocabularyError, match=told):
+        XTTSTokenizer(path, "en")
+
+
+def test_a_file_that_is_cut_short_or_missing_is_told(path, tmp_path):
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(VocabularyError, match="is no XTTS vocabulary"):
+        XTTSTokenizer(path, "en")
+    with pytest.raises(VocabularyError, match="There is no"):
+        XTTSTokenizer(tmp_path / "none.json", "en")
+
+
+def test_words_that_would_run_into_each_other_are_told(path):
+    described = json.loads(path.read_text(encoding="utf-8"))
+    added = described["added_tokens"]
+    described["added_tokens"] = [one for one in added if one["content"] != "[SPACE]"]
+    path.write_text(json.dumps(described), encoding="utf-8")
+    with pytest.raises(VocabularyError, match=r"no piece \[SPACE\] among its `added_tokens`"):
+        XTTSTokenizer(path, "en")

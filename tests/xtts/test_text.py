@@ -1,0 +1,95 @@
+"""Texts become the ids that coqui-tts's own tokenizer makes of them, before and after growth."""
+
+import pytest
+from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
+
+from kit.text.grow_xtts import grow_xtts
+from kit.text.normalize import normalize
+from kit.text.xtts_tokenizer import CHARACTER_LIMIT, XTTSTokenizer, teach_language
+
+TEXTS = {
+    "ar": "كان هناك جندي، وفي البيت نور!",
+    "cs": "Příliš žluťoučký kůň – úpěl; ďábelské ódy.",
+    "de": "Der „große“ Bär (Ärger!) läuft über die Straße…",
+    "en": "It's 20 past 3, and the well-read \"voice\" paid $5: isn't it?",
+    "es": "¿Dónde está el niño? ¡Mañana, señora!",
+    "fr": "L'été, où est-il passé ? « Là-bas », dit-elle.",
+    "hi": "यह एक घर है, और वह किताब पढ़ता है।",
+    "hu": "Árvíztűrő tükörfúrógép; őszi eső.",
+    "it": "Perché no? Così è la città, l'acqua.",
+    "nl": "Het regent, zei hij; 's avonds ook.",
+    "pl": "Zażółć gęślą jaźń: źdźbło trawy.",
+    "pt": "Não é fácil, coração: à tarde, avó!",
+    "ru": "Съешь ещё этих мягких французских булок, да выпей чаю.",
+    "tr": "IĞDIR'da İnce bir ışık, 12 öğrenci; ŞEKER.",
+}  # fmt: skip
+LETTERS = "".join(sorted({c for text in TEXTS.values() for c in text.lower()} - {" "}))
+SPOKEN = "ሠላም ለሁሉ! በ2017 ዓ.ም. 15 ኪሎ «መጽሐፍ» አነበበ፤ ቤት ውስጥ ነው።"
+
+
+def coqui(path):
+    from TTS.tts.layers.xtts.tokenizer import VoiceBpeTokenizer
+
+    return VoiceBpeTokenizer(str(path))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vocabulary")
+    letters = "".join(sorted({*LETTERS, *"abcdefghijklmnopqrstuvwxyz", *"çğıöşü"}))
+    return write_vocabulary(folder / "vocab.json", letters, tags=tuple(sorted(TEXTS)))
+
+
+@pytest.fixture(scope="module")
+def grown(vocabulary):
+    base = XTTSTokenizer(vocabulary, "am")
+    lines = [normalize(line, "am") for line in [*lines_of(AMHARIC), SPOKEN]]
+    return grow_xtts(base, lines, vocabulary.parent / "grown.json")
+
+
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages")
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_normalised_text_has_coquis_ids(language, vocabulary, grown):
+    text = normalize(TEXTS[language], language)
+    for path in (vocabulary, grown.path):
+        ids = XTTSTokenizer(path, language).encode_checked(text)
+        theirs = coqui(path)
+        assert ids == theirs.encode(text, language)
+        assert XTTSTokenizer(path, language).decode(ids) == text
+        assert theirs.decode(ids) == f"[{language}]{text}"
+
+
+def test_amharic_is_spoken_by_coqui_once_it_is_taught(grown):
+    theirs = coqui(grown.path)
+    with pytest.raises(NotImplementedError):
+        theirs.encode(SPOKEN, "am")
+    teach_language(theirs, "am")
+    ids = theirs.encode(SPOKEN, "am")
+    assert ids == grown.encode_checked(normalize(SPOKEN, "am"))
+    assert theirs.decode(ids) == f"[am]{normalize(SPOKEN, 'am')}"
+    assert theirs.char_limits["am"] == CHARACTER_LIMIT
+    text = normalize(TEXTS["en"], "en")
+    assert theirs.encode(text, "en") == XTTSTokenizer(grown.path, "en").encode(text)
+
+
+@pytest.mark.parametrize("tag", ["ar", "en", "hi", "hu", "ru", "tr"])
+def test_amharic_is_spoken_by_coqui_under_a_tag_that_it_knows(tag, grown):
+    """Without the kit's cleaning there: the text is written as the kit leaves it."""
+    text = normalize(SPOKEN, "am")
+    ids = coqui(grown.path).encode(text, tag)
+    assert ids == XTTSTokenizer(grown.path, "am", tag=tag).encode_checked(text)
+
+
+def test_coqui_counts_the_grown_vocabulary_alike(grown):
+    theirs = coqui(grown.path)
+    assert theirs.get_number_tokens() == grown.vocab_size
+    assert theirs.tokenizer.token_to_id("[START]") == grown.start
+    assert theirs.tokenizer.token_to_id("[STOP]") == grown.stop
+    assert theirs.tokenizer.get_vocab() == grown.vocabulary.ids
+
+
+def test_a_text_of_old_pieces_keeps_its_ids(vocabulary, grown):
+    old = coqui(vocabulary)
+    new = coqui(grown.path)
+    for line in lines_of(ENGLISH, 20):
+        assert new.encode(line, "en") == old.encode(line, "en")

@@ -1,0 +1,49 @@
+"""A small vocabulary of XTTS's kind that spells real words, and texts for it."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+from released_xtts import vocabulary
+
+from kit.text.grow_xtts import learned_merges
+
+ENGLISH = "the voice reads what nobody has ever written down before in another place".split()
+AMHARIC = "ሰላም ለሁሉ ሰው አለም ነው ቤት ውስጥ መጽሀፍ አነበበ ትምህርት ጀመረ".split()
+HOLES = (12, 13, 20)
+START = 9
+TAGS = ("en", "de", "hu", "zh-cn")
+
+
+def lines_of(words: list[str], lines: int = 400, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(words, k=6)) + "." for _ in range(lines)]
+
+
+def write_vocabulary(
+    path: Path,
+    letters: str = "abcdefghijklmnopqrstuvwxyz.,'!?",
+    start: int = START,
+    tags: tuple[str, ...] = TAGS,
+    **changes,
+) -> Path:
+    """A vocab.json with holes, tags, and merges for the words of ENGLISH."""
+    special = ["[STOP]", "[UNK]", "[SPACE]", "[START]", *(f"[{tag}]" for tag in tags)]
+    merges = learned_merges(Counter({tuple(word): 100 for word in ENGLISH}), 200, set())
+    pieces = [*special, *letters, *("".join(pair) for pair in merges)]
+    pieces.remove("[START]")
+    pieces.insert(start - sum(hole < start for hole in HOLES), "[START]")
+    size = len(pieces) + len(HOLES)
+    numbers = [number for number in range(size) if number not in HOLES]
+    ids = dict(zip(pieces, numbers))
+    described = vocabulary()
+    like = described["added_tokens"][0]
+    described["added_tokens"] = [
+        {**like, "id": ids[piece], "content": piece} for piece in sorted(special, key=ids.get)
+    ]
+    described["model"]["vocab"] = ids
+    described["model"]["merges"] = [" ".join(pair) for pair in merges]
+    described["model"].update(changes)
+    path.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    return path
