@@ -19,7 +19,7 @@ from kit.notebook.result import Result, Sound
 from kit.recipes.prepare_clips import Aligned
 from kit.recipes.sounds import mel_picture, players_of
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.text.tokenizer import Tokenizer
+from kit.text.piece_tokenizer import PieceTokenizer
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_HEARD = 3  # of them with a player
@@ -85,17 +85,20 @@ def _other_script(rows: list[Utterance], language: str) -> list[str]:
 
 
 def of_tokenizer(
-    tokenizer: Tokenizer, fitness: dict, advice: tuple[int, str], lines: list[str], language: str
+    tokenizer: PieceTokenizer,
+    fitness: dict,
+    advice: tuple[int, str],
+    lines: list[str],
+    language: str,
 ) -> Result:
     """How a text is spelt, how a line is cut into pieces, and whether the vocabulary fits."""
     text = language_example(language) or f"{lines[0]} 2017"
-    pieces = tokenizer.model.encode(tokenizer.spelt(lines[0]), out_type=str)
     return Result(
         line=f"{tokenizer.vocab_size} ids; vocabulary advice: {advice[0]}, {advice[1]}",
         grid=[
             ("text", "what becomes of it"),
             (text, normalize(text, language)),
-            (lines[0], " | ".join(pieces)),
+            (lines[0], " | ".join(tokenizer.pieces(lines[0]))),
         ],
         figures=fitness,
     )
@@ -104,13 +107,21 @@ def of_tokenizer(
 def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
     """`found`, with what the voice's own tokenizer made of the same held-out text."""
     names = ("its own pieces", "with new ones")
-    words = [report["tokens_per_word"] for report in (before, after)]
-    raw = [100 * report["byte_rate"] for report in (before, after)]
+    reports = (before, after)
+    words = [report["tokens_per_word"] for report in reports]
+    raw = [100 * (report["byte_rate"] + report["unknown_rate"]) for report in reports]
     pictures = (
         bars(names, words, "pieces a word", "Held-out text"),
-        bars(names, raw, "% of pieces are bare bytes"),
+        bars(names, raw, "% of pieces are bare bytes or unknown"),
     )
-    line = f"{told}\n{found.line}"
+    scripts = ", ".join(f"{name} {share:.0%}" for name, share in before["scripts"].items())
+    line = f"{told}\n{found.line}\nheld-out letters: {scripts}"
+    for name, report in zip(names, reports):
+        line += (
+            f"\n{name}: {report['tokens_per_character']:.2f} pieces a character, "
+            f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
+            f"{report['round_trip']:.0%} of the texts come back as they were"
+        )
     if before["uncovered"]:
         line += f"\nWhat it could not spell: {' '.join(before['uncovered'][:40])}"
     return dataclasses.replace(found, line=line, pictures=pictures)
