@@ -140,6 +140,7 @@ COMMANDS = (  # in the order in which they are used
             ("text", str, "FILE", "of any size, to learn pieces from (the recordings' texts)"),
             ("phonemes", str, "CODE", "learn pieces of phonemes: espeak-ng's en-us (letters)"),
             ("start_from", str, "PATH", "a voice to begin with: an export, another run (nothing)"),
+            ("licence", str, "CPML", "accept that of a released XTTS-v2 to begin with (not yet)"),
         ),
     ),
     Command(

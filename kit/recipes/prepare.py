@@ -29,11 +29,8 @@ from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
 from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.prepare_text import fitted_pieces
 from kit.recipes.start_from import begun_from, tokenizer_of_start, told_start
-from kit.text.tokenizer_report import (
-    count_tokens,
-    tokenizer_report,
-    vocabulary_advice,
-)
+from kit.text.tokenizer_kinds import advice_of
+from kit.text.tokenizer_report import count_tokens, tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig
 
 # What a step leaves for those after it.
@@ -61,7 +58,8 @@ class Preparation:
     Text pieces are learned from the recordings' texts, or from the file `text`, of any size; or
     from the phonemes of the former, where `phonemes` is a language by espeak-ng's name, such as
     "en-us". `start_from` is a folder with a voice to begin with, an export or another run's: its
-    codec is taken as it is, and the text pieces are added to its own.
+    codec is taken as it is, and the text pieces are added to its own. That of a released XTTS-v2 is
+    taken with `licence` "CPML", by which its licence is accepted.
     """
 
     def __init__(
@@ -74,8 +72,9 @@ class Preparation:
         text: str = "",
         phonemes: str = "",
         start_from: str = "",
+        licence: str = "",
     ):
-        run = begun_from(run, start_from)
+        run = begun_from(run, start_from, licence)
         self.active_run = run
         pieces = run.section("text")
         asked = RunSource(
@@ -163,10 +162,10 @@ class Preparation:
         self.tokenizer = fitted_pieces(run, self.source, self.pieces, lines)
         fitness = tokenizer_report(self.tokenizer, held_out or lines)
         run.record(text=fitness)
-        base = tokenizer_of_start(run)
+        base = tokenizer_of_start(run, self.source.language)
         before = tokenizer_report(base, held_out or lines) if base else None
         counts = count_tokens(self.tokenizer, lines, run.path("count.json"))
-        advice = vocabulary_advice(self.tokenizer, counts)
+        advice = advice_of(self.tokenizer, counts, base)
         found = results.of_tokenizer(self.tokenizer, fitness, advice, lines, self.source.language)
         if before is None:
             return found

@@ -9,20 +9,20 @@ from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import RunSource
 from kit.recipes.start_from import start_digest, tokenizer_of_start
-from kit.text.grow_tokenizer import grow_tokenizer
-from kit.text.tokenizer import Tokenizer
+from kit.text.piece_tokenizer import PieceTokenizer
+from kit.text.tokenizer_kinds import grown_tokenizer, load_tokenizer
 from kit.text.tokenizer_report import fitted_tokenizer
 from kit.text.train_tokenizer import TokenizerConfig
 
 
 def fitted_pieces(
     run: ActiveRun, source: RunSource, config: TokenizerConfig, lines: list[str]
-) -> Tokenizer:
+) -> PieceTokenizer:
     """The tokenizer of `run` for the training texts `lines`, where none was made of them yet."""
     path = run.path("tokenizer.model")
     mark = run.path("tokenizer.key")  # what the one that lies there was made from
     made_from = [config, lines, source.language, source.text_stamp() or ""]
-    base = tokenizer_of_start(run)
+    base = tokenizer_of_start(run, source.language)
     if base is not None:
         made_from.append(start_digest(run))
     key = digest(*made_from)
@@ -31,6 +31,6 @@ def fitted_pieces(
         if base is None:
             fitted_tokenizer(lines, path, config, more, source.language)
         else:
-            grow_tokenizer(base, lines, path, config, more, source.language)
+            grown_tokenizer(base, lines, path, config, more, source.language)
         write_atomic(mark, key)
-    return Tokenizer(path)
+    return load_tokenizer(path, source.language)

@@ -19,8 +19,9 @@ from kit.model.warm_start import model_settings, warm_started
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
-from kit.text.grow_tokenizer import spellings
-from kit.text.tokenizer import Tokenizer
+from kit.recipes.start_from_xtts import Beginning, beginning_of_release, release_weights
+from kit.text.piece_tokenizer import PieceTokenizer
+from kit.text.tokenizer_kinds import load_tokenizer, old_spellings
 
 BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
 CODEC = "codec.safetensors"
@@ -28,12 +29,14 @@ MODEL = "start.safetensors"
 TOKENIZER = "start-tokenizer.model"
 
 
-def begun_from(run: ActiveRun, folder: str) -> ActiveRun:
-    """`run`, which is to begin with the voice in `folder`: an export, or another run's folder.
+def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
+    """`run`, which is to begin with the voice in `folder`.
 
-    From here on the run's settings are that voice's sizes. Where `folder` is empty the run goes on
-    as it was begun. Raises ConfigError for a folder without a voice, and for a run that was begun
-    otherwise; VoiceError for a voice that is damaged.
+    That is an export, another run's folder, or a released XTTS-v2, whose licence `licence` says to
+    be accepted. From here on the run's settings are that voice's sizes. Where `folder` is empty the
+    run goes on as it was begun. Raises ConfigError for a folder without a voice, for a licence that
+    is not accepted, and for a run that was begun otherwise; VoiceError, or what `load_xtts` and
+    `xtts_codec` raise, for a voice that is damaged.
     """
     if not folder:
         return run
@@ -49,11 +52,16 @@ def begun_from(run: ActiveRun, folder: str) -> ActiveRun:
             f"The run `{run.name}` was begun {how}, now {folder} is asked for: its codes and text "
             f"ids would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
-    voice = voice_in(path, weights)
-    run = run.keep_settings(sections_of(voice))
-    save_model(voice.model, run.path(MODEL))
-    write_atomic(run.path(TOKENIZER), voice.tokenizer.model.serialized_model_proto())
-    save_codec(voice.codec, run.path(CODEC))
+    if release_weights(path):
+        beginning = beginning_of_release(path, weights, licence)
+    else:
+        beginning = beginning_of_voice(voice_in(path, weights))
+    run = run.keep_settings(beginning.sections)
+    save_model(beginning.model, run.path(MODEL))
+    write_atomic(run.path(TOKENIZER), beginning.tokenizer)
+    save_codec(beginning.codec, run.path(CODEC))
+    if beginning.record:
+        run.record(start_from=beginning.record)
     write_atomic(run.path(BEGUN), f"{sha256} {path}")  # the last: with it, all is here
     return run
 
@@ -62,13 +70,17 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     """The folder and the name of its weights: an export's, or those that a run was left with."""
     exported = (folder / CARD).is_file()
     names = ("model.safetensors",) if exported else (WEIGHTS["ema"], WEIGHTS["raw"])
+    released = release_weights(folder)
+    if released and not exported:
+        names = (released,)
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
     there = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else "no such folder"
     raise ConfigError(
         f"START_FROM = {folder}: there is no voice ({there or 'it is empty'}). Name the folder "
-        "`export` of a run, or the folder of a run that 02_train has finished."
+        "`export` of a run, the folder of a run that 02_train has finished, or that of a released "
+        "XTTS-v2 with its vocab.json."
     )
 
 
@@ -78,19 +90,30 @@ def voice_in(folder: Path, weights: str) -> Voice:
     return load_voice(folder, weights)
 
 
-def sections_of(voice: Voice) -> dict:
-    """Sections of settings with which a run makes what this voice understands."""
-    return {
-        "model": model_settings(voice.model.config),
-        "codec": dataclasses.asdict(voice.codec.config),
-        "front_end": dataclasses.asdict(voice.front_end.config),
-        "text": {"phonemes": voice.tokenizer.phonemes},
-    }
+def beginning_of_voice(voice: Voice) -> Beginning:
+    """What a run keeps of a voice of the kit's."""
+    return Beginning(
+        model=voice.model,
+        codec=voice.codec,
+        tokenizer=voice.tokenizer.file_bytes(),
+        sections={
+            "model": model_settings(voice.model.config),
+            "codec": dataclasses.asdict(voice.codec.config),
+            "front_end": dataclasses.asdict(voice.front_end.config),
+            "text": {"phonemes": voice.tokenizer.phonemes},
+        },
+        record={},
+    )
 
 
-def tokenizer_of_start(run: ActiveRun) -> Tokenizer | None:
-    """The tokenizer of the voice that `run` began with; None where it began with none."""
-    return Tokenizer(run.folder / TOKENIZER) if read_mark(run.folder / BEGUN) else None
+def tokenizer_of_start(run: ActiveRun, language: str) -> PieceTokenizer | None:
+    """The tokenizer of the voice that `run` began with, for texts in `language`.
+
+    None where it began with none.
+    """
+    if not read_mark(run.folder / BEGUN):
+        return None
+    return load_tokenizer(run.folder / TOKENIZER, language)
 
 
 def start_digest(run: ActiveRun) -> str:
@@ -98,21 +121,21 @@ def start_digest(run: ActiveRun) -> str:
     return file_digest(run.folder / TOKENIZER)
 
 
-def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: Tokenizer) -> SpeechGPT:
+def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: PieceTokenizer) -> SpeechGPT:
     """The model that `run` begins to train: with the voice's weights, or at random.
 
     Raises ModelFileError where `config` is no longer that voice's.
     """
-    base = tokenizer_of_start(run)
+    base = tokenizer_of_start(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)
     model = load_model(run.folder / MODEL)
-    return warm_started(config, model, spellings(base, tokenizer))
+    return warm_started(config, model, old_spellings(base, tokenizer))
 
 
-def told_start(run: ActiveRun, tokenizer: Tokenizer) -> str:
+def told_start(run: ActiveRun, tokenizer: PieceTokenizer) -> str:
     """In words, what `run` begins with; "" where it begins with nothing."""
-    base = tokenizer_of_start(run)
+    base = tokenizer_of_start(run, tokenizer.language)
     if base is None:
         return ""
     new = tokenizer.vocab_size - base.vocab_size

@@ -20,7 +20,7 @@ from kit.dataset.manifest import read_manifest
 from kit.inference.voice import Habits, Voice, save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
-from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_kinds import load_tokenizer
 
 
 class TrainingData:
@@ -35,7 +35,8 @@ class TrainingData:
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.tokenizer = Tokenizer(run.path("tokenizer.model"))
+        self.language = run.found("data", "language", "01_data_prep")
+        self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
         self.config = build(DataConfig, run.section("data"))
         self.model = build(
             GPTConfig,
@@ -114,7 +115,7 @@ class TrainingData:
             tokenizer=self.tokenizer,
             references=speaker_references(self.cache),
             front_end=self.front_end,
-            language=self.run.found("data", "language", "01_data_prep"),
+            language=self.language,
             habits=self.habits,
         )
 

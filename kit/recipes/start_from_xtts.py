@@ -1,0 +1,85 @@
+"""What a run begins with where it begins with a released XTTS-v2, and the licence of that.
+
+Its codec is made of the release's own sound, its references are heard as it hears them, and its
+vocabulary goes with the run.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from kit.audio.codec import Codec
+from kit.audio.xtts_codec import xtts_codec
+from kit.base.config import ConfigError
+from kit.model.gpt import SpeechGPT
+from kit.model.warm_start import model_settings
+from kit.model.xtts import CONFIG_FILE, DVAE_FILE, VOCABULARY_FILE, WEIGHTS_FILES, load_xtts
+
+LICENCE = "CPML"
+# Of a run's model: how a release was trained, which a run is free to change and had better not.
+TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a run keeps of the voice that it begins with."""
+
+    model: SpeechGPT
+    codec: Codec
+    tokenizer: bytes  # its file
+    sections: dict  # of settings with which a run makes what this voice understands
+    record: dict  # for the run's report: where it came from
+
+
+def release_weights(folder: Path) -> str:
+    """The name of the weights of an XTTS in `folder`; "" where there is none."""
+    if not (folder / VOCABULARY_FILE).is_file():
+        return ""
+    return next((name for name in WEIGHTS_FILES if (folder / name).is_file()), "")
+
+
+def beginning_of_release(folder: Path, weights: str, licence: str) -> Beginning:
+    """What the XTTS-v2 in `folder` gives a run; `licence` says that its licence is accepted.
+
+    Raises ConfigError where it is not, or where the DVAE is missing, without which no recording
+    becomes codes; XTTSError, VocabularyError, TorchFileError and CodecError for damaged files.
+    """
+    require_licence(folder, licence)
+    xtts = load_xtts(folder / weights)
+    if not xtts.dvae:
+        raise ConfigError(
+            f"{folder} has no {DVAE_FILE}, which makes codes of recordings: copy it there from "
+            "where the model was published."
+        )
+    codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
+    model = model_settings(xtts.model.config)
+    for name in TRAINED_WITH:
+        model[name] = getattr(xtts.model.config, name)
+    return Beginning(
+        model=xtts.model,
+        codec=codec,
+        tokenizer=xtts.vocabulary.data,
+        sections={
+            "model": model,
+            "codec": dataclasses.asdict(codec.config),
+            "front_end": dataclasses.asdict(codec.reference_mel.config),
+            "text": {"phonemes": ""},
+        },
+        record={
+            "licence": f"{LICENCE}, accepted: neither the model nor its speech may be sold",
+            **dataclasses.asdict(xtts.source),
+            "notes": list(xtts.notes),
+        },
+    )
+
+
+def require_licence(folder: Path, licence: str) -> None:
+    """Raise ConfigError unless `licence` names the one that a release is under."""
+    if licence == LICENCE:
+        return
+    given = f", not {licence!r}" if licence else ""
+    raise ConfigError(
+        f"{folder} holds an XTTS-v2 ({CONFIG_FILE}, {VOCABULARY_FILE}). It is under the Coqui "
+        "Public Model License: neither the model, nor what is made from it, nor its speech may be "
+        "used commercially. Read the licence where the model was published; to accept it, give "
+        f'`licence="{LICENCE}"` (--licence {LICENCE}){given}.'
+    )

@@ -1,0 +1,88 @@
+"""A run that begins with a released XTTS-v2: a tiny one at random weights, in the very format."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from helpers import corpus, manifest
+from released_xtts import START, STOP, random_model, write_release
+
+from kit.audio.xtts_codec import XTTSCodec
+from kit.base.config import ConfigError
+from kit.recipes.prepare import Preparation
+from kit.recipes.start import start
+from kit.recipes.start_from import MODEL, TOKENIZER, first_model
+from kit.recipes.train import Training
+
+FEW = {"train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_machine():
+    """No two seconds of listening to the cores at each start; torch's threads put back."""
+    idle = SimpleNamespace(idle=100.0, nice=0.0)
+    before = torch.get_num_threads()
+    with patch("psutil.cpu_times_percent", lambda _seconds: idle):
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_release(tmp_path_factory.mktemp("release"))
+
+
+def test_its_licence_is_accepted_in_so_many_words_or_nothing_is_read(release):
+    run = start("no licence", settings=FEW)
+    for given in ("", "MIT"):
+        with pytest.raises(ConfigError, match=r"Coqui Public Model License: .*licence=\"CPML\""):
+            Preparation(run, str(corpus()), start_from=str(release), licence=given)
+    assert not (run.folder / MODEL).exists()
+
+
+def test_without_its_dvae_there_are_no_codes(tmp_path):
+    folder = write_release(tmp_path / "no dvae")
+    (folder / "dvae.pth").unlink()
+    with pytest.raises(ConfigError, match=r"has no dvae\.pth, which makes codes of recordings"):
+        Preparation(start("no dvae"), str(corpus()), start_from=str(folder), licence="CPML")
+
+
+def test_what_comes_from_it_stays_with_the_run(release):
+    run = start("keeps a release", settings=FEW)
+    preparation = Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+    noted = run.report()["start_from"]
+    assert noted["licence"].startswith("CPML, accepted") and len(noted["tensors_sha256"]) == 64
+    model = preparation.model
+    assert (model.width, model.start_text_id, model.stop_text_id) == (96, START, STOP)
+    assert not model.text_stop_input and model.dropout == 0.1
+    again = Preparation(start("keeps a release"), start_from=str(release))
+    assert again.codec_config == preparation.codec_config, "what was accepted is not asked again"
+
+
+def test_it_learns_the_letters_and_is_trained(release):
+    pytest.importorskip("tokenizers", reason="needs tokenizers (make test-xtts installs it)")
+    run = start("from a release", settings=FEW)
+    preparation = Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    told = [str(result) for result in preparation.run()]
+    assert any("[am]" in line and "41 ids stay" in line for line in told)
+    assert any("32 codes, 21.5 of them a second" in line for line in told)
+    assert isinstance(preparation.codec, XTTSCodec)
+    grown = preparation.tokenizer
+    assert (grown.start, grown.stop) == (START, STOP)
+    learned = [row.text for row in manifest() if row.split == "train"]
+    assert not grown.uncovered("".join(learned))
+    ids = json.loads((release / "vocab.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    assert {piece: grown.vocabulary.ids[piece] for piece in ids} == ids
+
+    training = Training(start("from a release"))
+    model = first_model(run, training.model, tokenizer=grown)
+    base = random_model()
+    rows = len(base.text_embedding.weight)
+    assert torch.equal(model.text_embedding.weight[:rows], base.text_embedding.weight)
+    tag = model.text_embedding.weight[grown.vocabulary.ids["[am]"]]
+    assert torch.equal(tag, base.text_embedding.weight[ids["[en]"]])
+    list(training.run())
+    assert run.report()["train"]["steps"] == 2
