@@ -1,9 +1,16 @@
 """Texts become the ids that coqui-tts's own tokenizer makes of them, before and after growth."""
 
+import dataclasses
+
 import pytest
+import torch
+from coqui import coqui_loaded
 from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
 
-from kit.text.grow_xtts import grow_xtts
+from kit.model.warm_start import warm_started
+from kit.model.xtts import load_xtts
+from kit.model.xtts_export import save_xtts
+from kit.text.grow_xtts import grow_xtts, xtts_spellings
 from kit.text.normalize import normalize
 from kit.text.xtts_tokenizer import CHARACTER_LIMIT, XTTSTokenizer, teach_language
 
@@ -93,3 +100,21 @@ def test_a_text_of_old_pieces_keeps_its_ids(vocabulary, grown):
     new = coqui(grown.path)
     for line in lines_of(ENGLISH, 20):
         assert new.encode(line, "en") == old.encode(line, "en")
+
+
+def test_a_model_with_a_grown_vocabulary_is_loaded_strictly(small, tmp_path):
+    xtts = load_xtts(small[0])
+    base = XTTSTokenizer(small[0] / "vocab.json", "am")
+    grown = grow_xtts(base, lines_of(AMHARIC), tmp_path / "grown.json")
+    config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
+    model = warm_started(config, xtts.model, xtts_spellings(base, grown))
+    larger = dataclasses.replace(xtts, model=model, vocabulary=grown.vocabulary)
+    theirs = coqui_loaded(save_xtts(larger, tmp_path / "larger"))
+    rows = theirs.gpt.text_embedding.weight
+    assert len(rows) == theirs.tokenizer.get_number_tokens() == grown.vocab_size
+    assert torch.equal(rows[: base.vocab_size], small[1].gpt.text_embedding.weight)
+    assert rows.isfinite().all()
+    assert theirs.gpt.start_text_token == base.start
+    teach_language(theirs.tokenizer, "am")
+    text = lines_of(AMHARIC, 1, seed=2)[0]
+    assert theirs.tokenizer.encode(text, "am") == grown.encode(text)
