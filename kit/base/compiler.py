@@ -22,6 +22,8 @@ from torch import Tensor
 
 from kit.base.hardware import Choice, dotted, timings
 
+Made = Tensor | tuple[Tensor, ...]  # what a captured step leaves
+
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
     """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
@@ -155,8 +157,8 @@ def quickest(work: Callable[[], object], repeats: int = 5) -> float:
     return min(timings(work, repeats))
 
 
-def captured(work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """`work` as a CUDA graph: what replays it, and the tensor that then holds its result."""
+def captured(work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+    """`work` as a CUDA graph: what replays it, and the tensors that then hold its result."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiled, tuned and given its workspaces before

@@ -16,7 +16,8 @@ from kit.base.weights_file import checksum
 from kit.inference.kv_cache import CacheMemory, KVCache
 
 ONE_AT_A_TIME = threading.Lock()  # while one thread compiles, no other may run what is compiled
-Step = Callable[..., Tensor]  # (codes, code_index, input_pos, layers, mask) -> logits
+Made = Tensor | tuple[Tensor, Tensor]  # logits; with the states they are made of, if those are kept
+Step = Callable[..., Made]  # (codes, code_index, input_pos, layers, mask) -> what is made
 
 
 class PreparedSteps:
@@ -34,8 +35,8 @@ class PreparedSteps:
         """`step` made ready for the case of `args`."""
         raise NotImplementedError
 
-    def __call__(self, codes: Tensor, code_index, input_pos, layers, mask) -> Tensor:
-        """Logits (B, V), as `step` has them."""
+    def __call__(self, codes: Tensor, code_index, input_pos, layers, mask) -> Made:
+        """What the decoder's `one_step` makes: logits (B, V), and states where they are kept."""
         args = (codes, code_index, input_pos, layers, mask)
         case = self.case(codes)
         with ONE_AT_A_TIME:
@@ -51,9 +52,11 @@ class CompiledSteps(PreparedSteps):
 
     def __init__(self, decoder):
         super().__init__(decoder)
-        self.tuned = torch.compile(decoder.step, fullgraph=True, dynamic=True)
+        self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=True)
         untuned = {"max_autotune": False}
-        self.untuned = torch.compile(decoder.step, fullgraph=True, dynamic=True, options=untuned)
+        self.untuned = torch.compile(
+            decoder.one_step, fullgraph=True, dynamic=True, options=untuned
+        )
         self.frozen = checksum(decoder.state_dict())
 
     def case(self, codes: Tensor) -> tuple[int, int]:
@@ -71,7 +74,7 @@ class CompiledSteps(PreparedSteps):
         try:
             with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
                 tuned_s = quickest(lambda: self.tuned(*args))
-            if tuned_s <= quickest(lambda: self.decoder.step(*args)):
+            if tuned_s <= quickest(lambda: self.decoder.one_step(*args)):
                 return self.tuned
             # Tuning times kernels; beside other work it may pick the worst of them.
             with quiet_inductor(self.frozen, freezing=True):
@@ -79,7 +82,7 @@ class CompiledSteps(PreparedSteps):
             return self.untuned
         except RuntimeError as error:  # Dynamo's and Inductor's own are of this kind
             self.decoder.step_eagerly(not_compiled(first_line(error)))
-            return self.decoder.step
+            return self.decoder.one_step
 
 
 class GraphedSteps(PreparedSteps):
@@ -92,12 +95,12 @@ class GraphedSteps(PreparedSteps):
         super().__init__(decoder)
         self.compiles = compiles
         if compiles:
-            self.tuned = torch.compile(decoder.step, fullgraph=True, dynamic=False)
+            self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=False)
 
     def case(self, codes: Tensor) -> tuple[int, int]:
         return len(codes), 0
 
-    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Tensor:
+    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Made:
         counter = self.decoder.counter
         index = counter[code_index : code_index + 1]
         position = counter[input_pos : input_pos + 1]
@@ -116,10 +119,10 @@ class GraphedSteps(PreparedSteps):
                 self.compiles = False
                 self.decoder.ran += not_compiled(first_line(error))
         try:
-            return StepGraph(self.decoder.step, args)
+            return StepGraph(self.decoder.one_step, args)
         except RuntimeError as error:
             self.decoder.step_eagerly(f"; no CUDA graph: {first_line(error)}")
-            return self.decoder.step
+            return self.decoder.one_step
 
     def owns(self, cache: KVCache) -> bool:
         """Whether there is a CUDA graph that writes to `cache`."""
@@ -172,14 +175,14 @@ class StepGraph:
         self.seen = mask
         self.inputs = [t.clone() for t in (codes, code_index, input_pos)]
         self.mask = None if mask is None else mask.clone()
-        self.replay, self.logits = captured(lambda: step(*self.inputs, layers, self.mask))
+        self.replay, self.made = captured(lambda: step(*self.inputs, layers, self.mask))
 
     def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
         return layers[0][0].data_ptr() == self.layers[0][0].data_ptr()
 
     def __call__(
         self, codes: Tensor, code_index: Tensor, input_pos: Tensor, layers: list, mask
-    ) -> Tensor:
+    ) -> Made:
         if not self.owns(layers):
             return self.step(codes, code_index, input_pos, layers, mask)
         for inside, now in zip(self.inputs, (codes, code_index, input_pos)):
@@ -188,7 +191,10 @@ class StepGraph:
             self.mask.copy_(mask)
             self.seen = mask
         self.replay()
-        return self.logits.clone()  # the next step writes over them
+        if isinstance(self.made, Tensor):
+            return self.made.clone()  # the next step writes over it
+        logits, states = self.made
+        return logits.clone(), states.clone()
 
 
 def first_line(error: Exception) -> str:

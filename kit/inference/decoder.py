@@ -12,6 +12,7 @@ d = D / H, V code vocabulary, K latents.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,11 @@ from kit.base.words import nearest
 from kit.inference.compiled import CompiledSteps, GraphedSteps, GraphMemory
 from kit.inference.kv_cache import CacheMemory, KVCache, write
 from kit.inference.linear_formats import FORMATS, layer_for
-from kit.model.gpt import Layer, SpeechGPT
+from kit.model.gpt import Conditioner, Layer, SpeechGPT
+
+# Log-mels (B, M, T), one reference a row; or for each row the pieces (M, T) of its reference, of
+# any lengths: what becomes of them is averaged.
+Conditioning = Tensor | list[list[Tensor]]
 
 
 class DecodeError(ValueError):
@@ -37,6 +42,8 @@ class DecoderConfig:
     # One graph a batch size: some seconds of warm-up, then faster steps. On a GPU they are replayed
     # as CUDA graphs, where nothing can be compiled, too.
     compile: bool = False
+    # Also keep the state that foretold each code: some codecs make sound of them.
+    states: bool = False
 
     def __post_init__(self):
         unknown = f"there is no such format.{nearest(self.weights, FORMATS)}"
@@ -124,6 +131,7 @@ class Decoder(nn.Module):
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
         self.memory = CacheMemory(len(layers), self.cache_dtype, self.device)
+        self.keeps_states = config.states
         self.compiled = None  # None: steps are eager
         self.warm_up_s: dict[tuple[int, int], float] = {}  # by rows and threads (0 on a GPU)
         if graphs:
@@ -138,6 +146,11 @@ class Decoder(nn.Module):
                 vars(module).update(module._modules)
 
     @property
+    def one_step(self) -> Callable:
+        """`step`, or `step_with_state` where states are kept."""
+        return self.step_with_state if self.keeps_states else self.step
+
+    @property
     def shrinks(self) -> bool:
         """Whether rows may leave the batch: a graph has its batch size."""
         return self.compiled is None
@@ -148,32 +161,48 @@ class Decoder(nn.Module):
         self.compiled = None
         self.memory = CacheMemory(len(self.layers), self.cache_dtype, self.device)
 
-    def prompt(self, texts: list[list[int]], cond: Tensor) -> tuple[Tensor, list[int]]:
+    def prompt(self, texts: list[list[int]], cond: Conditioning) -> tuple[Tensor, list[int]]:
         """`latents | START text STOP | START` of every row, padded on the left, and the padding.
 
-        Embeddings (B, P, D) in fp32. `cond` (B, M, T) are log-mels of the speakers. Raises
-        DecodeError for an empty text, one longer than the model's positions, or damaged mels.
+        Embeddings (B, P, D) in fp32. `cond` is the reference of each row, as `latents` takes them.
+        Raises DecodeError for an empty text, one longer than the model's positions, or damaged
+        mels.
         """
         c = self.config
         rows = []
-        if not torch.isfinite(cond).all():
-            raise DecodeError("A reference is not finite: make it again from a sound recording.")
-        start = self.embed(torch.tensor([c.start_code], device=cond.device), 0).float()
-        different, which = cond.unique_consecutive(dim=0, return_inverse=True)
-        for text, latents in zip(texts, self.conditioner(different)[which], strict=True):
+        start = self.embed(torch.tensor([c.start_code], device=self.device), 0).float()
+        for text, latents in zip(texts, self.latents(cond), strict=True):
             if not 0 < len(text) <= c.max_text - 2:
                 raise DecodeError(
                     f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
                     "Split it into sentences."
                 )
-            ids = torch.tensor([c.start_text, *text, c.stop_text], device=cond.device)
+            ids = torch.tensor([c.start_text, *text, c.stop_text], device=self.device)
             said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
             rows.append(torch.cat((latents, said, start)))
         padding = [max(map(len, rows)) - len(row) for row in rows]
         return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
 
+    def latents(self, cond: Conditioning) -> Tensor:
+        """What references become, (B, K, D): log-mels (B, M, T), or pieces of each.
+
+        Raises DecodeError for mels that are not finite.
+        """
+        if isinstance(cond, Tensor):
+            require_finite_mel(cond)
+            different, which = cond.unique_consecutive(dim=0, return_inverse=True)
+            return self.conditioner(different)[which]
+        found = {}
+        for pieces in cond:  # rows of one speaker share their pieces
+            if id(pieces) not in found:
+                found[id(pieces)] = mean_latents(self.conditioner, pieces)
+        return torch.stack([found[id(pieces)] for pieces in cond])
+
     def prefill(self, x: Tensor, padding: list[int], longest: int) -> tuple[Tensor, KVCache]:
-        """Read prompts (B, P, D): logits (B, V) of the first code, a cache for `longest` more."""
+        """Read prompts (B, P, D): logits (B, V) of the first code, a cache for `longest` more.
+
+        Where states are kept, `cache.state` (B, D) is the one that foretells the first code.
+        """
         b, count, d = x.shape
         cache = self.new_cache(padding, count + longest + 1)  # never full: one more case to compile
         mask = cache.mask
@@ -187,7 +216,10 @@ class Decoder(nn.Module):
         for layer, (k, v) in zip(self.layers, cache.layers):
             x = layer(x, k, v, 0, mask)
         cache.length = count
-        return self.logits(x.view(b, count, d)[:, -1]), cache
+        last = x.view(b, count, d)[:, -1]
+        if self.keeps_states:
+            cache.state = self.final_state(last)
+        return self.logits(last), cache
 
     def new_cache(self, padding: list[int], positions: int) -> KVCache:
         """Room for `positions` of each row; `padding` says how many on its left are none."""
@@ -216,11 +248,18 @@ class Decoder(nn.Module):
         self.memory.tidy()
 
     def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
-        """Logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows."""
+        """Logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows.
+
+        Where states are kept, `cache.state` (B, D) is the one that foretells it.
+        """
         input_pos = cache.length
         cache.length += 1
-        step = self.compiled or self.step
-        return step(codes, code_index, input_pos, cache.layers, cache.mask)
+        step = self.compiled or self.one_step
+        made = step(codes, code_index, input_pos, cache.layers, cache.mask)
+        if not self.keeps_states:
+            return made
+        logits, cache.state = made
+        return logits
 
     def step(
         self,
@@ -231,6 +270,29 @@ class Decoder(nn.Module):
         mask: Tensor | None,
     ) -> Tensor:
         """`decode_one` as one graph: nothing but tensors and two positions go in."""
+        return self.logits(self.last_layer(codes, code_index, input_pos, layers, mask))
+
+    def step_with_state(
+        self,
+        codes: Tensor,
+        code_index: int | Tensor,
+        input_pos: int | Tensor,
+        layers: list[tuple[Tensor, Tensor]],
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, V), as `step` has them, and the states (B, D) they are made of."""
+        state = self.final_state(self.last_layer(codes, code_index, input_pos, layers, mask))
+        return self.code_head(state).float(), state
+
+    def last_layer(
+        self,
+        codes: Tensor,
+        code_index: int | Tensor,
+        input_pos: int | Tensor,
+        layers: list[tuple[Tensor, Tensor]],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """What the last layer makes of `codes`, (B, D)."""
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # the whole cache is looked at
             mask = self.hide_unwritten(layers[0][0], mask, input_pos)
@@ -238,7 +300,7 @@ class Decoder(nn.Module):
             mask = mask[..., : input_pos + 1]
         for layer, (k, v) in zip(self.layers, layers):
             x = layer(x, k, v, input_pos, mask)
-        return self.logits(x)
+        return x
 
     def hide_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
         """`mask` (B, 1, 1, N), or none, with what is not written yet in `keys` hidden, too."""
@@ -253,10 +315,31 @@ class Decoder(nn.Module):
         return F.embedding(codes, self.code_embedding) + self.code_position[code_index]
 
     def logits(self, x: Tensor) -> Tensor:
-        """States (B, D) -> logits (B, V) in fp32."""
+        """What the last layer made, (B, D) -> logits (B, V) in fp32."""
+        return self.code_head(self.final_state(x)).float()
+
+    def final_state(self, x: Tensor) -> Tensor:
+        """What the last layer made, (B, D), after both norms: the state that foretells a code."""
         x = torch.layer_norm(x, x.shape[1:], self.ln_f, self.ln_f_bias)
-        x = torch.layer_norm(x, x.shape[1:], self.final_norm, self.final_norm_bias)
-        return self.code_head(x).float()
+        return torch.layer_norm(x, x.shape[1:], self.final_norm, self.final_norm_bias)
+
+
+def mean_latents(conditioner: Conditioner, pieces: list[Tensor]) -> Tensor:
+    """The mean (K, D) of what a reference's pieces (M, T) become, as XTTS-v2 has it.
+
+    Raises DecodeError for mels that are not finite.
+    """
+    heard = []
+    for mel in pieces:
+        require_finite_mel(mel)
+        heard.append(conditioner(mel[None])[0])
+    return torch.stack(heard).mean(0)
+
+
+def require_finite_mel(mel: Tensor) -> None:
+    """Raise DecodeError for log-mels that are not finite."""
+    if not torch.isfinite(mel).all():
+        raise DecodeError("A reference is not finite: make it again from a sound recording.")
 
 
 def check_finite(model: SpeechGPT) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kit.inference.decoder import DecodeError, Decoder
+from kit.inference.decoder import Conditioning, DecodeError, Decoder
 from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -33,6 +33,13 @@ class Spoken:
     stopped: bool  # False: cut at the length limit, the model did not find its end
     log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
     temperature: float  # it was read at: lower than asked for where a reading was cut before
+    # (N, D) in fp32, each the one that foretold its code: at START and at every code but the last.
+    # None where the decoder keeps no states.
+    states: Tensor | None = None
+
+    def states_from(self, first: int) -> Tensor | None:
+        """The states of the codes from `first` on, where there are any."""
+        return None if self.states is None else self.states[first:]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,6 +50,7 @@ class Said:
     log_probs: Tensor  # (R, longest)
     limits: list[int]  # codes each row may have
     stop: int  # the code that ends a row
+    states: Tensor | None = None  # (R, longest, D) that foretold the codes, where they are kept
     steps: int = 0  # columns that are decided
 
     def spoken(self, temperature: float) -> list[Spoken]:
@@ -55,7 +63,7 @@ class Said:
                 "fp32 weights, or an earlier checkpoint."
             )
         found = []
-        for row, score, limit in zip(codes, scores, self.limits):
+        for number, (row, score, limit) in enumerate(zip(codes, scores, self.limits)):
             ends = (row[: limit + 1] == self.stop).nonzero()
             stopped = len(ends) > 0
             end = int(ends[0]) if stopped else limit
@@ -64,15 +72,23 @@ class Said:
                 stopped=stopped,
                 log_prob=float(score[: end + stopped].mean()),
                 temperature=temperature,
+                states=self.states_of(number, end),
             )
             found.append(spoken)
         return found
 
+    def states_of(self, row: int, end: int) -> Tensor | None:
+        """The states (N, D) of the first `end` codes of a row, on the CPU, where they are kept."""
+        if self.states is None:
+            return None
+        # A copy: a view would hold those of the whole batch.
+        return self.states[row, :end].to("cpu", torch.float32, copy=True)
+
 
 def generate(
-    model: Decoder | SpeechGPT, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+    model: Decoder | SpeechGPT, texts: list[list[int]], cond: Conditioning, config: GenerateConfig
 ) -> list[Spoken]:
-    """Codes for every row of `texts` (piece ids) in the voice of `cond` (R, M, T).
+    """Codes for every row of `texts` (piece ids) in the voice of `cond`, as a decoder takes it.
 
     With several `candidates` each text is read that often, and the reading with the highest mean
     log-probability is kept: a slip (a word left out, said twice) is less likely than what was
@@ -89,26 +105,31 @@ def generate(
         if not cut:
             break
         config = replace(config, temperature=config.temperature / 2)
-        again = best_of(decoder, [texts[i] for i in cut], cond[cut], config)
+        again = best_of(decoder, [texts[i] for i in cut], rows_of(cond, cut), config)
         again = dict(zip(cut, again))
         found = [again.get(i, row) for i, row in enumerate(found)]
     return found
 
 
 def best_of(
-    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig
+    decoder: Decoder, texts: list[list[int]], cond: Conditioning, config: GenerateConfig
 ) -> list[Spoken]:
     """The likeliest of each text's candidates."""
     many = config.candidates if config.temperature else 1  # greedy readings are all alike
     each = [text for text in texts for _ in range(many)]
     seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
-    rows = decode(decoder, each, cond.repeat_interleave(many, 0), config, seeds)
+    heard = rows_of(cond, [i for i in range(len(texts)) for _ in range(many)])
+    rows = decode(decoder, each, heard, config, seeds)
     groups = (rows[i : i + many] for i in range(0, len(rows), many))
     return [max(group, key=lambda r: (r.stopped, r.log_prob)) for group in groups]
 
 
 def decode(
-    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
+    decoder: Decoder,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    seeds: list[int],
 ) -> list[Spoken]:
     """One reading of every row, each drawn from its own seed."""
     count = len(texts)
@@ -118,14 +139,18 @@ def decode(
         more = 2 ** (count - 1).bit_length() - count
         texts = [*texts, *texts[:1] * more]
         seeds = [*seeds, *seeds[:1] * more]
-        cond = torch.cat((cond, cond[:1].expand(more, -1, -1)))
+        cond = rows_of(cond, [*range(count), *[0] * more])
     said = deque(decoding(decoder, texts, cond, config, seeds), maxlen=1).pop()
     return said.spoken(config.temperature)[:count]
 
 
 @torch.inference_mode()
 def decoding(
-    decoder: Decoder, texts: list[list[int]], cond: Tensor, config: GenerateConfig, seeds: list[int]
+    decoder: Decoder,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    seeds: list[int],
 ) -> Iterator[Said]:
     """A code a step for every row; yields what was said at each look at who has finished."""
     c = decoder.config
@@ -139,6 +164,8 @@ def decoding(
         limits=limits,
         stop=c.stop_code,
     )
+    if decoder.keeps_states:
+        said.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
     noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
     rows = torch.arange(len(texts), device=device)
     most = torch.tensor(limits, device=device)
@@ -150,6 +177,8 @@ def decoding(
             codes, score = next_codes(logits, seen, noise, config, c, n)
             said.codes[rows, n] = codes
             said.log_probs[rows, n] = score
+            if said.states is not None:
+                said.states[rows, n] = cache.state
             done |= (codes == c.stop_code) | (most <= n)
             if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
                 said.steps = n + 1
@@ -193,6 +222,13 @@ def next_codes(
         logits = penalize(logits, seen, config.repetition_penalty)
     codes = sample(logits, config, noise.next() if noise else None)
     return codes, expected.gather(1, codes[:, None])[:, 0]
+
+
+def rows_of(cond: Conditioning, rows: list[int]) -> Conditioning:
+    """The references of these rows."""
+    if isinstance(cond, Tensor):
+        return cond[rows]
+    return [cond[row] for row in rows]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:

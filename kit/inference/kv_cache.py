@@ -22,6 +22,7 @@ class KVCache:
     memory: list[Tensor]  # what they lie in, of each layer: taken again when they are done with
     mask: Tensor | None  # (B, 1, 1, N), -inf where a row has padding; None: no row has any
     length: int = 0  # positions written
+    state: Tensor | None = None  # (B, D) of the last position, where a decoder keeps states
 
     def keep(self, rows: Tensor) -> None:
         """Go on with the rows of this mask (B,) alone, moved up where they lie."""
