@@ -36,7 +36,8 @@ from kit.dataset.manifest import check_dataset
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
 from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder
-from kit.inference.voice import Habits, Voice, save_references
+from kit.inference.references import Habits, save_references
+from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
 from kit.text.espeak import run_apart

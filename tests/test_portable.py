@@ -17,7 +17,7 @@ import torch
 from helpers import TRAIN, tiny_session, train_in
 from test_notebooks import NOTEBOOKS, code_cells, parse
 
-from kit.inference.voice import Habits, load_references, save_references
+from kit.inference.references import Habits, load_references, save_references
 from kit.training import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -164,7 +164,7 @@ def test_what_was_read_keeps_no_file_open(tmp_path):
     assert session.state.step == TRAIN.steps + 1
     references = tmp_path / "references.safetensors"
     save_references({"a": torch.randn(8, 20)}, references, Habits())
-    mels, _, _ = load_references(references)
+    mels = load_references(references).mels
     assert mels["a"].shape == (8, 20)
     assert str(tmp_path) not in maps.read_text(encoding="utf-8")
 

@@ -46,6 +46,10 @@ class Codec(Protocol):
     vocab_size: int
     context: int  # codes to either side that the samples of a code can depend on, none further
     mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
+    # Of a codec that can make its sound of a model's states and a speaker; 0 where it cannot.
+    state_width: int = 0  # of the states that its sound is made of
+    state_context: int = 0  # as `context`, of such sound
+    speaker_width: int = 0  # of who speaks
 
     @property
     def heard_rate(self) -> int:
@@ -74,9 +78,18 @@ class Codec(Protocol):
 
         `first` is the number of codes[:, 0] in its utterance, for a part cut out of one: with
         `context` codes around it a part sounds as in the whole. Raises CodecError for a code
-        outside the vocabulary. What a codec makes sound of besides (a model's latents, a speaker)
-        follows by keyword, each with a default: the codes alone are its own round trip.
+        outside the vocabulary. One with a `state_width` takes two more by keyword: `states`
+        (B, N, `state_width`), each the one that foretold its code, and `speaker` (B,
+        `speaker_width`). Without them its sound is made of codes alone: its own round trip.
         """
+
+    def speaker_of(self, wave: Tensor, sample_rate: int) -> Tensor:
+        """Who speaks in a reference (L,) of `sample_rate` Hz, (`speaker_width`,).
+
+        Raises VoiceReferenceError for one that no voice can be heard in. Asked only of a codec
+        with a `state_width`.
+        """
+        raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
         """What is left of a clip (L,) after encoding and decoding, both at `sample_rate`."""

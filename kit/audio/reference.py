@@ -69,3 +69,11 @@ def reference_mels(
     pieces = wave.split(round(piece_s * rate))
     long_enough = [piece for piece in pieces if len(piece) >= LEAST_S * rate]
     return [front_end.clip_mel(piece, rate) for piece in long_enough]
+
+
+def reference_mel(mel: Tensor, frames: int) -> Tensor:
+    """The middle `frames` of a log-mel (M, T), repeated first when there are too few."""
+    while mel.shape[-1] < frames:
+        mel = torch.cat((mel, mel), dim=-1)
+    start = (mel.shape[-1] - frames) // 2
+    return mel[:, start : start + frames]

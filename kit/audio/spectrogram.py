@@ -52,6 +52,8 @@ class Mel(nn.Module):
     Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`.
     """
 
+    in_pieces = False  # whether a long reference is heard piece by piece (`reference_mels`)
+
     def __init__(self, config: MelConfig = DEFAULT_MEL):
         super().__init__()
         self.config = config

@@ -108,10 +108,22 @@ class XTTSCodec(nn.Module, Codec):
     def context(self) -> int:
         """Codes to either side that the samples of a code can depend on, and none further.
 
-        Those of codes alone. Sound made of states depends on `vocoder.context`, which is less.
+        Those of codes alone. Sound made of states depends on `state_context`, which is less.
         """
         frames = self.griffin_lim.context + 2  # and two between which a frame is interpolated
         return DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
+
+    @property
+    def state_width(self) -> int:
+        return self.config.latent_width
+
+    @property
+    def state_context(self) -> int:
+        return self.vocoder.context
+
+    @property
+    def speaker_width(self) -> int:
+        return self.config.speaker_width
 
     def samples(self, codes: int) -> int:
         return frames_of(codes) * FRAME_SAMPLES

@@ -52,6 +52,8 @@ def require_stats(config, n_mels: int) -> None:
 class XTTSMel(Mel):
     """Waveform (B, L) -> log-mel (B, M, T), as `Mel` does."""
 
+    in_pieces = True
+
     def __init__(self, config: XTTSMelConfig):
         super().__init__(config)
         hz = htk_hz(config.n_mels, config.top_hz)

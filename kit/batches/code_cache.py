@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kit.audio.clip import DatasetError
 from kit.audio.codec import Codec, mels_and_codes
+from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.audio.waveform import load_wave
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
@@ -36,14 +37,6 @@ from kit.text.tokenizer import Tokenizer
 OWN = ("codes-*.safetensors", "index-*.safetensors")
 CLIPS_AT_ONCE = 32  # encoded together
 Place = tuple[Path, int]  # the shard a clip lies in, and its row there
-
-
-def reference_mel(mel: Tensor, frames: int) -> Tensor:
-    """The middle `frames` of a log-mel (M, T), repeated first when there are too few."""
-    while mel.shape[-1] < frames:
-        mel = torch.cat((mel, mel), dim=-1)
-    start = (mel.shape[-1] - frames) // 2
-    return mel[:, start : start + frames]
 
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
@@ -281,14 +274,22 @@ class References(Sequence):
         self._open()
 
 
-def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:
-    """One reference log-mel (M, T) per speaker: that of an utterance of middling length."""
-    chosen: dict[str, Tensor] = {}
+def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:
+    """The row of each speaker that is to be the reference: an utterance of middling length."""
+    chosen: dict[str, int] = {}
     order = sorted(cache.of_split(split), key=cache.length)
     middle = len(order) // 2
     for i in order[middle:] + order[:middle]:
-        chosen.setdefault(cache.rows[i]["speaker"], torch.from_numpy(cache.references[i]).float())
+        chosen.setdefault(cache.rows[i]["speaker"], i)
     return chosen
+
+
+def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:
+    """One reference log-mel (M, T) per speaker, that of `reference_rows`."""
+    found = {}
+    for speaker, i in reference_rows(cache, split).items():
+        found[speaker] = torch.from_numpy(cache.references[i]).float()
+    return found
 
 
 def longest_text(cache: CodeCache, split: str = "train") -> int:

@@ -30,15 +30,9 @@ from kit.base.files import (
 from kit.base.weights_file import is_sound
 from kit.base.words import brief, nearest
 from kit.inference.linear_formats import int8
+from kit.inference.references import Habits, VoiceError, load_references, save_references
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import (
-    Habits,
-    Voice,
-    VoiceError,
-    load_references,
-    require_one_run,
-    save_references,
-)
+from kit.inference.voice import Voice, require_one_run
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.text.normalize import language_code
@@ -76,7 +70,7 @@ safetensors and sentencepiece alone. Loading checks every file, and runs none.
 | model.safetensors | the speech GPT: text ids and a speaker in, codes out |
 | codec.safetensors | codes in, sound out |
 | tokenizer.model | text in, ids out (SentencePiece) |
-| references.safetensors | a log-mel spectrogram of each speaker |
+| references.safetensors | how each speaker sounds: log-mels, with some codecs a vector |
 | voice.json | language, speakers, number format, sampling; size and SHA-256 of each file |
 
 ## Licence
@@ -122,7 +116,8 @@ def export_voice(
     if weights not in WEIGHTS:
         raise VoiceError(f"A voice cannot be exported as {weights!r}.{nearest(weights, WEIGHTS)}")
     tensors = packed(voice.model, weights)
-    damaged = [name for name, mel in voice.references.items() if not torch.isfinite(mel).all()]
+    heard = [*voice.references.items(), *voice.vectors.items()]
+    damaged = [name for name, tensor in heard if not torch.isfinite(tensor).all()]
     if damaged:
         raise VoiceError(
             f"The references of {damaged} are not finite: run notebook 02_train again."
@@ -140,6 +135,8 @@ def export_voice(
             new / "references.safetensors",
             voice.habits,
             voice.front_end.config,
+            voice.vectors,
+            voice.pieces,
         )
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
         card["checksum"] = digest(card)
@@ -271,13 +268,15 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         language_code(card.language)  # text is read by rules of the kit, or by none
         for path in (model, codec, tokens, references):
             verify(path, card.files[path.name])
-        mels, _, front_end = load_references(references)
+        kept = load_references(references)
         voice = Voice(
             model=restored(model, build(GPTConfig, card.model)),
             codec=load_codec(codec),
             tokenizer=Tokenizer(tokens),
-            references=mels,
-            front_end=make_front_end(front_end),
+            references=kept.mels,
+            front_end=make_front_end(kept.front_end),
+            pieces=kept.pieces,
+            vectors=kept.vectors,
             habits=build(Habits, card.habits),
             language=card.language,
         )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kit.base.compiler import keep_device_guard
 from kit.base.files import replacing, write_atomic
-from kit.inference.decoder import Decoder
+from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
@@ -128,8 +128,10 @@ def export_program(voice: Voice, folder: Path) -> Path:
     decoder.conditioner = None
     decoder.text_embedding = None
     decoder.text_position = None
-    mels = {name: voice.reference(name)[None].cpu() for name in voice.speakers}
-    latents = {name: model.conditioner(mel)[0].contiguous() for name, mel in mels.items()}
+    latents = {}
+    for name in voice.speakers:
+        pieces = [mel.cpu() for mel in voice.reference_pieces(name)]
+        latents[name] = mean_latents(model.conditioner, pieces).contiguous()
     with replacing(folder / "latents.safetensors") as file:
         safetensors.torch.save_file(latents, file)
     write_atomic(folder / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())

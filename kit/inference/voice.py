@@ -5,7 +5,7 @@ of the length the voice was trained on, and joined again; each utterance comes b
 found its own end. `stream` hands out sound while codes are still being made. `load_voice` reads
 what the training notebooks left in a run's folder. Knows no metric and no widget.
 
-Shapes: M mels, T reference frames, L samples, N codes.
+Shapes: M mels, T reference frames, S speaker width, L samples, N codes, D width of the states.
 """
 
 import dataclasses
@@ -13,21 +13,24 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec
 from kit.audio.codec_kinds import load_codec
-from kit.audio.front_ends import front_end_config, make_front_end
-from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
+from kit.audio.front_ends import make_front_end
+from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
-from kit.base.config import build, require_within
-from kit.base.files import file_digest, write_atomic
+from kit.base.files import file_digest
 from kit.base.wav import encode_wav
-from kit.base.weights_file import contents, file_bytes
-from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import Spoken, decoding, generate
+from kit.inference.references import (
+    Habits,
+    VoiceError,
+    listened,
+    load_references,
+)
 from kit.inference.sampling import GenerateConfig, seed_of
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
@@ -36,22 +39,8 @@ from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import Tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
+LONGEST_S = 30.0  # of a reference; what follows is not listened to
 STREAM_CODES = 4  # handed to the vocoder together
-
-
-class VoiceError(ValueError):
-    """A voice folder with a missing or damaged file, or a speaker it does not have."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Habits:
-    """How the recordings were spoken that a voice was trained on; 0: not known."""
-
-    longest_text: int = 0  # ids said in one go
-    pace: float = 0.0  # codes a text id takes where it is slow
-
-    def __post_init__(self):
-        require_within(self, 0, 1e6, "longest_text", "pace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +61,11 @@ class Voice:
     references: dict[str, Tensor]  # speaker -> log-mel (M, T) by `front_end`
     front_end: Mel = dataclasses.field(default_factory=Mel)
     language: str = "am"
-    habits: Habits = Habits()
+    habits: Habits = dataclasses.field(default_factory=Habits)
+    # speaker -> frames of each piece that the reference is heard in; not there: it is one
+    pieces: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    # speaker -> (S,), where the codec has a use for it
+    vectors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
 
     @property
@@ -81,11 +74,52 @@ class Voice:
 
     def using(self, weights: str = "fp32", compile: bool = False) -> "Voice":
         """This voice, its GPT ready to speak in another number format, or compiled."""
-        decoder = Decoder(self.model, DecoderConfig(weights=weights, compile=compile))
+        config = DecoderConfig(weights=weights, compile=compile, states=self.made_of_states)
+        decoder = Decoder(self.model, config)
         return dataclasses.replace(self, decoder=decoder)
 
     def ready(self) -> Decoder:
-        return self.decoder or Decoder(self.model)
+        return self.decoder or Decoder(self.model, DecoderConfig(states=self.made_of_states))
+
+    @property
+    def made_of_states(self) -> bool:
+        """Whether its sound is made of the model's states and the speaker, not of codes alone.
+
+        So it is where the codec knows such states: those of the GPT that it was trained with, or of
+        one that began as that. Of another GPT's it would know the width at most.
+        """
+        width = self.codec.state_width
+        return bool(width) and width == self.model.config.width
+
+    def sound_note(self) -> str:
+        """Why the codec's own sound is not heard, where there is one; mostly nothing."""
+        if self.made_of_states or not self.codec.state_width:
+            return ""
+        return (
+            f"sound of codes alone, for the codec knows states of {self.codec.state_width} numbers "
+            f"and this model's have {self.model.config.width}"
+        )
+
+    def with_speaker(self, name: str, wave: Tensor, sample_rate: int) -> "Voice":
+        """This voice with one speaker more, who speaks in `wave` (L,) of `sample_rate` Hz.
+
+        Six seconds or more of one person are best, the first 30 are listened to. In place of a
+        speaker of that name, if there is one. Raises VoiceReferenceError for a recording that no
+        voice can be heard in.
+        """
+        wave = wave[: round(LONGEST_S * sample_rate)]
+        frames = min((mel.shape[-1] for mel in self.references.values()), default=0)
+        mels = listened(wave, sample_rate, self.front_end, frames)
+        pieces = dict(self.pieces)
+        pieces.pop(name, None)
+        if self.front_end.in_pieces:
+            pieces[name] = [mel.shape[-1] for mel in mels]
+        vectors = dict(self.vectors)
+        if self.codec.state_width:
+            vectors[name] = self.codec.speaker_of(wave, sample_rate).cpu()
+        references = dict(self.references)
+        references[name] = torch.cat(mels, dim=-1)
+        return dataclasses.replace(self, references=references, pieces=pieces, vectors=vectors)
 
     def ids(self, text: str) -> list[int]:
         """Piece ids of `text`. Raises TextError for what the voice cannot say."""
@@ -117,11 +151,43 @@ class Voice:
             raise VoiceError(f"No voice {speaker!r}; this model has {self.speakers}.")
         return self.references[speaker].float()
 
-    def sound(self, codes: Tensor) -> Tensor:
-        """Codes (N,) -> waveform (L,); none at all are 50 ms of silence, so that players work."""
+    def reference_pieces(self, speaker: str) -> list[Tensor]:
+        """The log-mels (M, T) that `speaker` is heard in, mostly one.
+
+        Raises VoiceError for an unknown one.
+        """
+        mel = self.reference(speaker)
+        return list(mel.split(self.pieces.get(speaker, mel.shape[-1]), dim=-1))
+
+    def conditioning(self, speakers: list[str], device: torch.device) -> Conditioning:
+        """The reference of each of `speakers`, as a decoder on `device` takes them."""
+        if not any(name in self.pieces for name in speakers):
+            return torch.stack([self.reference(name) for name in speakers]).to(device)
+        heard = {}
+        for name in set(speakers):
+            heard[name] = [mel.to(device) for mel in self.reference_pieces(name)]
+        return [heard[name] for name in speakers]
+
+    def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
+        """Codes (N,) -> waveform (L,); none at all are 50 ms of silence, so that players work.
+
+        `states` (N, D) are those that foretold the codes, where its sound is made of them.
+        """
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
-        return self.codec.decode(codes[None])[0]
+        if not self.made_of_states:
+            return self.codec.decode(codes[None])[0]
+        states = None if states is None else states[None]
+        return self.codec.decode(codes[None], states=states, speaker=self.vector(speaker)[None])[0]
+
+    def vector(self, speaker: str) -> Tensor:
+        """Who `speaker` is to the codec, (S,). Raises VoiceError where that was never heard."""
+        if speaker not in self.vectors:
+            raise VoiceError(
+                f"Of {speaker!r} there is no speaker vector, which this codec's sound is made of: "
+                "add them again by `with_speaker`, or run notebook 02_train."
+            )
+        return self.vectors[speaker]
 
     def speak(
         self, texts: list[str], speakers: list[str] | str, config: GenerateConfig, batch: int = 64
@@ -140,15 +206,16 @@ class Voice:
             raise VoiceError(
                 f"{len(texts)} texts and {len(speakers)} speakers: give one for each, or one name."
             )
-        references = [self.reference(speaker) for speaker in speakers]
+        for speaker in speakers:
+            self.reference(speaker)
         parts = [self.parts(text) for text in texts]
-        each = [(part, mel) for mine, mel in zip(parts, references) for part in mine]
+        each = [(part, speaker) for mine, speaker in zip(parts, speakers) for part in mine]
         spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
         rows = [[next(spoken) for _ in mine] for mine in parts]
-        return [self._speech(*row) for row in zip(texts, parts, rows)]
+        return [self._speech(*row) for row in zip(texts, speakers, parts, rows)]
 
     def _spoken(
-        self, parts: list[SpokenPart], references: list[Tensor], config: GenerateConfig, batch: int
+        self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
     ) -> list[Spoken]:
         """Codes of every part, those of like length made together, the longest first.
 
@@ -161,13 +228,15 @@ class Voice:
         found = {}
         many = max(1, batch // config.candidates)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
-            cond = torch.stack([references[i] for i in at]).to(decoder.device)
+            cond = self.conditioning([speakers[i] for i in at], decoder.device)
             found.update(zip(at, generate(decoder, [ids[i] for i in at], cond, config)))
         decoder.tidy()
         return [found[i] for i in range(len(ids))]
 
-    def _speech(self, text: str, parts: list[SpokenPart], rows: list[Spoken]) -> Speech:
-        waves = [self.sound(row.codes) for row in rows]
+    def _speech(
+        self, text: str, speaker: str, parts: list[SpokenPart], rows: list[Spoken]
+    ) -> Speech:
+        waves = [self.sound(row.codes, row.states, speaker) for row in rows]
         pauses = [part.pause_s for part in parts]
         return Speech(
             text=text,
@@ -185,12 +254,12 @@ class Voice:
         do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
         """
         config = dataclasses.replace(self.within(config), candidates=1, retries=0)
-        cond = self.reference(speaker)
+        self.reference(speaker)
         parts = self.parts(text)
         rate = self.codec.sample_rate
         cut = []
         for part in parts:
-            stopped = yield from self._streamed(part, cond, config, faded=len(parts) > 1)
+            stopped = yield from self._streamed(part, speaker, config, faded=len(parts) > 1)
             if not stopped:
                 cut.append(part.text)
             if part.pause_s:
@@ -199,27 +268,29 @@ class Voice:
             raise VoiceError(cut_off(" ".join(cut)))
 
     def _streamed(
-        self, part: SpokenPart, cond: Tensor, config: GenerateConfig, faded: bool
+        self, part: SpokenPart, speaker: str, config: GenerateConfig, faded: bool
     ) -> Iterator[Tensor]:
         """Pieces of one part; returns whether it found its end."""
         decoder = self.ready()
-        audio = AudioStream(self.codec)
+        vector = self.vector(speaker) if self.made_of_states else None
+        audio = AudioStream(self.codec, speaker=vector)
+        cond = self.conditioning([speaker], decoder.device)
         sent = 0
         ids = self.ids(part.text)
         pieces = 0
         seeds = [seed_of(config, ids, 0)]
-        for said in decoding(decoder, [ids], cond[None].to(decoder.device), config, seeds):
+        for said in decoding(decoder, [ids], cond, config, seeds):
             if said.steps < sent + STREAM_CODES:
                 continue
-            codes = said.spoken(config.temperature)[0].codes
-            piece = audio.push(codes[sent:])
-            sent = len(codes)
+            row = said.spoken(config.temperature)[0]
+            piece = audio.push(row.codes[sent:], row.states_from(sent))
+            sent = len(row.codes)
             if len(piece):
                 yield fade(piece, self.codec.sample_rate, start=faded and not pieces, end=False)
                 pieces += 1
         row = said.spoken(config.temperature)[0]
-        audio.push(row.codes[sent:])
-        last = audio.finish() if len(row.codes) else self.sound(row.codes)
+        audio.push(row.codes[sent:], row.states_from(sent))
+        last = audio.finish() if len(row.codes) else self.sound(row.codes, row.states, speaker)
         yield fade(last, self.codec.sample_rate, start=faded and not pieces, end=faded)
         return row.stopped
 
@@ -247,39 +318,6 @@ def cut_off(text: str) -> str:
     )
 
 
-def save_references(
-    references: dict[str, Tensor],
-    path: Path,
-    habits: Habits = Habits(),
-    front_end: MelConfig = DEFAULT_MEL,
-) -> None:
-    """A log-mel (M, T) for each speaker, what made it, and the habits of the recordings.
-
-    Raises VoiceError for a speaker with the one name that such files keep for themselves.
-    """
-    if "__metadata__" in references:
-        raise VoiceError("No speaker can be called `__metadata__`: name them otherwise.")
-    tensors = {name: mel.half().contiguous() for name, mel in references.items()}
-    header = dataclasses.asdict(habits)
-    header["front_end"] = dataclasses.asdict(front_end)
-    write_atomic(path, file_bytes(tensors, header))
-
-
-def load_references(path: Path) -> tuple[dict[str, Tensor], Habits, MelConfig]:
-    """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
-    if not path.is_file():
-        raise VoiceError(f"There is no {path}: run notebook 02_train.")
-    try:
-        mels, header = contents(path)
-        # Earlier versions did not note it: theirs was always the one that is the default now.
-        front_end = front_end_config(header.pop("front_end", {}))
-        # Copies: what is still mapped from a file keeps Windows from writing that file again.
-        mels = {name: mel.clone() for name, mel in mels.items()}
-        return mels, build(Habits, header), front_end
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
-
-
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
@@ -301,7 +339,7 @@ def load_voice(
         "references": folder / "references.safetensors",
     }
     again = "run notebooks 01_data_prep to 02_train again, in a run of its own."
-    mels, habits, front_end = load_references(files["references"])
+    kept = load_references(files["references"])
     try:
         model = load_model(files["model"])
     except ModelFileError as error:
@@ -310,10 +348,12 @@ def load_voice(
         model=model.to(device),
         codec=load_codec(files["codec"]),
         tokenizer=Tokenizer(files["tokenizer"]),
-        references=mels,
-        front_end=make_front_end(front_end),
+        references=kept.mels,
+        front_end=make_front_end(kept.front_end),
         language=language,
-        habits=habits,
+        habits=kept.habits,
+        pieces=kept.pieces,
+        vectors=kept.vectors,
     )
     require_one_run(voice, files, again)
     require_same_files(files, again)
@@ -360,8 +400,13 @@ def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
     for speaker, mel in voice.references.items():
         mels = mel.shape[0] if mel.ndim == 2 and mel.numel() else 0
         told.append(("references", f"mels of {speaker!r}", mels, shape.n_mels))
-        frames = frames or mel.shape[-1]
-        told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
+        if speaker not in voice.pieces:
+            frames = frames or mel.shape[-1]
+            told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
+        if voice.made_of_states:
+            numbers = voice.vectors.get(speaker, torch.zeros(0)).numel()
+            what = f"numbers of who {speaker!r} is"
+            told.append(("references", what, numbers, codec.speaker_width))
     for part, what, found, wanted in told:
         if found != wanted:
             raise VoiceError(

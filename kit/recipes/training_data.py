@@ -5,19 +5,29 @@ nothing of the loop.
 """
 
 import dataclasses
-from functools import partial
+from functools import cached_property, partial
+
+from torch import Tensor
 
 from kit.audio.codec_kinds import load_codec
 from kit.audio.front_ends import front_end_config, make_front_end
+from kit.audio.reference import load_reference
 from kit.base.config import build
 from kit.base.files import file_digest
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
+from kit.batches.code_cache import (
+    CodeCache,
+    longest_text,
+    reference_rows,
+    slowest_pace,
+    speaker_references,
+)
 from kit.batches.code_stream import CodeStream
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.voice import Habits, Voice, save_references
+from kit.inference.references import Habits, save_references
+from kit.inference.voice import Voice
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
 from kit.text.tokenizer_kinds import load_tokenizer
@@ -117,7 +127,23 @@ class TrainingData:
             front_end=self.front_end,
             language=self.language,
             habits=self.habits,
+            vectors=self.speaker_vectors,
         )
+
+    @cached_property
+    def speaker_vectors(self) -> dict[str, Tensor]:
+        """Who speaks to the codec, (S,) of each speaker's reference clip; none where it never asks.
+
+        Raises VoiceReferenceError for a clip that no voice can be heard in.
+        """
+        if not self.codec.state_width:
+            return {}
+        recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
+        found = {}
+        for speaker, i in reference_rows(self.cache).items():
+            wave = load_reference(recordings[self.cache.rows[i]["id"]], self.codec.heard_rate)
+            found[speaker] = self.codec.speaker_of(wave, self.codec.heard_rate).cpu()
+        return found
 
     def held_out_sentences(self, most: int) -> list[Utterance]:
         """The first held-out rows that the voice can say."""
@@ -129,7 +155,8 @@ class TrainingData:
         """Leave one reference clip a speaker in the run's folder: it goes with the voice."""
         path = self.run.path("references.safetensors")
         references = speaker_references(self.cache)
-        save_references(references, path, self.habits, self.front_end.config)
+        front_end = self.front_end.config
+        save_references(references, path, self.habits, front_end, self.speaker_vectors)
 
     def with_passes_of(self, micro_batch: int) -> None:
         """Cut the same effective batches into passes of `micro_batch` rows from here on."""

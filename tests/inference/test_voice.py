@@ -28,17 +28,16 @@ from kit.base.config import ConfigError
 from kit.base.files import file_digest
 from kit.base.weights_file import contents, file_bytes
 from kit.inference.decoder import Decoder
+from kit.inference.references import load_references, save_references
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import (
     Habits,
     Speech,
     Voice,
     VoiceError,
-    load_references,
     load_voice,
     load_voices,
     remark,
-    save_references,
     wav_bytes,
 )
 from kit.model.gpt import SpeechGPT
@@ -473,4 +472,4 @@ def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_p
     with pytest.raises(VoiceError, match="No speaker can be called `__metadata__`"):
         save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
     save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
-    assert list(load_references(tmp_path / "r.safetensors")[0]) == ["a/ሰላም \u200c|"]
+    assert list(load_references(tmp_path / "r.safetensors").mels) == ["a/ሰላም \u200c|"]

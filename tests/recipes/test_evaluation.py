@@ -8,7 +8,8 @@ import torch
 from helpers import leave_voice_files, real_voice
 
 from kit.base.config import ConfigError, merge
-from kit.inference.voice import Voice, VoiceError, save_references
+from kit.inference.references import save_references
+from kit.inference.voice import Voice, VoiceError
 from kit.inference.word_errors import KINDS
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun

@@ -8,14 +8,19 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+import soundfile
 import torch
 from helpers import corpus
+from released_sound import spoken
 from released_xtts import random_dvae, random_sound, settings
 
 from kit.audio.codec import CodecError
 from kit.audio.codec_kinds import save_codec
+from kit.audio.waveform import load_wave
 from kit.audio.xtts_codec import XTTSCodec, xtts_codec
 from kit.audio.xtts_mel import XTTSMel
+from kit.batches.code_cache import reference_rows
+from kit.dataset.manifest import read_manifest
 from kit.inference.export import load_export
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
@@ -23,9 +28,10 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.recipes.training_data import TrainingData
 
 SMALL = {
-    "model": {"width": 32},
+    "model": {"width": 96},  # of the states that its sound is made of
     "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
     "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
     "evaluate": {"sentences": 2},
@@ -70,6 +76,29 @@ def test_it_speaks_in_one_go_and_in_a_stream(run):
     said = speaking.say()
     assert said.sounds[0].sample_rate_hz == 24_000 and len(said.sounds[0].wave) > 1000
     assert "the largest difference to the whole" in str(speaking.stream())
+    assert speaking.voice.made_of_states and "codes alone" not in str(speaking)
+    speech = speaking.speech(speaking.sentence, speaking.speaker)
+    assert (speech.wave - speaking.voice.codec.decode(speech.codes[None])[0]).abs().max() > 1e-2
+
+
+def test_who_speaks_is_heard_in_each_speakers_own_reference(run):
+    voice = Speaking(run).voice
+    assert sorted(voice.vectors) == voice.speakers
+    cache = TrainingData(run).cache
+    recordings = {row.id: row.audio for row in read_manifest(run.folder)}
+    for speaker, i in reference_rows(cache).items():
+        wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
+        heard = voice.codec.speaker_of(wave, 22_050)
+        assert torch.allclose(voice.vectors[speaker], heard, atol=1e-5)
+
+
+def test_whoever_is_recorded_is_spoken_like(run, tmp_path):
+    both = torch.stack((spoken(5 * 48_000, rate=48_000), spoken(5 * 48_000, 1, 48_000)))
+    soundfile.write(tmp_path / "guest.wav", both.T.numpy(), 48_000)
+    speaking = Speaking(run)
+    said = speaking.say(reference=str(tmp_path / "guest.wav"))
+    assert said.sounds[0].sample_rate_hz == 24_000
+    assert "guest.wav" not in speaking.voice.speakers
 
 
 def test_a_voice_with_it_is_exported_and_comes_back(run):

@@ -1,0 +1,144 @@
+"""A voice of the kit with an XTTS-v2's weights says what coqui-tts's own inference says.
+
+Text and recording in, waveform out, at random weights; greedy, for draws are each library's own.
+"""
+
+import pytest
+import torch
+from coqui import coqui_dvae, coqui_xtts, write_coqui
+from released_sound import spoken
+from torch import Tensor
+
+from kit.audio.xtts_codec import xtts_codec
+from kit.inference.generate import generate
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice, VoiceError
+from kit.model.xtts import load_xtts
+
+RATE = 22_050
+STEPS = 40
+TEXTS = ("three tigers sleep here", "the soup is hot")
+SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
+
+
+class ReleasedTokenizer:
+    """Text ids as coqui-tts's own tokenizer makes them, of English."""
+
+    def __init__(self, tokenizer, size: int):
+        self.tokenizer = tokenizer
+        self.vocab_size = size
+
+    def encode_checked(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, lang="en")
+
+
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory):
+    """coqui-tts's model, with opinions and as loud as a trained one, and the kit's voice of it."""
+    folder = tmp_path_factory.mktemp("voice")
+    theirs = coqui_xtts(folder, SIZE)
+    gpt = theirs.gpt
+    with torch.no_grad():
+        gpt.mel_head.weight *= 20
+        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
+        gpt.text_embedding.weight += torch.randn_like(gpt.text_embedding.weight)
+        for layer in gpt.gpt.h:  # or the codes would say hardly anything of the text
+            layer.attn.c_attn.weight *= 6
+            layer.attn.c_proj.weight *= 6
+        theirs.hifigan_decoder.waveform_decoder.conv_post.weight *= 30
+    xtts = load_xtts(write_coqui(folder, theirs))
+    codec = xtts_codec(xtts.sound, coqui_dvae(codes=128).state_dict(), theirs.config.to_dict())
+    voice = Voice(
+        model=xtts.model,
+        codec=codec,
+        tokenizer=ReleasedTokenizer(theirs.tokenizer, SIZE["text_rows"]),
+        references={},
+        front_end=codec.reference_mel,
+        language="en",
+    )
+    theirs.eval()
+    gpt.init_gpt_for_inference()
+    return theirs, voice
+
+
+def coqui_says(theirs, text: str, reference: Tensor, **asked) -> Tensor:
+    """The waveform (L,) of its inference, conditioned as its release's configuration says."""
+    latents = theirs.get_gpt_cond_latents(reference[None], RATE, length=30, chunk_length=4)
+    speaker = theirs.get_speaker_embedding(reference[None], RATE)
+    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
+    with torch.inference_mode():
+        made = theirs.inference(text, "en", latents, speaker, **greedy, **asked)
+    return torch.as_tensor(made["wav"])
+
+
+def require_close(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape
+    difference = float((found - wanted).abs().max())
+    print(f"{difference:.1e} where the standard deviation is {float(wanted.std()):.3f}")
+    assert difference < 1e-4
+    assert wanted.std() > 0.02, "or the tolerance would say nothing"
+
+
+@pytest.mark.parametrize("seconds", [3, 9, 34])
+def test_text_and_a_recording_become_the_wave_of_coqui(voices, seconds):
+    """A recording of one piece, of several with a rest, and of more than is listened to."""
+    theirs, voice = voices
+    reference = spoken(seconds * RATE)
+    voice = voice.with_speaker("guest", reference, RATE)
+    exact = GenerateConfig(temperature=0, exact_codes=STEPS)
+    said = voice.speak(list(TEXTS), "guest", exact)
+    for text, speech in zip(TEXTS, said):
+        heard = reference[: 30 * RATE]
+        wanted = coqui_says(theirs, text, heard, min_new_tokens=STEPS, max_new_tokens=STEPS)
+        assert len(set(speech.codes.tolist())) > 10
+        require_close(speech.wave, wanted)
+    assert not torch.equal(said[0].codes, said[1].codes)
+
+
+def test_streamed_it_is_the_wave_of_coqui(voices):
+    theirs, voice = voices
+    reference = spoken(9 * RATE)
+    voice = voice.with_speaker("guest", reference, RATE)
+    pieces = []
+    with pytest.raises(VoiceError, match="did not find the end"):
+        exact = GenerateConfig(temperature=0, exact_codes=STEPS)
+        for piece in voice.stream(TEXTS[0], "guest", exact):
+            pieces.append(piece)
+    wanted = coqui_says(theirs, TEXTS[0], reference, min_new_tokens=STEPS, max_new_tokens=STEPS)
+    assert len(pieces) > 2
+    require_close(torch.cat(pieces), wanted)
+
+
+def test_at_the_end_coqui_sounds_stop_too(voices):
+    """Where the model says STOP it sounds the state that foretold STOP after those of the codes.
+
+    A code more, 46 ms: but for that and for what the vocoder hears of it, the wave is the same.
+    """
+    theirs, voice = voices
+    reference = spoken(3 * RATE)
+    voice = voice.with_speaker("guest", reference, RATE)
+    stop = voice.model.config.stop_code
+    own = voice.model.code_head.bias
+    before = float(own[stop].detach())
+    config = GenerateConfig(temperature=0, max_codes_per_text_id=0)
+    cond = voice.conditioning(["guest"], torch.device("cpu"))
+    for more in range(0, 400, 2):  # until it ends before 40 codes
+        with torch.no_grad():
+            own[stop] = before + more
+        if generate(voice.model, [voice.ids(TEXTS[0])], cond, config)[0].stopped:
+            break
+    (speech,) = voice.speak([TEXTS[0]], "guest", config)
+    assert speech.stopped
+    count = len(speech.codes)
+    assert count > voice.codec.state_context
+    try:
+        with torch.no_grad():
+            theirs.gpt.mel_head.bias[stop] = before + more
+        wanted = coqui_says(theirs, TEXTS[0], reference)
+    finally:
+        with torch.no_grad():
+            theirs.gpt.mel_head.bias[stop] = before
+            own[stop] = before
+    assert len(wanted) == voice.codec.samples(count + 1)
+    same = voice.codec.samples(count - voice.codec.state_context)
+    require_close(speech.wave[:same], wanted[:same])
