@@ -108,7 +108,9 @@ def speak_steps(run, text: str | None = None, out: Path | None = None, **how) ->
     from kit.recipes.speak import Speaking
 
     if text is None and (out or how):
-        raise ConfigError("--speaker, --weights and --out say how to say a --text: give one.")
+        raise ConfigError(
+            "--reference, --speaker, --weights and --out say how to say a --text: give one."
+        )
     speaking = Speaking(run)
     if text is None:
         return speaking.run()
@@ -181,6 +183,7 @@ COMMANDS = (  # in the order in which they are used
         (
             ("text", str, "TEXT", "say this alone (every way to speak, and a folder to take away)"),
             ("speaker", str, "NAME", "whose voice, with --text (the first)"),
+            ("reference", str, "FILE", "with --text: a recording of who is to speak instead"),
             ("weights", str, "FORMAT", "with --text: fp32, bf16, int8 (fp32)"),
             ("out", Path, "FILE", "with --text (spoken.wav in the run's folder)"),
         ),

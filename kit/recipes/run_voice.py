@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
+from kit.audio.reference import load_reference
 from kit.base.config import build
 from kit.base.words import nearest
 from kit.dataset.ledger import of_split
@@ -42,9 +44,11 @@ class RunVoice:
         self.story = story or ". ".join(row.text for row in self.held_out[:4])
 
     def __str__(self) -> str:
+        note = self.voice.sound_note()
         return (
             f"voices {self.voice.speakers}, {self.weights} weights, "
             f"{self.active_run.threads.value} threads, {self.active_run.hw.name}"
+            + (f"; {note}" if note else "")
         )
 
     __repr__ = __str__  # what a cell shows that ends with it
@@ -60,15 +64,23 @@ class RunVoice:
         """The voice in every number format of the preset, by the format's name, fp32 first."""
         return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
-    def speech(self, text: str, speaker: str, weights: str = "") -> Speech:
+    def speech(self, text: str, speaker: str, weights: str = "", reference: str = "") -> Speech:
         """`text` said as the preset says, in the number format `weights`; empty: fp32.
 
-        Raises TextError for what the voice cannot say, VoiceError for an unknown speaker or format.
+        `reference` is a recording of somebody: who speaks in it then speaks, in place of `speaker`.
+        Raises TextError for what the voice cannot say, VoiceError for an unknown speaker or format,
+        DatasetError for a recording that cannot be read, VoiceReferenceError for one that no voice
+        can be heard in.
         """
         if weights and weights not in self.voices:
             known = nearest(weights, self.voices)
             raise VoiceError(f"This voice is not ready in the format {weights!r}.{known}")
         voice = self.voices[weights] if weights else self.voice
+        if reference:
+            rate_hz = voice.codec.heard_rate
+            speaker = Path(reference).name
+            path = str(Path(reference).expanduser())
+            voice = voice.with_speaker(speaker, load_reference(path, rate_hz), rate_hz)
         return voice.speak([text], speaker, self.sampling)[0]
 
     def sound(self, speech: Speech, caption: str) -> Sound:

@@ -46,13 +46,21 @@ class Speaking(RunVoice):
         yield self.export()
         yield self.programs()
 
-    def say(self, text: str = "", speaker: str = "", weights: str = "") -> Result:
+    def say(
+        self, text: str = "", speaker: str = "", weights: str = "", reference: str = ""
+    ) -> Result:
         """`text`, of any length, as sound, its spectrogram, and the parts it was said in.
 
-        Empty: the example, the first speaker, fp32. Raises TextError for what the voice cannot say,
-        VoiceError for an unknown speaker or number format.
+        Empty: the example, the first speaker, fp32. With a `reference`, a recording's path, whoever
+        speaks in it speaks. Raises as `speech` does.
         """
-        speech = self.speech(text or self.sentence, speaker or self.speaker, weights)
+        if speaker and reference:
+            raise VoiceError(
+                f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Name "
+                "one of the two."
+            )
+        text = text or self.sentence
+        speech = self.speech(text, speaker or self.speaker, weights, reference)
         line = f"{len(speech.wave) / self.rate_hz:.1f} s of speech"
         end = remark(speech, self.sampling)
         grid = []
@@ -70,13 +78,18 @@ class Speaking(RunVoice):
         )
 
     def panel(self) -> None:
-        """Show a text box, the voices, the number formats and a button that speaks."""
-        choices = {"voice": self.voice.speakers, "weights": list(self.voices)}
-        SpeakPanel(self.panel_speech, self.sentence, choices).run()
+        """Show a text box, the voices, the number formats and a button that speaks.
 
-    def panel_speech(self, text: str, choice: dict[str, str]) -> tuple[bytes, str]:
+        A recording of somebody, uploaded, takes the place of the voices.
+        """
+        choices = {"voice": self.voice.speakers, "weights": list(self.voices)}
+        SpeakPanel(self.panel_speech, self.sentence, choices, reference=True).run()
+
+    def panel_speech(
+        self, text: str, choice: dict[str, str], reference: str = ""
+    ) -> tuple[bytes, str]:
         """`text` as a WAV file, and what a listener should know of it; mostly nothing."""
-        speech = self.speech(text, choice["voice"], choice["weights"])
+        speech = self.speech(text, choice["voice"], choice["weights"], reference)
         return self.sound(speech, text).wav_bytes(), remark(speech, self.sampling)
 
     def settings(self) -> Result:

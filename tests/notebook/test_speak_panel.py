@@ -1,9 +1,12 @@
 """The speaking panel: sound into the player, errors as sentences."""
 
+import datetime
+from pathlib import Path
+
 import pytest
 from IPython.display import Audio
 
-from kit.notebook.panel.speak_panel import SpeakPanel
+from kit.notebook.panel.speak_panel import SpeakPanel, uploaded
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 
@@ -47,3 +50,40 @@ def test_without_a_front_end_it_speaks_once_and_raises(capsys):
     assert asked == ["selam"]
     with pytest.raises(ValueError, match="nothing"):
         SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "").run()
+
+
+def told(text, choices, reference):
+    """What a panel handed on: choices, the recording's name and its bytes."""
+    read = Path(reference).read_bytes() if reference else b""
+    return WAV, f"{choices['voice']} {Path(reference).name} {len(read)}"
+
+
+def test_a_recording_is_uploaded_or_named(tmp_path):
+    panel = SpeakPanel(told, "selam", {"voice": ["one"]}, reference=True)
+    panel.button.click()
+    assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
+    recording = panel.recording
+    sent = {"name": "me.wav", "type": "audio/wav", "size": 5, "content": b"sound"}
+    recording.upload.value = ({**sent, "last_modified": datetime.datetime.now()},)
+    panel.button.click()
+    assert "one me.wav 5" in panel.status.value
+    (tmp_path / "mother.flac").write_bytes(b"another")
+    recording.named.value = f" {tmp_path / 'mother.flac'} "
+    panel.button.click()
+    assert "one mother.flac 7" in panel.status.value
+    recording.wanted.value = False
+    panel.button.click()
+    assert "one  0" in panel.status.value
+
+
+def test_a_recording_that_was_not_given_is_told():
+    panel = SpeakPanel(told, "selam", {"voice": ["one"]}, reference=True)
+    panel.recording.wanted.value = True
+    panel.button.click()
+    assert "There is no recording yet: upload one" in panel.status.value
+
+
+def test_uploads_of_both_versions_of_ipywidgets_are_read():
+    assert uploaded({}) == uploaded(()) == ("", b"")
+    assert uploaded({"a.wav": {"metadata": {"size": 2}, "content": b"ab"}}) == ("a.wav", b"ab")
+    assert uploaded(({"name": "a.wav", "content": memoryview(b"ab")},)) == ("a.wav", b"ab")

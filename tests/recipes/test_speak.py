@@ -5,9 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import soundfile
 import torch
-from helpers import code_index, leave_voice_files, real_voice
+from helpers import code_index, leave_voice_files, manifest, real_voice
 
+from kit.audio.clip import DatasetError
+from kit.audio.reference import VoiceReferenceError
 from kit.base.config import ConfigError, merge
 from kit.inference.export import load_export
 from kit.inference.sampling import GenerateConfig
@@ -76,6 +79,21 @@ def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
         speaking.say(speaker="nobody")
     with pytest.raises(VoiceError, match=r"'int9'\. Did you mean `int8`"):
         speaking.say(weights="int9")
+
+
+def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
+    recording = next(row.audio for row in manifest() if row.split == "held_out")
+    said = speaking.say(reference=recording)
+    assert len(said.sounds[0].wave) > 1000
+    wav, _ = speaking.panel_speech("ሰላም", {"voice": "", "weights": "fp32"}, recording)
+    assert wav.startswith(b"RIFF")
+    with pytest.raises(VoiceError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
+        speaking.say(speaker="voice0", reference=recording)
+    with pytest.raises(DatasetError, match=r"nobody\.wav cannot be read"):
+        speaking.say(reference=str(tmp_path / "nobody.wav"))
+    soundfile.write(tmp_path / "silence.wav", torch.zeros(22_050).numpy(), 22_050)
+    with pytest.raises(VoiceReferenceError, match=r"silence\.wav is silent"):
+        speaking.say(reference=str(tmp_path / "silence.wav"))
 
 
 def test_the_panel_speaks_where_there_is_no_front_end(speaking, monkeypatch):

@@ -4,7 +4,10 @@ Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. Knows nothing of 
 from text and choices to sound, is handed in.
 """
 
-from collections.abc import Callable
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import ipywidgets as widgets
 from IPython.display import Audio, display
@@ -18,11 +21,19 @@ class SpeakPanel:
     """`panel.run()` shows it. `speak(text, choices)` returns WAV bytes or an IPython Audio.
 
     Or either with a remark, which is shown beside the player. A ValueError of `speak` is shown as
-    the sentence it is, any other exception with its type.
+    the sentence it is, any other exception with its type. With `reference` it is called with a
+    third argument, the path of a recording that was uploaded or named, "" where there is none.
     """
 
-    def __init__(self, speak: Callable, sentence: str, choices: dict[str, list] | None = None):
+    def __init__(
+        self,
+        speak: Callable,
+        sentence: str,
+        choices: dict[str, list] | None = None,
+        reference: bool = False,
+    ):
         self.speak = speak
+        self.recording = Recording() if reference else None
         wide = {"width": "100%", "margin": "0"}
         self.text = widgets.Textarea(
             value=sentence, rows=3, layout=wide, placeholder="Text to speak"
@@ -33,7 +44,8 @@ class SpeakPanel:
         self.player.layout.display = "none"
         self.status = widgets.HTML()
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
-        rows = [self.text, row, self.status, self.player]
+        asked = [self.recording.box] if self.recording else []
+        rows = [self.text, row, *asked, self.status, self.player]
         whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
         self.box = widgets.VBox(rows, layout=whole)
         self.button.on_click(lambda _: self._clicked())
@@ -51,7 +63,11 @@ class SpeakPanel:
     def _made(self) -> tuple[bytes, str]:
         """WAV bytes and a remark, which is mostly empty."""
         values = {name: choice.value for name, choice in self.choices.items()}
-        made = self.speak(self.text.value, values)
+        if self.recording:
+            with self.recording.path() as path:
+                made = self.speak(self.text.value, values, path)
+        else:
+            made = self.speak(self.text.value, values)
         made, remark = made if isinstance(made, tuple) else (made, "")
         return made.data if isinstance(made, Audio) else made, remark
 
@@ -66,6 +82,57 @@ class SpeakPanel:
             self.status.value = message(in_words(error), "bad")
         finally:
             self.button.disabled = False
+
+
+class Recording:
+    """Widgets that take a recording of somebody, from this machine's disk or uploaded to it."""
+
+    def __init__(self):
+        self.wanted = widgets.Checkbox(
+            value=False, indent=False, description="speak as in this recording:"
+        )
+        self.wanted.layout.width = "230px"
+        self.upload = widgets.FileUpload(accept="audio/*", multiple=False)
+        self.named = widgets.Text(placeholder="or its path, 6 to 30 s of one person")
+        self.upload.observe(self._given, "value")
+        self.named.observe(self._given, "value")
+        row = [self.wanted, self.upload, self.named]
+        self.box = widgets.HBox(row, layout={"flex_flow": "row wrap"})
+
+    def _given(self, change: dict) -> None:
+        """Who gives a recording wants it to be heard."""
+        self.wanted.value = bool(change["new"])
+
+    @contextlib.contextmanager
+    def path(self) -> Iterator[str]:
+        """Where the recording lies inside the block; "" where none is wanted.
+
+        A path that was named counts more than an upload, which cannot be taken back. Raises
+        ValueError where one is wanted and none was given.
+        """
+        named = self.named.value.strip()
+        name, content = uploaded(self.upload.value)
+        if not self.wanted.value:
+            yield ""
+        elif named:
+            yield named
+        elif name:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / Path(name).name
+                file.write_bytes(content)
+                yield str(file)
+        else:
+            raise ValueError("There is no recording yet: upload one, or write its path.")
+
+
+def uploaded(value: dict | tuple) -> tuple[str, bytes]:
+    """Name and bytes of the file in a FileUpload's value, of ipywidgets 7 or 8; empty: none."""
+    if not value:
+        return "", b""
+    if isinstance(value, dict):  # ipywidgets 7: by name
+        name = next(iter(value))
+        return name, bytes(value[name]["content"])
+    return value[0]["name"], bytes(value[0]["content"])
 
 
 def _dropdown(name: str, options: list) -> widgets.Dropdown:
