@@ -36,7 +36,7 @@ from kit.inference.voice import Voice, require_one_run
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.text.normalize import language_code
-from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_kinds import load_tokenizer
 
 FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"
@@ -129,7 +129,7 @@ def export_voice(
             except safetensors.SafetensorError as error:  # it has words of its own for a full disk
                 raise OSError(errno.ENOSPC, str(error)) from error
         save_codec(voice.codec, new / "codec.safetensors")
-        write_atomic(new / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
+        write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         save_references(
             voice.references,
             new / "references.safetensors",
@@ -272,7 +272,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         voice = Voice(
             model=restored(model, build(GPTConfig, card.model)),
             codec=load_codec(codec),
-            tokenizer=Tokenizer(tokens),
+            tokenizer=load_tokenizer(tokens, card.language),
             references=kept.mels,
             front_end=make_front_end(kept.front_end),
             pieces=kept.pieces,

@@ -134,7 +134,7 @@ def export_program(voice: Voice, folder: Path) -> Path:
         latents[name] = mean_latents(model.conditioner, pieces).contiguous()
     with replacing(folder / "latents.safetensors") as file:
         safetensors.torch.save_file(latents, file)
-    write_atomic(folder / "tokenizer.model", voice.tokenizer.model.serialized_model_proto())
+    write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
     given = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
     lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
     save_program(folder / "prefill.pt2", Prefill(decoder, model), given, (lengths, None))

@@ -35,8 +35,9 @@ from kit.inference.sampling import GenerateConfig, seed_of
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
 from kit.text.normalize import TextError, normalize
+from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.sentences import SpokenPart, fade, join, split
-from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_kinds import load_tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 LONGEST_S = 30.0  # of a reference; what follows is not listened to
@@ -57,7 +58,7 @@ class Speech:
 class Voice:
     model: SpeechGPT
     codec: Codec
-    tokenizer: Tokenizer
+    tokenizer: PieceTokenizer
     references: dict[str, Tensor]  # speaker -> log-mel (M, T) by `front_end`
     front_end: Mel = dataclasses.field(default_factory=Mel)
     language: str = "am"
@@ -347,7 +348,7 @@ def load_voice(
     voice = Voice(
         model=model.to(device),
         codec=load_codec(files["codec"]),
-        tokenizer=Tokenizer(files["tokenizer"]),
+        tokenizer=load_tokenizer(files["tokenizer"], language),
         references=kept.mels,
         front_end=make_front_end(kept.front_end),
         language=language,

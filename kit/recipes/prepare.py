@@ -29,9 +29,9 @@ from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
 from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.prepare_text import fitted_pieces
 from kit.recipes.start_from import begun_from, tokenizer_of_start, told_start
-from kit.text.tokenizer_kinds import advice_of
 from kit.text.tokenizer_report import count_tokens, tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig
+from kit.text.vocabulary_growth import advice_of
 
 # What a step leaves for those after it.
 LEFT_BY = {

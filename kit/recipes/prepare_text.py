@@ -10,9 +10,10 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import RunSource
 from kit.recipes.start_from import start_digest, tokenizer_of_start
 from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer_kinds import grown_tokenizer, load_tokenizer
+from kit.text.tokenizer_kinds import load_tokenizer
 from kit.text.tokenizer_report import fitted_tokenizer
 from kit.text.train_tokenizer import TokenizerConfig
+from kit.text.vocabulary_growth import grown_tokenizer
 
 
 def fitted_pieces(

@@ -21,7 +21,8 @@ from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start_from_xtts import Beginning, beginning_of_release, release_weights
 from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer_kinds import load_tokenizer, old_spellings
+from kit.text.tokenizer_kinds import load_tokenizer
+from kit.text.vocabulary_growth import old_spellings
 
 BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
 CODEC = "codec.safetensors"
