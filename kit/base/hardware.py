@@ -155,8 +155,8 @@ def _cpu_precision() -> Choice:
     for _ in range(8):  # in turns, so that a busy moment slows both
         fp32_s.append(product_seconds(torch.float32, 1))
         bf16_s.append(product_seconds(torch.bfloat16, 1))
-        if bf16_s[0] > 4 * fp32_s[0]:
-            break  # emulated; a second product may take another half a second
+        if bf16_s[0] > 4 * fp32_s[0] or bf16_s[0] > 1:
+            break  # emulated, it or all of the processor; a second product may take as long
     ratio = min(fp32_s) / min(bf16_s)
     faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio > 1.3:
