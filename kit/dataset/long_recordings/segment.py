@@ -65,7 +65,7 @@ def names_of(folder: Path, recordings: list[Path]) -> list[str]:
     """A name for the clips of each recording: its path in `folder`, plain and never used twice."""
     names: list[str] = []
     for audio in recordings:
-        inside = audio.relative_to(folder).with_suffix("").as_posix()
+        inside = audio.relative_to(folder).as_posix().removesuffix(audio.suffix)
         name = plain = re.sub(r"[^\w-]+", "_", inside).strip("_")[:100] or "recording"
         number = 2
         while name in names:
