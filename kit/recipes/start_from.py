@@ -41,9 +41,12 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """
     if not folder:
         return run
-    path, weights = weights_in(Path(folder).expanduser())
-    sha256 = file_digest(path / weights)
     begun_sha256, _, begun_path = read_mark(run.folder / BEGUN).partition(" ")
+    asked = Path(folder).expanduser()
+    if not asked.exists() and str(asked.resolve()) == begun_path:
+        return run  # all of it was copied: a notebook is run again where that folder is gone
+    path, weights = weights_in(asked)
+    sha256 = file_digest(path / weights)
     if begun_sha256 == sha256:
         return run
     from_nothing = (run.folder / CODEC).exists() and not (run.folder / MODEL).exists()

@@ -62,6 +62,7 @@ def begun(exported, tmp_path_factory) -> Preparation:
     copy = shutil.copytree(exported, tmp_path_factory.mktemp("copy") / "copy")
     preparation = prepared("goes on", copy)
     shutil.rmtree(copy)
+    Preparation(start("goes on"), start_from=str(copy))  # its notebook, run again
     return preparation
 
 
