@@ -10,3 +10,11 @@ def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_module():
+    """As `threads`, for what a module's own fixtures start."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

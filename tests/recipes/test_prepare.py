@@ -4,7 +4,6 @@ import json
 from shutil import make_archive
 
 import pytest
-import torch
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.clip import DatasetError
@@ -28,14 +27,6 @@ LEFT = (
     "manifest.jsonl ledger.jsonl warnings.jsonl fixed.jsonl tokenizer.model codec.safetensors "
     "recognizer.safetensors report.json report.html"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_of_all():
-    """Put back what the fixtures of this module give torch."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

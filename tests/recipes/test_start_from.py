@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import corpus, dataset, few_words, manifest
 
 from kit.base.config import ConfigError
@@ -25,14 +24,6 @@ OWN = {
     "front_end": {"n_mels": 64},
 }
 FEW = {"train": {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 2}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def threads_of_all():
-    """Put back what the fixtures of this module give torch."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

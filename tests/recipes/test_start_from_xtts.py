@@ -20,14 +20,6 @@ from kit.recipes.train import Training
 FEW = {"train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1}}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads_of_all():
-    """Put back what the fixtures of this module give torch."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
     return write_release(tmp_path_factory.mktemp("release"))

@@ -4,8 +4,6 @@ A tiny one at random weights: what is heard of it means nothing, that every step
 """
 
 import dataclasses
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import soundfile
@@ -37,14 +35,6 @@ SMALL = {
     "evaluate": {"sentences": 2},
     "infer": {"formats": ["fp32"], "sentences": 2},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def an_idle_machine():
-    threads = torch.get_num_threads()
-    with patch("psutil.cpu_times_percent", lambda _seconds: SimpleNamespace(idle=100.0, nice=0.0)):
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
