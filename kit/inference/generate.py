@@ -53,6 +53,16 @@ class Said:
     states: Tensor | None = None  # (R, longest, D) that foretold the codes, where they are kept
     steps: int = 0  # columns that are decided
 
+    def add(
+        self, rows: Tensor, n: int, codes: Tensor, log_probs: Tensor, states: Tensor | None
+    ) -> None:
+        """The n-th codes (B,) of `rows` (B,), and what they were foretold with."""
+        self.codes[rows, n] = codes
+        self.log_probs[rows, n] = log_probs
+        if self.states is not None:
+            self.states[rows, n] = states
+        self.steps = n + 1
+
     def spoken(self, temperature: float) -> list[Spoken]:
         """Every row up to its end. Raises GenerationError when a logit was not finite."""
         codes = self.codes.cpu()
@@ -154,64 +164,105 @@ def decoding(
 ) -> Iterator[Said]:
     """A code a step for every row; yields what was said at each look at who has finished."""
     c = decoder.config
-    device = decoder.device
-    limits = [length_limit(c, config, len(text)) for text in texts]
     x, padding = decoder.prompt(texts, cond)
-    shape = (len(texts), max(limits) + 1)
-    said = Said(
-        codes=torch.full(shape, c.stop_code, device=device),
-        log_probs=torch.zeros(shape, device=device),
-        limits=limits,
-        stop=c.stop_code,
-    )
-    if decoder.keeps_states:
-        said.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
-    noise = Noise(seeds, config.choices(c.code_vocab), device) if config.temperature else None
-    rows = torch.arange(len(texts), device=device)
-    most = torch.tensor(limits, device=device)
-    seen = torch.zeros(len(texts), c.code_vocab, dtype=torch.bool, device=device)
-    done = torch.zeros_like(rows, dtype=torch.bool)
-    logits, cache = decoder.prefill(x, padding, shape[1])
+    limits = [length_limit(c, config, len(text)) for text in texts]
+    said = nothing_said(decoder, limits)
+    live = Live.at_start(x, padding, limits, config, c, seeds)
+    longest = said.codes.shape[1]
+    logits, cache = decoder.prefill(x, padding, longest)
     try:
-        for n in range(shape[1]):
-            codes, score = next_codes(logits, seen, noise, config, c, n)
-            said.codes[rows, n] = codes
-            said.log_probs[rows, n] = score
-            if said.states is not None:
-                said.states[rows, n] = cache.state
-            done |= (codes == c.stop_code) | (most <= n)
-            if device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == shape[1]:
-                said.steps = n + 1
+        for n in range(longest):
+            codes, score = next_codes(logits, live, config, c, n)
+            said.add(live.rows, n, codes, score, cache.state)
+            live.done |= (codes == c.stop_code) | (live.limits <= n)
+            if decoder.device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
                 yield said
-                ended = int(done.sum())
-                if ended == len(done):
+                ended = int(live.done.sum())
+                if ended == len(live.done):
                     return
-                if decoder.shrinks and ended >= len(done) / 2:
-                    live = ~done
-                    codes = codes[live]
-                    rows = rows[live]
-                    seen = seen[live]
-                    most = most[live]
-                    done = done[live]
-                    x = x[live]
-                    padding = [p for p, on in zip(padding, live.tolist()) if on]
-                    cache.keep(live)
-                    if noise:
-                        noise.keep(live)
+                if decoder.shrinks and ended >= len(live.done) / 2:
+                    going_on = ~live.done
+                    codes = codes[going_on]
+                    live.keep(going_on)
+                    cache.keep(going_on)
             if config.repetition_penalty != 1:
-                seen.scatter_(1, codes[:, None], True)
+                live.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
                 logits = decoder.decode_one(codes, n + 1, cache)
             else:
-                x = torch.cat((x, decoder.embed(codes, n + 1)[:, None]), dim=1)
+                live.x = torch.cat((live.x, decoder.embed(codes, n + 1)[:, None]), dim=1)
                 decoder.release(cache)
-                logits, cache = decoder.prefill(x, padding, 0)
+                logits, cache = decoder.prefill(live.x, live.padding, 0)
     finally:  # also where whoever listens has heard enough
         decoder.release(cache)
 
 
+def nothing_said(decoder: Decoder, limits: list[int]) -> Said:
+    """Room for the codes of rows with these limits, before the first one."""
+    c = decoder.config
+    device = decoder.device
+    shape = (len(limits), max(limits) + 1)
+    states = None
+    if decoder.keeps_states:
+        states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
+    return Said(
+        codes=torch.full(shape, c.stop_code, device=device),
+        log_probs=torch.zeros(shape, device=device),
+        limits=limits,
+        stop=c.stop_code,
+        states=states,
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Live:
+    """The rows still speaking, and what each takes along from step to step."""
+
+    rows: Tensor  # (B,) which of the rows asked for
+    limits: Tensor  # (B,) codes each may have
+    done: Tensor  # (B,) bool, at its end since the last look
+    seen: Tensor  # (B, V) bool, codes it has said
+    x: Tensor  # (B, P, D) its prompt; without a cache, all it has said, too
+    padding: list[int]  # positions on the left that are none
+    noise: Noise | None  # None: greedy
+
+    @staticmethod
+    def at_start(
+        x: Tensor,
+        padding: list[int],
+        limits: list[int],
+        config: GenerateConfig,
+        c: GPTConfig,
+        seeds: list[int],
+    ) -> "Live":
+        """Every row, before its first code."""
+        device = x.device
+        count = len(limits)
+        drawn = config.temperature > 0
+        return Live(
+            rows=torch.arange(count, device=device),
+            limits=torch.tensor(limits, device=device),
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
+            x=x,
+            padding=padding,
+            noise=Noise(seeds, config.choices(c.code_vocab), device) if drawn else None,
+        )
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the rows of this mask (B,) alone."""
+        self.rows = self.rows[rows]
+        self.limits = self.limits[rows]
+        self.done = self.done[rows]
+        self.seen = self.seen[rows]
+        self.x = self.x[rows]
+        self.padding = [p for p, kept in zip(self.padding, rows.tolist()) if kept]
+        if self.noise:
+            self.noise.keep(rows)
+
+
 def next_codes(
-    logits: Tensor, seen: Tensor, noise: Noise | None, config: GenerateConfig, c: GPTConfig, n: int
+    logits: Tensor, live: Live, config: GenerateConfig, c: GPTConfig, n: int
 ) -> tuple[Tensor, Tensor]:
     """The n-th code of every row (B,), and its log-probability before anything is filtered."""
     logits[:, c.start_code] = float("-inf")
@@ -219,8 +270,8 @@ def next_codes(
     if n < config.exact_codes:
         logits[:, c.stop_code] = float("-inf")
     if config.repetition_penalty != 1:
-        logits = penalize(logits, seen, config.repetition_penalty)
-    codes = sample(logits, config, noise.next() if noise else None)
+        logits = penalize(logits, live.seen, config.repetition_penalty)
+    codes = sample(logits, config, live.noise.next() if live.noise else None)
     return codes, expected.gather(1, codes[:, None])[:, 0]
 
 
