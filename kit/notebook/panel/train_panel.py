@@ -127,7 +127,10 @@ class TrainPanel:
         if self.idle:
             self._launch()
         lines = Lines()
-        show = lambda: lines.show(self.latest, self._figures(), self.news)  # noqa: E731
+
+        def show() -> None:
+            lines.show(self.latest, self._figures(), self.news)
+
         self._graceful(lambda: self._follow(show, self.worker.wait))
         print(verdict(self.worker, self.reached)[0], flush=True)
         if self._said():
