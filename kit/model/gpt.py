@@ -9,11 +9,14 @@ is Flamingo's (Alayrac et al. 2022). Knows nothing of audio files, optimisers or
 Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel frames, V vocabulary.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from kit.model.guided_attention import far_from_diagonal
 from kit.model.sequence import Batch, GPTConfig
 
 
@@ -95,9 +98,12 @@ class Trunk(nn.Module):
         self.recompute: frozenset[int] = frozenset()
         self.run_layer = run_layer
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, S, D)
+    def forward(self, x: Tensor, look: Callable | None = None) -> Tensor:
+        """States (B, S, D) from x (B, S, D); `look(layer, x)` is shown the layer in the middle."""
         x = self.drop(x)
         for i, layer in enumerate(self.h):
+            if look and i == len(self.h) // 2:
+                look(layer, x)
             x = self.run_layer(layer, x, i in self.recompute) if self.training else layer(x)
         return self.ln_f(x)
 
@@ -216,9 +222,9 @@ class SpeechGPT(nn.Module):
         latents = self.conditioner(batch.cond)
         return torch.cat((latents, self.embed(batch.tokens, batch.positions)), dim=1)
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: Batch, look: Callable | None = None) -> Tensor:
         """States (B, S, D) after both norms, one for every token (the latents' are dropped)."""
-        return self.final_norm(self.gpt(self.inputs(batch)))[:, self.config.latents :]
+        return self.final_norm(self.gpt(self.inputs(batch), look))[:, self.config.latents :]
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> list[Tensor]:
@@ -235,19 +241,26 @@ class SpeechGPT(nn.Module):
             x = layer(x)
         return found
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, guided: bool = False) -> tuple[Tensor, ...]:
         """Summed cross-entropy in nats over text targets and over code targets, in fp32.
 
+        With `guided`, also how far the attention is from following the text, summed over codes.
         Sums, not means: the caller divides by the counts of the whole effective batch, so that
         gradients do not depend on how it was split.
         """
-        h = self.hidden(batch).flatten(0, 1)
+        guide = []
+
+        def look(layer: Layer, x: Tensor) -> None:
+            guide.append(far_from_diagonal(self.config, layer, x, batch))
+
+        h = self.hidden(batch, look if guided else None).flatten(0, 1)
         text = self.text_head(h.index_select(0, batch.text_at)).float()
         code = self.code_head(h.index_select(0, batch.code_at)).float()
         text_loss = F.cross_entropy(text, batch.text_targets, reduction="sum")
-        return text_loss, F.cross_entropy(code, batch.code_targets, reduction="sum")
+        code_loss = F.cross_entropy(code, batch.code_targets, reduction="sum")
+        return text_loss, code_loss, *guide
 
 
-def weighted_loss(config: GPTConfig, sums: tuple[Tensor, Tensor], text: int, code: int) -> Tensor:
+def weighted_loss(config: GPTConfig, sums: tuple[Tensor, ...], text: int, code: int) -> Tensor:
     """`text_weight` * mean text loss + mean code loss over `text` and `code` targets."""
     return config.text_weight * sums[0] / text + sums[1] / code

@@ -61,6 +61,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     else:
         beginning = beginning_of_voice(voice_in(path, weights))
     run = run.keep_settings(beginning.sections)
+    run = run.keep_settings({"train": {"guide": 0.0}})  # heads of a voice follow the text already
     save_model(beginning.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), beginning.tokenizer)
     save_codec(beginning.codec, run.path(CODEC))

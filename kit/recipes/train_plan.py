@@ -52,6 +52,13 @@ def once(step: Callable) -> Callable:
     return kept
 
 
+def guide_words(config: TrainConfig) -> str:
+    """How strongly, and how long, one head is shown that speech follows its text."""
+    if not config.guide:
+        return "none"
+    return f"weight {config.guide:g} at first, gone after {config.guide_steps:,} steps"
+
+
 class TrainingPlan:
     """One run's training before it begins.
 
@@ -129,6 +136,7 @@ class TrainingPlan:
             "effective batch": data.config.effective_batch,
             "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
             f"schedule {config.schedule}",
+            "guided attention": guide_words(config),
             "utterances to learn from": data.rows("train"),
             "utterances held out": data.rows("held_out"),
         }

@@ -126,13 +126,16 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
 def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
     """Each part is divided by the targets of the whole, so any split gives the same gradients."""
     totals = (batch.text_targets, batch.code_targets)
+    guide = state.guide_weight
     loss = 0.0
     for micro in cut(batch, state.micro_rows):
         with autocast(state.hw.device, state.applied.precision):
-            sums = state.model(micro.to(state.hw.device))
+            sums = state.model(micro.to(state.hw.device), guided=guide > 0)
         part = weighted_loss(state.model.config, sums, *totals)
-        state.scaler.scale(part).backward()
         loss += part.detach()
+        if guide:
+            part = part + guide * sums[2] / batch.code_targets
+        state.scaler.scale(part).backward()
     return float(loss)
 
 

@@ -33,6 +33,8 @@ class TrainConfig:
     plateau: int = 0  # validations without a better loss before the rates are halved; 0: never
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)
+    guide: float = 0.0  # weight of guided attention in the first step, from nothing; 0: none
+    guide_steps: int = 1000  # steps after which it has faded
     clip_norm: float = 1.0
     spike: float = 0.0  # gradient norms of so many times their average tighten clipping; 0: none
     ema_decay: float = 0.999
@@ -63,6 +65,8 @@ class TrainConfig:
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill
         require_within(self, 0, 1, "final_lr", "weight_decay")
+        require_within(self, 0, 100, "guide")
+        require_within(self, 1, 1e9, "guide_steps")
         require_within(self, 1e-9, 1e9, "clip_norm")  # so large a one never clips
         require_within(self, 0, 1e9, "spike", "warmup_steps", "plateau", "patience")
         require_within(self, 0, 1e9, "steps", "val_every", "gate_every", "gate_patience")
@@ -82,8 +86,8 @@ class TrainConfig:
     def for_steps(self, steps: int) -> "TrainConfig":
         """These settings for a run of another length.
 
-        The warm-up takes a tenth of it at most, and it is validated and heard as often as the
-        longer run would be, or ten times where that is less often.
+        The warm-up takes a tenth of it at most and guided attention four tenths; it is validated
+        and heard as often as the longer run would be, or ten times where that is less often.
         """
         if steps == self.steps:
             return self
@@ -94,6 +98,7 @@ class TrainConfig:
             steps=steps,
             epochs=0.0,
             warmup_steps=min(self.warmup_steps, tenth),
+            guide_steps=min(self.guide_steps, 4 * tenth),
             val_every=min(self.val_every, max(tenth, round(self.val_every * share))),
             gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
         )

@@ -79,6 +79,11 @@ class TrainState:
                 group["lr"] = group["peak_lr"] * factor
         return self.config.lr * factor
 
+    @property
+    def guide_weight(self) -> float:
+        """What guided attention weighs in the coming step: less and less, then nothing."""
+        return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
+
     def stop_compiling(self, why: str) -> None:
         """Train on uncompiled, as the compiler failed with `why`; the log and the record say so."""
         self.model.gpt.run_layer = run_layer

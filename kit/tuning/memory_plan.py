@@ -44,6 +44,7 @@ class Step:
     optimizer: str = "adamw"  # or "muon": for the trunk's matrices
     fused: bool = False  # one kernel for the optimiser step, with no working copies
     accumulate: bool = False  # more than one forward pass per optimiser step
+    guided: bool = False  # guided attention, as it is in the first steps
     device: str = "cuda"  # or "cpu", where dropout keeps whole numbers instead of bits
 
     def __post_init__(self):
@@ -186,7 +187,19 @@ def activation_bytes(config: GPTConfig, step: Step) -> int:
     """What all operations but the losses keep for the backward pass."""
     few = len(recomputed(config, step))
     layers = (config.layers - few) * layer_bytes(config, step) + few * input_bytes(config, step)
-    return layers + conditioner_bytes(config, step) + head_bytes(config, step)
+    beside = conditioner_bytes(config, step) + head_bytes(config, step)
+    return layers + beside + guide_bytes(config, step)
+
+
+def guide_bytes(config: GPTConfig, step: Step) -> int:
+    """What guided attention keeps: its layer's normed input, q, k, v, and one head's fp32 scores.
+
+    The scores once of all that comes before (S), and once of the text.
+    """
+    if not step.guided:
+        return 0
+    scores = (length(config, step) + step.text_ids + 2) * FP32_BYTES
+    return grid_cells(config, step) * (4 * config.width * size_bytes(step) + scores)
 
 
 def input_bytes(config: GPTConfig, step: Step) -> int:

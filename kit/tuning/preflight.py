@@ -80,6 +80,7 @@ class Workload:
             optimizer=self.train.optimizer,
             fused=speed.fused_adamw,
             accumulate=self.data.grad_accum > 1,
+            guided=self.train.guide > 0,
             device=self.hw.device,
         )
 

@@ -64,6 +64,7 @@ def test_training_goes_on_where_the_voice_stood(base, begun):
     lines = [str(result) for result in preparation.results]
     assert any("text ids stay, 0 new ones" in line for line in lines)
     assert any("the one of before, with these settings, is used again" in line for line in lines)
+    assert run.section("train")["guide"] == 0, "it has heads that follow the text"
     cold = [row["loss"] for row in read_log(base / "train.jsonl")]
     list(Training(run).run())
     assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2

@@ -270,9 +270,9 @@ class TightMemory:
         self.forward, self.most, self.model, self.calls = s.model.forward, most, s.model, 0
         s.model.forward = self
 
-    def __call__(self, batch):
+    def __call__(self, batch, guided=False):
         self.calls += 1
-        sums = self.forward(batch)
+        sums = self.forward(batch, guided)
         if len(batch.tokens) > self.most and self.calls > 1:
             sums[1].backward()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -335,7 +335,7 @@ def test_a_compiler_that_fails_is_left_and_the_batch_done_again():
 
 def test_an_error_that_is_no_shortage_is_not_hidden():
     s = state()
-    s.model.forward = lambda batch: torch.zeros(2) @ torch.zeros(3)
+    s.model.forward = lambda batch, guided: torch.zeros(2) @ torch.zeros(3)
     with pytest.raises(RuntimeError, match="size"):
         run(s)
 

@@ -74,6 +74,16 @@ def test_dropout_is_planned_too(monkeypatch, precision, switches):
     near(workload(monkeypatch, model, LONG, precision, "adamw", switches), 0.05)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("switches", [{}, {"sdpa": True}, {"sdpa": True} | ALL], ids=str)
+def test_guided_attention_is_planned_too(monkeypatch, precision, switches):
+    work = workload(monkeypatch, SMALL, LONG, precision, "adamw", switches)
+    train = dataclasses.replace(work.train, guide=0.3)
+    guided = dataclasses.replace(work, train=train)
+    assert guided.planned_bytes > work.planned_bytes
+    near(guided, 0.05)
+
+
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True, "mixed_precision": True} | ALL], ids=str)
 def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
     whole = workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches)

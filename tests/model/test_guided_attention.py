@@ -1,0 +1,120 @@
+"""Guided attention: the loss it adds, what it leaves alone, and the head that it finds."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
+
+from kit.base.config import ConfigError
+from kit.model.gpt import SpeechGPT
+from kit.model.guided_attention import WIDTH
+from kit.model.sequence import EffectiveBatch, pack
+from kit.recipes.attention import best_map, follows
+from kit.training.loop import train
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+
+
+def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) -> float:
+    """The guide's loss from the maps a person can look at, a row and a code at a time."""
+    c = model.config
+    total = 0.0
+    for text, said, mel in zip(texts, codes, cond):
+        batch = pack(c, [text], [said], mel[None])
+        head = model.attention(batch)[c.layers // 2][0, 0]
+        pieces = int((batch.tokens < c.text_vocab).sum())
+        tokens = batch.tokens.shape[1]
+        for code in range(tokens - pieces):
+            seen = head[c.latents + pieces + code, c.latents : c.latents + pieces]
+            apart = code / (tokens - pieces) - torch.arange(pieces) / pieces
+            total -= math.log(float((seen * torch.exp(-(apart**2) / (2 * WIDTH**2))).sum()))
+    return total
+
+
+@pytest.mark.parametrize("shape", [{}, {"text_stop_input": False}, {"stop_targets": 1}], ids=str)
+def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
+    model = tiny_model(**shape)
+    rows = random_rows(model.config, 3)
+    found = model(pack(model.config, *rows, to_length=60), guided=True)[2]
+    assert found.item() == pytest.approx(written_out(model, *rows), rel=1e-4)
+
+
+def test_without_it_nothing_changes():
+    model = tiny_model()
+    batch = pack(GPT, *random_rows(GPT, 3))
+    plain = model(batch)
+    guided = model(batch, guided=True)
+    assert len(plain) == 2 and len(guided) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, guided))
+
+
+def state(config: TrainConfig, **switches) -> TrainState:
+    torch.manual_seed(0)
+    return TrainState(tiny_model(), config, SpeedConfig(**switches), CPU)
+
+
+@pytest.mark.parametrize(
+    "switches", [{}, {"sdpa": True}, {"gradient_checkpointing": True}, {"ema": True}], ids=str
+)
+def test_passes_and_switches_leave_it_where_it_was(switches):
+    guided = dataclasses.replace(TRAIN, steps=3, guide=1.0)
+    rows = random_rows(GPT, 8)
+    whole = list(train(state(guided), [effective_batch(GPT, rows)] * 3))
+    cut = list(train(state(guided, **switches), [effective_batch(GPT, rows, parts=4)] * 3))
+    for a, b in zip(whole, cut):
+        assert a.loss == pytest.approx(b.loss, rel=2e-5)
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-3)
+
+
+def test_it_fades_and_the_loss_told_is_the_models_own():
+    config = dataclasses.replace(TRAIN, steps=6, guide=0.5, guide_steps=4)
+    trained = state(config)
+    weights = []
+    told = []
+    for event in train(trained, random_batches(GPT)):
+        weights.append(trained.guide_weight)
+        told.append(event.loss)
+    assert weights == [0.375, 0.25, 0.125, 0, 0, 0]
+    plain = next(train(state(TRAIN), random_batches(GPT)))
+    assert told[0] == plain.loss
+
+
+def test_a_weight_that_makes_no_sense_is_refused():
+    with pytest.raises(ConfigError, match="guide"):
+        TrainConfig(guide=-1.0)
+    with pytest.raises(ConfigError, match="guide_steps"):
+        TrainConfig(guide_steps=0)
+
+
+def spelt(count: int, seed: int) -> EffectiveBatch:
+    """Rows whose codes say each of their text ids three times, in order."""
+    random = torch.Generator().manual_seed(seed)
+    texts = [
+        torch.randint(0, GPT.text_vocab - 2, (length,), generator=random).tolist()
+        for length in torch.randint(4, 11, (count,), generator=random).tolist()
+    ]
+    codes = [[piece for piece in text for _ in range(3)] for text in texts]
+    batch = pack(GPT, texts, codes, torch.zeros(count, GPT.n_mels, 12))
+    return EffectiveBatch(micro=[batch], position={})
+
+
+def follows_after(guide: float) -> float:
+    """How well the best head follows a text that was not learnt, after a hundred steps."""
+    steps = 100
+    config = dataclasses.replace(
+        TRAIN, steps=steps, lr=3e-3, warmup_steps=5, guide=guide, guide_steps=60, val_every=steps
+    )
+    trained = state(config)
+    for _ in train(trained, (spelt(16, seed) for seed in range(steps))):
+        pass
+    return float(follows(best_map(trained.model, spelt(1, 1000).micro[0])))
+
+
+def test_a_head_follows_the_text_sooner():
+    guided = follows_after(1.0)
+    alone = follows_after(0.0)
+    print(f"guided {guided:.2f}, alone {alone:.2f}")
+    assert guided > 0.6 and guided > alone + 0.2
