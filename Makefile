@@ -160,8 +160,7 @@ $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 	@touch $@
 
 test-xtts: $(VENV)/.extra-xtts  ## XTTS-v2 against coqui-tts's own classes; ARGS='-m "not full_size"'
-	@$(BIN)/python -m pytest tests/xtts tests/text/test_xtts_tokenizer.py \
-	  tests/text/test_grow_xtts.py tests/recipes/test_start_from_xtts.py $(ARGS)
+	@$(BIN)/python -m pytest tests/xtts $(ARGS)
 
 test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)

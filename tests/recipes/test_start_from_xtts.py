@@ -54,7 +54,6 @@ def test_what_comes_from_it_stays_with_the_run(release):
 
 
 def test_it_learns_the_letters_and_is_trained(release):
-    pytest.importorskip("tokenizers", reason="needs tokenizers (make test-xtts installs it)")
     run = start("from a release", settings=FEW)
     preparation = Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
     told = [str(result) for result in preparation.run()]

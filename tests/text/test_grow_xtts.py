@@ -1,6 +1,5 @@
 """An XTTS vocabulary that learns another text keeps every id, its holes, START and STOP."""
 
-import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,11 +12,6 @@ from kit.text.grow_xtts import grow_xtts, learned_merges, told_growth, xtts_spel
 from kit.text.normalize import TextError
 from kit.text.tokenizer_report import OFTEN, tokenizer_report
 from kit.text.xtts_tokenizer import XTTSTokenizer
-
-needs_tokenizers = pytest.mark.skipif(
-    importlib.util.find_spec("tokenizers") is None,
-    reason="needs tokenizers, which `make test-xtts` installs, and runs this",
-)
 
 
 def test_the_pair_seen_most_is_merged_first_and_rare_ones_never():
@@ -51,7 +45,6 @@ def grown_from(base: XTTSTokenizer, words=AMHARIC, name="grown.json", **asked) -
     return grow_xtts(base, lines_of(words), base.path.parent / name, **asked)
 
 
-@needs_tokenizers
 def test_every_id_keeps_its_piece_and_every_hole_stays(base):
     grown = grown_from(base)
     old = base.vocabulary.ids
@@ -65,7 +58,6 @@ def test_every_id_keeps_its_piece_and_every_hole_stays(base):
         assert english.encode(line) == XTTSTokenizer(base.path, "en").encode(line)
 
 
-@needs_tokenizers
 def test_start_may_be_the_last_id_and_is_it_no_more(tmp_path):
     first = XTTSTokenizer(write_vocabulary(tmp_path / "vocab.json"), "am")
     last = first.vocab_size - 1
@@ -74,7 +66,6 @@ def test_start_may_be_the_last_id_and_is_it_no_more(tmp_path):
     assert base.start == grown.start == last < grown.vocab_size - 1
 
 
-@needs_tokenizers
 def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
     unseen = lines_of(AMHARIC, 50, seed=1)
     grown = grown_from(base)
@@ -87,7 +78,6 @@ def test_another_text_is_spelt_in_fewer_pieces_and_comes_back(base):
     assert grown.piece(ids[0]) == "[am]" and grown.decode(ids) == unseen[0]
 
 
-@needs_tokenizers
 def test_it_grows_by_what_the_text_can_teach_and_says_so(base):
     lines = lines_of(AMHARIC, 5)
     few = grow_xtts(base, lines, base.path.parent / "few.json")
@@ -103,7 +93,6 @@ def test_it_grows_by_what_the_text_can_teach_and_says_so(base):
     assert "asked for" not in told_growth(base, seven, 7)
 
 
-@needs_tokenizers
 def test_it_grows_again_and_always_to_the_same_bytes(base):
     grown = grown_from(base)
     assert grown_from(base, name="again.json").file_bytes() == grown.file_bytes()
@@ -115,7 +104,6 @@ def test_it_grows_again_and_always_to_the_same_bytes(base):
     assert more.pieces("qqzz") == ["qqzz"]
 
 
-@needs_tokenizers
 @pytest.mark.parametrize("as_lists", [False, True])
 def test_merges_are_written_as_they_were(base, as_lists):
     described = json.loads(base.file_bytes())
@@ -128,7 +116,6 @@ def test_merges_are_written_as_they_were(base, as_lists):
     assert merges[: len(described["model"]["merges"])] == described["model"]["merges"]
 
 
-@needs_tokenizers
 def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
     path = write_vocabulary(tmp_path / "vocab.json")
     described = json.loads(path.read_text(encoding="utf-8"))
@@ -143,7 +130,6 @@ def test_a_piece_that_was_only_added_keeps_its_id(tmp_path):
     assert load_vocabulary(grown.path).ids == grown.model.get_vocab()
 
 
-@needs_tokenizers
 def test_a_new_piece_was_spelt_in_old_ones(base):
     grown = grown_from(base)
     found = xtts_spellings(base, grown)
@@ -160,7 +146,6 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
     assert spelt[accented.vocabulary.ids["é"]] == base.cut("e")
 
 
-@needs_tokenizers
 def test_there_must_be_a_text(base):
     with pytest.raises(TextError, match="every line was empty"):
         grow_xtts(base, ["", " "], Path("never.json"))

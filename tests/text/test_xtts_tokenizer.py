@@ -14,10 +14,6 @@ from kit.text.normalize import TextError, normalize
 from kit.text.tokenizer_report import count_tokens, tokenizer_report, vocabulary_advice
 from kit.text.xtts_tokenizer import XTTSTokenizer, tag_of, teach_language
 
-pytest.importorskip(
-    "tokenizers", reason="needs tokenizers, which `make test-xtts` installs, and runs this"
-)
-
 
 @pytest.fixture
 def path(tmp_path) -> Path:
