@@ -14,7 +14,8 @@ from kit.base.hardware import choose_preset, detect
 from kit.notebook.run_record import SETTINGS, Run, read_mark
 from kit.tuning.recommend import overlay
 
-OWN_FOLDERS = ("codes", "bench")  # beside the runs: the code cache, benchmarks
+RELEASES_FOLDER = "releases"  # of published voices that runs begin with
+OWN_FOLDERS = ("codes", "bench", RELEASES_FOLDER)  # beside the runs: the code cache, benchmarks
 
 
 def open_run(preset: str = "", use: str = "", name: str = "") -> Run:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from kit.audio.codec_kinds import save_codec
-from kit.base.config import ConfigError
+from kit.base.config import ConfigError, merge
 from kit.base.files import file_digest, write_atomic
 from kit.inference.export import CARD, load_export
 from kit.inference.voice import Voice, load_voice
@@ -19,7 +19,13 @@ from kit.model.warm_start import model_settings, warm_started
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.start_from_xtts import Beginning, beginning_of_release, release_weights
+from kit.recipes.release_files import fetched_release, hub_name, is_on_hub
+from kit.recipes.start_from_xtts import (
+    Beginning,
+    beginning_of_release,
+    release_weights,
+    require_licence,
+)
 from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.text.vocabulary_growth import old_spellings
@@ -27,6 +33,7 @@ from kit.text.vocabulary_growth import old_spellings
 BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
 CODEC = "codec.safetensors"
 MODEL = "start.safetensors"
+NEEDS_NO_GUIDE = {"train": {"guide": 0.0}}  # a voice has heads that follow the text
 TOKENIZER = "start-tokenizer.model"
 
 
@@ -34,17 +41,19 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """`run`, which is to begin with the voice in `folder`.
 
     That is an export, another run's folder, or a released XTTS-v2, whose licence `licence` says to
-    be accepted. From here on the run's settings are that voice's sizes. Where `folder` is empty the
-    run goes on as it was begun. Raises ConfigError for a folder without a voice, for a licence that
-    is not accepted, and for a run that was begun otherwise; VoiceError, or what `load_xtts` and
-    `xtts_codec` raise, for a voice that is damaged.
+    be accepted: its folder, or `hf://OWNER/NAME`, which is fetched. From here on the run's settings
+    are that voice's sizes. Where `folder` is empty the run goes on as it was begun. Raises
+    ConfigError for a folder without a voice, for a licence that is not accepted, and for a run that
+    was begun otherwise; VoiceError, or what `load_xtts` and `xtts_codec` raise, for a voice that is
+    damaged; HubError where it cannot be fetched.
     """
     if not folder:
         return run
     begun_sha256, _, begun_path = read_mark(run.folder / BEGUN).partition(" ")
-    asked = Path(folder).expanduser()
-    if not asked.exists() and str(asked.resolve()) == begun_path:
+    origin = origin_of(folder)
+    if origin == begun_path and not Path(origin).exists():
         return run  # all of it was copied: a notebook is run again where that folder is gone
+    asked, downloaded = folder_of(run, folder, licence)
     path, weights = weights_in(asked)
     sha256 = file_digest(path / weights)
     if begun_sha256 == sha256:
@@ -60,15 +69,32 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
         beginning = beginning_of_release(path, weights, licence)
     else:
         beginning = beginning_of_voice(voice_in(path, weights))
-    run = run.keep_settings(beginning.sections)
-    run = run.keep_settings({"train": {"guide": 0.0}})  # heads of a voice follow the text already
+    usual = merge(NEEDS_NO_GUIDE, beginning.defaults)
+    own = merge(usual, run.settings)  # what a person has set comes before
+    run = run.keep_settings(merge(own, beginning.sections))
     save_model(beginning.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), beginning.tokenizer)
     save_codec(beginning.codec, run.path(CODEC))
     if beginning.record:
-        run.record(start_from=beginning.record)
-    write_atomic(run.path(BEGUN), f"{sha256} {path}")  # the last: with it, all is here
+        run.record(start_from=merge(beginning.record, {"download": downloaded}))
+    write_atomic(run.path(BEGUN), f"{sha256} {origin}")  # the last: with it, all is here
     return run
+
+
+def origin_of(name: str) -> str:
+    """Where the voice `name` comes from, in full."""
+    return hub_name(name) if is_on_hub(name) else str(Path(name).expanduser().resolve())
+
+
+def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
+    """The folder of the voice `name`, fetched where it is the hub's; and what the hub said of it.
+
+    Raises as `begun_from` does where it cannot be had.
+    """
+    if not is_on_hub(name):
+        return Path(name).expanduser(), {}
+    require_licence(name, licence)
+    return fetched_release(run.folder.parent, name)
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:

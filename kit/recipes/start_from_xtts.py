@@ -5,6 +5,7 @@ vocabulary goes with the run.
 """
 
 import dataclasses
+import os
 from pathlib import Path
 
 from kit.audio.codec import Codec
@@ -17,6 +18,10 @@ from kit.model.xtts import CONFIG_FILE, DVAE_FILE, VOCABULARY_FILE, WEIGHTS_FILE
 LICENCE = "CPML"
 # Of a run's model: how a release was trained, which a run is free to change and had better not.
 TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout")
+# How its makers fine-tune it: a preset's rates are those of a model that knows nothing yet.
+FINE_TUNING = {
+    "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,8 @@ class Beginning:
     tokenizer: bytes  # its file
     sections: dict  # of settings with which a run makes what this voice understands
     record: dict  # for the run's report: where it came from
+    # Of settings that suit it, where a person has set none.
+    defaults: dict = dataclasses.field(default_factory=dict)
 
 
 def release_weights(folder: Path) -> str:
@@ -69,11 +76,13 @@ def beginning_of_release(folder: Path, weights: str, licence: str) -> Beginning:
             **dataclasses.asdict(xtts.source),
             "notes": list(xtts.notes),
         },
+        defaults=FINE_TUNING,
     )
 
 
-def require_licence(folder: Path, licence: str) -> None:
-    """Raise ConfigError unless `licence` names the one that a release is under."""
+def require_licence(folder: Path | str, licence: str) -> None:
+    """Raise ConfigError unless `licence`, or KIT_LICENCE, names the one that a release is under."""
+    licence = licence or os.environ.get("KIT_LICENCE", "")
     if licence == LICENCE:
         return
     given = f", not {licence!r}" if licence else ""

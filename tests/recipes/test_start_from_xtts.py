@@ -1,18 +1,23 @@
 """A run that begins with a released XTTS-v2: a tiny one at random weights, in the very format."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from helpers import corpus, manifest
+from hub import COMMIT, serving
 from released_xtts import START, STOP, random_model, write_release
 
 from kit.audio.xtts_codec import XTTSCodec
 from kit.base.config import ConfigError
+from kit.base.files import file_digest
+from kit.base.hub import HubError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voice
 from kit.recipes.prepare import Preparation
+from kit.recipes.release_files import PINNED, RELEASE
 from kit.recipes.start import start
 from kit.recipes.start_from import MODEL, TOKENIZER, first_model
 from kit.recipes.train import Training
@@ -84,3 +89,64 @@ def test_it_learns_the_letters_and_is_trained(release):
     taken_away = load_export(export_voice(voice, run.path("export"), "fp32"))
     assert voice.ids(said) == taken_away.ids(said) == grown.encode_checked(said)
     assert torch.equal(taken_away.speak([said], name, greedy)[0].codes, spoken.codes)
+
+
+@pytest.fixture
+def hub(release, monkeypatch):
+    """The hub, which has the release at the revision that is pinned, and at another one."""
+    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"], "other") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub, runs_folder):
+    run = start("from the hub", settings=FEW)
+    with pytest.raises(ConfigError, match="Coqui Public Model License"):
+        Preparation(run, str(corpus()), start_from=RELEASE)
+    assert not hub.asked, "not a byte before that"
+    Preparation(run, str(corpus()), start_from=RELEASE, licence="CPML")
+    noted = run.report()["start_from"]["download"]
+    assert noted["revision"] == PINNED["coqui/XTTS-v2"] and noted["commit"] == COMMIT
+    assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
+    assert noted["files"]["model.pth"]["sha256"] == file_digest(release / "model.pth")
+    assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
+
+    hub.asked.clear()
+    again = start("from the hub")
+    assert Preparation(again, start_from=RELEASE, licence="CPML").model.width == 96
+    Preparation(start("another run"), str(corpus()), start_from=RELEASE, licence="CPML")
+    assert not hub.asked, "it lies there for all runs"
+    shutil.rmtree(runs_folder / "releases")
+    Preparation(again, start_from=RELEASE)  # the run has its copy
+    Preparation(again, start_from=f"{RELEASE}@other", licence="CPML")  # the same weights
+    with pytest.raises(HubError, match="has no revision lost"):
+        Preparation(again, start_from=f"{RELEASE}@lost", licence="CPML")
+
+
+def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
+    monkeypatch.setenv("KIT_LICENCE", "CPML")
+    run = start("accepted before", settings=FEW)
+    Preparation(run, str(corpus()), start_from=RELEASE)
+    assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
+        ("hf://some/../one", "names no repository of the hub"),
+        ("hf://some/one", "says no revision, and what a repository holds may change"),
+        ("hf://some/one@../..", "says no revision"),
+    ],
+)
+def test_a_name_on_the_hub_says_what_it_lacks(name, why):
+    with pytest.raises(ConfigError, match=why):
+        Preparation(start("no name"), str(corpus()), start_from=name, licence="CPML")
+
+
+def test_it_learns_at_the_rate_of_its_makers_unless_told_otherwise(release):
+    run = start("its rate", settings={"train": {"weight_decay": 0.5}})
+    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    train = start("its rate").section("train")
+    assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
+    assert train["weight_decay"] == 0.5, "a person's word comes first"

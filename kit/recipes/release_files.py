@@ -1,0 +1,70 @@
+"""The files of a voice to begin with that lies on the Hugging Face hub: `hf://OWNER/NAME`.
+
+They are fetched once, at a revision that does not move, into a folder beside the runs, which all of
+them share.
+"""
+
+import re
+from pathlib import Path
+
+from kit.base.config import ConfigError
+from kit.base.hub import fetch_model
+from kit.model.xtts import (
+    CONFIG_FILE,
+    DVAE_FILE,
+    MEL_STATS_FILE,
+    VOCABULARY_FILE,
+    WEIGHTS_FILES,
+)
+from kit.notebook.open_run import RELEASES_FOLDER
+from kit.notebook.progress_line import Ticker
+
+HUB = "hf://"
+RELEASE = "hf://coqui/XTTS-v2"
+# Revisions that were read and tried: what a repository holds may be changed any day.
+PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
+NEEDED = (WEIGHTS_FILES[0], CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
+WITH_THEM = ("LICENSE.txt",)  # whoever is given the model, or speech of it, must be given this
+
+
+def is_on_hub(name: str) -> bool:
+    return name.startswith(HUB)
+
+
+def repository_of(name: str) -> tuple[str, str]:
+    """The repository and the revision that `hf://OWNER/NAME@REVISION` means.
+
+    Without a revision it is the one in PINNED. Raises ConfigError where there is none.
+    """
+    repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
+    revision = revision or PINNED.get(repository, "")
+    if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
+        raise ConfigError(
+            f"START_FROM = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
+            f"or {RELEASE}."
+        )
+    if not re.fullmatch(r"[\w.-]+", revision):
+        raise ConfigError(
+            f"START_FROM = {name} says no revision, and what a repository holds may change: write "
+            f"{HUB}{repository}@REVISION, a commit that its page lists under Files, Commits."
+        )
+    return repository, revision
+
+
+def hub_name(name: str) -> str:
+    """`name` with its revision."""
+    repository, revision = repository_of(name)
+    return f"{HUB}{repository}@{revision}"
+
+
+def fetched_release(runs: Path, name: str) -> tuple[Path, dict]:
+    """The folder below `runs` with the files of `name`, fetched where they lack; the hub's word.
+
+    Whose licence has to be accepted must have been asked before. Raises ConfigError for a name that
+    is none, HubError and DiskError for what hinders the download.
+    """
+    repository, revision = repository_of(name)
+    owner, model = repository.split("/")
+    folder = runs / RELEASES_FOLDER / f"{owner}--{model}@{revision}"
+    progress = Ticker("bytes downloaded")
+    return folder, fetch_model(repository, revision, NEEDED, folder, progress, WITH_THEM)

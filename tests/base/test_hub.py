@@ -1,0 +1,142 @@
+"""A model's files from the hub: whole, at the revision asked for, or a sentence that says why not.
+
+The hub is one on this machine; nothing beyond it is asked.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from hub import COMMIT, Hub, serving
+
+from kit.base import hub as downloads
+from kit.base.files import DiskError
+from kit.base.hub import HubError, fetch_model
+
+NAME = "someone/a-voice"
+FILES = {"model.pth": bytes(range(256)) * 9000, "config.json": b"{}", "README.md": b"read me"}
+WANTED = ("model.pth", "config.json")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
+    with serving(folder, NAME, "v2") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+@pytest.fixture
+def into(tmp_path) -> Path:
+    return tmp_path / "here"
+
+
+def sent(hub: Hub, name: str) -> list[str | None]:
+    """The Range of each request for the file `name`."""
+    return [wanted for path, wanted in hub.asked if path.endswith(f"/{name}")]
+
+
+def test_what_is_needed_comes_and_nothing_else(hub, into):
+    told = []
+    card = fetch_model(NAME, "v2", WANTED, into, lambda *seen: told.append(seen))
+    for name in WANTED:
+        assert (into / name).read_bytes() == FILES[name]
+    assert not (into / "README.md").exists() and not sent(hub, "README.md")
+    assert (card["revision"], card["commit"]) == ("v2", COMMIT)
+    assert card["files"]["model.pth"]["bytes"] == len(FILES["model.pth"])
+    assert card == json.loads((into / "download.json").read_text())
+    total = sum(len(FILES[name]) for name in WANTED)
+    assert told == sorted(told) and told[-1] == (total, total) and len(told) > 3
+    addresses = [path for path, _ in hub.asked if "/resolve/" in path]
+    assert all(f"/resolve/{COMMIT}/" in path for path in addresses), "not a moving revision"
+
+
+def test_what_is_there_is_not_asked_for_again(hub, into):
+    first = fetch_model(NAME, "v2", WANTED, into)
+    hub.asked.clear()
+    assert fetch_model(NAME, "v2", WANTED, into) == first
+    assert not hub.asked, "nor is the hub, so it works without a network"
+    (into / "config.json").write_bytes(b"")
+    fetch_model(NAME, "v2", WANTED, into)
+    assert (into / "config.json").read_bytes() == b"{}" and not sent(hub, "model.pth")
+
+
+def test_what_is_optional_may_lack(hub, into):
+    card = fetch_model(NAME, "v2", WANTED, into, optional=("README.md", "LICENSE.txt"))
+    assert (into / "README.md").is_file() and "LICENSE.txt" not in card["files"]
+
+
+def test_a_connection_that_breaks_goes_on_where_it_broke(hub, into):
+    hub.cut = 700_000
+    fetch_model(NAME, "v2", WANTED, into)
+    assert (into / "model.pth").read_bytes() == FILES["model.pth"]
+    assert sent(hub, "model.pth") == [None, "bytes=700000-"]
+
+
+def test_a_killed_download_goes_on_where_it_was(hub, into):
+    def kill(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_model(NAME, "v2", WANTED, into, kill)
+    come = (into / "model.pth.part").stat().st_size
+    assert 0 < come < len(FILES["model.pth"]) and not (into / "model.pth").exists()
+    fetch_model(NAME, "v2", WANTED, into)
+    assert sent(hub, "model.pth")[1:] == [f"bytes={come}-"]
+    assert (into / "model.pth").read_bytes() == FILES["model.pth"]
+    assert not (into / "model.pth.part").exists()
+
+
+def test_a_hub_that_falls_silent_is_told_and_what_came_stays(hub, into, monkeypatch):
+    monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("gone"))
+    with pytest.raises(HubError, match=r"model\.pth is not whole: 0 of 2,304,000 .*Run this again"):
+        fetch_model(NAME, "v2", WANTED, into)
+    assert not (into / "download.json").exists()
+
+
+def test_bytes_that_are_not_those_told_are_dropped(hub, into):
+    hub.spoilt.add("model.pth")
+    with pytest.raises(HubError, match=r"model\.pth came damaged: its SHA-256 .*run this again"):
+        fetch_model(NAME, "v2", WANTED, into)
+    assert not list(into.glob("model*"))
+    hub.spoilt.clear()
+    fetch_model(NAME, "v2", WANTED, into)
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "why"),
+    [
+        ("someone/else", "v2", "The hub has no someone/else, or it is private"),
+        (NAME, "v3", r"has no revision v3\. Take one that its page lists"),
+        ("no name at all", "v2", "names no repository of the hub, which is OWNER/NAME"),
+    ],
+)
+def test_a_name_that_is_not_there(hub, into, name, revision, why):
+    with pytest.raises(HubError, match=why):
+        fetch_model(name, revision, WANTED, into)
+    assert not into.exists()
+
+
+def test_a_repository_of_something_else(hub, into):
+    with pytest.raises(HubError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"):
+        fetch_model(NAME, "v2", (*WANTED, "vocab.json"), into)
+
+
+def test_without_a_network(into, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HubError, match=r"The hub \(http.*\) could not be reached .*name their fol"):
+        fetch_model(NAME, "v2", WANTED, into)
+
+
+def test_room_is_asked_for_before_the_first_byte(hub, into, monkeypatch):
+    class Full:
+        free = 1000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
+    with pytest.raises(DiskError, match=r"needs about 2 MB, its disk has 0 MB left\. Free"):
+        fetch_model(NAME, "v2", WANTED, into)
+    assert not sent(hub, "model.pth")
