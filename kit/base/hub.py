@@ -74,7 +74,7 @@ def fetch_model(
     wanted = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
     total_bytes = sum(file.size_bytes for file in wanted)
-    there_bytes = sum(file_bytes_of(path) for file in wanted for path in paths_of(folder, file))
+    there_bytes = sum(bytes_at(path) for file in wanted for path in paths_of(folder, file))
     require_disk(folder, max(0, total_bytes - there_bytes))
     done_bytes = 0
     for file in wanted:
@@ -95,7 +95,7 @@ def fetched(folder: Path, names: Sequence[str]) -> dict:
     """What was noted in `folder` when all of `names` had come; {} where not all is there."""
     try:
         card = json.loads((folder / CARD).read_bytes())
-        whole = [file_bytes_of(folder / name) == card["files"][name]["bytes"] for name in names]
+        whole = [bytes_at(folder / name) == card["files"][name]["bytes"] for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return card if all(whole) else {}
@@ -168,7 +168,7 @@ def paths_of(folder: Path, file: HubFile) -> tuple[Path, Path]:
     return folder / file.name, folder / f"{file.name}.part"
 
 
-def file_bytes_of(path: Path) -> int:
+def bytes_at(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
@@ -178,7 +178,7 @@ def fetch_file(address: str, file: HubFile, folder: Path) -> Iterator[int]:
     Raises HubError where the hub gives no more, or other bytes than it told.
     """
     path, part = paths_of(folder, file)
-    if file_bytes_of(path) != file.size_bytes:
+    if bytes_at(path) != file.size_bytes:
         path.unlink(missing_ok=True)
         yield from fetch_bytes(address, file, part)
         require_told(part, file)
@@ -190,17 +190,17 @@ def fetch_file(address: str, file: HubFile, folder: Path) -> Iterator[int]:
 def fetch_bytes(address: str, file: HubFile, part: Path) -> Iterator[int]:
     """Append to `part` until it has the bytes of `file`, or three tries have brought none."""
     tries = 0
-    while file_bytes_of(part) != file.size_bytes or not part.exists():
-        before_bytes = file_bytes_of(part)
+    while bytes_at(part) != file.size_bytes or not part.exists():
+        before_bytes = bytes_at(part)
         why = "it ended early"
         try:
             yield from append(address, part, file.size_bytes)
         except HubError as error:
             why = error
-        tries = 0 if file_bytes_of(part) > before_bytes else tries + 1
+        tries = 0 if bytes_at(part) > before_bytes else tries + 1
         if tries == TRIES:
             raise HubError(
-                f"{file.name} is not whole: {file_bytes_of(part):,} of {file.size_bytes:,} bytes have "
+                f"{file.name} is not whole: {bytes_at(part):,} of {file.size_bytes:,} bytes have "
                 f"come. {unreachable(endpoint(), why)}"
             )
         if tries:
@@ -209,7 +209,7 @@ def fetch_bytes(address: str, file: HubFile, part: Path) -> Iterator[int]:
 
 def append(address: str, part: Path, size_bytes: int) -> Iterator[int]:
     """Append to `part` what it lacks of `size_bytes`. Raises HubError where the line breaks."""
-    have_bytes = file_bytes_of(part)
+    have_bytes = bytes_at(part)
     if have_bytes > size_bytes:  # of another file
         part.unlink()
         have_bytes = 0
