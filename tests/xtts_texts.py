@@ -1,12 +1,14 @@
-"""A small vocabulary of XTTS's kind that spells real words, and texts for it."""
+"""A small vocabulary of XTTS's kind that spells real words, texts for it, and a release with it."""
 
+import dataclasses
 import json
 import random
 from collections import Counter
 from pathlib import Path
 
-from released_xtts import vocabulary
+from released_xtts import TINY, vocabulary, write_release
 
+from kit.base.xtts_vocabulary import load_vocabulary
 from kit.text.grow_xtts import learned_merges
 
 ENGLISH = "the voice reads what nobody has ever written down before in another place".split()
@@ -47,3 +49,20 @@ def write_vocabulary(
     described["model"].update(changes)
     path.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     return path
+
+
+def write_readers_release(folder: Path) -> Path:
+    """A release at random weights that can read texts: it has the letters of English."""
+    words = load_vocabulary(write_vocabulary(folder.parent / f"{folder.name}.json"))
+    config = dataclasses.replace(
+        TINY,
+        text_vocab=words.size,
+        start_text_id=words.start,
+        stop_text_id=words.stop,
+        max_text=160,
+        max_code=200,
+    )
+    write_release(folder, config)
+    words.save(folder / "vocab.json")
+    (folder / "LICENSE.txt").write_text("Coqui Public Model License", encoding="utf-8")
+    return folder

@@ -178,13 +178,14 @@ def fetch_file(address: str, file: HubFile, folder: Path) -> Iterator[int]:
     Raises HubError where the hub gives no more, or other bytes than it told.
     """
     path, part = paths_of(folder, file)
-    if bytes_at(path) != file.size_bytes:
-        path.unlink(missing_ok=True)
-        yield from fetch_bytes(address, file, part)
-        require_told(part, file)
-        with writing(path):
-            os.replace(part, path)
-    yield file.size_bytes
+    if bytes_at(path) == file.size_bytes:
+        yield file.size_bytes
+        return
+    path.unlink(missing_ok=True)
+    yield from fetch_bytes(address, file, part)
+    require_told(part, file)
+    with writing(path):
+        os.replace(part, path)
 
 
 def fetch_bytes(address: str, file: HubFile, part: Path) -> Iterator[int]:

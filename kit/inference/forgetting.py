@@ -20,7 +20,7 @@ from kit.model.sequence import pack
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadAloud:
     """A sentence as the first model read it aloud."""
 
     base_ids: list[int]  # of its text, as the first model's tokenizer spells it
@@ -43,7 +43,7 @@ class Surprise:
 
 
 @torch.inference_mode()
-def surprise(base: SpeechGPT, tuned: SpeechGPT, readings: list[Reading]) -> Surprise:
+def surprise(base: SpeechGPT, tuned: SpeechGPT, readings: list[ReadAloud]) -> Surprise:
     """The mean over all codes of `readings`; both models must be in eval mode."""
     own = []
     other = []
@@ -57,7 +57,7 @@ def surprise(base: SpeechGPT, tuned: SpeechGPT, readings: list[Reading]) -> Surp
 
 
 @torch.inference_mode()
-def code_log_probs(model: SpeechGPT, ids: list[int], reading: Reading) -> Tensor:
+def code_log_probs(model: SpeechGPT, ids: list[int], reading: ReadAloud) -> Tensor:
     """How likely `model` finds every code at each place of `reading`, (N, V) in nats, on the CPU.
 
     The last place is that of STOP where the reading had found its end.

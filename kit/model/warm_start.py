@@ -17,6 +17,7 @@ from kit.model.weights import ModelFileError
 # and STOP of the text are written down.
 FREE = {"dropout", "text_weight", "text_stop_input", "stop_targets"}
 TABLES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
+POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")
 
 
@@ -54,6 +55,26 @@ def warm_started(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[i
 
 def _mean_row(table: Tensor, ids: list[int]) -> Tensor:
     return table[ids].mean(0)
+
+
+def with_positions_of(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
+    """`model`, with the positions of `base` beyond its own: texts as long as before can be said.
+
+    A run gives its model as many as its corpus needs. Where it has them all it is `model` itself.
+    """
+    sizes = {name: max(getattr(m.config, name) for m in (model, base)) for name in POSITIONS}
+    config = dataclasses.replace(model.config, **sizes)
+    if config == model.config:
+        return model
+    longer = SpeechGPT(config).to(model.final_norm.weight.device).eval()
+    own = model.state_dict()
+    before = base.state_dict()
+    with torch.no_grad():
+        for name, table in longer.state_dict().items():
+            if name in POSITIONS.values():
+                table[: len(before[name])] = before[name]
+            table[: len(own[name])] = own[name]
+    return longer
 
 
 def require_alike(config: GPTConfig, base: GPTConfig) -> None:

@@ -14,7 +14,7 @@ from kit.batches.lengths import LengthReport
 from kit.dataset.alignment import Alignment, worst
 from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
 from kit.model.sequence import EffectiveBatch
-from kit.notebook.plots import bars, curves, histogram
+from kit.notebook.plots import bars, curves, histogram, measures
 from kit.notebook.result import Result, Sound
 from kit.recipes.prepare_clips import Aligned
 from kit.recipes.sounds import mel_picture, players_of
@@ -104,27 +104,37 @@ def of_tokenizer(
     )
 
 
-def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
-    """`found`, with what the voice's own tokenizer made of the same held-out text."""
-    names = ("its own pieces", "with new ones")
-    reports = (before, after)
-    words = [report["tokens_per_word"] for report in reports]
-    raw = [100 * (report["byte_rate"] + report["unknown_rate"]) for report in reports]
-    pictures = (
-        bars(names, words, "pieces a word", "Held-out text"),
-        bars(names, raw, "% of pieces are bare bytes or unknown"),
-    )
-    scripts = ", ".join(f"{name} {share:.0%}" for name, share in before["scripts"].items())
-    line = f"{told}\n{found.line}\nheld-out letters: {scripts}"
-    for name, report in zip(names, reports):
-        line += (
-            f"\n{name}: {report['tokens_per_character']:.2f} pieces a character, "
+def of_spelling(reports: dict[str, dict]) -> Result:
+    """What tokenizers make of the same held-out text, each by its name with its report."""
+    lines = []
+    for name, report in reports.items():
+        lines.append(
+            f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
             f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
+            f"{report['covered']:.1%} of the letters have a piece, "
             f"{report['round_trip']:.0%} of the texts come back as they were"
         )
-    if before["uncovered"]:
-        line += f"\nWhat it could not spell: {' '.join(before['uncovered'][:40])}"
-    return dataclasses.replace(found, line=line, pictures=pictures)
+    first = next(iter(reports.values()))
+    if first["uncovered"]:
+        lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
+    scripts = ", ".join(f"{name} {share:.0%}" for name, share in first["scripts"].items())
+    lines.append(f"held-out letters: {scripts}")
+    panels = {
+        "pieces a character": {name: r["tokens_per_character"] for name, r in reports.items()},
+        "% unknown, bytes": {
+            name: 100 * (r["byte_rate"] + r["unknown_rate"]) for name, r in reports.items()
+        },
+        "% of letters it has": {name: 100 * r["covered"] for name, r in reports.items()},
+        "% of texts come back": {name: 100 * r["round_trip"] for name, r in reports.items()},
+    }
+    return Result(line="\n".join(lines), pictures=(measures(panels),))
+
+
+def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
+    """`found`, with what the voice's own tokenizer made of the same held-out text."""
+    spelling = of_spelling({"its own pieces": before, "with new ones": after})
+    line = f"{told}\n{found.line}\n{spelling.line}"
+    return dataclasses.replace(found, line=line, pictures=spelling.pictures)
 
 
 def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:

@@ -30,7 +30,8 @@ def tokenizer_report(tokenizer: PieceTokenizer, texts: list[str]) -> dict:
 
     `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` that of texts that come back
     as they were, `scripts` the share of letters by Unicode script, `rare` the characters seen fewer
-    than five times, `uncovered` those without a piece. Raises TextError when `texts` has no word.
+    than five times, `uncovered` those without a piece and `covered` the share of the text's letters
+    and marks that have one. Raises TextError when `texts` has no word.
     """
     texts = [tokenizer.spelt(t) for t in texts]
     ids = [tokenizer.cut(t) for t in texts]
@@ -39,6 +40,8 @@ def tokenizer_report(tokenizer: PieceTokenizer, texts: list[str]) -> dict:
     words = sum(len(t.split()) for t in texts)
     if not words:
         raise TextError("There is no text to report on: give some held-out sentences.")
+    uncovered = tokenizer.uncovered("".join(characters))
+    seen = characters.total() - characters[" "]
     return {
         "vocab_size": tokenizer.vocab_size,
         "characters_per_token": characters.total() / pieces,
@@ -49,7 +52,8 @@ def tokenizer_report(tokenizer: PieceTokenizer, texts: list[str]) -> dict:
         "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
         "scripts": script_shares(characters),
         "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
-        "uncovered": tokenizer.uncovered("".join(characters)),
+        "uncovered": uncovered,
+        "covered": 1 - sum(characters[c] for c in uncovered) / seen,
     }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import tiny_model
 
-from kit.inference.forgetting import Reading, code_log_probs, surprise
+from kit.inference.forgetting import ReadAloud, code_log_probs, surprise
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 
@@ -21,14 +21,14 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def readings(base) -> list[Reading]:
+def readings(base) -> list[ReadAloud]:
     torch.manual_seed(0)
     mels = torch.randn(2, base.config.n_mels, 30)
     texts = [[3, 4, 5], [6, 7, 8, 9]]
     config = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, retries=0)
     said = generate(base, texts, mels, config)
     return [
-        Reading(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
+        ReadAloud(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
         for ids, row, mel in zip(texts, said, mels)
     ]
 

@@ -9,7 +9,7 @@ from helpers import random_rows, tiny_model
 from kit.base.config import build
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.model.warm_start import model_settings, warm_started
+from kit.model.warm_start import model_settings, warm_started, with_positions_of
 from kit.model.weights import ModelFileError
 
 BASE = tiny_model().eval()
@@ -49,6 +49,18 @@ def test_fewer_positions_than_the_other_model_had_are_its_first():
     short = larger(max_text=8, max_code=12)
     model = warm_started(short, BASE, spelt([0]))
     assert torch.equal(model.text_position.weight, BASE.text_position.weight[:8])
+
+
+def test_positions_that_a_run_did_without_are_there_again_at_its_end():
+    short = warm_started(larger(max_text=8, max_code=12), BASE, spelt([0])).eval()
+    torch.nn.init.normal_(short.text_position.weight)
+    whole = with_positions_of(short, BASE)
+    assert torch.equal(whole.text_position.weight[:8], short.text_position.weight)
+    assert torch.equal(whole.text_position.weight[8:], BASE.text_position.weight[8:])
+    assert whole.config.max_code == BASE.config.max_code and not whole.training
+    assert torch.equal(whole.code_head.weight, short.code_head.weight)
+    longer = warm_started(larger(), BASE, spelt([0]))
+    assert with_positions_of(longer, BASE) is longer
 
 
 def test_dropout_and_the_weight_of_the_text_are_the_runs_own():

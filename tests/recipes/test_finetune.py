@@ -1,0 +1,135 @@
+"""The whole of a fine-tuning, from a release on the hub to files that coqui-tts loads.
+
+The release is a tiny one at random weights; what it says means nothing, that every step ends does.
+"""
+
+import re
+
+import pytest
+import torch
+from helpers import corpus
+from hub import serving
+from xtts_texts import write_readers_release
+
+from kit.base.config import ConfigError
+from kit.inference.export import load_export
+from kit.model.xtts import load_xtts
+from kit.notebook.result import Result
+from kit.recipes.finetune import FineTune
+from kit.recipes.release_files import PINNED
+from kit.recipes.start import start
+
+FEW = {
+    "train": {"steps": 4, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.003},
+    "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
+}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_readers_release(tmp_path_factory.mktemp("published") / "release")
+
+
+@pytest.fixture(scope="module")
+def hub(release):
+    with serving(release, "coqui/XTTS-v2", PINNED["coqui/XTTS-v2"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
+    """A fine-tuning, and what its steps said."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.address)
+        run = start("fine-tuned", settings=FEW)
+        tune = FineTune(run, str(corpus()), licence="CPML")
+        steps = ("begun", "recordings", "spelling", "grow", "to_codes", "before")
+        found = {name: getattr(tune, name)() for name in steps}
+        list(tune.training.run())
+        found.update({name: getattr(tune, name)() for name in ("after", "forgetting", "export")})
+    return tune, found
+
+
+def test_its_licence_is_asked_for_before_anything_else(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    before = len(hub.asked)
+    with pytest.raises(ConfigError, match="Coqui Public Model License"):
+        FineTune(start("not accepted"), str(corpus()))
+    assert len(hub.asked) == before
+
+
+def test_the_spelling_is_drawn_before_and_after_it_grew(tuned):
+    _, found = tuned
+    assert "0.0% of the letters have a piece" in str(found["spelling"])
+    assert "What it could not spell" in str(found["spelling"])
+    assert "with new ones" in str(found["grow"]) and "[am]" in str(found["grow"])
+    after = str(found["grow"]).split("with new ones:")[1]
+    covered = float(re.search(r"([\d.]+)% of the letters have a piece", after)[1])
+    assert covered > 95, "all but the few that training texts of this size lack"
+    assert len(found["spelling"].pictures) == len(found["grow"].pictures) == 1
+
+
+def test_the_same_sentences_are_heard_before_during_and_after(tuned):
+    tune, found = tuned
+    first = [sound.caption for sound in found["before"].sounds]
+    assert first[0] == f"am, before: {tune.sentence}" and first[1].startswith("en: the weather")
+    captions = [sound.caption for sound in found["after"].sounds]
+    assert captions[0] == first[0]
+    assert "after step 1" in captions and "after step 4" in captions
+    assert f"am, after: {tune.sentence}" in captions
+    assert "before, en: the weather" in str(captions) and "after, en: the weather" in str(captions)
+    assert all(len(sound.wave) for sound in found["after"].sounds)
+
+
+def test_forgetting_is_measured_in_the_languages_it_can_spell_but_the_runs_own(tuned):
+    tune, found = tuned
+    forgotten = tune.training.active.report()["finetune"]["forgotten_nats"]
+    assert set(forgotten) == set(tune.base_languages.texts)
+    assert "en" in forgotten and "am" not in forgotten and "ru" not in forgotten
+    assert all(nats > 1e-3 for nats in forgotten.values()), "at such a rate it moves"
+    assert len(found["forgetting"].pictures) == 1
+    itself = tune.base_languages.surprises(tune.base_languages.model)
+    assert all(abs(each.forgotten) < 1e-4 for each in itself.values())
+
+
+def test_what_it_exports_is_read_again_by_both(tuned, release):
+    tune, found = tuned
+    run = tune.training.active
+    voice = load_export(run.folder / "export")
+    assert voice.language == "am" and voice.can_say(tune.sentence)
+    folder = run.folder / "coqui"
+    written = load_xtts(folder)
+    base = load_xtts(release)
+    grown = tune.training.data.tokenizer
+    assert written.vocabulary.ids == grown.vocabulary.ids
+    assert written.config["languages"] == ["en", "am"]
+    sizes = written.model.config
+    assert sizes.max_text >= base.model.config.max_text, "texts as long as before can be said"
+    assert torch.equal(written.sound["mel_stats"], base.sound["mel_stats"])
+    ours = tune.tuned.code_head.weight
+    assert torch.allclose(written.model.code_head.weight, ours.cpu(), atol=1e-3)
+    told = (folder / "README.md").read_text()
+    assert 'teach_language(model.tokenizer, "am")' in told and "reference.wav" in told
+    assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
+    assert "coqui/model.pth" in str(found["export"].grid)
+
+
+def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    tune, _ = tuned
+    hub.asked.clear()
+    weights = (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns
+    again = FineTune(start("fine-tuned"), licence="CPML")
+    lines = [str(step) for step in again.run()]
+    assert not hub.asked and any("4 steps" in line for line in lines)
+    assert (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns == weights
+
+
+def test_a_voice_of_the_kit_is_a_beginning_too(tuned):
+    tune, _ = tuned
+    export = tune.active_run.folder / "export"
+    other = FineTune(start("second"), str(corpus()), start_from=str(export))
+    assert "its owner's to say" in other.begun().figures["licence"]
+    other.recordings()
+    assert "covered" not in str(other.spelling()) and "unknown" in str(other.spelling())
+    assert "0 characters, 0 longer pieces" in str(other.grow()), "it has learnt these texts"
