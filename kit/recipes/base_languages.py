@@ -5,6 +5,7 @@ them, the fine-tuned one is asked what it would have said (kit/inference/forgett
 """
 
 import dataclasses
+import math
 
 import yaml
 
@@ -144,7 +145,7 @@ class BaseLanguages:
         mean = sum(forgotten.values()) / len(forgotten)
         return Result(
             line=f"Forgotten in {len(found)} languages: {mean:.2f} nats a code on average, most in "
-            f"{worst} ({forgotten[worst]:.2f}). 0 is nothing; the longer bar is the fine-tuned "
-            "model's.",
+            f"{worst} ({forgotten[worst]:.2f}). 0 is nothing; who guesses is surprised by "
+            f"{math.log(self.model.config.code_vocab):.2f}.",
             pictures=(grouped_bars(list(found), groups, "nats a code", title),),
         )
