@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,33 +42,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.suffix != ".ipynb")
 
 
-@contextlib.contextmanager
-def hub_with_a_release() -> Iterator[None]:
-    """A hub on this machine that has a tiny XTTS-v2 at random weights, whose licence is accepted.
-
-    For the notebook that begins with one: nobody beyond this machine is asked.
-    """
-    sys.path.insert(0, str(ROOT / "tests"))
-    try:
-        from hub import serving
-        from xtts_texts import write_readers_release
-
-        from kit.recipes.release_files import PINNED
-    finally:
-        sys.path.remove(str(ROOT / "tests"))
-    with tempfile.TemporaryDirectory(prefix="kit-hub-") as folder:
-        release = write_readers_release(Path(folder) / "XTTS-v2")
-        ((name, revision),) = PINNED.items()
-        with serving(release, name, revision) as hub:
-            told = {"HF_ENDPOINT": hub.address, "KIT_LICENCE": "CPML"}
-            with patch.dict(os.environ, told):
-                yield
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    """The notebook that begins with a published voice finds one, without a network."""
     with contextlib.ExitStack() as stack:
         if item.path.name == "07_finetune_xtts.ipynb":
+            stack.enter_context(patch.object(sys, "path", [*sys.path, str(ROOT / "tests")]))
+            from published import hub_with_a_release
+
             stack.enter_context(hub_with_a_release())
         return (yield)
 

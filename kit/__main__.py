@@ -11,7 +11,7 @@ import sys
 from kit.recipes.commands import COMMANDS
 
 INTRODUCTION = """\
-Recordings in, a voice out. The commands are the notebooks 00 to 05, in the order they are used:
+Recordings in, a voice out. The commands are the notebooks, in the order they are used:
 
 {commands}
 

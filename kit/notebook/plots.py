@@ -167,7 +167,8 @@ def grouped_bars(
         for place, value in zip(places, values):
             _value(axes, f"{value:,.4g}", value, place, widest)
     _names(axes, names, widest)
-    axes.legend(frameon=False, fontsize=9)
+    beside_title = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": len(groups)}
+    axes.legend(frameon=False, fontsize=9, **beside_title)
     tidy(axes, unit, "", title)
     return figure
 

@@ -144,8 +144,8 @@ class BaseLanguages:
         worst = max(forgotten, key=forgotten.get)
         mean = sum(forgotten.values()) / len(forgotten)
         return Result(
-            line=f"Forgotten in {len(found)} languages: {mean:.2f} nats a code on average, most in "
-            f"{worst} ({forgotten[worst]:.2f}). 0 is nothing; who guesses is surprised by "
-            f"{math.log(self.model.config.code_vocab):.2f}.",
+            line=f"Forgotten, on average over {', '.join(found)}: {mean:.3g} nats a code; most in "
+            f"{worst}, {forgotten[worst]:.3g}. 0 is nothing; who guesses is surprised by "
+            f"{math.log(self.model.config.code_vocab):.3g}.",
             pictures=(grouped_bars(list(found), groups, "nats a code", title),),
         )

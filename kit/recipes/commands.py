@@ -96,6 +96,13 @@ def train_steps(run, **options) -> Iterable:
     return Training(run, **options).run()
 
 
+def finetune_steps(run, **options) -> Iterable:
+    """Leaves what prepare and train do, what was forgotten, export/ and coqui/ for coqui-tts."""
+    from kit.recipes.finetune import FineTune
+
+    return FineTune(run, **options).run()
+
+
 def evaluate_steps(run, **options) -> Iterable:
     """Leaves error rates beside their floor, samples, and whether the voice passes."""
     from kit.recipes.evaluate import Evaluation
@@ -163,6 +170,21 @@ COMMANDS = (  # in the order in which they are used
         "the model; goes on where it stopped",
         "",
         (
+            ("steps", int, "N", "in all; more train a finished run further (the preset's)"),
+            ("session_hours", float, "H", "until this machine is taken away (12)"),
+            ("quota_gb", float, "GB", "how much the run may lay down (the disk)"),
+        ),
+    ),
+    Command(
+        "finetune",
+        finetune_steps,
+        "prepare and train, from a released XTTS-v2",
+        "--licence CPML",
+        (
+            ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
+            ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
+            ("start_from", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
+            ("licence", str, "CPML", "accept that of XTTS-v2: nothing commercial (not yet)"),
             ("steps", int, "N", "in all; more train a finished run further (the preset's)"),
             ("session_hours", float, "H", "until this machine is taken away (12)"),
             ("quota_gb", float, "GB", "how much the run may lay down (the disk)"),

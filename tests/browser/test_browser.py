@@ -8,6 +8,7 @@ from pathlib import Path
 import lab as web
 import nbformat
 import pytest
+from published import hub_with_a_release
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -42,7 +43,10 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with web.lab(folder, KIT_PRESET=os.environ.get("KIT_PRESET", "tiny")) as address:
+    with (
+        hub_with_a_release(),  # for the notebook that begins with one
+        web.lab(folder, KIT_PRESET=os.environ.get("KIT_PRESET", "tiny")) as address,
+    ):
         yield address
 
 

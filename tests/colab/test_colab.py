@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from machine import CellError, Killed, Machine, environment, report, snapshot
+from published import hub_with_a_release
 
 RUN = "my-voice"
 RUNS = "voicekit/runs"
@@ -116,6 +117,20 @@ def test_05_measures_and_leaves_the_switches_on_drive(colab, drive):
 def test_06_more_data(colab, drive):
     with colab(drive, "slow") as machine:
         machine.run_all("06_more_data", RUN=RUN)
+
+
+def test_07_begins_with_a_published_voice_and_goes_on_where_a_killed_machine_was(colab, drive):
+    tuned = f"{RUN}-tuned"
+    begun = drive / RUNS / tuned / "start_from"
+    with hub_with_a_release() as told:
+        with colab(drive, "slow", **told) as machine, pytest.raises(Killed):
+            machine.run_all("07_finetune_xtts", RUN=tuned, kill_when=begun.is_file)
+        with colab(drive, "slow", **told) as machine:
+            machine.run_all("07_finetune_xtts", RUN=tuned, press="Start")
+    found = report(drive, tuned)
+    assert found["start_from"]["licence"].startswith("CPML, accepted")
+    assert "en" in found["finetune"]["forgotten_nats"]
+    assert (drive / RUNS / tuned / "coqui" / "model.pth").is_file()
 
 
 def test_everything_is_there_in_the_end(colab, drive):

@@ -14,7 +14,16 @@ import pytest
 from kit.__main__ import parser
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("setup", "prepare", "train", "evaluate", "speak", "benchmark", "checklist")
+COMMANDS = (
+    "setup",
+    "prepare",
+    "train",
+    "finetune",
+    "evaluate",
+    "speak",
+    "benchmark",
+    "checklist",
+)
 TIMEOUT_S = 280
 NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 
@@ -90,12 +99,13 @@ def test_help_tells_the_way_without_waiting_for_torch():
     "words, told",
     [
         (("setup", "--set", "trian.lr=1"), "There is no section `trian`. Did you mean `train`?"),
+        (("finetune", "--run", "unlicensed"), "is under the Coqui Public Model License"),
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
         (("speak", "--speaker", "alma"), "--speaker, --weights and --out say how to say a --text"),
     ],
-    ids=["set", "run", "preset", "too early", "no text"],
+    ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
 def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, runs):
     code, _, err = kit(runs, *words)
