@@ -30,6 +30,7 @@ import torch
 import yaml
 from IPython.core.inputtransformer2 import TransformerManager
 from matplotlib.figure import Figure
+from xtts_texts import write_readers_release
 
 from kit.base.config import CONFIGS, load_preset, merge
 from kit.base.files import digest, file_digest, write_atomic
@@ -38,6 +39,7 @@ from kit.training.switches import LABELS, set_process
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = tuple(sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")))
+FINE_TUNING = "07_finetune_xtts"
 WITH_DATA = ("00_setup", "02_train", "03_evaluate_ema", "04_inference")  # where 01 has run before
 PRESETS = tuple(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 OVERLAYS = tuple(sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml")))
@@ -152,6 +154,25 @@ def run_cell(source: str, where: str, names: dict) -> None:
         getattr(value, "_repr_html_", str)()
 
 
+def parameters(row: Row, name: str, runs: Path) -> dict:
+    """What a row says in the notebook `name`.
+
+    07 has a run of its own, which begins with a tiny release in `runs`.
+    """
+    if name == "00_setup":
+        return {"USE": row.use}
+    if name == FINE_TUNING:
+        release = runs / "releases" / row.name
+        if not release.is_dir():
+            write_readers_release(release)
+        return {"RUN": tuned_run(row), "RELEASE": str(release), "LICENCE": "CPML"}
+    return {}
+
+
+def tuned_run(row: Row) -> str:
+    return f"{row.name}-tuned"
+
+
 def data_of(preset: str, runs: Path) -> Path:
     """The folder of a run in which 01 has run with `preset`, made when first asked for."""
     row = Row(preset=preset, switch="data")
@@ -174,7 +195,7 @@ def run_row(row: Row, runs: Path, data: Path | None = None) -> dict[str, float]:
     with surroundings(row, runs):
         for name in row.notebooks:
             began_s = time.perf_counter()
-            run_cells(name, **({"USE": row.use} if name == "00_setup" else {}))
+            run_cells(name, **parameters(row, name, runs))
             seconds[name] = round(time.perf_counter() - began_s, 1)
     return seconds
 
@@ -189,7 +210,8 @@ def outcome(row: Row, runs: Path) -> dict:
     except Exception as error:
         first = str(error).strip().split("\n")[0][:300]
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
-    shutil.rmtree(runs / row.name, ignore_errors=True)
+    for made in (row.name, tuned_run(row), f"releases/{row.name}"):
+        shutil.rmtree(runs / made, ignore_errors=True)
     return told(row, seconds, why)
 
 

@@ -53,7 +53,8 @@ def write_vocabulary(
 
 def write_readers_release(folder: Path) -> Path:
     """A release at random weights that can read texts: it has the letters of English."""
-    words = load_vocabulary(write_vocabulary(folder.parent / f"{folder.name}.json"))
+    folder.mkdir(parents=True, exist_ok=True)
+    words = load_vocabulary(write_vocabulary(folder / "vocab.json"))
     config = dataclasses.replace(
         TINY,
         text_vocab=words.size,
