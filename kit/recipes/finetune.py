@@ -178,7 +178,9 @@ class FineTune:
         best = run.figure("eval", "weights")
         averaged = (run.folder / WEIGHTS["ema"]).is_file()
         kind = best or ("ema" if averaged else "raw")
-        return load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
+        voice = load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
+        self.training.session.state = None  # with the optimizer's, far more than what speaks now
+        return voice
 
     @cached_property
     def tuned(self) -> SpeechGPT:
@@ -215,8 +217,11 @@ class FineTune:
             coqui = run.path("coqui")
             folders.append(export_for_coqui(run, self.voice, release, coqui, weights))
         grid = [("file", "MB")]
+        exported = {}
         for folder in folders:
-            for file in sorted(folder.iterdir()):
-                grid.append((f"{folder.name}/{file.name}", f"{file.stat().st_size / 1e6:.1f}"))
+            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+            exported[folder.name] = {"weights": weights, "bytes": sum(sizes.values())}
+            grid += [(f"{folder.name}/{name}", f"{size / 1e6:.1f}") for name, size in sizes.items()]
+        run.record(finetune={"exported": exported})
         line = "\n".join(f"{folder}: a voice to take away" for folder in folders)
         return Result(line=line, grid=grid)

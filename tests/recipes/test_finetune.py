@@ -112,6 +112,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert 'teach_language(model.tokenizer, "am")' in told and "reference.wav" in told
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
     assert "coqui/model.pth" in str(found["export"].grid)
+    assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
 
 
 def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
