@@ -1,0 +1,57 @@
+"""What a fine-tuning leaves, coqui-tts loads strictly and says as the kit does."""
+
+import pytest
+import torch
+from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
+from helpers import corpus
+from released_sound import spoken
+
+from kit.inference.sampling import GenerateConfig
+from kit.recipes.finetune import FineTune
+from kit.recipes.start import start
+from kit.text.xtts_tokenizer import teach_language
+
+RATE = 22_050
+STEPS = 20
+FEW = {
+    "train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.001},
+    "generate": {"candidates": 1, "max_codes_per_text_id": 0.2},
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory) -> FineTune:
+    """Fine-tuned from a small model of coqui-tts's own, on Amharic, and exported as fp32."""
+    folder = tmp_path_factory.mktemp("base")
+    write_coqui(folder, coqui_xtts(folder, SMALL))
+    torch.save(coqui_dvae(codes=SMALL["codes"] - 2).state_dict(), folder / "dvae.pth")
+    run = start("for-coqui", "tiny", settings=FEW)
+    tune = FineTune(run, str(corpus()), start_from=str(folder), licence="CPML")
+    list(tune.run())
+    tune.export("fp32")
+    return tune
+
+
+def test_coqui_says_the_sentence_that_the_kit_says(tuned):
+    theirs = coqui_loaded(tuned.active_run.folder / "coqui")
+    teach_language(theirs.tokenizer, "am")
+    theirs.gpt.init_gpt_for_inference()
+    reference = spoken(3 * RATE)
+    latents = theirs.get_gpt_cond_latents(reference[None], RATE, length=30, chunk_length=4)
+    speaker = theirs.get_speaker_embedding(reference[None], RATE)
+    exact = {"min_new_tokens": STEPS, "max_new_tokens": STEPS}
+    greedy = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
+    with torch.inference_mode():
+        made = theirs.inference(tuned.sentence, "am", latents, speaker, **greedy, **exact)
+    voice = tuned.voice.with_speaker("guest", reference, RATE)
+    config = GenerateConfig(temperature=0, exact_codes=STEPS)
+    (speech,) = voice.speak([tuned.sentence], "guest", config)
+    wanted = torch.as_tensor(made["wav"])
+    assert speech.wave.shape == wanted.shape
+    assert float((speech.wave - wanted).abs().max()) < 1e-4
+
+
+def test_its_configuration_names_the_language(tuned):
+    theirs = coqui_loaded(tuned.active_run.folder / "coqui")
+    assert "am" in theirs.config.languages
+    assert theirs.gpt.number_text_tokens == tuned.training.data.tokenizer.vocab_size
