@@ -217,7 +217,8 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
         if path.stem == "02_train":
             watch_training(driver, address, path)
             web.end_kernels(address)
-        run_and_read(driver, address, path, path.stem)
+        press = "Start" if path.stem == "07_finetune_xtts" else ""
+        run_and_read(driver, address, path, path.stem, press)
         if path.stem == "02_train":
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
@@ -225,10 +226,16 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
     assert re.search(measured, web.text_of(driver, ".widget-html-content"))
 
 
-def run_and_read(driver, address: str, path: Path, name: str) -> None:
-    """Run a notebook; it has no errors, says nothing on stderr, and all of it can be read."""
+def run_and_read(driver, address: str, path: Path, name: str, press: str = "") -> None:
+    """Run a notebook; it has no errors, says nothing on stderr, and all of it can be read.
+
+    `press` is a button that one of its cells waits for.
+    """
     web.open_notebook(driver, address, path.name)
     web.run_all(driver)
+    if press:
+        web.wait(lambda: web.button(driver, press), "the panel")
+        web.press(driver, press)
     cells = web.wait_idle(driver)
     assert not [error for cell in cells for error in cell["errors"]], path.name
     assert not [text for cell in cells for text in cell["noise"]], path.name
