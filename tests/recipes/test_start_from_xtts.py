@@ -16,6 +16,7 @@ from kit.base.hub import HubError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voice
+from kit.model.xtts import RELEASES
 from kit.recipes.prepare import Preparation
 from kit.recipes.release_files import PINNED, RELEASE
 from kit.recipes.start import start
@@ -150,3 +151,8 @@ def test_it_learns_at_the_rate_of_its_makers_unless_told_otherwise(release):
     train = start("its rate").section("train")
     assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
     assert train["weight_decay"] == 0.5, "a person's word comes first"
+
+
+def test_the_revision_that_is_fetched_is_the_one_whose_hash_is_known():
+    ((name, revision),) = PINNED.items()
+    assert f"{name} at revision {revision}" in RELEASES.values() and name in RELEASE
