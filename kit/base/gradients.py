@@ -19,14 +19,19 @@ def apply_gradients(
     """One step of every optimizer; whether it was taken.
 
     Where gradients overflowed fp16, or `finite` says that they did, the step is left out and the
-    scale is lowered. They must have been unscaled.
+    scale is lowered. They must have been unscaled. One whose parameters have no gradient, as all
+    of them are frozen for now, stays where it is.
     """
     scale = scaler.get_scale()
     if finite:
-        for optimizer in optimizers:
+        for optimizer in filter(has_gradients, optimizers):
             scaler.step(optimizer)
     scaler.update()
     return finite and scaler.get_scale() >= scale
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def descend(

@@ -15,6 +15,7 @@ from kit.base.files import write_atomic
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
+from kit.model.lora import merged
 from kit.notebook.result import Sound, sound_html
 from kit.training import checkpoint
 from kit.training.settings import StepEvent
@@ -59,7 +60,7 @@ class SampleLog:
         before = checkpoint.random_state()
         state.model.eval()
         with state.averaged(), torch.inference_mode():
-            voice = dataclasses.replace(self.voice, model=state.model, decoder=None)
+            voice = dataclasses.replace(self.voice, model=merged(state.model), decoder=None)
             (said,) = voice.speak([self.row.text], self.row.speaker, self.config)
         checkpoint.restore_random_state(before)
         sound = Sound(caption="", wave=said.wave.numpy(), sample_rate_hz=voice.codec.sample_rate)

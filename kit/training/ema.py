@@ -13,19 +13,28 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """`shadow` holds the averaged parameters by name, fp32, on `device` (or beside the model)."""
+    """`shadow` holds the averaged parameters by name, fp32, on `device` (or beside the model).
 
-    def __init__(self, model: nn.Module, decay: float = 0.999, device: str | None = None):
+    Those are `averaged` where it is given, else all of the model's: what is frozen needs none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        decay: float = 0.999,
+        device: str | None = None,
+        averaged: dict[str, nn.Parameter] | None = None,
+    ):
         if not 0 < decay < 1:
             raise ValueError(
                 f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999."
             )
-        self.model = model
+        self.averaged = dict(model.named_parameters()) if averaged is None else averaged
         self.decay = decay
         self.updates = 0
         self.shadow = {
             name: p.detach().to(device or p.device, torch.float32, copy=True)
-            for name, p in model.named_parameters()
+            for name, p in self.averaged.items()
         }
 
     @torch.no_grad()
@@ -34,7 +43,7 @@ class EMA:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         shadow = list(self.shadow.values())
         now = [
-            p.detach().to(s.device, torch.float32) for p, s in zip(self.model.parameters(), shadow)
+            p.detach().to(s.device, torch.float32) for p, s in zip(self.averaged.values(), shadow)
         ]
         torch._foreach_lerp_(shadow, now, 1 - decay)
         self.updates += 1
@@ -48,7 +57,7 @@ class EMA:
         """
         own = {
             name: p.detach().to(self.shadow[name].device, copy=True)
-            for name, p in self.model.named_parameters()
+            for name, p in self.averaged.items()
         }
         self._copy_in(self.shadow)
         try:
@@ -58,7 +67,7 @@ class EMA:
 
     @torch.no_grad()
     def _copy_in(self, weights: dict[str, Tensor]) -> None:
-        for name, p in self.model.named_parameters():
+        for name, p in self.averaged.items():
             p.copy_(weights[name])
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ AdamW: Loshchilov and Hutter 2019. Muon: Jordan et al. 2024. Linear warm-up: Goy
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -42,18 +42,26 @@ def lr_factor(config: TrainConfig, step: int) -> float:
 
 
 def make_optimizers(
-    model: SpeechGPT, config: TrainConfig, fused: bool, precision: str = "fp32"
+    model: SpeechGPT,
+    config: TrainConfig,
+    fused: bool,
+    precision: str = "fp32",
+    undecayed: Iterable[nn.Parameter] = (),
 ) -> list[torch.optim.Optimizer]:
     """AdamW with weight decay on matrices alone; "muon" hands the trunk's matrices to Muon.
 
-    `precision` (bf16, fp16, fp32) is that of the run's products; those of Muon are of it, too. Each
-    parameter group keeps its peak learning rate as `peak_lr`.
+    What is frozen is left out. `precision` (bf16, fp16, fp32) is that of the run's products; those
+    of Muon are of it, too. `undecayed` are matrices without weight decay. Each parameter group
+    keeps its peak learning rate as `peak_lr`.
     """
-    trunk = (
-        {p for p in model.gpt.parameters() if p.ndim == 2} if config.optimizer == "muon" else set()
-    )
+    training = [p for p in model.parameters() if p.requires_grad]
+    matrices = []
+    if config.optimizer == "muon":
+        matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
+    trunk = set(matrices)
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    rest = [p for p in model.parameters() if p not in trunk]
+    tables.update(undecayed)
+    rest = [p for p in training if p not in trunk]
     plain = [p for p in rest if p.ndim < 2 or p in tables]
     decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
     groups = [
@@ -61,8 +69,7 @@ def make_optimizers(
         {"params": plain, "weight_decay": 0.0},
     ]
     made = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, foreach=False)]
-    if trunk:
-        matrices = [p for p in model.gpt.parameters() if p in trunk]
+    if matrices:
         muon = Muon(
             matrices,
             DTYPES[precision],

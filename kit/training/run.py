@@ -13,7 +13,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -23,12 +22,16 @@ from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import Hardware
 from kit.base.lock import Lock, held
+from kit.base.weights_file import checksum
 from kit.base.words import brief
+from kit.model.adapters_file import ADAPTERS, save_adapters
 from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
 from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
+from kit.training.finetune import FULL, Base, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetched
@@ -49,6 +52,7 @@ class TrainSession:
     threads: int  # for PyTorch
     trained_with: dict = dataclasses.field(default_factory=dict)  # as `save_model` takes it
     first_model: Callable = SpeechGPT  # GPTConfig -> the SpeechGPT that a new run begins with
+    finetuning: Finetuning = FULL  # what of it trains
     gate: Callable | None = None  # SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
     check: Callable | None = None  # (SpeedConfig, grad_accum) -> a note; raises where it won't fit
     listeners: tuple = ()  # further callables that hear every StepEvent
@@ -101,7 +105,12 @@ class TrainSession:
         speed = build(SpeedConfig, values)
         checked = self.check(speed, grad_accum) if self.check else ""
         config = self.config if self.gate else self.config.without_gate()
-        self.state = TrainState(self.first_model(self.model), config, speed, self.hw)
+        model = self.first_model(self.model)
+        finetuning = self.finetuning
+        if finetuning.adapters and finetuning.base is None:
+            base = Base(config=model.config, sha256=checksum(model.state_dict()))
+            finetuning = dataclasses.replace(finetuning, base=base)
+        self.state = TrainState(model, config, speed, self.hw, finetuning)
         self.state.notes += [*self.state.applied.notes, *self._resume()]
         if checked:
             self.state.notes.append(checked)
@@ -134,7 +143,7 @@ class TrainSession:
                 model, self.validation, self.hw.device, precision, state.micro_rows
             )
 
-        gate = partial(self.gate, model) if self.gate else None
+        gate = (lambda: self.gate(merged(model))) if self.gate else None
         listeners = (
             lambda _: self.lock.confirm(),
             jsonl_log(self.log_path),
@@ -163,7 +172,8 @@ class TrainSession:
         torch.set_num_threads(self.threads)
         values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
-        state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw)
+        finetuning = self.finetuning.without_phases()
+        state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw, finetuning)
         rows = []
         for event in itertools.islice(train(state, batches), steps):
             wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
@@ -220,11 +230,19 @@ class TrainSession:
         else:
             self._save_weights("raw")
             average.unlink(missing_ok=True)  # of an earlier, shorter training
+            (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
         write_atomic(self.folder / "train-finished", str(self.config.steps))
 
     def _save_weights(self, name: str) -> None:
+        """The plain model; beside it, where adapters were trained, these alone."""
+        state = self.state
         path = self.folder / WEIGHTS[name]
-        save_model(self.state.model, path, trained_with=self.trained_with)
+        save_model(merged(state.model), path, trained_with=self.trained_with)
+        if state.finetuning.adapters:
+            lora = state.finetuning.lora
+            tables = state.trainable.first_rows
+            sha256 = state.finetuning.base.sha256
+            save_adapters(state.model, self.folder / ADAPTERS[name], lora, tables, sha256)
 
     def _restore_best(self) -> None:
         """To the weights of the best step; the last ones stay, with a warning, where they are lost.

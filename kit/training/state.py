@@ -24,6 +24,7 @@ from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
+from kit.training.finetune import FULL, Finetuning, Trainable
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.settings import TrainConfig, TrainError
 from kit.training.switches import Applied, SpeedConfig, apply
@@ -48,14 +49,25 @@ class Best:
 class TrainState:
     """One run: the model, what trains it, and where it stands."""
 
-    def __init__(self, model: SpeechGPT, config: TrainConfig, speed: SpeedConfig, hw: Hardware):
+    def __init__(
+        self,
+        model: SpeechGPT,
+        config: TrainConfig,
+        speed: SpeedConfig,
+        hw: Hardware,
+        finetuning: Finetuning = FULL,
+    ):
+        finetuning.require_steps(config.steps)
         self.model = model.to(hw.device)
+        self.finetuning = finetuning
+        self.trainable = Trainable(model, finetuning)
         self.config = config
         self.speed = speed
         self.hw = hw
         self.applied: Applied = apply(model, speed, hw)
         precision = self.applied.precision
-        self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision)
+        undecayed = self.trainable.undecayed
+        self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision, undecayed)
         self.scaler = loss_scaler(hw.device, precision)
         self.ema = self._average()
         self.adaptation = Adaptation()
@@ -69,7 +81,7 @@ class TrainState:
         if not self.speed.ema:
             return None
         away = "cpu" if self.applied.on("ema_offload") else None
-        return EMA(self.model, self.config.ema_decay, away)
+        return EMA(self.model, self.config.ema_decay, away, self.trainable.parameters)
 
     def set_rates(self) -> float:
         """Give every parameter group its learning rate for the coming step; returns AdamW's."""
@@ -127,7 +139,7 @@ class TrainState:
     def tree(self) -> dict:
         """Everything a checkpoint must hold."""
         return {
-            "model": dict(self.model.named_parameters()),
+            "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
             "optimizer": {str(i): o.state_dict()["state"] for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
@@ -142,6 +154,7 @@ class TrainState:
             },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
             "optimizer_name": self.config.optimizer,
+            "finetuning": json.dumps(self.finetuning.identity()),
         }
 
     def require_whole(self, tree: dict) -> None:
@@ -153,7 +166,7 @@ class TrainState:
         require_parts(tree["run"], RUN_PARTS, "run|")
         require_json(tree)
         self._require_same(tree)
-        names = {name: p.shape for name, p in self.model.named_parameters()}
+        names = {name: p.shape for name, p in self.trainable.parameters.items()}
         require_tensors(tree["model"], names, "model|")
         if tree["ema"]:
             names["updates"] = torch.Size([])
@@ -180,11 +193,21 @@ class TrainState:
                 f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
                 f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
             )
+        was = json.loads(tree.get("finetuning", ALL_OF_IT))
+        now = self.finetuning.identity()
+        names = sorted(was.keys() | now.keys())
+        changed = [name for name in names if was.get(name) != now.get(name)]
+        if changed:
+            pairs = (f"{n} {brief(was.get(n))} -> {brief(now.get(n))}" for n in changed)
+            raise TrainError(
+                f"The checkpoint's run trained something else: {', '.join(pairs)}. Set `finetune` "
+                "and `lora` as they were, or choose another KIT_RUN for a new run."
+            )
 
     def restore(self, tree: dict) -> None:
         """Go on from a checkpoint's tree. Raises TrainError and CheckpointError, as above."""
         self.require_whole(tree)
-        restore_weights(self.model, tree["model"])
+        restore_weights(self.trainable.parameters, tree["model"])
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
         else:  # switched on just now: the average begins here, not at the random start
@@ -227,6 +250,7 @@ PARTS = {
     "shape": str,
     "optimizer_name": str,
 }
+ALL_OF_IT = '{"method": "full"}'  # `finetuning` of what was saved before there was a choice
 RUN_PARTS = {"step": int, "steps": int, "position": str}
 
 
@@ -244,12 +268,15 @@ def require_json(tree: dict) -> None:
     try:
         position = json.loads(run["position"])
         shape = json.loads(tree["shape"])
+        finetuning = json.loads(tree.get("finetuning", ALL_OF_IT))
         build(Adaptation, json.loads(run.get("adaptation", "{}")))
         build(Best, json.loads(run.get("best", "{}")))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"its `run` cannot be read ({error})") from error
     if not isinstance(position, dict | None) or not isinstance(shape, dict):
         raise CheckpointError(f"its `position` or `shape` is {brief(position)}, {brief(shape)}")
+    if not isinstance(finetuning, dict):
+        raise CheckpointError(f"its `finetuning` is {brief(finetuning)}")
     if type(run.get("micro_rows", 0)) is not int:
         raise CheckpointError(f"its `run|micro_rows` is {run['micro_rows']!r}")
 
@@ -275,8 +302,8 @@ def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
 
 
 @torch.no_grad()
-def restore_weights(model: nn.Module, weights: dict) -> None:
-    for name, parameter in model.named_parameters():
+def restore_weights(parameters: dict[str, nn.Parameter], weights: dict) -> None:
+    for name, parameter in parameters.items():
         parameter.copy_(weights[name])
 
 

@@ -1,0 +1,159 @@
+"""Which of a model's parameters train: all, adapters alone, embeddings and heads before the rest.
+
+`Finetuning` is asked for, `Trainable` is what a model then has to train: the optimizers, the
+average and the checkpoints hold that and nothing else. Knows one model and parameters; nothing of
+the loop.
+"""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from kit.base.config import ConfigError, require, require_within
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, old_rows
+from kit.model.sequence import GPTConfig
+
+METHODS = ("full", "lora", "auto")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """What trains. All but "full" is for a run that begins with a voice."""
+
+    method: str = "full"  # "lora": adapters alone; "auto": those if the run begins with a voice
+    tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
+    tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
+
+    def __post_init__(self):
+        known = "choose full, lora or auto."
+        require(self.method in METHODS, self, "method", known)
+        require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
+        require_within(self, 0, 1e9, "tables_first")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+    """What adapters belong to: a voice's model before anything was added to it."""
+
+    config: GPTConfig
+    sha256: str  # of its tensors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finetuning:
+    """A run's settings of what trains, with the voice that it begins with, if any."""
+
+    config: FinetuneConfig = FinetuneConfig()
+    lora: LoRAConfig = dataclasses.field(default_factory=LoRAConfig)
+    base: Base | None = None
+
+    @property
+    def adapters(self) -> bool:
+        """Whether adapters train in place of the matrices beside which they lie."""
+        return self.config.method == "lora" or (self.config.method == "auto" and bool(self.base))
+
+    def without_phases(self) -> "Finetuning":
+        """The same where everything trains from the first step on: what takes most memory."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
+
+    def require_voice(self) -> None:
+        """Raise ConfigError where a run from nothing would keep what chance has drawn."""
+        if self.base is None and (self.config.method == "lora" or self.config.tables_first):
+            asked = "tables_first" if self.config.tables_first else "method"
+            raise ConfigError(
+                f"finetune.{asked} = {getattr(self.config, asked)}: this run begins with nothing, "
+                "so what stays as it is would stay random. Begin with a voice (START_FROM in "
+                "01_data_prep, --start-from), or leave `finetune` out."
+            )
+
+    def require_steps(self, steps: int) -> None:
+        """Raise ConfigError unless some of `steps` are left after the first phase."""
+        if self.config.tables_first >= steps:
+            raise ConfigError(
+                f"finetune.tables_first = {self.config.tables_first}: of {steps} steps none is "
+                "left in which everything trains. Give it fewer, or train longer."
+            )
+
+    def identity(self) -> dict:
+        """Plain values that must stay as they are for a checkpoint to be gone on from."""
+        if not self.adapters:
+            return {"method": "full"}
+        return {
+            "method": "lora",
+            "rank": self.lora.rank,
+            "alpha": self.lora.alpha,
+            "targets": list(self.lora.targets),
+            "tables": self.config.tables,
+            "base_sha256": self.base.sha256 if self.base else "",
+        }
+
+
+FULL = Finetuning()  # everything trains
+
+
+class Trainable:
+    """What of `model` trains under `finetuning`, by name; the rest of it is frozen.
+
+    Adapters are added in place. Of tables whose new rows alone train, the gradients of the others
+    are 0, and they have no weight decay: such rows stay to the last bit.
+    """
+
+    def __init__(self, model: SpeechGPT, finetuning: Finetuning):
+        self.tables_first = finetuning.config.tables_first
+        self.kept_rows: dict[str, int] = {}
+        wanted = set(dict(model.named_parameters()))
+        if finetuning.adapters:
+            wanted = self._beside_adapters(model.config, finetuning)
+            add_adapters(model, finetuning.lora)
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            trains = name in wanted or is_adapter(name)
+            parameter.requires_grad_(trains)
+            if trains:
+                self.parameters[name] = parameter
+        for name, rows in self.kept_rows.items():
+            self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
+        if self.tables_first and not self.first_rows:
+            raise ConfigError(
+                f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
+                "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
+            )
+
+    def _beside_adapters(self, config: GPTConfig, finetuning: Finetuning) -> set[str]:
+        if finetuning.config.tables == "all":
+            return set(TABLES)
+        if finetuning.base:
+            self.kept_rows = old_rows(config, finetuning.base.config)
+        return set(self.kept_rows)
+
+    @property
+    def first_rows(self) -> dict[str, int]:
+        """Of each table that trains, the number of the first row that does."""
+        return {name: self.kept_rows.get(name, 0) for name in self.parameters if name in TABLES}
+
+    @property
+    def undecayed(self) -> set[nn.Parameter]:
+        """Parameters of which rows must stay, so that no weight decay may move them."""
+        return {self.parameters[name] for name in self.kept_rows}
+
+    @property
+    def count(self) -> int:
+        """How many numbers learn: of a table with rows that stay, the others."""
+        whole = sum(parameter.numel() for parameter in self.parameters.values())
+        kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
+        return whole - sum(kept)
+
+    def set_phase(self, step: int) -> None:
+        """Let those train that do in optimiser step `step`, counted from 0."""
+        first = step < self.tables_first
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(not first or name in TABLES)
+
+
+def _without_gradient(rows: int):
+    def forget(parameter: nn.Parameter) -> None:
+        gradient: Tensor = parameter.grad
+        gradient[:rows] = 0
+
+    return forget

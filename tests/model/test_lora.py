@@ -1,0 +1,179 @@
+"""Adapters beside a model's matrices: they begin as nothing, merge into plain ones, travel alone."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from helpers import GPT, effective_batch, random_rows, tiny_model
+
+from kit.base.config import ConfigError, build
+from kit.base.weights_file import checksum, contents, file_bytes
+from kit.model.adapters_file import AdapterError, load_adapters, save_adapters
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, is_adapter, merged, old_rows
+from kit.model.warm_start import warm_started
+
+SMALL = LoRAConfig(rank=4, alpha=8.0)
+GROWN = dataclasses.replace(
+    GPT, text_vocab=26, max_code=48, start_text_id=GPT.start_text, stop_text_id=GPT.stop_text
+)
+
+
+def batch(config=GPT, seed: int = 0):
+    return effective_batch(config, random_rows(config, 4, seed=seed)).micro[0]
+
+
+def adapted(lora: LoRAConfig = SMALL, model: SpeechGPT | None = None) -> SpeechGPT:
+    """A model whose adapters have learnt something."""
+    model = model or tiny_model()
+    add_adapters(model, lora)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, LoRALinear):
+                module.lora_B += 0.3 * torch.randn_like(module.lora_B)
+    return model
+
+
+def test_an_adapter_begins_as_nothing():
+    """To the last bit: the loss of step 0 is that of the base."""
+    model = tiny_model()
+    before = [float(loss.detach()) for loss in model(batch())]
+    add_adapters(model, SMALL)
+    assert [float(loss.detach()) for loss in model(batch())] == before
+
+
+@pytest.mark.parametrize("targets", [("attn.c_attn",), SMALL.targets], ids=str)
+def test_merged_it_does_the_same_under_the_names_of_its_base(targets):
+    model = adapted(dataclasses.replace(SMALL, targets=targets))
+    model.eval()
+    plain = merged(model)
+    assert plain.state_dict().keys() == SpeechGPT(GPT).state_dict().keys()
+    for found, wanted in zip(plain(batch()), model(batch()), strict=True):
+        assert float(abs(found - wanted)) < 1e-5 * float(wanted)
+    for found, wanted in zip(plain(batch()), tiny_model()(batch()), strict=True):
+        assert float(abs(found - wanted)) > 1e-3 * float(wanted), "it has learnt nothing"
+
+
+def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
+    model = adapted()
+    before = copy.deepcopy(model.state_dict())
+    merged(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    plain = tiny_model()
+    assert merged(plain) is plain
+
+
+def test_the_tensors_of_the_base_keep_their_names():
+    model = adapted()
+    base = tiny_model().state_dict()
+    own = {name: t for name, t in model.state_dict().items() if not is_adapter(name)}
+    assert own.keys() == base.keys()
+    assert all(torch.equal(tensor, base[name]) for name, tensor in own.items())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rank": 0}, "rank = 0: must lie in 1 to"),
+        ({"alpha": 0}, "alpha = 0: must lie in"),
+        ({"dropout": 1.0}, "dropout = 1.0: must lie in 0 to 0.9"),
+        ({"targets": []}, "choose some of attn.c_attn"),
+        ({"targets": ["c_attn"]}, "choose some of attn.c_attn"),
+        ({"targets": ["mlp.c_fc", "mlp.c_fc"]}, "name each once"),
+        ({"rnak": 8}, "Did you mean .*rank"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        build(LoRAConfig, values)
+
+
+@pytest.fixture
+def travelled(tmp_path):
+    """A base, a model that grew from it and was trained, and the file of its adapters."""
+    base = tiny_model()
+    model = adapted(model=warm_started(GROWN, base, {20: [1, 2]}))
+    rows = old_rows(GROWN, GPT)
+    with torch.no_grad():
+        for name, first in rows.items():
+            model.state_dict()[name][first:] += 0.5
+    path = tmp_path / "adapters-raw.safetensors"
+    save_adapters(model, path, SMALL, rows, checksum(base.state_dict()))
+    return base, model, path
+
+
+def test_adapters_alone_make_a_whole_voice_of_their_base(travelled):
+    base, model, path = travelled
+    before = copy.deepcopy(base.state_dict())
+    found = load_adapters(path, base)
+    wanted = merged(model)
+    assert found.config == GROWN
+    for name, tensor in found.state_dict().items():
+        assert torch.equal(tensor, wanted.state_dict()[name]), name
+    assert all(torch.equal(tensor, before[name]) for name, tensor in base.state_dict().items())
+    learnt = sum(tensor.numel() for tensor in contents(path)[0].values())
+    assert path.stat().st_size < 4 * learnt + 8000
+
+
+def test_adapters_of_another_base_are_refused(travelled):
+    with pytest.raises(AdapterError, match=r"trained beside another base .* load the voice with"):
+        load_adapters(travelled[2], tiny_model(seed=1))
+
+
+def rewritten(path, change) -> None:
+    tensors, header = contents(path)
+    change(tensors, header)
+    path.write_bytes(file_bytes(tensors, header))
+
+
+def a_nan(tensors, header):
+    tensors["gpt.h.0.mlp.c_fc.lora_B"][0, 0] = float("nan")
+
+
+def a_wrong_shape(tensors, header):
+    tensors["gpt.h.0.mlp.c_fc.lora_B"] = torch.zeros(3, 4)
+
+
+def one_missing(tensors, header):
+    del tensors["gpt.h.1.attn.c_attn.lora_A"]
+
+
+def another_rank(tensors, header):
+    header["lora"]["rank"] = 8
+
+
+def a_table_of_nothing(tensors, header):
+    header["tables"]["gpt.h.0.ln_1.weight"] = 0
+
+
+def no_base(tensors, header):
+    del header["base_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (a_nan, r"c_fc\.lora_B is not finite"),
+        (a_wrong_shape, r"misshapen: gpt\.h\.0\.mlp\.c_fc\.lora_B \(3, 4\), not \(128, 4\)"),
+        (one_missing, r"missing: gpt\.h\.1\.attn\.c_attn\.lora_A"),
+        (another_rank, "misshapen"),
+        (a_table_of_nothing, "no model has the tables"),
+        (no_base, "base_sha256"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(travelled, change, said):
+    base, _, path = travelled
+    rewritten(path, change)
+    with pytest.raises(AdapterError, match=rf"is damaged or of another kind .*{said}"):
+        load_adapters(path, base)
+
+
+@pytest.mark.parametrize("data", [b"", b"junk" * 100])
+def test_what_is_no_such_file_says_so(tmp_path, data):
+    path = tmp_path / "adapters-raw.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(AdapterError, match="is damaged or of another kind"):
+        load_adapters(path, tiny_model())
+    with pytest.raises(AdapterError, match=r"There is no .*finetune\.method=lora"):
+        load_adapters(tmp_path / "none.safetensors", tiny_model())
