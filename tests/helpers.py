@@ -28,6 +28,7 @@ from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save
 from kit.audio.spectrogram import Mel
 from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware
+from kit.base.weights_file import checksum
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
@@ -40,9 +41,11 @@ from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
+from kit.model.warm_start import warm_started
 from kit.text.espeak import run_apart
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.training.finetune import Base, Finetuning
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
 
@@ -246,6 +249,29 @@ def leave_voice_files(folder: Path, voice: Voice) -> None:
     alphabet = alphabet_of([row.text for row in manifest()])
     recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
     save_recognizer(recognizer, folder / "recognizer.safetensors")
+
+
+# A base with fewer text pieces and positions than GPT has: a run that begins with it grew.
+BASE = dataclasses.replace(
+    GPT, text_vocab=15, max_code=36, dropout=0.1, start_text_id=13, stop_text_id=14
+)
+
+
+def finetune_session(folder: Path, train: TrainConfig, finetuning: Finetuning) -> TrainSession:
+    """A tiny session that begins with a random voice, and a vocabulary that has grown since."""
+    base = tiny_model(**vars(BASE))
+    known = Base(config=BASE, sha256=checksum(base.state_dict()))
+    ids = {"start_text_id": BASE.start_text_id, "stop_text_id": BASE.stop_text_id}
+    session = tiny_session(folder, train, **ids)
+    session.first_model = lambda config: warm_started(config, base, {17: [1, 2]})
+    session.finetuning = dataclasses.replace(finetuning, base=known)
+    return session
+
+
+def finetune_in(folder: str, train: TrainConfig, finetuning: Finetuning) -> list:
+    """As `train_in`: also the body of processes that are killed."""
+    session = finetune_session(Path(folder), train, finetuning)
+    return list(session.run({"ema": True}, threading.Event()))
 
 
 def pretended_capture(work):

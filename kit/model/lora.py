@@ -56,16 +56,17 @@ class LoRAConfig:
 class LoRALinear(nn.Linear):
     """`base` with an adapter: x (..., in) -> (..., out). Holds the parameters of `base` itself."""
 
-    def __init__(self, base: nn.Linear, config: LoRAConfig):
+    def __init__(self, base: nn.Linear, config: LoRAConfig, generator: torch.Generator):
         super().__init__(base.in_features, base.out_features, device="meta")
         self.weight = base.weight
         self.bias = base.bias
         self.scale = config.alpha / config.rank
         self.drop = nn.Dropout(config.dropout)
-        place = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.lora_A = nn.Parameter(torch.empty(config.rank, base.in_features, **place))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_features, config.rank, **place))
-        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+        narrow = torch.empty(config.rank, base.in_features, device="cpu")
+        nn.init.kaiming_uniform_(narrow, a=math.sqrt(5), generator=generator)
+        wide = torch.zeros(base.out_features, config.rank, device="cpu")
+        self.lora_A = nn.Parameter(narrow.to(base.weight.device))
+        self.lora_B = nn.Parameter(wide.to(base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(self.drop(x), self.lora_A)  # (..., rank): scaled here it is cheapest
@@ -83,12 +84,16 @@ def is_adapter(name: str) -> bool:
 
 
 def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
-    """Put an adapter beside each target of `model`, in place; what it computes stays the same."""
+    """Put an adapter beside each target of `model`, in place; what it computes stays the same.
+
+    They are drawn apart from torch's random numbers, so the dropout of a first step stays as well.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(torch.initial_seed())
     for layer in model.gpt.h:
         for target in config.targets:
             block, name = target.split(".")
             holder = getattr(layer, block)
-            setattr(holder, name, LoRALinear(getattr(holder, name), config))
+            setattr(holder, name, LoRALinear(getattr(holder, name), config, generator))
 
 
 def plain_state(model: SpeechGPT) -> dict[str, Tensor]:

@@ -144,11 +144,15 @@ class Trainable:
         kept = (rows * self.parameters[n][0].numel() for n, rows in self.kept_rows.items())
         return whole - sum(kept)
 
-    def set_phase(self, step: int) -> None:
-        """Let those train that do in optimiser step `step`, counted from 0."""
+    def set_phase(self, step: int) -> bool:
+        """Let those train that do in optimiser step `step`, from 0; whether others did before."""
         first = step < self.tables_first
+        changed = False
         for name, parameter in self.parameters.items():
-            parameter.requires_grad_(not first or name in TABLES)
+            trains = not first or name in TABLES
+            changed = changed or parameter.requires_grad != trains
+            parameter.requires_grad_(trains)
+        return changed
 
 
 def _without_gradient(rows: int):

@@ -49,7 +49,7 @@ def train(
         if batch is None:
             raise TrainError(f"The data ended at step {state.step} of {config.steps}.")
         lr = state.set_rates()
-        state.trainable.set_phase(state.step)
+        state.set_phase()
         loss = accumulate(state, batch)
         norm = clip(state)
         finite = math.isfinite(loss) and math.isfinite(norm)

@@ -27,7 +27,7 @@ from kit.training.ema import EMA
 from kit.training.finetune import FULL, Finetuning, Trainable
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.settings import TrainConfig, TrainError
-from kit.training.switches import Applied, SpeedConfig, apply
+from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -95,6 +95,14 @@ class TrainState:
     def guide_weight(self) -> float:
         """What guided attention weighs in the coming step: less and less, then nothing."""
         return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
+
+    def set_phase(self) -> None:
+        """Freeze what does not train in the coming step.
+
+        A compiled layer computes the gradients of what trained when it was compiled, and no others.
+        """
+        if self.trainable.set_phase(self.step) and self.applied.on("compile"):
+            compile_layers(self.model)
 
     def stop_compiling(self, why: str) -> None:
         """Train on uncompiled, as the compiler failed with `why`; the log and the record say so."""
@@ -197,6 +205,8 @@ class TrainState:
         now = self.finetuning.identity()
         names = sorted(was.keys() | now.keys())
         changed = [name for name in names if was.get(name) != now.get(name)]
+        if "method" in changed:
+            changed = ["method"]  # the others are settings of that method
         if changed:
             pairs = (f"{n} {brief(was.get(n))} -> {brief(now.get(n))}" for n in changed)
             raise TrainError(

@@ -220,13 +220,18 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:
-        keep_device_guard()
-        torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
-        # One graph for rows of any number and length, so fixed lengths need no second one.
-        trunk.run_layer = torch.compile(run_layer, dynamic=True)
+        compile_layers(model)
     if every == 1:
         return f"all {len(trunk.h)} layers"
     return f"layers {', '.join(map(str, layers))} of {len(trunk.h)}"
+
+
+def compile_layers(model: SpeechGPT) -> None:
+    """Have the trunk's layers compiled as they are from now on, at the next training pass."""
+    keep_device_guard()
+    torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
+    # One graph for rows of any number and length, so fixed lengths need no second one.
+    model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
 
 
 def compilations() -> int:

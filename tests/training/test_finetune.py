@@ -1,0 +1,361 @@
+"""What trains and what stays: adapters, embeddings and heads first; killed, such runs go on."""
+
+import dataclasses
+import itertools
+import time
+from threading import Event
+
+import pytest
+import torch
+from helpers import (
+    BASE,
+    CPU,
+    GPT,
+    TRAIN,
+    effective_batch,
+    finetune_in,
+    finetune_session,
+    random_batches,
+    random_rows,
+    tiny_model,
+    tiny_session,
+)
+
+from kit.base.config import ConfigError, build
+from kit.base.hardware import Choice
+from kit.base.weights_file import checksum
+from kit.model.adapters_file import load_adapters
+from kit.model.lora import TABLES, LoRAConfig, is_adapter, merged
+from kit.model.sequence import GPTConfig
+from kit.model.weights import load_model
+from kit.training import checkpoint
+from kit.training.finetune import Base, FinetuneConfig, Finetuning, Trainable
+from kit.training.loop import train
+from kit.training.settings import TrainError
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+
+ON = {"ema": True}
+LORA = Finetuning(
+    config=FinetuneConfig(method="lora"), lora=LoRAConfig(rank=4, alpha=8.0, dropout=0.1)
+)
+PHASES = Finetuning(config=FinetuneConfig(tables_first=5))
+BOTH = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables_first=5))
+WAYS = {"lora": LORA, "two phases": PHASES, "lora in two phases": BOTH}
+OFTEN = dataclasses.replace(TRAIN, checkpoint_every=1)
+each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def figures(event) -> tuple:
+    row = dataclasses.asdict(event)
+    return tuple(row[k] for k in ("step", "loss", "lr", "grad_norm", "val_loss", "ema_val_loss"))
+
+
+def left(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Of each way the folder and the events of an uninterrupted run."""
+    found = {}
+    for way, finetuning in WAYS.items():
+        folder = tmp_path_factory.mktemp("whole")
+        found[way] = (folder, finetune_in(str(folder), OFTEN, finetuning))
+    return found
+
+
+@each_way
+@pytest.mark.parametrize("at", [2, 5, 9])
+def test_a_run_that_ends_in_either_phase_goes_on_bit_for_bit(whole, tmp_path, way, at):
+    folder, events = whole[way]
+    session = finetune_session(tmp_path, OFTEN, WAYS[way])
+    for _ in itertools.islice(session.run(ON, Event()), at):
+        pass
+    rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
+    assert "resumed from step" in rest[0].note
+    assert [figures(e) for e in rest] == [figures(e) for e in events][-len(rest) :]
+    assert left(tmp_path) == left(folder)
+
+
+@each_way
+@pytest.mark.parametrize("at", [2, 7])
+def test_a_killed_run_goes_on_bit_for_bit(whole, processes, tmp_path, way, at):
+    folder, events = whole[way]
+    child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
+    child.start()
+    log = tmp_path / "train.jsonl"
+    ends = time.monotonic() + 120
+    while child.is_alive() and time.monotonic() < ends:
+        if log.exists() and log.read_bytes().count(b"\n") >= at:
+            break
+        time.sleep(0.002)
+    child.kill()
+    child.join(20)
+    rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
+    assert [figures(e) for e in rest] == [figures(e) for e in events][len(events) - len(rest) :]
+    assert left(tmp_path) == left(folder)
+
+
+def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
+    plain = finetune_session(tmp_path / "plain", TRAIN, Finetuning())
+    first = next(plain.run(ON, Event()))
+    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
+    adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
+    assert adapted.loss == first.loss
+
+
+def test_of_a_grown_model_adapters_and_new_rows_learn_and_nothing_else(whole):
+    folder, events = whole["lora"]
+    assert events[-1].loss < events[0].loss
+    base = tiny_model(**vars(BASE)).state_dict()
+    trained = load_model(folder / "model-raw.safetensors").state_dict()
+    moved = {name for name in base if not torch.equal(base[name], trained[name][: len(base[name])])}
+    targets = {f"gpt.h.{i}.{name}.weight" for i in range(2) for name in LORA.lora.targets}
+    assert moved == targets
+    grown = {name for name in base if len(base[name]) < len(trained[name])}
+    assert grown == {
+        "text_embedding.weight",
+        "text_head.weight",
+        "text_head.bias",
+        "code_position.weight",
+    }
+    spelt = base["text_embedding.weight"][[1, 2]].mean(0)
+    assert not torch.equal(trained["text_embedding.weight"][17], spelt)
+
+
+@pytest.mark.parametrize("name", ["raw", "ema"])
+def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
+    folder = whole["lora"][0]
+    voice = load_model(folder / f"model-{name}.safetensors").state_dict()
+    found = load_adapters(folder / f"adapters-{name}.safetensors", tiny_model(**vars(BASE)))
+    assert all(torch.equal(tensor, voice[n]) for n, tensor in found.state_dict().items())
+    sizes = [(folder / f"{what}-raw.safetensors").stat().st_size for what in ("adapters", "model")]
+    assert sizes[0] < sizes[1] / 2
+
+
+def test_all_of_the_tables_train_where_they_are_asked_for(tmp_path):
+    config = FinetuneConfig(method="lora", tables="all")
+    session = finetune_session(tmp_path, TRAIN, dataclasses.replace(LORA, config=config))
+    list(session.run(ON, Event()))
+    base = tiny_model(**vars(BASE))
+    trained = load_model(tmp_path / "model-raw.safetensors").state_dict()
+    for name in TABLES:
+        old = base.state_dict()[name]
+        assert not torch.equal(trained[name][: len(old)], old)
+    found = load_adapters(tmp_path / "adapters-raw.safetensors", base).state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in trained.items())
+
+
+def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
+    session = finetune_session(tmp_path, TRAIN, PHASES)
+    for event in session.run(ON, Event()):
+        state = session.state
+        if event.step == 1:
+            before = {n: p.detach().clone() for n, p in state.model.named_parameters()}
+        now = dict(state.model.named_parameters())
+        moved = {name for name in now if not torch.equal(now[name], before[name])}
+        if event.step == 5:
+            assert moved == set(TABLES)
+    assert moved == set(before)
+
+
+@pytest.mark.parametrize("way", ["lora", "two phases"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, optimizer):
+    choice = Choice(value=precision, reason="test")
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
+    config = dataclasses.replace(TRAIN, steps=8, optimizer=optimizer, val_every=4)
+
+    def losses(**on) -> list[float]:
+        torch.manual_seed(0)
+        lora = dataclasses.replace(LORA.lora, dropout=0.0)
+        finetuning = dataclasses.replace(WAYS[way], lora=lora)
+        state = TrainState(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
+        return [event.loss for event in train(state, random_batches(GPT, parts=2))]
+
+    plain = losses()
+    assert plain[-1] < plain[0]
+    switched = losses(
+        sdpa=True,
+        mixed_precision=True,
+        fused_adamw=True,
+        gradient_checkpointing=True,
+        ema=True,
+    )
+    assert switched == pytest.approx(plain, rel=2e-5 if precision == "fp32" else 3e-3)
+
+
+def test_compiled_it_is_the_same(monkeypatch):
+    """torch.compile's own tracing and guards; the slow code generation behind it left out."""
+    compiler = torch.compile
+    traced = lambda f, **how: compiler(f, backend="aot_eager", **how)  # noqa: E731
+    monkeypatch.setattr(torch, "compile", traced)
+    config = dataclasses.replace(TRAIN, steps=6)
+    found = []
+    both = FinetuneConfig(method="lora", tables="all", tables_first=2)
+    finetuning = Finetuning(config=both, lora=LoRAConfig(rank=4))
+    for on in ({}, {"compile": True}):
+        state = TrainState(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
+        assert state.applied.on("compile") == ("compile" in on)
+        found.append([event.loss for event in train(state, random_batches(GPT))])
+        assert state.applied.on("compile") == ("compile" in on), "it was given up"
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
+    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
+    config = dataclasses.replace(TRAIN, steps=4)
+    plain, short = (TrainState(tiny_model(), config, SpeedConfig(), CPU, lora) for _ in range(2))
+    short.model.load_state_dict(plain.model.state_dict())
+    wanted = [event.loss for event in train(plain, random_batches(GPT))]
+    forward = type(short.model).forward
+
+    def scarce(model, batch):
+        if len(batch.tokens) > 4 and model is short.model:
+            raise torch.OutOfMemoryError("out of memory")
+        return forward(model, batch)
+
+    monkeypatch.setattr(type(short.model), "forward", scarce)
+    events = list(train(short, random_batches(GPT)))
+    assert "out of memory" in events[0].note
+    assert [event.loss for event in events] == pytest.approx(wanted, rel=1e-5)
+
+
+def gradient_and_optimizer_bytes(finetuning: Finetuning, config: GPTConfig) -> int:
+    """Of a real step: what it leaves for each parameter that trains."""
+    batch = effective_batch(config, random_rows(config, 2))
+    once = dataclasses.replace(TRAIN, steps=1)
+    state = TrainState(tiny_model(**vars(config)), once, SpeedConfig(), CPU, finetuning)
+    sizes = []
+    for optimizer in state.optimizers:
+        optimizer.register_step_pre_hook(
+            lambda own, *_: sizes.extend(
+                p.grad.nbytes for g in own.param_groups for p in g["params"] if p.grad is not None
+            )
+        )
+    list(train(state, iter([batch])))
+    for optimizer in state.optimizers:
+        for moments in optimizer.state.values():
+            sizes.extend(value.nbytes for name, value in moments.items() if name != "step")
+    return sum(sizes)
+
+
+def test_gradients_and_moments_of_adapters_are_a_small_part_of_all():
+    """With new rows of a grown vocabulary, too; at 6 layers of 256, where it begins to matter."""
+    size = {"layers": 6, "width": 256, "heads": 4, "text_vocab": 600, "code_vocab": 1026}
+    config = dataclasses.replace(GPT, **size)
+    base = Base(config=dataclasses.replace(config, text_vocab=400), sha256="")
+    grown = dataclasses.replace(LORA, base=base, lora=LoRAConfig())
+    full = gradient_and_optimizer_bytes(Finetuning(), config)
+    part = gradient_and_optimizer_bytes(grown, config)
+    print(f"{part:,} of {full:,} bytes: {part / full:.3f}")
+    assert part < 0.35 * full
+    assert gradient_and_optimizer_bytes(dataclasses.replace(grown, base=None), config) < part
+
+
+def test_a_checkpoint_holds_what_trains_and_no_more(whole):
+    folder = whole["lora"][0]
+    tree = checkpoint.load_newest(folder / "checkpoints")[0]
+    names = set(tree["model"])
+    adapters = {name for name in names if is_adapter(name)}
+    assert len(adapters) == 2 * 2 * 4
+    assert names - adapters <= set(TABLES)
+    assert set(tree["ema"]) - {"updates"} == names
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (Finetuning(), r"method lora -> full"),
+        (dataclasses.replace(LORA, lora=LoRAConfig(rank=8)), r"alpha 8.0 -> 32.0, rank 4 -> 8"),
+        (
+            dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all")),
+            "tables new -> all",
+        ),
+    ],
+    ids=["full", "rank", "tables"],
+)
+def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path, then, said):
+    for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
+        pass
+    saved = left(tmp_path / "checkpoints")
+    with pytest.raises(TrainError, match=rf"trained something else: {said}.*Set `finetune`"):
+        finetune_in(str(tmp_path), OFTEN, then)
+    assert left(tmp_path / "checkpoints") == saved
+
+
+def test_adapters_do_not_go_on_beside_another_base(tmp_path):
+    for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
+        pass
+    session = finetune_session(tmp_path, OFTEN, LORA)
+    session.finetuning = dataclasses.replace(LORA, base=Base(config=BASE, sha256="another"))
+    with pytest.raises(TrainError, match="base_sha256 .* -> another"):
+        list(session.run(ON, Event()))
+
+
+def test_a_run_without_a_base_of_its_own_names_the_model_it_began_with(tmp_path):
+    session = tiny_session(tmp_path)
+    session.finetuning = LORA
+    session.first_model = lambda config: tiny_model(**vars(config))
+    list(session.run(ON, Event()))
+    base = tiny_model(dropout=0.1)
+    found = load_adapters(tmp_path / "adapters-ema.safetensors", base)
+    voice = load_model(tmp_path / "model-ema.safetensors").state_dict()
+    assert all(torch.equal(tensor, voice[n]) for n, tensor in found.state_dict().items())
+    assert session.state.finetuning.base.sha256 == checksum(base.state_dict())
+
+
+def test_the_gate_hears_plain_weights(tmp_path):
+    """Those that the adapters make, averaged, under the names that a decoder knows."""
+    session = finetune_session(tmp_path, dataclasses.replace(TRAIN, gate_every=4), LORA)
+    heard = []
+
+    def gate(model):
+        heard.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        with session.state.averaged():
+            wanted = merged(session.state.model).state_dict()
+        assert not any(is_adapter(name) for name in heard[-1])
+        assert all(torch.equal(tensor, heard[-1][name]) for name, tensor in wanted.items())
+        return {"cer": 0.5, "eos_rate": 1.0}
+
+    session.gate = gate
+    list(session.run(ON, Event()))
+    name = "gpt.h.0.mlp.c_fc.weight"
+    assert len(heard) == 3 and not torch.equal(heard[0][name], heard[2][name])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"method": "qlora"}, "choose full, lora or auto"),
+        ({"tables": "none"}, "choose new or all"),
+        ({"tables_first": -1}, "must lie in 0 to"),
+        ({"methd": "lora"}, "Did you mean .*method"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        build(FinetuneConfig, values)
+
+
+def test_a_first_phase_must_train_something_and_end():
+    with pytest.raises(ConfigError, match=r"no row of an embedding .* finetune\.tables=all"):
+        Trainable(tiny_model(), BOTH)
+    with pytest.raises(ConfigError, match="of 5 steps none is left in which everything trains"):
+        PHASES.require_steps(5)
+
+
+@pytest.mark.parametrize("way", [LORA, PHASES], ids=["lora", "two phases"])
+def test_what_is_kept_must_be_worth_keeping(way):
+    with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM.*or leave `finetune`"):
+        way.require_voice()
+    dataclasses.replace(way, base=Base(config=BASE, sha256="")).require_voice()
+
+
+def test_auto_is_adapters_beside_a_voice_and_everything_without():
+    auto = Finetuning(config=FinetuneConfig(method="auto"))
+    auto.require_voice()
+    assert not auto.adapters
+    assert dataclasses.replace(auto, base=Base(config=BASE, sha256="")).adapters
