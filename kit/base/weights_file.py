@@ -97,6 +97,13 @@ def saved_header(path: Path) -> dict:
     return header
 
 
+def tensors_sha256(path: Path) -> str:
+    """The `checksum` of the tensors that `file_bytes` wrote to `path`."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        noted = json.loads(file.metadata()["header"]).get("sha256")
+    return noted or checksum(contents(path)[0])  # earlier versions noted none
+
+
 def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     """Tensors and header that `file_bytes` wrote to `path`.
 

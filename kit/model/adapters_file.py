@@ -52,11 +52,11 @@ def save_adapters(
         "tables": tables,
         "base_sha256": base_sha256,
     }
-    tensors = chosen(model, tables)
+    tensors = adapter_tensors(model, tables)
     write_atomic(path, file_bytes({n: t.cpu().contiguous() for n, t in tensors.items()}, header))
 
 
-def chosen(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
+def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tensor]:
     """The adapters of `model`, and of each of `tables` the rows from that number on."""
     found = {}
     for name, tensor in model.state_dict().items():
@@ -91,16 +91,16 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
             "which that run began."
         )
     require_alike(config, base.config)
-    require_tensors(path, tensors, config, lora, tables)
+    require_adapters(path, tensors, config, lora, tables)
     model = warm_started(config, base, {})
     add_adapters(model, lora)
     with torch.no_grad():
-        for name, own in chosen(model, tables).items():
+        for name, own in adapter_tensors(model, tables).items():
             own.copy_(tensors[name])
     return merged(model)
 
 
-def require_tensors(
+def require_adapters(
     path: Path,
     tensors: dict[str, Tensor],
     config: GPTConfig,
@@ -114,7 +114,7 @@ def require_tensors(
     with torch.device("meta"):
         model = SpeechGPT(config)
         add_adapters(model, lora)
-    faults = tensor_faults(tensors, chosen(model, tables))
+    faults = tensor_faults(tensors, adapter_tensors(model, tables))
     if faults:
         raise AdapterError(damage(path, faults))
 

@@ -38,6 +38,11 @@ def trained_with(path: Path) -> dict[str, str]:
     return noted if isinstance(noted, dict) else {}
 
 
+def saved_config(path: Path) -> GPTConfig:
+    """The configuration alone of the model that `save_model` wrote to `path`."""
+    return build(GPTConfig, saved_header(path)["config"])
+
+
 def load_model(path: Path) -> SpeechGPT:
     """The model saved at `path`, in fp32 and eval mode. Raises ModelFileError otherwise."""
 

@@ -20,8 +20,10 @@ from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import EvaluateConfig, InferConfig
+from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.text.train_tokenizer import TokenizerConfig
+from kit.training.finetune import FinetuneConfig
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import TrialConfig
@@ -37,6 +39,8 @@ SECTIONS = {
     "data": DataConfig,
     "model": GPTConfig,
     "train": TrainConfig,
+    "finetune": FinetuneConfig,
+    "lora": LoRAConfig,
     "promise": Promise,
     "speed": SpeedConfig,
     "recognizer": RecognizerConfig,

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from kit.audio.codec_kinds import save_codec
-from kit.base.config import ConfigError, merge
+from kit.base.config import ConfigError, build, merge
 from kit.base.files import file_digest, write_atomic
 from kit.inference.export import CARD, load_export
 from kit.inference.voice import Voice, load_voice
@@ -29,10 +29,12 @@ from kit.recipes.start_from_xtts import (
 from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.text.vocabulary_growth import old_spellings
+from kit.tuning.memory_plan import parameter_count
 
 BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
 CODEC = "codec.safetensors"
 MODEL = "start.safetensors"
+ADAPTERS_RATE = 10  # times the rate of a whole model (Schulman et al. 2025)
 NEEDS_NO_GUIDE = {"train": {"guide": 0.0}}  # a voice has heads that follow the text
 TOKENIZER = "start-tokenizer.model"
 
@@ -69,9 +71,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
         beginning = beginning_of_release(path, weights, licence)
     else:
         beginning = beginning_of_voice(voice_in(path, weights))
-    usual = merge(NEEDS_NO_GUIDE, beginning.defaults)
-    own = merge(usual, run.settings)  # what a person has set comes before
-    run = run.keep_settings(merge(own, beginning.sections))
+    run = run.keep_settings(settings_of(run, beginning))
     save_model(beginning.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), beginning.tokenizer)
     save_codec(beginning.codec, run.path(CODEC))
@@ -95,6 +95,34 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
         return Path(name).expanduser(), {}
     require_licence(name, licence)
     return fetched_release(run.folder.parent, name)
+
+
+def settings_of(run: ActiveRun, beginning: Beginning) -> dict:
+    """The settings of a run that begins so: the voice's sizes, and what suits training it further.
+
+    What a person has set comes before what suits it.
+    """
+    usual = merge(NEEDS_NO_GUIDE, beginning.defaults)
+    method = run.section("finetune").get("method")
+    if method == "auto":
+        method = method_for(run, beginning.model.config)
+        usual = merge(usual, {"finetune": {"method": method}})
+    rate = usual["train"].get("lr")
+    if rate and method == "lora":
+        usual = merge(usual, {"train": {"lr": ADAPTERS_RATE * rate}})
+    asked = run.settings
+    if asked.get("finetune", {}).get("method") == "auto":
+        asked = merge(asked, {"finetune": {"method": method}})
+    return merge(merge(usual, asked), beginning.sections)
+
+
+def method_for(run: ActiveRun, voice: GPTConfig) -> str:
+    """How to train `voice` further: adapters where it is larger than the preset's own model.
+
+    That one is as large as suits the machine when all of it trains.
+    """
+    own = build(GPTConfig, run.section("model"))
+    return "lora" if parameter_count(voice) > parameter_count(own) else "full"
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:

@@ -14,18 +14,19 @@ import torch
 from kit.base.config import build
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
+from kit.model.lora import plain_state
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.finetuning import finetuning_figures
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
 from kit.training.settings import TrainError
-from kit.training.state import restore_weights
 from kit.tuning.monitor import Monitor
 from kit.tuning.profiling import StepProfiler
 
@@ -149,7 +150,7 @@ class Training(TrainingPlan):
         state = self.session.state
         if state is not None and not self.session.finished():  # stopped just now
             model = SpeechGPT(self.model).eval()
-            restore_weights(model, dict(state.model.named_parameters()))
+            model.load_state_dict(plain_state(state.model))
             return model
         left = [self.active.folder / WEIGHTS[kind] for kind in ("ema", "raw")]
         return load_model(left[0] if left[0].exists() else left[1])
@@ -161,6 +162,7 @@ class Training(TrainingPlan):
         figures = run_figures(self.rows(), state.applied if state else None)
         recorded = dict(figures)
         recorded["finished"] = self.session.finished()
+        recorded["finetune"] = finetuning_figures(self.model, self.session.finetuning)
         if state and state.applied.on("compile"):
             recorded["padded_to"] = self.data.padded(compiled=True).grid_lengths
         if "fits" in self.found:

@@ -17,6 +17,7 @@ from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
+from kit.recipes.finetuning import finetuning_of, told_finetuning
 from kit.recipes.start_from import first_model, told_start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_gate import judge_itself, training_gate
@@ -26,7 +27,7 @@ from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.training.switches import switches as offered_switches
 from kit.tuning.ab_results import load_choice
-from kit.tuning.memory_plan import parameter_count, plan_bytes
+from kit.tuning.memory_plan import parameter_count, plan_bytes, trained_counts
 from kit.tuning.preflight import Workload, check_again, largest_micro_batch, preflight
 from kit.tuning.session_plan import (
     Promise,
@@ -96,9 +97,10 @@ class TrainingPlan:
         ]
         self.compiled = any(switch.on for switch in self.offered if switch.name == "compile")
         config = build(TrainConfig, run.section("train"))
+        config = for_corpus(config, self.data.epoch_steps, steps, self.begun_steps)
         self.session = TrainSession(
             model=self.model,
-            config=for_corpus(config, self.data.epoch_steps, steps, self.begun_steps),
+            config=config,
             hw=run.hw,
             folder=run.folder,
             make_batches=self.batches,
@@ -106,6 +108,7 @@ class TrainingPlan:
             threads=int(run.threads.value),
             trained_with=self.data.parts,
             first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
+            finetuning=finetuning_of(run, config.steps),
             held_by_all=run.held_by_all,
         )
 
@@ -141,7 +144,8 @@ class TrainingPlan:
             "utterances held out": data.rows("held_out"),
         }
         line = f"A model of {parameters} parameters. {length}.{self.steps_left_aside()}"
-        lines = [line, told_start(self.active, data.tokenizer)]
+        trains = told_finetuning(self.model, self.session.finetuning)
+        lines = [line, told_start(self.active, data.tokenizer), trains]
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def steps_left_aside(self) -> str:
@@ -193,6 +197,7 @@ class TrainingPlan:
         return Workload(
             model=self.model,
             train=self.session.config,
+            finetuning=self.session.finetuning,
             speed=self.speed,
             data=self.data.padded(self.compiled),
             hw=run.hw,
@@ -248,7 +253,8 @@ class TrainingPlan:
         """The plan of the steps to go, from what steps have taken here."""
         session = self.session
         begun = any(row.get("wall_s") for row in self.rows_before)
-        size = checkpoint_bytes(session.checkpoints, parameter_count(self.model), self.speed.ema)
+        saved = trained_counts(self.model, session.finetuning).trained
+        size = checkpoint_bytes(session.checkpoints, saved, self.speed.ema)
         return plan_session(
             self.rows_before if begun else self.trial_rows,
             session.config,

@@ -21,7 +21,7 @@ METHODS = ("full", "lora", "auto")
 class FinetuneConfig:
     """What trains. All but "full" is for a run that begins with a voice."""
 
-    method: str = "full"  # "lora": adapters alone; "auto": those if the run begins with a voice
+    method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
     tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
     tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
 
@@ -51,7 +51,7 @@ class Finetuning:
     @property
     def adapters(self) -> bool:
         """Whether adapters train in place of the matrices beside which they lie."""
-        return self.config.method == "lora" or (self.config.method == "auto" and bool(self.base))
+        return self.config.method == "lora"
 
     def without_phases(self) -> "Finetuning":
         """The same where everything trains from the first step on: what takes most memory."""

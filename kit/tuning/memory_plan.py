@@ -3,8 +3,10 @@
 Weights, gradients, moments and averages are counted from the configuration; activations by what
 each operation of the model keeps for its backward pass. Not all parts are there at once: a step is
 followed through its five fullest moments, and the fullest of them is the peak. torch.compile is
-left out: it fuses operations and keeps less. Knows the model's configuration; allocates nothing
-(the parameter count is taken on torch's `meta` device), and knows nothing of devices' sizes.
+left out: it fuses operations and keeps less. Where adapters train, what is frozen has neither
+gradient nor moments, and nothing is kept of the voice's encoding. Knows the model's configuration;
+allocates nothing (parameters are counted on torch's `meta` device), and knows nothing of devices'
+sizes.
 
 Shapes: B batch, S packed sequence with its latents, D width, H heads, K latents, T mel frames,
 V vocabulary.
@@ -17,7 +19,9 @@ import torch
 
 from kit.base.config import require
 from kit.model.gpt import SpeechGPT
+from kit.model.lora import TARGETS, is_adapter
 from kit.model.sequence import GPTConfig
+from kit.training.finetune import FULL, Finetuning, Trainable
 from kit.training.optim import TOGETHER
 
 FP32_BYTES = 4
@@ -46,6 +50,7 @@ class Step:
     accumulate: bool = False  # more than one forward pass per optimiser step
     guided: bool = False  # guided attention, as it is in the first steps
     device: str = "cuda"  # or "cpu", where dropout keeps whole numbers instead of bits
+    finetuning: Finetuning = FULL  # what trains; its first phase never takes most
 
     def __post_init__(self):
         for name in ("rows", "text_ids", "codes", "reference_frames"):
@@ -76,15 +81,45 @@ def parameter_count(config: GPTConfig) -> int:
         return sum(p.numel() for p in SpeechGPT(config).parameters())
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Numbers of a model that `finetuning` says what to train of."""
+
+    learning: int  # that training moves
+    weights: int  # adapters included
+    trained: int  # in tensors that have gradients and moments
+    adapters: int  # in all adapters
+    tables: int  # in tables that train
+    largest: int  # in the largest tensor that trains
+
+
+@functools.cache
+def trained_counts(config: GPTConfig, finetuning: Finetuning) -> Counts:
+    with torch.device("meta"):
+        model = SpeechGPT(config)
+        trainable = Trainable(model, finetuning.without_phases())
+    sizes = {name: p.numel() for name, p in trainable.parameters.items()}
+    return Counts(
+        learning=trainable.count,
+        weights=sum(p.numel() for p in model.parameters()),
+        trained=sum(sizes.values()),
+        adapters=sum(size for name, size in sizes.items() if is_adapter(name)),
+        tables=sum(sizes[name] for name in trainable.first_rows),
+        largest=max(sizes.values()),
+    )
+
+
 def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     """What a step needs once its optimizer has its moments, that is from the second step on."""
-    weights = parameter_count(config) * FP32_BYTES
-    one_moment = config.layers * layer_matrices(config) if step.optimizer == "muon" else 0
+    numbers = trained_counts(config, step.finetuning)
+    weights = numbers.weights * FP32_BYTES
+    trained = numbers.trained * FP32_BYTES
+    one_moment = config.layers * layer_trained(config, step) if step.optimizer == "muon" else 0
     parts = {
         "weights": weights,
-        "gradients": weights,
-        "optimizer": 2 * weights - FP32_BYTES * one_moment,
-        "EMA": weights if step.ema else 0,
+        "gradients": trained,
+        "optimizer": 2 * trained - FP32_BYTES * one_moment,
+        "EMA": trained if step.ema else 0,
         "half-precision copies": copy_bytes(config, step, config.layers),
         "activations": activation_bytes(config, step),
         "logits": 2 * sum(logits_bytes(config, step)),
@@ -95,14 +130,16 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
         "the backward pass through the logits": logits_backward_bytes(config, step),
         "the backward pass through the top layer": top_backward_bytes(config, step),
         "the backward pass through the bottom layer": bottom_backward_bytes(config, step),
-        "the optimizer's update": weights + update_bytes(config, step),
+        "the optimizer's update": trained + update_bytes(config, step),
     }
     return MemoryPlan(parts=parts, moments={name: steady + size for name, size in found.items()})
 
 
 def forward_end_bytes(config: GPTConfig, step: Step) -> int:
     """All activations, all copies autocast keeps, logits and their log-softmax."""
-    copies = copy_bytes(config, step, config.layers)
+    # A copy of what is frozen is not remembered beyond its product: see `copy_bytes`.
+    forgotten = len(recomputed(config, step)) if step.finetuning.adapters else 0
+    copies = copy_bytes(config, step, config.layers - forgotten)
     logits = 2 * sum(logits_bytes(config, step))
     kept = activation_bytes(config, step) + input_bytes(config, step)  # the heads' states besides
     return earlier_bytes(config, step) + kept + copies + logits
@@ -118,7 +155,7 @@ def logits_backward_bytes(config: GPTConfig, step: Step) -> int:
 
 def top_backward_bytes(config: GPTConfig, step: Step) -> int:
     """The heads have their gradients; the layers still have all their activations."""
-    gradients = max(earlier_bytes(config, step), FP32_BYTES * head_matrices(config))
+    gradients = max(earlier_bytes(config, step), FP32_BYTES * head_trained(config, step))
     copies = copy_bytes(config, step, config.layers - len(recomputed(config, step)))
     kept = activation_bytes(config, step) - head_bytes(config, step) + copies
     if config.layers - 1 in recomputed(config, step):
@@ -128,7 +165,7 @@ def top_backward_bytes(config: GPTConfig, step: Step) -> int:
 
 def bottom_backward_bytes(config: GPTConfig, step: Step) -> int:
     """All layers but the first have their gradients; its activations and the voice's are left."""
-    above = head_matrices(config) + (config.layers - 1) * layer_matrices(config)
+    above = head_trained(config, step) + (config.layers - 1) * layer_trained(config, step)
     gradients = max(earlier_bytes(config, step), FP32_BYTES * above)
     kept = layer_bytes(config, step) + conditioner_bytes(config, step) + copy_bytes(config, step, 1)
     return gradients + kept + backward_bytes(config, step)
@@ -137,16 +174,17 @@ def bottom_backward_bytes(config: GPTConfig, step: Step) -> int:
 def update_bytes(config: GPTConfig, step: Step) -> int:
     """Working copies of the largest matrix that is updated on its own; with Muon, of a stack."""
     matrix = 4 * config.width**2
+    if step.finetuning.adapters:
+        matrix = 4 * config.width * step.finetuning.lora.rank
     stack = max(matrix, min(TOGETHER, config.layers * matrix))
     muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
-    table = max(matrix, config.width * max(config.code_vocab, config.text_vocab))
-    adamw = 0 if step.fused else 2 * FP32_BYTES * table
+    adamw = 0 if step.fused else 2 * FP32_BYTES * trained_counts(config, step.finetuning).largest
     return max(adamw, muon if step.optimizer == "muon" else 0)
 
 
 def earlier_bytes(config: GPTConfig, step: Step) -> int:
     """Gradients that the forward pass before this one has left."""
-    return parameter_count(config) * FP32_BYTES if step.accumulate else 0
+    return trained_counts(config, step.finetuning).trained * FP32_BYTES if step.accumulate else 0
 
 
 def recomputed(config: GPTConfig, step: Step) -> range:
@@ -174,10 +212,33 @@ def head_matrices(config: GPTConfig) -> int:
     return config.width * (config.text_vocab + config.code_vocab)
 
 
+def layer_trained(config: GPTConfig, step: Step) -> int:
+    """Entries of a layer's matrices that have gradients: its own, or those of its adapters."""
+    if step.finetuning.adapters:
+        return trained_counts(config, step.finetuning).adapters // config.layers
+    return layer_matrices(config)
+
+
+def head_trained(config: GPTConfig, step: Step) -> int:
+    """Entries of heads that have gradients: half of the tables' that train, for each has one."""
+    if step.finetuning.adapters:
+        return trained_counts(config, step.finetuning).tables // 2
+    return head_matrices(config)
+
+
 def copy_bytes(config: GPTConfig, step: Step, layers: int) -> int:
-    """Half-precision copies of the matrices: `layers` layers', the heads' and the conditioner's."""
+    """Half-precision copies of the matrices: `layers` layers', the heads' and the conditioner's.
+
+    Autocast remembers copies of what trains to the end of the pass. Those of what is frozen live as
+    long as the backward pass needs them: in layers that keep their activations, none for a voice's
+    encoding.
+    """
     if not step.half:
         return 0
+    if step.finetuning.adapters:
+        adapters = trained_counts(config, step.finetuning).adapters
+        frozen = head_matrices(config) + layers * layer_matrices(config)
+        return HALF_BYTES * (frozen + adapters)
     tables = head_matrices(config) + config.width * (config.max_text + config.max_code)
     other = parameter_count(config) - tables - config.layers * layer_matrices(config)
     return HALF_BYTES * (other + layers * layer_matrices(config))
@@ -216,7 +277,28 @@ def layer_bytes(config: GPTConfig, step: Step) -> int:
     wide = grid_cells(config, step) * config.width
     kept = wide * (2 * FP32_BYTES + 11 * size_bytes(step) + 3 * attention_size_bytes(config, step))
     masks = 2 * wide * mask_bytes(step) if config.dropout else 0
-    return kept + scores_bytes(config, step) + masks
+    return kept + scores_bytes(config, step) + masks + adapter_bytes(config, step)
+
+
+def adapter_bytes(config: GPTConfig, step: Step) -> int:
+    """What a layer keeps more with adapters than it does where its matrices train, or less.
+
+    A frozen matrix needs not what went into it; an adapter beside it does, after its own dropout,
+    and its `rank` numbers a token.
+    """
+    if not step.finetuning.adapters:
+        return 0
+    lora = step.finetuning.lora
+    cells = grid_cells(config, step)
+    found = 0
+    for target in TARGETS:
+        width = 4 * config.width if target == "mlp.c_proj" else config.width
+        if target in lora.targets:
+            found += cells * lora.rank * size_bytes(step)
+            found += cells * width * mask_bytes(step) if lora.dropout else 0
+        elif target != "attn.c_proj" or explicit(config, step):  # fused attention keeps its result
+            found -= cells * width * size_bytes(step)
+    return found
 
 
 def falls_back(config: GPTConfig, step: Step) -> bool:
@@ -265,7 +347,12 @@ def mask_bytes(step: Step) -> int:
 
 
 def conditioner_bytes(config: GPTConfig, step: Step) -> int:
-    """The reference's blocks (8 D a frame, and T x T scores) and the latents' layers."""
+    """The reference's blocks (8 D a frame, and T x T scores) and the latents' layers.
+
+    Nothing where they are frozen: no gradient goes through them.
+    """
+    if step.finetuning.adapters:
+        return 0
     frames = step.rows * step.reference_frames
     latents = step.rows * config.latents
     scores = frames * config.heads * step.reference_frames * FP32_BYTES
@@ -300,6 +387,8 @@ def backward_bytes(config: GPTConfig, step: Step) -> int:
     wide = grid_cells(config, step) * config.width
     size = size_bytes(step)
     mlp = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * size)
+    if step.finetuning.adapters and "mlp.c_proj" in step.finetuning.lora.targets:
+        mlp += wide * 4 * size  # what the matrix gives back, and its adapter
     if not explicit(config, step):
         return mlp
     gone = weights_bytes(config, step) + 9 * wide * size

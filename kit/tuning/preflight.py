@@ -24,6 +24,7 @@ from kit.base.words import in_gib
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
+from kit.training.finetune import FULL, Finetuning
 from kit.training.loop import clip, forward_backward, update
 from kit.training.recovery import is_oom
 from kit.training.settings import TrainConfig
@@ -48,6 +49,7 @@ class Workload:
     speed: SpeedConfig
     data: DataConfig
     hw: Hardware
+    finetuning: Finetuning = FULL  # what trains
     precision: str = "fp32"  # of mixed precision on this device, as `choose_precision` says
     text_ids: int = 0  # of the longest row; 0: as many as the model has positions for
     codes: int = 0  # of the longest row; 0: as many as the model has positions for
@@ -82,6 +84,7 @@ class Workload:
             accumulate=self.data.grad_accum > 1,
             guided=self.train.guide > 0,
             device=self.hw.device,
+            finetuning=self.finetuning,
         )
 
     @property
@@ -271,7 +274,8 @@ def two_steps(work: Workload) -> None:
     speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
     with torch.device(work.hw.device):
         model = SpeechGPT(work.model)
-    state = TrainState(model, work.train, speed, work.hw)
+    finetuning = work.finetuning.without_phases()
+    state = TrainState(model, work.train, speed, work.hw, finetuning)
     state.model.train()
     # No overflow at this scale: a skipped update would leave the moments out.
     half = state.scaler.is_enabled()

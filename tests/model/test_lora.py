@@ -1,4 +1,4 @@
-"""Adapters beside a model's matrices: they begin as nothing, merge into plain ones, travel alone."""
+"""Adapters beside a model's matrices: they begin as nothing, merge into plain ones, go alone."""
 
 import copy
 import dataclasses

@@ -291,7 +291,7 @@ def test_adapters_do_not_go_on_beside_another_base(tmp_path):
         pass
     session = finetune_session(tmp_path, OFTEN, LORA)
     session.finetuning = dataclasses.replace(LORA, base=Base(config=BASE, sha256="another"))
-    with pytest.raises(TrainError, match="base_sha256 .* -> another"):
+    with pytest.raises(TrainError, match=r"base_sha256 .* -> another"):
         list(session.run(ON, Event()))
 
 
@@ -352,10 +352,3 @@ def test_what_is_kept_must_be_worth_keeping(way):
     with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM.*or leave `finetune`"):
         way.require_voice()
     dataclasses.replace(way, base=Base(config=BASE, sha256="")).require_voice()
-
-
-def test_auto_is_adapters_beside_a_voice_and_everything_without():
-    auto = Finetuning(config=FinetuneConfig(method="auto"))
-    auto.require_voice()
-    assert not auto.adapters
-    assert dataclasses.replace(auto, base=Base(config=BASE, sha256="")).adapters

@@ -6,13 +6,15 @@ import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
-from kit.base.config import ConfigError
+from kit.base.config import ConfigError, build, load_preset
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
+from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
+from kit.training.finetune import FULL, Base, FinetuneConfig, Finetuning
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning.memory_plan import Step, parameter_count, plan_bytes
+from kit.tuning.memory_plan import Step, parameter_count, plan_bytes, trained_counts
 from kit.tuning.preflight import Workload, trial_bytes
 
 SIZES = {"code_vocab": 402, "max_text": 64, "max_code": 128}
@@ -88,6 +90,61 @@ def test_guided_attention_is_planned_too(monkeypatch, precision, switches):
 def test_several_passes_keep_gradients_between_them(monkeypatch, switches):
     whole = workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches)
     near(whole.with_rows(2), 0.05)
+
+
+ADAPTERS = LoRAConfig()
+FEW = LoRAConfig(rank=8, targets=("attn.c_attn", "mlp.c_fc"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "switches", "finetuning"),
+    [
+        ("fp32", "adamw", {}, {}),
+        ("fp32", "adamw", {"sdpa": True} | ALL, {}),
+        ("fp32", "muon", {"sdpa": True, "ema": True}, {"text_vocab": 400}),
+        ("fp32", "adamw", {"sdpa": True, "ema": True}, {"tables": "all"}),
+        ("fp32", "adamw", {"sdpa": True, "fused_adamw": True}, {"lora": FEW}),
+        ("bf16", "adamw", {"sdpa": True} | ALL, {"text_vocab": 400}),
+        ("bf16", "adamw", {}, {"lora": dataclasses.replace(FEW, dropout=0.1)}),
+    ],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_adapters_are_planned_as_they_are(
+    monkeypatch, precision, optimizer, switches, finetuning, dropout
+):
+    model = dataclasses.replace(LARGER, dropout=dropout)
+    full = workload(monkeypatch, model, LONG, precision, optimizer, switches)
+    lora = dataclasses.replace(full, finetuning=beside(model, **finetuning))
+    near(lora, 0.05)
+    assert lora.planned_bytes < full.planned_bytes
+
+
+def beside(model: GPTConfig, lora=ADAPTERS, tables: str = "new", **base) -> Finetuning:
+    """Adapters; `base` is what the voice that they lie beside has less than `model`."""
+    return Finetuning(
+        config=FinetuneConfig(method="lora", tables=tables),
+        lora=lora,
+        base=Base(config=dataclasses.replace(model, **base), sha256=""),
+    )
+
+
+def test_embeddings_and_heads_first_take_no_less_in_the_end(monkeypatch):
+    full = workload(monkeypatch, LARGER, SHORT, "fp32", "adamw", {"sdpa": True})
+    phases = Finetuning(config=FinetuneConfig(tables_first=100))
+    near(dataclasses.replace(full, finetuning=phases), 0.05)
+    assert dataclasses.replace(full, finetuning=phases).planned_bytes == full.planned_bytes
+
+
+def test_at_the_size_of_xtts_adapters_take_a_fraction():
+    """Of weights, gradients, moments and average of the published model and 2,000 new pieces."""
+    grown = build(GPTConfig, load_preset("xtts_v2")["model"], text_vocab=8681)
+    finetuning = beside(grown, text_vocab=6681)
+    found = [plan_bytes(grown, step(finetuning=f)).parts for f in (FULL, finetuning)]
+    sizes = [parts["gradients"] + parts["optimizer"] for parts in found]
+    print(f"{sizes[1] / 2**30:.2f} of {sizes[0] / 2**30:.2f} GiB: {sizes[1] / sizes[0]:.3f}")
+    assert sizes[1] < 0.1 * sizes[0]
+    numbers = trained_counts(grown, finetuning)
+    print(f"{numbers.learning:,} of {parameter_count(grown):,} learn")
 
 
 def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Workload:

@@ -1,0 +1,66 @@
+"""What of its model a run trains, from its settings and the voice that it begins with; in words."""
+
+from kit.base.config import build
+from kit.base.weights_file import tensors_sha256
+from kit.model.lora import LoRAConfig
+from kit.model.sequence import GPTConfig
+from kit.model.weights import saved_config
+from kit.notebook.run_record import read_mark
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.start_from import BEGUN, MODEL
+from kit.training.finetune import Base, FinetuneConfig, Finetuning
+from kit.tuning.memory_plan import parameter_count, trained_counts
+
+
+def finetuning_of(run: ActiveRun, steps: int) -> Finetuning:
+    """What `run` trains in so many steps.
+
+    Raises ConfigError where that needs a voice to begin with, or more steps.
+    """
+    base = None
+    if read_mark(run.folder / BEGUN):
+        path = run.folder / MODEL
+        base = Base(config=saved_config(path), sha256=tensors_sha256(path))
+    finetuning = Finetuning(
+        config=build(FinetuneConfig, run.section("finetune")),
+        lora=build(LoRAConfig, run.section("lora")),
+        base=base,
+    )
+    finetuning.require_voice()
+    finetuning.require_steps(steps)
+    return finetuning
+
+
+def told_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
+    """In words, what of `model` trains; "" where all of it does from the first step on."""
+    lines = []
+    if finetuning.adapters:
+        learning = trained_counts(model, finetuning).learning
+        lora = finetuning.lora
+        lines.append(
+            f"LoRA: {learning:,} parameters train, {learning / parameter_count(model):.1%} as many "
+            f"as the model has: adapters of rank {lora.rank} beside {', '.join(lora.targets)}"
+            f"{told_tables(model, finetuning)}."
+        )
+    if finetuning.config.tables_first:
+        first = finetuning.config.tables_first
+        lines.append(f"In the first {first:,} steps embeddings and heads train alone.")
+    return " ".join(lines)
+
+
+def told_tables(model: GPTConfig, finetuning: Finetuning) -> str:
+    """Which rows of embeddings and heads train beside adapters, in words."""
+    if finetuning.config.tables == "all":
+        return ", and all embeddings and heads"
+    if trained_counts(model, finetuning).tables:
+        return ", and the new rows of embeddings and heads"
+    return ""
+
+
+def finetuning_figures(model: GPTConfig, finetuning: Finetuning) -> dict:
+    """The same for the record."""
+    figures = finetuning.identity()
+    figures["tables_first"] = finetuning.config.tables_first
+    figures["trained_parameters"] = trained_counts(model, finetuning).learning
+    figures["parameters"] = parameter_count(model)
+    return figures

@@ -1,0 +1,136 @@
+"""Adapters, and embeddings and heads first, as a person asks for them: by settings of a run."""
+
+import pytest
+import torch
+from helpers import corpus, manifest
+from released_xtts import write_release
+
+from kit.base.config import ConfigError
+from kit.inference.export import export_voice, load_export
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import load_voice
+from kit.model.adapters_file import load_adapters
+from kit.model.weights import load_model
+from kit.recipes.prepare import Preparation
+from kit.recipes.start import start
+from kit.recipes.start_from import MODEL
+from kit.recipes.train import Training
+from kit.training import checkpoint
+from kit.training.settings import TrainError
+
+FEW = {"steps": 6, "gate_every": 6, "val_every": 3, "checkpoint_every": 2, "warmup_steps": 1}
+ALPHA = {"rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    pytest.importorskip("tokenizers", reason="needs tokenizers (make test-xtts installs it)")
+    return write_release(tmp_path_factory.mktemp("release"))
+
+
+def begun(name: str, release, **settings):
+    """A run that begins with a tiny release, prepared."""
+    run = start(name, settings={"train": FEW, **settings})
+    list(Preparation(run, str(corpus()), start_from=str(release), licence="CPML").run())
+    return start(name)
+
+
+@pytest.fixture(scope="module")
+def adapted(release):
+    """A run that has trained adapters, and what it told."""
+    run = begun("adapters", release, finetune={"method": "lora"}, lora=ALPHA)
+    training = Training(run)
+    return run, [str(training.size()), *map(str, training.run())]
+
+
+def test_the_plan_and_the_record_say_what_trains(adapted):
+    run, told = adapted
+    assert "LoRA: " in told[0] and "adapters of rank 4 beside attn.c_attn" in told[0]
+    assert "and the new rows of embeddings and heads" in told[0]
+    noted = run.report()["train"]["finetune"]
+    assert noted["method"] == "lora" and noted["rank"] == 4 and noted["tables"] == "new"
+    assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
+    bytes_ = run.report()["train"]["longest_step_bytes"]
+    assert bytes_["measured"] == pytest.approx(bytes_["planned"], rel=0.1)
+    assert run.report()["train"]["ran"]["EMA of the weights"].startswith("on")
+
+
+def test_what_comes_after_finds_a_voice_like_any_other(adapted):
+    run, _ = adapted
+    voice = load_voice(run.folder, language="am")
+    rows = load_model(run.folder / MODEL).text_embedding.weight.shape[0]
+    assert len(voice.model.text_embedding.weight) > rows
+    greedy = GenerateConfig(temperature=0.0, retries=0)
+    said = next(row.text for row in manifest() if row.split == "train")
+    spoken = voice.speak([said], voice.speakers[0], greedy)[0]
+    exported = load_export(export_voice(voice, run.path("export"), "fp32"))
+    assert torch.equal(exported.speak([said], voice.speakers[0], greedy)[0].codes, spoken.codes)
+    assert len(Training(start("adapters")).samples().sounds) == 3
+    assert Training(start("adapters")).trained().state_dict().keys() == (
+        voice.model.state_dict().keys()
+    )
+
+
+def test_its_adapters_are_a_voice_beside_what_it_began_with(adapted):
+    run, _ = adapted
+    alone = run.folder / "adapters-ema.safetensors"
+    found = load_adapters(alone, load_model(run.folder / MODEL)).state_dict()
+    voice = load_model(run.folder / "model-ema.safetensors").state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in voice.items())
+    assert alone.stat().st_size < (run.folder / "model-ema.safetensors").stat().st_size / 2
+
+
+def test_a_run_keeps_to_what_it_trains(adapted):
+    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"steps": 8}})
+    training = Training(run, steps=8)
+    with pytest.raises(TrainError, match=r"trained something else: method lora -> full"):
+        list(training.run())
+    start("adapters", settings={"finetune": {"method": "lora"}})
+
+
+def test_embeddings_and_heads_first_and_then_all(release):
+    run = begun("two phases", release, finetune={"tables_first": 3})
+    training = Training(run)
+    assert "In the first 3 steps embeddings and heads train alone." in str(training.size())
+    list(training.run())
+    saved = [
+        checkpoint.load(path)["model"] for path in checkpoint.checkpoints(run.path("checkpoints"))
+    ]
+    assert run.report()["train"]["finetune"]["tables_first"] == 3
+    began = load_model(run.folder / MODEL).state_dict()
+    name = "gpt.h.0.mlp.c_fc.weight"
+    assert not torch.equal(saved[-1][name], began[name])
+
+
+def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
+    run = start("by its size", settings={"train": FEW, "finetune": {"method": "auto"}})
+    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    assert start("by its size").section("finetune")["method"] == "lora"
+    wide = {"finetune": {"method": "auto"}, "model": {"width": 512}}
+    run = start("by its size, too", settings=wide)
+    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    assert start("by its size, too").section("finetune")["method"] == "full"
+
+
+def test_a_run_from_nothing_has_nothing_to_keep():
+    run = start("from nothing", settings={"train": FEW})
+    list(Preparation(run, str(corpus())).run())
+    for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
+        run = start("from nothing", settings={"finetune": asked})
+        with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM in 01_data_prep"):
+            Training(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"finetune": {"method": "adapters"}}, "finetune.method = 'adapters': choose full"),
+        ({"lora": {"rank": 0}}, "lora.rank = 0: must lie in 1"),
+        ({"lora": {"targets": ["attn"]}}, "choose some of attn.c_attn"),
+        ({"lora": {"ranks": 3}}, "lora has no setting `ranks`.*rank"),
+        ({"finetune": {"method": True}}, "finetune.method must be str"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        start("cannot be", settings=settings)
