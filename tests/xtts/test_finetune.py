@@ -1,0 +1,187 @@
+"""An XTTS-v2 trained further, whole or with adapters: PEFT's numbers, and coqui-tts speaks it."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from coqui import coqui_loaded, coqui_xtts, write_coqui
+from test_parity import opinionated, require_same_codes, require_same_logits, rows
+from torch import Tensor
+from xtts_texts import AMHARIC, lines_of
+
+from kit.base.hardware import Hardware
+from kit.base.weights_file import checksum
+from kit.model.gpt import SpeechGPT, weighted_loss
+from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
+from kit.model.sequence import EffectiveBatch, pack
+from kit.model.warm_start import warm_started
+from kit.model.xtts import load_xtts
+from kit.model.xtts_export import save_xtts
+from kit.text.grow_xtts import grow_xtts, xtts_spellings
+from kit.text.xtts_tokenizer import XTTSTokenizer
+from kit.training.finetune import Base, FinetuneConfig, Finetuning
+from kit.training.loop import train
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+
+SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
+CPU = Hardware(
+    device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
+)
+TRAIN = TrainConfig(steps=5, warmup_steps=1, lr=3e-3, val_every=100)
+WAYS = {
+    "full": FinetuneConfig(),
+    "two phases": FinetuneConfig(tables_first=2),
+    "lora": FinetuneConfig(method="lora"),
+    "lora and all tables": FinetuneConfig(method="lora", tables="all"),
+}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """coqui-tts's own files of a model that says something else at each step."""
+    folder = tmp_path_factory.mktemp("release")
+    theirs = coqui_xtts(folder, SIZE)
+    opinionated(theirs.gpt)
+    return write_coqui(folder, theirs)
+
+
+def batches(config):
+    texts, codes, mels = rows(config, 3)
+    micro = pack(config, texts, codes, mels)
+    while True:
+        yield EffectiveBatch(micro=[micro], position={"batch": 0})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_grown_trained_and_saved_coqui_says_the_same(release, tmp_path, way):
+    """coqui-tts's file, the kit's model, grown, five steps, the kit's file, coqui-tts's model."""
+    xtts = load_xtts(release)
+    began = XTTSTokenizer(release / "vocab.json", "am")
+    grown = grow_xtts(began, lines_of(AMHARIC), tmp_path / "grown.json")
+    config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
+    model = warm_started(config, xtts.model, xtts_spellings(began, grown))
+    base = Base(config=xtts.model.config, sha256=checksum(xtts.model.state_dict()))
+    finetuning = Finetuning(config=WAYS[way], base=base)
+    torch.manual_seed(0)
+    state = TrainState(model, TRAIN, SpeedConfig(sdpa=True, ema=True), CPU, finetuning)
+    losses = [event.loss for event in train(state, batches(config))]
+    assert losses[-1] < losses[0]
+
+    trained = merged(state.model).eval()
+    larger = dataclasses.replace(xtts, model=trained, vocabulary=grown.vocabulary)
+    theirs = coqui_loaded(save_xtts(larger, tmp_path / "trained"))
+    require_same_logits(theirs.gpt, trained)
+    codes = require_same_codes(theirs.gpt, trained)
+    assert len(set(codes)) > 10
+    before = load_xtts(release).model.state_dict()
+    assert not torch.equal(
+        trained.state_dict()["gpt.h.0.mlp.c_fc.weight"], before["gpt.h.0.mlp.c_fc.weight"]
+    )
+    kept = torch.equal(
+        trained.text_embedding.weight[: began.vocab_size], before["text_embedding.weight"]
+    )
+    assert kept == (way == "lora")
+
+
+def with_peft(model: SpeechGPT, lora: LoRAConfig) -> SpeechGPT:
+    """`model`, which has no adapters, with PEFT's in place."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        bias="none",
+    )
+    return inject_adapter_in_model(config, model)
+
+
+def adapters(model: SpeechGPT) -> dict[str, Tensor]:
+    """The adapters' matrices of the kit's model or of PEFT's, by the kit's names."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            found[name.removesuffix(".default.weight")] = parameter
+    return found
+
+
+def losses_and_gradients(model: SpeechGPT) -> tuple[Tensor, dict[str, Tensor]]:
+    texts, codes, mels = rows(model.config)
+    batch = pack(model.config, texts, codes, mels)
+    model.zero_grad()
+    counts = len(batch.text_targets), len(batch.code_targets)
+    weighted_loss(model.config, model(batch), *counts).backward()
+    with torch.no_grad():
+        states = model.hidden(batch)
+    return states, {name: p.grad for name, p in adapters(model).items()}
+
+
+def require_close(found: Tensor, wanted: Tensor) -> None:
+    assert wanted.norm() > 0
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoRAConfig(),
+        LoRAConfig(rank=4, alpha=2.0),
+        LoRAConfig(rank=8, targets=("attn.c_attn", "mlp.c_proj")),
+    ],
+    ids=str,
+)
+def test_adapters_are_those_of_peft(release, lora):
+    """States, gradients, and the matrices that they merge into."""
+    pytest.importorskip("peft", reason="needs peft (make test-xtts installs it)")
+    model = load_xtts(release).model.train()
+    model.config = dataclasses.replace(model.config, dropout=0.0)
+    for module in model.modules():  # dropout is drawn by each in its own order
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "dropout"):
+            module.dropout = 0.0
+    theirs = with_peft(copy.deepcopy(model), lora)
+    add_adapters(model, lora)
+    assert adapters(model).keys() == adapters(theirs).keys()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, matrix in adapters(model).items():
+            matrix.copy_(0.05 * torch.randn_like(matrix))
+            adapters(theirs)[name].copy_(matrix)
+
+    states, gradients = losses_and_gradients(model)
+    their_states, their_gradients = losses_and_gradients(theirs)
+    require_close(states, their_states)
+    for name, gradient in their_gradients.items():
+        require_close(gradients[name], gradient)
+
+    plain = merged(model)
+    for name, module in theirs.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            module.merge()
+            require_close(plain.get_submodule(name).weight, module.base_layer.weight)
+    assert not any(isinstance(module, LoRALinear) for module in plain.modules())
+
+
+def test_adapters_begin_as_pefts_do(release):
+    """B at 0 and A drawn evenly from the same bounds."""
+    pytest.importorskip("peft", reason="needs peft (make test-xtts installs it)")
+    lora = LoRAConfig(rank=32)
+    theirs = with_peft(load_xtts(release).model, lora)
+    model = load_xtts(release).model
+    add_adapters(model, lora)
+    for name, wanted in adapters(theirs).items():
+        found = adapters(model)[name]
+        assert found.shape == wanted.shape
+        if name.endswith("lora_B"):
+            assert not found.any() and not wanted.any()
+        else:
+            bound = float(wanted.abs().max().detach())
+            assert float(found.abs().max().detach()) == pytest.approx(bound, rel=0.01)
+            assert float(found.std().detach()) == pytest.approx(
+                float(wanted.std().detach()), rel=0.05
+            )
