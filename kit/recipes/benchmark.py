@@ -5,6 +5,7 @@ result is kept, so an interrupted benchmark goes on where it was. What pays is w
 notebook 02.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 from kit.base.config import ConfigError, build
@@ -16,6 +17,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.finetuning import finetuning_of
 from kit.training.switches import LABELS
 from kit.tuning.ab_results import (
     Decision,
@@ -124,7 +126,8 @@ class Benchmark:
             cache = CodeCache(run.index())
             members = cache.of_split("train")
             rows = tuple((len(cache.texts[i]), len(cache.codes[i])) for i in members)
-        return preset_task(run.preset, run.hw, threads, rows)
+        task = preset_task(run.preset, run.hw, threads, rows)
+        return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:
         """What is trained, and for how long."""

@@ -12,11 +12,8 @@ from kit.training.finetune import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import parameter_count, trained_counts
 
 
-def finetuning_of(run: ActiveRun, steps: int) -> Finetuning:
-    """What `run` trains in so many steps.
-
-    Raises ConfigError where that needs a voice to begin with, or more steps.
-    """
+def finetuning_of(run: ActiveRun) -> Finetuning:
+    """What `run` trains. Raises ConfigError where that needs a voice to begin with."""
     base = None
     if read_mark(run.folder / BEGUN):
         path = run.folder / MODEL
@@ -27,7 +24,6 @@ def finetuning_of(run: ActiveRun, steps: int) -> Finetuning:
         base=base,
     )
     finetuning.require_voice()
-    finetuning.require_steps(steps)
     return finetuning
 
 

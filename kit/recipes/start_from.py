@@ -103,17 +103,14 @@ def settings_of(run: ActiveRun, beginning: Beginning) -> dict:
     What a person has set comes before what suits it.
     """
     usual = merge(NEEDS_NO_GUIDE, beginning.defaults)
-    method = run.section("finetune").get("method")
-    if method == "auto":
-        method = method_for(run, beginning.model.config)
-        usual = merge(usual, {"finetune": {"method": method}})
+    finetune = dict(run.section("finetune"))
+    if finetune.get("method") == "auto":
+        finetune["method"] = method_for(run, beginning.model.config)
     rate = usual["train"].get("lr")
-    if rate and method == "lora":
+    if rate and finetune.get("method") == "lora":
         usual = merge(usual, {"train": {"lr": ADAPTERS_RATE * rate}})
-    asked = run.settings
-    if asked.get("finetune", {}).get("method") == "auto":
-        asked = merge(asked, {"finetune": {"method": method}})
-    return merge(merge(usual, asked), beginning.sections)
+    settings = merge(merge(usual, run.settings), {"finetune": finetune})
+    return merge(settings, beginning.sections)
 
 
 def method_for(run: ActiveRun, voice: GPTConfig) -> str:

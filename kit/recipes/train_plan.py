@@ -108,9 +108,10 @@ class TrainingPlan:
             threads=int(run.threads.value),
             trained_with=self.data.parts,
             first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
-            finetuning=finetuning_of(run, config.steps),
+            finetuning=finetuning_of(run),
             held_by_all=run.held_by_all,
         )
+        self.session.finetuning.require_steps(config.steps)
 
     def batches(self, position: dict | None = None, grad_accum: int = 0):
         """The batches of training, without an end, from `position` on (None: the beginning).

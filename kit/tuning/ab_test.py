@@ -30,6 +30,7 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded
 from kit.batches.lengths import few_lengths
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
+from kit.training.finetune import FULL, Finetuning
 from kit.training.loop import train
 from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
@@ -67,6 +68,7 @@ class Task:
     rows: tuple  # (text ids, codes) of each row
     hw: Hardware
     threads: int  # for PyTorch
+    finetuning: Finetuning = FULL  # what trains
 
 
 def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> Task:
@@ -211,7 +213,8 @@ def _new_state(task: Task, config: TrialConfig, on: Sequence[str]) -> TrainState
     with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
         model = SpeechGPT(task.model)
     speed = SpeedConfig(**dict.fromkeys(on, True))
-    return TrainState(model, _settings(task.train, config), speed, task.hw)
+    finetuning = task.finetuning.without_phases()
+    return TrainState(model, _settings(task.train, config), speed, task.hw, finetuning)
 
 
 def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:

@@ -1,5 +1,7 @@
 """Adapters, and embeddings and heads first, as a person asks for them: by settings of a run."""
 
+import math
+
 import pytest
 import torch
 from helpers import corpus, manifest
@@ -11,12 +13,14 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voice
 from kit.model.adapters_file import load_adapters
 from kit.model.weights import load_model
+from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.start_from import MODEL
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.settings import TrainError
+from kit.tuning.ab_test import TrialConfig, run_variant
 
 FEW = {"steps": 6, "gate_every": 6, "val_every": 3, "checkpoint_every": 2, "warmup_steps": 1}
 ALPHA = {"rank": 4, "alpha": 8.0}
@@ -53,6 +57,20 @@ def test_the_plan_and_the_record_say_what_trains(adapted):
     bytes_ = run.report()["train"]["longest_step_bytes"]
     assert bytes_["measured"] == pytest.approx(bytes_["planned"], rel=0.1)
     assert run.report()["train"]["ran"]["EMA of the weights"].startswith("on")
+
+
+def test_switches_are_measured_on_what_trains(adapted):
+    task = Benchmark(start("adapters")).task
+    few = TrialConfig(steps=1, warmup_steps=1)
+    assert task.finetuning.adapters
+    assert math.isfinite(run_variant(task, few, ("sdpa",))["loss"])
+
+
+def test_a_first_phase_that_never_ends_is_told_before_anything_is_tried(adapted):
+    run = start("adapters", settings={"finetune": {"tables_first": 6}})
+    with pytest.raises(ConfigError, match="of 6 steps none is left in which everything trains"):
+        Training(run)
+    start("adapters", settings={"finetune": {"tables_first": 0}})
 
 
 def test_what_comes_after_finds_a_voice_like_any_other(adapted):
