@@ -7,14 +7,16 @@ import torch
 from helpers import corpus, manifest
 from released_xtts import write_release
 
-from kit.base.config import ConfigError
+from kit.base.config import ConfigError, build, load_preset
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voice
 from kit.model.adapters_file import load_adapters
+from kit.model.lora import LoRAConfig
 from kit.model.weights import load_model
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
+from kit.recipes.settings import check_settings, parse_settings
 from kit.recipes.start import start
 from kit.recipes.start_from import MODEL
 from kit.recipes.train import Training
@@ -137,6 +139,13 @@ def test_a_run_from_nothing_has_nothing_to_keep():
         run = start("from nothing", settings={"finetune": asked})
         with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM in 01_data_prep"):
             Training(run)
+
+
+def test_the_command_line_has_words_for_them():
+    words = ["finetune.method=lora", "lora.rank=8", "lora.targets=[attn.c_attn, mlp.c_fc]"]
+    asked = parse_settings(words)
+    check_settings(asked, load_preset("tiny"))
+    assert build(LoRAConfig, asked["lora"]).targets == ("attn.c_attn", "mlp.c_fc")
 
 
 @pytest.mark.parametrize(
