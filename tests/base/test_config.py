@@ -30,10 +30,12 @@ from kit.inference.decoder import DecoderConfig
 from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import EvaluateConfig, InferConfig
 from kit.inference.voice import Habits
+from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.streams.loader import LoaderConfig
 from kit.streams.position import StreamConfig
 from kit.text.train_tokenizer import TokenizerConfig
+from kit.training.finetune import FinetuneConfig
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import TrialConfig
@@ -51,6 +53,8 @@ SECTIONS = {
     "train": TrainConfig,
     "speed": SpeedConfig,
     "trials": TrialConfig,
+    "finetune": FinetuneConfig,
+    "lora": LoRAConfig,
     "recognizer": RecognizerConfig,
     "align": AlignConfig,
     "text": TokenizerConfig,
