@@ -30,7 +30,6 @@ ALPHA = {"rank": 4, "alpha": 8.0}
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
-    pytest.importorskip("tokenizers", reason="needs tokenizers (make test-xtts installs it)")
     return write_release(tmp_path_factory.mktemp("release"))
 
 
@@ -126,10 +125,12 @@ def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
     run = start("by its size", settings={"train": FEW, "finetune": {"method": "auto"}})
     Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
     assert start("by its size").section("finetune")["method"] == "lora"
+    assert start("by its size").section("train")["lr"] == pytest.approx(5e-5)
     wide = {"finetune": {"method": "auto"}, "model": {"width": 512}}
     run = start("by its size, too", settings=wide)
     Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
     assert start("by its size, too").section("finetune")["method"] == "full"
+    assert start("by its size, too").section("train")["lr"] == pytest.approx(5e-6)
 
 
 def test_a_run_from_nothing_has_nothing_to_keep():
