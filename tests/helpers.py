@@ -45,9 +45,9 @@ from kit.model.warm_start import warm_started
 from kit.text.espeak import run_apart
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-from kit.training.finetune import Base, Finetuning
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
+from kit.training.trainable import Base, Finetuning
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
 

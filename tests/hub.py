@@ -7,12 +7,16 @@ address, nobody asks the real one.
 import contextlib
 import hashlib
 import json
+import os
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from kit.notebook.open_run import RELEASES_FOLDER
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADDRESSES = {
@@ -114,7 +118,8 @@ class Answer(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder: Path, repository: str, *revisions: str) -> Iterator[Hub]:
-    """A hub with the files of `folder`, while the block lasts."""
+    """A hub with the files of `folder`, while the block lasts; what it gave goes with it."""
+    forget_releases()
     hub = Hub(folder, repository, revisions)
     thread = threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -124,3 +129,11 @@ def serving(folder: Path, repository: str, *revisions: str) -> Iterator[Hub]:
         hub.shutdown()
         hub.server_close()
         thread.join()
+        forget_releases()
+
+
+def forget_releases() -> None:
+    """Another test's hub may have another release by the same name."""
+    runs = os.environ.get("KIT_RUNS")
+    if runs:
+        shutil.rmtree(Path(runs) / RELEASES_FOLDER, ignore_errors=True)

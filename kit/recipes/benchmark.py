@@ -17,7 +17,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.finetuning import finetuning_of
+from kit.recipes.trained_parts import finetuning_of
 from kit.training.switches import LABELS
 from kit.tuning.ab_results import (
     Decision,

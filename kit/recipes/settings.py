@@ -23,9 +23,9 @@ from kit.inference.settings import EvaluateConfig, InferConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.text.train_tokenizer import TokenizerConfig
-from kit.training.finetune import FinetuneConfig
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import FinetuneConfig
 from kit.tuning.ab_test import TrialConfig
 from kit.tuning.session_plan import Promise
 

@@ -71,7 +71,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
         beginning = beginning_of_release(path, weights, licence)
     else:
         beginning = beginning_of_voice(voice_in(path, weights))
-    run = run.keep_settings(settings_of(run, beginning))
+    run = run.keep_settings(settings_to_begin_with(run, beginning))
     save_model(beginning.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), beginning.tokenizer)
     save_codec(beginning.codec, run.path(CODEC))
@@ -97,7 +97,7 @@ def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     return fetched_release(run.folder.parent, name)
 
 
-def settings_of(run: ActiveRun, beginning: Beginning) -> dict:
+def settings_to_begin_with(run: ActiveRun, beginning: Beginning) -> dict:
     """The settings of a run that begins so: the voice's sizes, and what suits training it further.
 
     What a person has set comes before what suits it.

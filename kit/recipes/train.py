@@ -21,9 +21,9 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
-from kit.recipes.finetuning import finetuning_figures
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
+from kit.recipes.trained_parts import finetuning_figures
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
 from kit.training.settings import TrainError

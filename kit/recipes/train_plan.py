@@ -17,8 +17,8 @@ from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
-from kit.recipes.finetuning import finetuning_of, told_finetuning
 from kit.recipes.start_from import first_model, told_start
+from kit.recipes.trained_parts import finetuning_of, told_finetuning
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log

@@ -31,7 +31,6 @@ from kit.model.sequence import GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
-from kit.training.finetune import FULL, Base, Finetuning
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetched
@@ -39,6 +38,7 @@ from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.state import TrainState
 from kit.training.switches import Applied, SpeedConfig, pin
+from kit.training.trainable import FULL, Base, Finetuning
 
 
 @dataclasses.dataclass(kw_only=True)

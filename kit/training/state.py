@@ -24,10 +24,10 @@ from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
-from kit.training.finetune import FULL, Finetuning, Trainable
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.settings import TrainConfig, TrainError
 from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
+from kit.training.trainable import FULL, Finetuning, Trainable
 
 
 @dataclasses.dataclass(kw_only=True)

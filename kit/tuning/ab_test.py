@@ -30,11 +30,11 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded
 from kit.batches.lengths import few_lengths
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.training.finetune import FULL, Finetuning
 from kit.training.loop import train
 from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import LABELS, SpeedConfig, compilations, pin, switches
+from kit.training.trainable import FULL, Finetuning
 from kit.tuning.ab_results import Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here

@@ -21,8 +21,8 @@ from kit.base.config import require
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import TARGETS, is_adapter
 from kit.model.sequence import GPTConfig
-from kit.training.finetune import FULL, Finetuning, Trainable
 from kit.training.optim import TOGETHER
+from kit.training.trainable import FULL, Finetuning, Trainable
 
 FP32_BYTES = 4
 HALF_BYTES = 2

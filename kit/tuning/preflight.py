@@ -24,12 +24,12 @@ from kit.base.words import in_gib
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
-from kit.training.finetune import FULL, Finetuning
 from kit.training.loop import clip, forward_backward, update
 from kit.training.recovery import is_oom
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import FULL, Finetuning
 from kit.tuning.memory_plan import Step, plan_bytes
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take

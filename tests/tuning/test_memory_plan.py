@@ -11,9 +11,9 @@ from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
-from kit.training.finetune import FULL, Base, FinetuneConfig, Finetuning
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import Step, parameter_count, plan_bytes, trained_counts
 from kit.tuning.preflight import Workload, trial_bytes
 

@@ -29,11 +29,11 @@ from kit.model.lora import TABLES, LoRAConfig, is_adapter, merged
 from kit.model.sequence import GPTConfig
 from kit.model.weights import load_model
 from kit.training import checkpoint
-from kit.training.finetune import Base, FinetuneConfig, Finetuning, Trainable
 from kit.training.loop import train
 from kit.training.settings import TrainError
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import Base, FinetuneConfig, Finetuning, Trainable
 
 ON = {"ema": True}
 LORA = Finetuning(

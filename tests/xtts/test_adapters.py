@@ -20,11 +20,11 @@ from kit.model.xtts import load_xtts
 from kit.model.xtts_export import save_xtts
 from kit.text.grow_xtts import grow_xtts, xtts_spellings
 from kit.text.xtts_tokenizer import XTTSTokenizer
-from kit.training.finetune import Base, FinetuneConfig, Finetuning
 from kit.training.loop import train
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import Base, FinetuneConfig, Finetuning
 
 SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
 CPU = Hardware(

@@ -8,7 +8,7 @@ from kit.model.weights import saved_config
 from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start_from import BEGUN, MODEL
-from kit.training.finetune import Base, FinetuneConfig, Finetuning
+from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import parameter_count, trained_counts
 
 
