@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kit.base.hardware import DTYPES
 from kit.model.gpt import SpeechGPT
+from kit.training import adam8bit
 from kit.training.schedules import SCHEDULES
 from kit.training.settings import TrainConfig
 
@@ -47,12 +48,13 @@ def make_optimizers(
     fused: bool,
     precision: str = "fp32",
     undecayed: Iterable[nn.Parameter] = (),
+    eight_bit: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """AdamW with weight decay on matrices alone; "muon" hands the trunk's matrices to Muon.
 
     What is frozen is left out. `precision` (bf16, fp16, fp32) is that of the run's products; those
-    of Muon are of it, too. `undecayed` are matrices without weight decay. Each parameter group
-    keeps its peak learning rate as `peak_lr`.
+    of Muon are of it, too. `undecayed` are matrices without weight decay. `eight_bit` keeps AdamW's
+    moments in 8 bits. Each parameter group keeps its peak learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
     matrices = []
@@ -68,7 +70,11 @@ def make_optimizers(
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    made = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=fused, foreach=False)]
+    settings = {"lr": config.lr, "betas": config.betas}
+    if eight_bit:
+        made = [adam8bit.adamw(groups, **settings)]
+    else:
+        made = [torch.optim.AdamW(groups, fused=fused, foreach=False, **settings)]
     if matrices:
         muon = Muon(
             matrices,

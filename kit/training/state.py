@@ -22,6 +22,7 @@ from kit.base.words import brief
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
+from kit.training.adam8bit import converted, moment_shape, moments_of
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
@@ -66,8 +67,10 @@ class TrainState:
         self.hw = hw
         self.applied: Applied = apply(model, speed, hw)
         precision = self.applied.precision
+        fused = self.applied.on("fused_adamw")
+        eight_bit = self.applied.on("adamw_8bit")
         undecayed = self.trainable.undecayed
-        self.optimizers = make_optimizers(model, config, speed.fused_adamw, precision, undecayed)
+        self.optimizers = make_optimizers(model, config, fused, precision, undecayed, eight_bit)
         self.scaler = loss_scaler(hw.device, precision)
         self.ema = self._average()
         self.adaptation = Adaptation()
@@ -149,7 +152,7 @@ class TrainState:
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
-            "optimizer": {str(i): o.state_dict()["state"] for i, o in enumerate(self.optimizers)},
+            "optimizer": {str(i): moments_of(o) for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
             "random": checkpoint.random_state(),
             "run": {
@@ -226,6 +229,9 @@ class TrainState:
             moments = {
                 int(k): unmapped(v) for k, v in tree["optimizer"].get(str(number), {}).items()
             }
+            moments, note = converted(moments, optimizer)
+            if note:
+                self.notes.append(note)
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
@@ -308,7 +314,8 @@ def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
             raise CheckpointError(f"its `{where}{number}` belongs to no parameter")
         for name, tensor in tensors.items():
             if name != "step":  # a count
-                require_tensors({name: tensor}, {name: sizes[int(number)]}, f"{where}{number}|")
+                shape = moment_shape(name, sizes[int(number)])
+                require_tensors({name: tensor}, {name: shape}, f"{where}{number}|")
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ ones on, the others off, and reports what ran. Knows the model and the hardware;
 or the loop.
 
 SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing: Chen et al. 2016.
+8-bit AdamW: Dettmers et al. 2022.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from kit.base.config import require, require_within
 from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision, dotted
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.training.adam8bit import eight_bit_adamw
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class SpeedConfig:
     sdpa: bool = False  # fused attention
     mixed_precision: bool = False  # bf16 or fp16 matrix products, by the device
     fused_adamw: bool = False  # one kernel for the whole optimiser step
+    adamw_8bit: bool = False  # AdamW's moments in 8 bits
     tf32: bool = False  # fp32 matrix products with 10-bit mantissas
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
     pinned_memory: bool = False  # batches made ahead, in page-locked memory
@@ -97,6 +100,7 @@ LABELS = {
     "sdpa": "Fused attention (SDPA)",
     "mixed_precision": "Mixed precision",
     "fused_adamw": "Fused AdamW",
+    "adamw_8bit": "8-bit AdamW",
     "tf32": "TF32 products",
     "cudnn_benchmark": "cuDNN benchmark",
     "pinned_memory": "Pinned memory",
@@ -117,6 +121,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
+    eight_bit = eight_bit_adamw(hw)
     product = precision.value if config.mixed_precision else "fp32"
     backend = _attention(hw, product, model or GPTConfig())
     gpu = hw.device == "cuda"
@@ -125,6 +130,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "sdpa": (True, f"kernel: {backend.value} ({backend.reason})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, "same update, fewer passes over memory"),
+        "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "tf32": _tf32(hw),
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
         "pinned_memory": (
@@ -172,6 +178,8 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
     offered = switches(config, hw, model.config)
     if not hasattr(model.gpt, "h"):
         offered = [_without_layers(s) if s.name in OF_LAYERS else s for s in offered]
+    if any(s.on for s in offered if s.name == "adamw_8bit"):
+        offered = [_in_its_place(s) if s.name == "fused_adamw" else s for s in offered]
     on = {s.name: s.on for s in offered}
     runs = {s.name: s.runs for s in offered}
     set_process(on)
@@ -201,6 +209,12 @@ def _ran(switch: Switch, asked: bool, runs: str) -> Ran:
 def _without_layers(switch: Switch) -> Switch:
     why = "this model's trunk has no list of layers `h`; it trains on without"
     return dataclasses.replace(switch, on=False, available=False, reason=why)
+
+
+def _in_its_place(switch: Switch) -> Switch:
+    """Fused AdamW where the moments are in 8 bits."""
+    why = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
+    return dataclasses.replace(switch, on=False, reason=why)
 
 
 def set_process(on: dict[str, bool]) -> None:

@@ -21,7 +21,9 @@ from kit.base.config import require
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import TARGETS, is_adapter
 from kit.model.sequence import GPTConfig
-from kit.training.optim import TOGETHER
+from kit.training.adam8bit import state_bytes
+from kit.training.optim import TOGETHER, make_optimizers
+from kit.training.settings import TrainConfig
 from kit.training.trainable import FULL, Finetuning, Trainable
 
 FP32_BYTES = 4
@@ -30,6 +32,9 @@ HALF_BYTES = 2
 # operands, Gram matrices.
 MUON_FP32_BYTES = 17
 MUON_HALF_BYTES = 10
+# Of 8-bit AdamW's per entry of a parameter, on a CPU alone: both moments in fp32, the gradient, the
+# root of the second moment before and after it is divided.
+EIGHT_BIT_CPU_BYTES = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +52,7 @@ class Step:
     ema: bool = False  # averaged weights on the same device
     optimizer: str = "adamw"  # or "muon": for the trunk's matrices
     fused: bool = False  # one kernel for the optimiser step, with no working copies
+    eight_bit: bool = False  # AdamW's moments, in place of fp32
     accumulate: bool = False  # more than one forward pass per optimiser step
     guided: bool = False  # guided attention, as it is in the first steps
     device: str = "cuda"  # or "cpu", where dropout keeps whole numbers instead of bits
@@ -114,11 +120,10 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     numbers = trained_counts(config, step.finetuning)
     weights = numbers.weights * FP32_BYTES
     trained = numbers.trained * FP32_BYTES
-    one_moment = config.layers * layer_trained(config, step) if step.optimizer == "muon" else 0
     parts = {
         "weights": weights,
         "gradients": trained,
-        "optimizer": 2 * trained - FP32_BYTES * one_moment,
+        "optimizer": optimizer_bytes(config, step),
         "EMA": trained if step.ema else 0,
         "half-precision copies": copy_bytes(config, step, config.layers),
         "activations": activation_bytes(config, step),
@@ -133,6 +138,25 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
         "the optimizer's update": trained + update_bytes(config, step),
     }
     return MemoryPlan(parts=parts, moments={name: steady + size for name, size in found.items()})
+
+
+def optimizer_bytes(config: GPTConfig, step: Step) -> int:
+    """AdamW's two moments of what trains, and Muon's one of the trunk's matrices."""
+    trunk = config.layers * layer_trained(config, step) if step.optimizer == "muon" else 0
+    if not step.eight_bit:
+        return FP32_BYTES * (2 * trained_counts(config, step.finetuning).trained - trunk)
+    sizes = adamw_sizes(config, step.optimizer, step.finetuning)
+    return sum(map(state_bytes, sizes)) + FP32_BYTES * trunk
+
+
+@functools.cache
+def adamw_sizes(config: GPTConfig, optimizer: str, finetuning: Finetuning) -> tuple[int, ...]:
+    """Entries of each parameter that AdamW updates: of all, or with Muon of what it leaves."""
+    with torch.device("meta"):
+        model = SpeechGPT(config)
+        Trainable(model, finetuning.without_phases())
+        made = make_optimizers(model, TrainConfig(optimizer=optimizer), fused=False)
+    return tuple(p.numel() for group in made[0].param_groups for p in group["params"])
 
 
 def forward_end_bytes(config: GPTConfig, step: Step) -> int:
@@ -178,7 +202,10 @@ def update_bytes(config: GPTConfig, step: Step) -> int:
         matrix = 4 * config.width * step.finetuning.lora.rank
     stack = max(matrix, min(TOGETHER, config.layers * matrix))
     muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
-    adamw = 0 if step.fused else 2 * FP32_BYTES * trained_counts(config, step.finetuning).largest
+    largest = trained_counts(config, step.finetuning).largest
+    adamw = 0 if step.fused else 2 * FP32_BYTES * largest
+    if step.eight_bit:
+        adamw = EIGHT_BIT_CPU_BYTES * largest if step.device == "cpu" else 0
     return max(adamw, muon if step.optimizer == "muon" else 0)
 
 

@@ -24,6 +24,7 @@ from kit.base.words import in_gib
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
+from kit.training.adam8bit import eight_bit_adamw
 from kit.training.loop import clip, forward_backward, update
 from kit.training.recovery import is_oom
 from kit.training.settings import TrainConfig
@@ -81,6 +82,7 @@ class Workload:
             ema=speed.ema and not (speed.ema_offload and self.hw.device == "cuda"),
             optimizer=self.train.optimizer,
             fused=speed.fused_adamw,
+            eight_bit=speed.adamw_8bit and eight_bit_adamw(self.hw).value == "yes",
             accumulate=self.data.grad_accum > 1,
             guided=self.train.guide > 0,
             device=self.hw.device,
@@ -222,7 +224,8 @@ def milder(work: Workload) -> Iterator[Workload]:
     """Variants of `work` that need less, the cheapest in speed first.
 
     Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
-    costs a third of a step, an average in the CPU's memory a copy, passes of few rows the most.
+    costs a third of a step, an average in the CPU's memory a copy, moments in 8 bits (where they
+    can be had) some exactness, passes of few rows the most time.
     """
     free = dataclasses.replace(work.speed, sdpa=True)
     if work.precision != "fp32":  # else it would change nothing here
@@ -230,11 +233,13 @@ def milder(work: Workload) -> Iterator[Workload]:
     recompute = dataclasses.replace(free, gradient_checkpointing=True)
     away_too = work.speed.ema and work.hw.device == "cuda"
     away = dataclasses.replace(recompute, ema_offload=away_too)
+    eight_bit = eight_bit_adamw(work.hw).value == "yes"
+    small = dataclasses.replace(away, adamw_8bit=eight_bit or away.adamw_8bit)
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
     few = [n for n in rows if 4 * n < work.data.micro_batch]
     many = rows[: len(rows) - len(few)]
-    order = [*itertools.product((free, recompute, away), many)]
-    order += itertools.product((recompute, away), few)
+    order = [*itertools.product((free, recompute, away, small), many)]
+    order += itertools.product((recompute, away, small), few)
     for speed, micro_batch in order:
         yield dataclasses.replace(work.with_rows(micro_batch), speed=speed)
 

@@ -1,6 +1,7 @@
 """The memory plan: exact where it claims to be, and near what a real step takes."""
 
 import dataclasses
+import importlib.util
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
+from kit.training.adam8bit import INSTALL
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
@@ -145,6 +147,30 @@ def test_at_the_size_of_xtts_adapters_take_a_fraction():
     assert sizes[1] < 0.1 * sizes[0]
     numbers = trained_counts(grown, finetuning)
     print(f"{numbers.learning:,} of {parameter_count(grown):,} learn")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason=f"bitsandbytes is not installed ({INSTALL})",
+)
+@pytest.mark.parametrize(
+    ("model", "lengths", "precision", "optimizer", "switches"),
+    [
+        (SMALL, SHORT, "fp32", "adamw", {"sdpa": True}),
+        (LARGER, SHORT, "fp32", "adamw", {"ema": True}),
+        (LARGER, SHORT, "fp32", "muon", {"sdpa": True} | ALL),
+        (LARGER, LONG, "bf16", "adamw", {"sdpa": True} | HALF_OF_THEM),
+    ],
+)
+def test_moments_in_8_bits_are_planned_too(
+    monkeypatch, model, lengths, precision, optimizer, switches
+):
+    whole = workload(monkeypatch, model, lengths, precision, optimizer, switches)
+    small = dataclasses.replace(whole, speed=dataclasses.replace(whole.speed, adamw_8bit=True))
+    near(small, 0.05)
+    parts, smaller = (plan_bytes(model, work.step).parts for work in (whole, small))
+    assert smaller["optimizer"] < (0.3 if optimizer == "adamw" else 0.9) * parts["optimizer"]
+    assert smaller | {"optimizer": 0} == parts | {"optimizer": 0}
 
 
 def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Workload:
