@@ -18,7 +18,7 @@ from kit.tuning.ab_test import TrialConfig
 from kit.tuning.memory_plan import parameter_count
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import recommend
-from kit.tuning.session_plan import SessionLimits, checkpoint_bytes, for_corpus, plan_session
+from kit.tuning.session_plan import SessionLimits, for_corpus, on_disk, plan_session
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 FRAMES_PER_S = 22050 / 256  # mel frames
@@ -217,7 +217,8 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
                 "wall_s": step_s + 5.0 * judged + GATE_S * heard,
             }
         )
-    size = checkpoint_bytes(tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True)
+    parameters = parameter_count(build(GPTConfig, preset["model"]))
+    size = on_disk(parameters, 8 * parameters, ema=True)
     found = plan_session(
         rows, config, size, tmp_path, SessionLimits(quota_bytes=15 * 10**9), done=0
     )
@@ -229,9 +230,8 @@ def test_checkpoints_of_all_tiers_but_the_largest_leave_room_on_a_free_drive(tmp
     for name in TIERS[:-1]:
         preset = load_preset(name)
         config = build(TrainConfig, preset["train"])
-        size = checkpoint_bytes(
-            tmp_path, parameter_count(build(GPTConfig, preset["model"])), ema=True
-        )
+        parameters = parameter_count(build(GPTConfig, preset["model"]))
+        size = on_disk(parameters, 8 * parameters, ema=True)
         rows = [{"step": step, "wall_s": 0.3} for step in (1, 2)]
         found = plan_session(
             rows, config, size, tmp_path, SessionLimits(quota_bytes=12 * 10**9), done=0

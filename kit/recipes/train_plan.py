@@ -33,9 +33,9 @@ from kit.tuning.session_plan import (
     Promise,
     SessionLimits,
     SessionPlan,
-    checkpoint_bytes,
     for_corpus,
     in_epochs,
+    on_disk,
     plan_session,
     shortened,
 )
@@ -254,12 +254,14 @@ class TrainingPlan:
         """The plan of the steps to go, from what steps have taken here."""
         session = self.session
         begun = any(row.get("wall_s") for row in self.rows_before)
+        parts = plan_bytes(self.model, self.workload().step).parts
         saved = trained_counts(self.model, session.finetuning).trained
-        size = checkpoint_bytes(session.checkpoints, saved, self.speed.ema)
+        model_numbers = parameter_count(self.model)
+        sizes = on_disk(model_numbers, parts["optimizer"], self.speed.ema, saved=saved)
         return plan_session(
             self.rows_before if begun else self.trial_rows,
             session.config,
-            size,
+            sizes,
             session.checkpoints,
             self.limits,
             done=self.rows_before[-1]["step"] if begun else 0,

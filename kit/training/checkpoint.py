@@ -84,6 +84,25 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
     return path
 
 
+def weights_alone(tree: dict) -> dict:
+    """A run's `tree` without its optimizers' moments, weights and average in half precision."""
+    small = dict(tree)
+    small["optimizer"] = {}
+    small["checkpoint"] = "weights"
+    for part in ("model", "ema"):
+        small[part] = {name: halved(tensor) for name, tensor in tree[part].items()}
+    return small
+
+
+def halved(tensor: Tensor) -> Tensor:
+    """fp16 numbers, or bf16 where one is beyond fp16's range; a count is left as it is."""
+    if not tensor.is_floating_point():
+        return tensor
+    half = tensor.detach().to("cpu", torch.float16)
+    within = half.isfinite().sum() == tensor.isfinite().sum().cpu()
+    return half if within else tensor.detach().to("cpu", torch.bfloat16)
+
+
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """`tensors` with copies of those that share memory (views, tied weights): each stands alone."""
     seen = set()

@@ -187,6 +187,14 @@ class Adaptation:
     usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
     best_loss: float = math.inf  # of the validations so far
     waited: int = 0  # validations since then
+    begun_step: int = 0  # at which an optimizer began anew, without moments; 0: with the run
+
+    def warm_up(self, config: TrainConfig, step: int) -> float:
+        """Share of the learning rate at `step` that an optimizer which began anew is given."""
+        since = step - self.begun_step
+        if not self.begun_step or since >= config.warmup_steps:
+            return 1.0
+        return since / config.warmup_steps
 
     def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
         """(norm to clip this step to, note). A spike counts as the average it sprang from."""

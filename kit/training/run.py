@@ -111,7 +111,8 @@ class TrainSession:
             base = Base(config=model.config, sha256=checksum(model.state_dict()))
             finetuning = dataclasses.replace(finetuning, base=base)
         self.state = TrainState(model, config, speed, self.hw, finetuning)
-        self.state.notes += [*self.state.applied.notes, *self._resume()]
+        resumed = self._resume()
+        self.state.notes = [*self.state.applied.notes, *resumed]
         if checked:
             self.state.notes.append(checked)
         for left in range(self.config.rollbacks, -1, -1):
@@ -190,14 +191,14 @@ class TrainSession:
                 f"{error} Going back to a checkpoint with half the learning rate was tried "
                 f"{tried} times."
             ) from error
+        self.state.notes = notes  # what is noted of the steps gone back over is over
         self.state.restore(tree)
         self.state.adaptation.rate /= 2
         self.state.save(self.checkpoints)  # a kill just now must not bring the old rate back
-        self.state.notes = [
-            *notes,
+        self.state.notes.append(
             f"not finite for {self.config.patience + 1} steps: back to step {self.state.step}, "
-            f"learning rates x{self.state.adaptation.rate:g}",
-        ]
+            f"learning rates x{self.state.adaptation.rate:g}"
+        )
 
     def _resume(self) -> list[str]:
         tree, notes = checkpoint.load_newest(self.checkpoints, self.state.require_whole)
@@ -210,7 +211,7 @@ class TrainSession:
             self.log_path.unlink(missing_ok=True)
             return notes
         self.state.restore(tree)
-        return [*notes, f"resumed from step {self.state.step}"]
+        return [*notes, f"resumed from step {self.state.step}", *self.state.notes]
 
     def _finish(self) -> None:
         """Leave the last weights, and the average: of the best step where that decides the end.
@@ -264,9 +265,9 @@ def advice(error: BaseException) -> TrainError:
     """What to do when memory runs out where no smaller batch would help."""
     return TrainError(
         f"Out of memory beside the batch itself ({error}): weights, gradients, optimizer and "
-        "average together are too large. Put the average on the CPU (`ema_offload`), choose a "
-        "smaller model, or close what else uses this device. Run again: it goes on from the last "
-        "checkpoint."
+        "average together are too large. Put the average on the CPU (`ema_offload`), AdamW's "
+        "moments into 8 bits (`adamw_8bit`), choose a smaller model, or close what else uses this "
+        "device. Run again: it goes on from the last checkpoint."
     )
 
 

@@ -9,6 +9,8 @@ import dataclasses
 from kit.base.config import LARGEST_SEED, require, require_within
 from kit.training.schedules import SCHEDULES
 
+CHECKPOINTS = ("full", "weights")  # all that a run is; weights and average in half precision
+
 
 class TrainError(RuntimeError):
     """Training cannot go on; the message says what happened and what to change."""
@@ -46,6 +48,7 @@ class TrainConfig:
     )
     checkpoint_every: int = 100  # steps
     keep: int = 2  # newest checkpoints; the best one is kept besides
+    checkpoint: str = "full"  # or "weights", a quarter: resumed, the optimizer begins anew
     patience: int = 5  # non-finite steps in a row before going back to a checkpoint
     rollbacks: int = 2  # times to go back, each with half the learning rate, before giving up
     seed: int = 0
@@ -61,6 +64,7 @@ class TrainConfig:
         within = not self.epochs or self.least_steps <= self.steps
         require(within, self, "least_steps", f"must not be above `steps` ({self.steps}).")
         require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
+        require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill

@@ -26,7 +26,7 @@ from kit.training.adam8bit import converted, moment_shape, moments_of
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
-from kit.training.settings import TrainConfig, TrainError
+from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
 from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable
 
@@ -89,6 +89,7 @@ class TrainState:
     def set_rates(self) -> float:
         """Give every parameter group its learning rate for the coming step; returns AdamW's."""
         factor = lr_factor(self.config, self.step) * self.adaptation.rate
+        factor *= self.adaptation.warm_up(self.config, self.step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * factor
@@ -176,6 +177,8 @@ class TrainState:
         require_parts(tree, PARTS, "")
         require_parts(tree["run"], RUN_PARTS, "run|")
         require_json(tree)
+        if tree.get("checkpoint", "full") not in CHECKPOINTS:
+            raise CheckpointError(f"its `checkpoint` is {brief(tree['checkpoint'])}")
         self._require_same(tree)
         names = {name: p.shape for name, p in self.trainable.parameters.items()}
         require_tensors(tree["model"], names, "model|")
@@ -242,12 +245,25 @@ class TrainState:
         self.position = json.loads(run["position"])
         self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
         self.best = Best(**json.loads(run.get("best", "{}")))
+        if tree.get("checkpoint") == "weights":
+            self._begin_anew()
         if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
             self.best.waited = 0
         self.micro_rows = run.get("micro_rows", 0)
 
+    def _begin_anew(self) -> None:
+        """The optimizers have no moments yet: their rates warm up from this step on."""
+        self.adaptation.begun_step = self.step
+        self.notes.append(
+            "the checkpoint holds weights alone, in half precision: the optimizer begins anew, "
+            f"with {self.config.warmup_steps:,} steps of warm-up"
+        )
+
     def save(self, folder: Path) -> None:
-        checkpoint.save(self.tree(), folder, self.step, self.config.keep, self.best.step)
+        tree = self.tree()
+        if self.config.checkpoint == "weights":
+            tree = checkpoint.weights_alone(tree)
+        checkpoint.save(tree, folder, self.step, self.config.keep, self.best.step)
 
 
 def unmapped(moments: dict) -> dict:

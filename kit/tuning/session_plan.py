@@ -17,6 +17,11 @@ from kit.training.settings import TrainConfig
 
 RECENT = 1000  # newest rows that count
 SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often
+# What a checkpoint holds, in words.
+HOLDS = {
+    "full": "weights, average and the optimizer's state",
+    "weights": "weights and average alone, in half precision; resumed, the optimizer begins anew",
+}
 LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
 
 
@@ -66,6 +71,22 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OnDisk:
+    """Bytes of what a run lays down."""
+
+    full_bytes: int  # a checkpoint
+    weights_bytes: int  # one with the setting `checkpoint: weights`
+    models_bytes: int  # of the models left at the end
+
+    def checkpoint_bytes(self, kind: str) -> int:
+        return self.weights_bytes if kind == "weights" else self.full_bytes
+
+    def most_bytes(self, kind: str, keep: int) -> int:
+        """The newest `keep`, the best, one being written; the models left at the end."""
+        return (keep + 2) * self.checkpoint_bytes(kind) + self.models_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SessionPlan:
     """What a run will take. `advice` is empty when nothing needs a change."""
 
@@ -75,6 +96,8 @@ class SessionPlan:
     left_s: float  # to the target, while it runs
     sessions: int | None  # from now on, this one included; None: it would never arrive
     session_hours: float
+    checkpoint: str  # "full" or "weights"
+    checkpoint_bytes: int  # of one
     disk_now_bytes: int  # checkpoints that lie there
     disk_most_bytes: int  # at the worst moment: one more is written before the oldest goes
     room_bytes: int  # what disk and quota leave besides those that lie there
@@ -94,6 +117,7 @@ class SessionPlan:
             "a step": f"{self.per_step_s:.3g} s, with validation and checkpoints",
             "time to the target": clock(self.left_s),
             f"sessions of {self.session_hours:g} h": str(self.sessions or "never done"),
+            "a checkpoint": f"{_size(self.checkpoint_bytes)}: {HOLDS[self.checkpoint]}",
             "disk at most": f"{_size(self.disk_most_bytes)} ({room})",
             "fits": "yes" if self.fits else "no",
         }
@@ -105,14 +129,15 @@ class SessionPlan:
 def plan_session(
     rows: list[dict],
     config: TrainConfig,
-    checkpoint_bytes: int,
+    sizes: OnDisk,
     folder: Path,
     limits: SessionLimits = SessionLimits(),
     done: int = 0,
 ) -> SessionPlan:
     """The plan for `config`, from `rows` of the log or of trial steps.
 
-    `checkpoint_bytes` is the size of one, `folder` where they lie or will; `done` steps are behind.
+    `sizes` are those of checkpoints and models, `folder` is where they lie or will; `done` steps
+    are behind.
     Raises ConfigError when not one step has been timed.
     """
     costs = step_costs(rows, config)
@@ -122,7 +147,7 @@ def plan_session(
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     room_bytes = _room_bytes(Path(folder), limits, now_bytes)
     advice = (
-        _disk_advice(config, checkpoint_bytes, now_bytes + room_bytes),
+        _disk_advice(config, sizes, now_bytes + room_bytes),
         _time_advice(config, per_step_s, limits, done, sessions),
         _saving_advice(config, costs, limits, left),
     )
@@ -133,8 +158,10 @@ def plan_session(
         left_s=left * per_step_s,
         sessions=sessions,
         session_hours=limits.session_hours,
+        checkpoint=config.checkpoint,
+        checkpoint_bytes=sizes.checkpoint_bytes(config.checkpoint),
         disk_now_bytes=now_bytes,
-        disk_most_bytes=_most_bytes(config.keep, checkpoint_bytes),
+        disk_most_bytes=sizes.most_bytes(config.checkpoint, config.keep),
         room_bytes=room_bytes,
         advice=tuple(filter(None, advice)),
     )
@@ -200,13 +227,17 @@ def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) ->
     return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
 
 
-def checkpoint_bytes(folder: Path, parameters: int, ema: bool) -> int:
-    """The size of the newest checkpoint in `folder`; before there is one, of what it will hold.
+def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) -> OnDisk:
+    """What a model of so many `parameters` lays down, `optimizer_bytes` those of its moments.
 
-    That is the weights, AdamW's two moments and the average, all in fp32.
+    Of the parameters a checkpoint holds `saved` (0: all), and as many averages with `ema`.
     """
-    lying = sorted(Path(folder).glob("*.safetensors"))
-    return lying[-1].stat().st_size if lying else (3 + ema) * 4 * parameters
+    numbers = (saved or parameters) * (1 + ema)
+    return OnDisk(
+        full_bytes=4 * numbers + optimizer_bytes,
+        weights_bytes=2 * numbers,
+        models_bytes=4 * parameters * (1 + ema),
+    )
 
 
 def step_costs(rows: list[dict], config: TrainConfig) -> Costs:
@@ -263,29 +294,41 @@ def _sessions(
     return 1 + math.ceil((left_s - limits.session_s) / kept_s)
 
 
-def _most_bytes(keep: int, checkpoint_bytes: int) -> int:
-    """The newest `keep`, the best, one being written; the two models left at the end."""
-    return (keep + 2) * checkpoint_bytes + checkpoint_bytes // 2
-
-
 def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
     there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     free = shutil.disk_usage(there).free
     return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
 
 
-def _disk_advice(config: TrainConfig, checkpoint_bytes: int, whole_bytes: int) -> str:
+def _disk_advice(config: TrainConfig, sizes: OnDisk, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
-    for keep in range(config.keep, 0, -1):
-        if _most_bytes(keep, checkpoint_bytes) <= whole_bytes:
-            if keep == config.keep:
-                return ""
-            return f"Keep fewer checkpoints: set `keep` to {keep} (now {config.keep})."
-    missing = _most_bytes(1, checkpoint_bytes) - whole_bytes
+    keep = _fitting(config.checkpoint, config.keep, sizes, whole_bytes)
+    if keep == config.keep:
+        return ""
+    if keep:
+        return f"Keep fewer checkpoints: set `keep` to {keep} (now {config.keep})."
+    keep = _fitting("weights", config.keep, sizes, whole_bytes)
+    if keep:
+        fewer = f" and `keep` to {keep}" if keep < config.keep else ""
+        return (
+            f"Not even `keep: 1` fits with checkpoints of {_size(sizes.full_bytes)}: set "
+            f"`checkpoint` to weights{fewer}. Each then takes {_size(sizes.weights_bytes)} and "
+            "holds weights and average alone, in half precision; after a disconnect the optimizer "
+            "begins anew, with its warm-up."
+        )
+    missing = sizes.most_bytes("weights", 1) - whole_bytes
     return (
-        f"Even `keep: 1` needs {_size(missing)} more. Free some space, set KIT_RUNS to a folder on "
-        "another disk, or choose a smaller preset."
+        f"Even `checkpoint: weights` and `keep: 1` need {_size(missing)} more. Free some space, "
+        "set KIT_RUNS to a folder on another disk, or choose a smaller preset."
     )
+
+
+def _fitting(kind: str, keep: int, sizes: OnDisk, whole_bytes: int) -> int:
+    """How many checkpoints of a `kind` can be kept, `keep` at most; 0: not one."""
+    for few in range(keep, 0, -1):
+        if sizes.most_bytes(kind, few) <= whole_bytes:
+            return few
+    return 0
 
 
 def _time_advice(

@@ -10,18 +10,20 @@ from kit.base.config import ConfigError
 from kit.training.settings import TrainConfig
 from kit.tuning import session_plan as planner
 from kit.tuning.session_plan import (
+    OnDisk,
     Promise,
     SessionLimits,
-    checkpoint_bytes,
     for_corpus,
     forecast,
     in_epochs,
+    on_disk,
     plan_session,
     shortened,
     step_costs,
 )
 
 GB = 10**9
+SIZES = OnDisk(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
 CONFIG = TrainConfig(steps=10_000, val_every=50, checkpoint_every=100, keep=2)
 
 
@@ -49,7 +51,7 @@ def disk(monkeypatch):
 def make(folder, rows=None, config=CONFIG, limits=None):
     rows = rows or log(400)
     limits = limits or SessionLimits()
-    return plan_session(rows, config, GB // 10, folder, limits, rows[-1]["step"])
+    return plan_session(rows, config, SIZES, folder, limits, rows[-1]["step"])
 
 
 # Steps from the data.
@@ -129,7 +131,8 @@ def test_it_follows_the_newest_rows(tmp_path, disk):
 
 def test_trial_steps_are_enough(tmp_path, disk):
     config = dataclasses.replace(CONFIG, val_every=5)
-    found = plan_session(log(5, step_s=0.5, validation_s=2.0, config=config), CONFIG, GB, tmp_path)
+    rows = log(5, step_s=0.5, validation_s=2.0, config=config)
+    found = plan_session(rows, CONFIG, SIZES, tmp_path)
     assert found.left_steps == 10_000
     assert found.per_step_s == pytest.approx(0.5 + 2.0 / 50)
 
@@ -247,11 +250,34 @@ def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk)
     assert found.disk_now_bytes == 1000 and found.room_bytes == 100 * GB
 
 
-def test_a_checkpoint_is_as_large_as_the_last_one_or_as_what_it_will_hold(tmp_path):
-    assert checkpoint_bytes(tmp_path / "none", 1000, ema=True) == 16_000
-    assert checkpoint_bytes(tmp_path, 1000, ema=False) == 12_000
-    (tmp_path / "step-0000100.safetensors").write_bytes(bytes(16_900))
-    assert checkpoint_bytes(tmp_path, 1000, ema=True) == 16_900
+def test_a_checkpoint_is_as_large_as_what_it_holds():
+    assert on_disk(1000, 8000, ema=True) == OnDisk(
+        full_bytes=16_000, weights_bytes=4000, models_bytes=8000
+    )
+    assert on_disk(1000, 2100, ema=False) == OnDisk(
+        full_bytes=6100, weights_bytes=2000, models_bytes=4000
+    )
+    adapters = on_disk(1000, 80, ema=True, saved=10)
+    assert (adapters.full_bytes, adapters.models_bytes) == (160, 8000)
+
+
+def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_path, disk):
+    sizes = on_disk(441_018_563, 8 * 441_018_563, ema=True)  # fp32 AdamW
+    limits = SessionLimits(quota_bytes=15 * GB)
+    make_plan = lambda config: plan_session(log(400), config, sizes, tmp_path, limits, 400)  # noqa: E731
+    found = make_plan(CONFIG)
+    assert found.table()["a checkpoint"].startswith("7.1 GB: weights, average and the optimizer's")
+    (advice,) = found.advice
+    assert not found.fits and "`keep: 1` fits with checkpoints of 7.1 GB" in advice
+    assert "set `checkpoint` to weights. Each then takes 1.8 GB" in advice
+    assert "begins anew" in advice
+    small = make_plan(dataclasses.replace(CONFIG, checkpoint="weights"))
+    assert small.fits and not small.advice and small.disk_most_bytes < 15 * GB
+    assert small.table()["a checkpoint"].startswith("1.8 GB: weights and average alone, in half")
+    many = make_plan(dataclasses.replace(CONFIG, checkpoint="weights", keep=9))
+    assert many.advice == ("Keep fewer checkpoints: set `keep` to 4 (now 9).",)
+    both = make_plan(dataclasses.replace(CONFIG, keep=9))
+    assert "set `checkpoint` to weights and `keep` to 4." in both.advice[0]
 
 
 def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
@@ -265,9 +291,10 @@ def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
 
 
 def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
-    limits = SessionLimits(quota_bytes=3 * GB // 10)
+    limits = SessionLimits(quota_bytes=GB // 10)
     found = make(tmp_path, config=dataclasses.replace(CONFIG, keep=1), limits=limits)
-    assert not found.fits and "Even `keep: 1` needs 50.0 MB more" in found.advice[0]
+    said = "Even `checkpoint: weights` and `keep: 1` need 25.0 MB more"
+    assert not found.fits and said in found.advice[0]
 
 
 def test_a_folder_that_is_not_there_yet_has_its_parents_disk(tmp_path):

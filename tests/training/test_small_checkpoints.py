@@ -1,0 +1,190 @@
+"""`checkpoint: weights`: a quarter on the disk; a run goes on with its optimizer begun anew."""
+
+import dataclasses
+import itertools
+from threading import Event
+
+import pytest
+import torch
+from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in, until
+
+from kit.base.config import ConfigError
+from kit.model.weights import load_model
+from kit.training import checkpoint
+from kit.training.checkpoint import halved, weights_alone
+from kit.training.loop import train
+from kit.training.optim import Adaptation
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+
+ON = {"ema": True}
+SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
+ANEW = "the checkpoint holds weights alone, in half precision: the optimizer begins anew"
+
+
+def files(folder) -> list:
+    return checkpoint.checkpoints(folder / "checkpoints")
+
+
+def begin(folder, steps: int, config: TrainConfig = SMALL) -> None:
+    """Train so many steps and leave off, as where a session is cut."""
+    for _ in itertools.islice(tiny_session(folder, config).run(ON, Event()), steps):
+        pass
+
+
+def test_a_checkpoint_is_a_quarter_with_an_average_and_holds_all_but_the_optimizer(tmp_path):
+    train_in(tmp_path / "full")
+    train_in(tmp_path / "small", SMALL)
+    full, small = (files(tmp_path / name)[-1] for name in ("full", "small"))
+    assert small.stat().st_size < 0.3 * full.stat().st_size  # 4 bytes a parameter, not 16
+    tree, whole = checkpoint.load(small), checkpoint.load(full)
+    assert not tree["optimizer"] and tree["checkpoint"] == "weights"
+    for part in ("model", "ema"):
+        for name, weight in whole[part].items():
+            kept = tree[part][name]
+            assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
+            assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
+    assert tree["run"] == whole["run"] and tree["shape"] == whole["shape"]
+
+
+def test_as_many_are_kept_as_of_whole_ones(tmp_path):
+    train_in(tmp_path, dataclasses.replace(SMALL, keep=1, checkpoint_every=2, val_every=100))
+    assert [p.stem for p in files(tmp_path)] == ["step-0000012"]
+
+
+def test_the_run_itself_is_not_changed_by_how_it_is_kept(tmp_path):
+    whole = train_in(tmp_path / "full")
+    small = train_in(tmp_path / "small", SMALL)
+    assert [e.loss for e in small] == [e.loss for e in whole]
+    last = load_model(tmp_path / "small" / "model-raw.safetensors")
+    other = load_model(tmp_path / "full" / "model-raw.safetensors")
+    assert all(map(torch.equal, last.parameters(), other.parameters()))
+
+
+def test_resumed_it_says_that_the_optimizer_begins_anew_and_warms_up(tmp_path):
+    config = dataclasses.replace(SMALL, steps=20, schedule="constant", warmup_steps=4)
+    begin(tmp_path, 10, config)  # the newest checkpoint is of step 9
+    rest = train_in(tmp_path, config)
+    assert f"resumed from step 9; {ANEW}, with 4 steps of warm-up" in rest[0].note
+    lr = config.lr
+    wanted = [0, lr / 4, lr / 2, 3 * lr / 4, lr, lr]
+    assert [e.lr for e in rest[:6]] == pytest.approx(wanted)
+    assert [e.step for e in rest] == list(range(10, 21))
+
+
+def test_data_and_random_numbers_go_on_where_they_were(tmp_path):
+    """Without a step of its weights, a resumed run draws and reads what the whole one would."""
+    still = dataclasses.replace(SMALL, steps=12, lr=1e-12, warmup_steps=0)
+    whole = train_in(tmp_path / "whole", still)
+    begin(tmp_path / "cut", 7, still)
+    rest = train_in(tmp_path / "cut", still)
+    assert rest[0].step == 7
+    assert [e.tokens for e in rest] == [e.tokens for e in whole[6:]]
+    assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[6:]], rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_run_goes_on_and_learns(processes, tmp_path, optimizer):
+    config = dataclasses.replace(
+        SMALL, steps=60, checkpoint_every=1, schedule="constant", optimizer=optimizer
+    )
+    child = processes.Process(target=train_in, args=(str(tmp_path), config))
+    child.start()
+    log = tmp_path / "train.jsonl"
+    until(lambda: not child.is_alive() or (log.exists() and log.read_bytes().count(b"\n") > 9), 180)
+    child.kill()  # SIGKILL
+    child.join(20)
+    assert child.exitcode == -9
+    _, notes = checkpoint.load_newest(tmp_path / "checkpoints")
+    assert not notes, "a killed run must not leave a damaged checkpoint"
+    rest = train_in(tmp_path, config)
+    assert rest[0].step > 9 and ANEW in rest[0].note
+    whole = train_in(tmp_path / "whole", config)
+    assert rest[-1].step == 60
+    assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
+    assert (tmp_path / "train-finished").read_text() == "60"
+
+
+def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
+    begin(tmp_path, 7, dataclasses.replace(SMALL, val_every=100))
+    newest = files(tmp_path)[-1]
+    assert newest.stem == "step-0000006"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(bytes(data))
+    rest = train_in(tmp_path, SMALL)
+    assert "0000006.safetensors is damaged" in rest[0].note and "from step 3" in rest[0].note
+    assert ANEW in rest[0].note
+
+
+def test_a_checkpoint_of_an_unknown_kind_is_passed_over(tmp_path):
+    begin(tmp_path, 7)
+    folder = tmp_path / "checkpoints"
+    tree = checkpoint.load_newest(folder)[0]
+    checkpoint.save(tree | {"checkpoint": "crumbs"}, folder, 7, keep=9)
+    rest = train_in(tmp_path, SMALL)
+    assert "its `checkpoint` is crumbs" in rest[0].note and "resumed from step 6" in rest[0].note
+
+
+def test_the_setting_may_change_on_the_way(tmp_path):
+    """From whole to small and back: each is read for what it is."""
+    begin(tmp_path, 4, TRAIN)
+    middle = list(itertools.islice(tiny_session(tmp_path, SMALL).run(ON, Event()), 3))
+    assert middle[0].step == 5 and ANEW not in middle[0].note
+    after = list(itertools.islice(tiny_session(tmp_path, TRAIN).run(ON, Event()), 4))
+    assert after[0].step == 7 and ANEW in after[0].note and after[0].lr == 0
+    last = train_in(tmp_path, TRAIN)  # from a whole one again
+    assert last[0].step == 10 and ANEW not in last[0].note
+    tree = checkpoint.load(files(tmp_path)[-1])
+    assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree
+
+
+def test_a_divergence_goes_back_and_says_what_it_goes_back_to(tmp_path):
+    config = dataclasses.replace(SMALL, patience=1, rollbacks=2)
+    session = tiny_session(tmp_path, config)
+    make, left = session.make_batches, [2]
+
+    def batches(position, parts):
+        for batch in make(position, parts):
+            if batch.position["batch"] in (8, 9) and left[0]:
+                left[0] -= 1
+                for micro in batch.micro:
+                    micro.cond.fill_(float("nan"))
+            yield batch
+
+    session.make_batches = batches
+    notes = [event.note for event in session.run(ON, Event())]
+    (back,) = (note for note in notes if "back to step 6" in note)
+    assert ANEW in back and "learning rates x0.5" in back
+
+
+def test_the_warm_up_is_only_for_an_optimizer_that_began_anew():
+    config = TrainConfig(warmup_steps=10)
+    assert Adaptation().warm_up(config, 3) == 1.0
+    anew = Adaptation(begun_step=100)
+    assert [anew.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
+    assert Adaptation(begun_step=100).warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
+
+
+def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
+    assert halved(torch.tensor(7)).dtype == torch.int64
+    assert halved(torch.tensor([1e-3, float("-inf")])).dtype == torch.float16
+    large = halved(torch.tensor([1e6, 1.0]))
+    assert large.dtype == torch.bfloat16
+    assert large[0].item() == pytest.approx(1e6, rel=0.01)
+
+
+def test_the_state_in_training_is_left_alone():
+    torch.manual_seed(0)
+    state = TrainState(tiny_model(), SMALL, SpeedConfig(ema=True), CPU)
+    list(itertools.islice(train(state, random_batches(GPT)), 2))
+    before = [p.detach().clone() for p in state.model.parameters()]
+    weights_alone(state.tree())
+    assert all(map(torch.equal, before, state.model.parameters()))
+    assert state.optimizers[0].state and state.tree()["optimizer"]["0"]
+
+
+def test_another_word_is_refused():
+    with pytest.raises(ConfigError, match=r"TrainConfig.checkpoint = 'tiny': choose full or we"):
+        TrainConfig(checkpoint="tiny")
