@@ -23,9 +23,9 @@ def far_from_diagonal(config: GPTConfig, layer: nn.Module, x: Tensor, batch: Bat
     what enters the layer.
     """
     q, k, _ = layer.attn.qkv(layer.ln_1(x))
-    q = q[:, 0, config.latents :]  # (B, S, d)
+    q = q[:, 0, config.latents :] * q.shape[-1] ** -0.5  # (B, S, d), scaled here for fp16's range
     k = k[:, 0]  # (B, K + S, d)
-    scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+    scores = (q @ k.mT).float()
     later = torch.ones(scores.shape[1:], dtype=torch.bool, device=x.device)
     scores = scores.masked_fill(later.triu(config.latents + 1), float("-inf"))
     near = nearness(config, batch)
