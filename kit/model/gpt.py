@@ -224,7 +224,9 @@ class SpeechGPT(nn.Module):
 
     def hidden(self, batch: Batch, look: Callable | None = None) -> Tensor:
         """States (B, S, D) after both norms, one for every token (the latents' are dropped)."""
-        return self.final_norm(self.gpt(self.inputs(batch), look))[:, self.config.latents :]
+        x = self.inputs(batch)
+        x = self.gpt(x, look) if look else self.gpt(x)
+        return self.final_norm(x)[:, self.config.latents :]
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> list[Tensor]:

@@ -97,7 +97,12 @@ class TrainState:
 
     @property
     def guide_weight(self) -> float:
-        """What guided attention weighs in the coming step: less and less, then nothing."""
+        """What guided attention weighs in the coming step: less and less, then nothing.
+
+        A trunk without a list of layers has no head that could be shown anything.
+        """
+        if not hasattr(self.model.gpt, "h"):
+            return 0.0
         return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
 
     def set_phase(self) -> None:

@@ -13,6 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from kit.base.config import ConfigError, build
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
 from kit.training.switches import LABELS, SpeedConfig, apply, compilations, pin, switches
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
@@ -195,6 +197,8 @@ def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
     assert len(applied.notes) == 2 and all("no list of layers `h`" in n for n in applied.notes)
     assert applied.on("fused_adamw") and applied.attention == "explicit softmax"
     assert loss_and_gradients(model)[1].isfinite().all()
+    guided = TrainConfig(steps=1, guide=0.3)
+    assert TrainState(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
 
 
 def ran_kernels(model) -> set[str]:
