@@ -66,14 +66,13 @@ def with_positions_of(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
     config = dataclasses.replace(model.config, **sizes)
     if config == model.config:
         return model
-    longer = SpeechGPT(config).to(model.final_norm.weight.device).eval()
-    own = model.state_dict()
-    before = base.state_dict()
+    longer = warm_started(config, model, {}).to(model.final_norm.weight.device).eval()
     with torch.no_grad():
-        for name, table in longer.state_dict().items():
-            if name in POSITIONS.values():
-                table[: len(before[name])] = before[name]
-            table[: len(own[name])] = own[name]
+        for name in POSITIONS.values():
+            table = longer.state_dict()[name]
+            before = base.state_dict()[name]
+            own = len(model.state_dict()[name])
+            table[own : len(before)] = before[own:]
     return longer
 
 

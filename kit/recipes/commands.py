@@ -134,6 +134,16 @@ def checklist_steps(run) -> Iterable:
     return [Checklist(run).result()]
 
 
+RECORDINGS = (
+    ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
+    ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
+)
+HOW_LONG = (
+    ("steps", int, "N", "in all; more train a finished run further (the preset's)"),
+    ("session_hours", float, "H", "until this machine is taken away (12)"),
+    ("quota_gb", float, "GB", "how much the run may lay down (the disk)"),
+)
+
 COMMANDS = (  # in the order in which they are used
     Command("setup", setup_steps, "what suits this machine, and will it fit", "", ()),
     Command(
@@ -142,8 +152,7 @@ COMMANDS = (  # in the order in which they are used
         "check, tokenizer, codec, codes on disk",
         "--data recordings/",
         (
-            ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
-            ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
+            *RECORDINGS,
             ("refuse_percent", float, "P", "of the hours that may be refused; 100: all (5)"),
             ("longest_s", float, "S", "leave longer clips out (what the model has positions for)"),
             ("text", str, "FILE", "of any size, to learn pieces from (the recordings' texts)"),
@@ -169,11 +178,7 @@ COMMANDS = (  # in the order in which they are used
         train_steps,
         "the model; goes on where it stopped",
         "",
-        (
-            ("steps", int, "N", "in all; more train a finished run further (the preset's)"),
-            ("session_hours", float, "H", "until this machine is taken away (12)"),
-            ("quota_gb", float, "GB", "how much the run may lay down (the disk)"),
-        ),
+        HOW_LONG,
     ),
     Command(
         "finetune",
@@ -181,13 +186,10 @@ COMMANDS = (  # in the order in which they are used
         "prepare and train, from a released XTTS-v2",
         "--licence CPML",
         (
-            ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
-            ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
+            *RECORDINGS,
             ("start_from", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
             ("licence", str, "CPML", "accept that of XTTS-v2: nothing commercial (not yet)"),
-            ("steps", int, "N", "in all; more train a finished run further (the preset's)"),
-            ("session_hours", float, "H", "until this machine is taken away (12)"),
-            ("quota_gb", float, "GB", "how much the run may lay down (the disk)"),
+            *HOW_LONG,
         ),
     ),
     Command(
