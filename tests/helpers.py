@@ -87,6 +87,18 @@ def until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
         time.sleep(0.01)
 
 
+def start_and_kill(child, log: Path, lines: int, limit_s: float = 180) -> None:
+    """Start the process `child` and end it with SIGKILL once its `log` has so many lines."""
+    child.start()
+    end_s = time.monotonic() + limit_s
+    while child.is_alive() and time.monotonic() < end_s:
+        if log.exists() and log.read_bytes().count(b"\n") >= lines:
+            break
+        time.sleep(0.002)
+    child.kill()
+    child.join(20)
+
+
 @contextlib.contextmanager
 def in_time(seconds: int) -> Iterator[None]:
     """Fail, rather than hang, where the block waits for ever. POSIX only."""

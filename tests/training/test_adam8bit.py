@@ -9,7 +9,16 @@ from threading import Event
 
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in, until
+from helpers import (
+    CPU,
+    GPT,
+    TRAIN,
+    random_batches,
+    start_and_kill,
+    tiny_model,
+    tiny_session,
+    train_in,
+)
 
 from kit.base.hardware import Choice
 from kit.training import adam8bit, checkpoint
@@ -189,11 +198,7 @@ def test_a_killed_run_goes_on_bit_for_bit(processes, tmp_path, optimizer):
     whole = train_in(tmp_path / "whole", config, ON)
     folder = tmp_path / "killed"
     child = processes.Process(target=train_in, args=(str(folder), config, ON))
-    child.start()
-    log = folder / "train.jsonl"
-    until(lambda: not child.is_alive() or (log.exists() and log.read_bytes().count(b"\n") > 5), 180)
-    child.kill()  # SIGKILL
-    child.join(20)
+    start_and_kill(child, folder / "train.jsonl", 6)
     assert child.exitcode == -9
     rest = train_in(folder, config, ON)
     assert rest and "resumed from step" in rest[0].note

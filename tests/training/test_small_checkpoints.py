@@ -6,7 +6,16 @@ from threading import Event
 
 import pytest
 import torch
-from helpers import CPU, GPT, TRAIN, random_batches, tiny_model, tiny_session, train_in, until
+from helpers import (
+    CPU,
+    GPT,
+    TRAIN,
+    random_batches,
+    start_and_kill,
+    tiny_model,
+    tiny_session,
+    train_in,
+)
 
 from kit.base.config import ConfigError
 from kit.model.weights import load_model
@@ -90,11 +99,7 @@ def test_a_killed_run_goes_on_and_learns(processes, tmp_path, optimizer):
         SMALL, steps=60, checkpoint_every=1, schedule="constant", optimizer=optimizer
     )
     child = processes.Process(target=train_in, args=(str(tmp_path), config))
-    child.start()
-    log = tmp_path / "train.jsonl"
-    until(lambda: not child.is_alive() or (log.exists() and log.read_bytes().count(b"\n") > 9), 180)
-    child.kill()  # SIGKILL
-    child.join(20)
+    start_and_kill(child, tmp_path / "train.jsonl", 10)
     assert child.exitcode == -9
     _, notes = checkpoint.load_newest(tmp_path / "checkpoints")
     assert not notes, "a killed run must not leave a damaged checkpoint"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import time
 from threading import Event
 
 import pytest
@@ -17,6 +16,7 @@ from helpers import (
     finetune_session,
     random_batches,
     random_rows,
+    start_and_kill,
     tiny_model,
     tiny_session,
 )
@@ -83,15 +83,7 @@ def test_a_run_that_ends_in_either_phase_goes_on_bit_for_bit(whole, tmp_path, wa
 def test_a_killed_run_goes_on_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
-    child.start()
-    log = tmp_path / "train.jsonl"
-    ends = time.monotonic() + 120
-    while child.is_alive() and time.monotonic() < ends:
-        if log.exists() and log.read_bytes().count(b"\n") >= at:
-            break
-        time.sleep(0.002)
-    child.kill()
-    child.join(20)
+    start_and_kill(child, tmp_path / "train.jsonl", at)
     rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
     assert [figures(e) for e in rest] == [figures(e) for e in events][len(events) - len(rest) :]
     assert left(tmp_path) == left(folder)
