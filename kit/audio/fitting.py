@@ -2,10 +2,11 @@
 
 A `Course` is a cycle of `steps` steps with warm-up and decay (one cycle: Smith and Topin 2018),
 then a look at held-out clips; while the figure is not good enough and still falls, another cycle of
-twice the length (warm restarts: Loshchilov and Hutter 2017), until the minutes are up. Knows a loss
-and a figure; nothing of sound or text.
+twice the length (warm restarts: Loshchilov and Hutter 2017), until the minutes are up. What is kept
+are the weights of the cycle that ended best. Knows a loss and a figure; nothing of sound or text.
 """
 
+import copy
 import dataclasses
 import math
 import time
@@ -63,6 +64,7 @@ class Course:
         self.steps = config.steps  # in all, up to the end of that cycle
         self.looks: list[tuple[int, float]] = []  # (step, figure)
         self.ends: list[float] = []  # the figure at the end of each cycle
+        self.ended_best = False  # whether the last step ended a cycle, and none ended better
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why it has ended
@@ -74,7 +76,9 @@ class Course:
 
     @property
     def figure(self) -> float:
-        """The held-out figure when it was looked at last; NaN before."""
+        """The held-out figure: of the last look, and once done of what is kept; NaN before any."""
+        if self.done:
+            return min(self.ends)
         return self.looks[-1][1] if self.looks else math.nan
 
     @property
@@ -89,11 +93,13 @@ class Course:
         self.losses.append(loss)
         self.skipped += not taken
         at_end = self.step == self.steps
+        self.ended_best = False
         if self.look and (at_end or self.step % self.config.look_every == 0):
             self.looks.append((self.step, self.look()))
         if not at_end:
             return False
         self.ends.append(self.figure)
+        self.ended_best = self.figure == min(self.ends)
         further_steps = self._further_steps()
         self.reason = self._reason(further_steps)
         if self.done:
@@ -171,6 +177,7 @@ def train_course(
     model.to(device).train()
     scaler = loss_scaler(device, precision)
     astray = 0  # steps in a row
+    best = None  # the weights that ended a cycle best
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=lr, betas=betas, weight_decay=0.01, fused=True
     )
@@ -189,9 +196,13 @@ def train_course(
         if taken:
             schedule.step()
         anew = course.advance(loss.item(), taken)
+        if course.ended_best:
+            best = copy.deepcopy(model.state_dict())
         yield course.step, loss.item()
         if anew:
             schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
+    if best is not None:
+        model.load_state_dict(best)
     model.cpu().eval()
 
 

@@ -25,6 +25,7 @@ from kit.base.config import require, require_within
 
 MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
 HELD_CROPS = 64  # stretches of held-out clips that the codec is judged by
+NOISE_SHARE = 0.5  # of the clips of a training step whose numbers get noise in place of rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,13 +81,21 @@ class FSQ(nn.Module):
         basis = torch.cumprod(torch.tensor((1, *levels[:-1])), 0)
         self.register_buffer("basis", basis, persistent=False)
 
-    def quantize(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Values in [-1, 1] with a straight-through gradient, and the codes they stand for."""
+    def quantize(self, z: Tensor, noise_share: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Values in [-1, 1] with a straight-through gradient, and the codes they stand for.
+
+        `noise_share` of the rows, drawn by chance, get noise as wide as a level in place of
+        rounding: its gradient is true, where the straight-through one is a guess (Balle et al.
+        2017; half of each: Parker et al. 2024).
+        """
         top = (self.levels - 1) / 2
         bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1
         rounded = bounded.round()
-        value = (bounded + (rounded - bounded).detach()) / top - 1
-        return value, (rounded.long() * self.basis).sum(-1)
+        value = bounded + (rounded - bounded).detach()
+        if noise_share:
+            noisy = torch.rand(len(z), 1, 1, device=z.device) < noise_share
+            value = torch.where(noisy, bounded + torch.rand_like(bounded) - 0.5, value)
+        return value / top - 1, (rounded.long() * self.basis).sum(-1)
 
     def dequantize(self, codes: Tensor) -> Tensor:
         digits = codes[..., None] // self.basis % self.levels
@@ -110,6 +119,7 @@ class MelCodec(nn.Module, Codec):
             nn.Conv1d(c.width, c.width, f, stride=f),
             *(Block(c.width) for _ in range(c.blocks - 1)),
         )
+        self.norm = nn.LayerNorm(c.width)  # without it tanh saturates, and all codes become two
         self.to_code = nn.Linear(c.width, len(c.levels))
         self.from_code = nn.Linear(len(c.levels), c.width)
         self.decoder = nn.Sequential(
@@ -144,7 +154,8 @@ class MelCodec(nn.Module, Codec):
     def quantized(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""
         h = self.encoder((mel + 5) / 3)  # roughly zero mean, unit spread
-        return self.fsq.quantize(self.to_code(h.mT).float())
+        z = self.to_code(self.norm(h.mT)).float()
+        return self.fsq.quantize(z, NOISE_SHARE if self.training else 0.0)
 
     def decode_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Quantised values (B, N, Q) -> log-mel (B, M, T), log-magnitude (B, F, T)."""

@@ -9,7 +9,7 @@ import torch
 from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
-from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle
+from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle, train_course
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import (
     Recognizer,
@@ -147,7 +147,34 @@ def course(figures: list[float], seconds_a_step: float = 0.1, **settings) -> Cou
 def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figures, steps, reason):
     found = course(figures)
     assert (found.step, found.steps, found.reason) == (steps, steps, reason)
-    assert found.record()["held_out"] == figures[-1]
+    assert found.record()["held_out"] == min(figures)
+
+
+def test_the_weights_that_ended_a_cycle_best_are_kept():
+    """The loss draws the one weight from 1 towards 0; a look tells how far it is from 0.5."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    figures = []
+
+    def look() -> float:
+        figures.append(abs(layer.weight.item() - 0.5))
+        return figures[-1]
+
+    config = CourseConfig(steps=20, look_every=1000, least_gain=0.0)
+    found = Course(config, look)
+    steps = train_course(
+        found,
+        layer,
+        lambda: layer.weight.abs().sum(),
+        "cpu",
+        "fp32",
+        lr=0.05,
+        betas=(0.9, 0.999),
+        warmup_share=0.1,
+    )
+    record = found.follow(steps, lambda *_: None)
+    assert record["ended"] == "falls no more" and figures[-1] > min(figures)
+    assert look() == pytest.approx(min(figures[:-1])) == pytest.approx(record["held_out"])
 
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():

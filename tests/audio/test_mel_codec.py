@@ -139,6 +139,33 @@ def test_rounding_passes_gradients_straight_through():
     assert torch.allclose(z.grad, 1 - torch.tanh(z.detach()) ** 2, atol=1e-5)
 
 
+def test_half_of_the_clips_get_noise_in_place_of_rounding():
+    torch.manual_seed(0)
+    z = torch.randn(200, 5, 2)
+    value, codes = FSQ((4, 5)).quantize(z, noise_share=0.5)
+    rounded, same = FSQ((4, 5)).quantize(z)
+    assert torch.equal(codes, same)
+    noisy = (value != rounded).flatten(1).any(1)
+    assert 0.4 < noisy.float().mean() < 0.6
+    steps = torch.tensor([2 / 3, 2 / 4])  # from one level to the next
+    assert ((value - rounded).abs() <= steps + 1e-6).all()
+
+
+def test_however_far_the_encoder_drifts_the_quantiser_does_not_collapse():
+    """A numb quantiser passes no gradient back: real recordings once trained one to two codes."""
+    torch.manual_seed(0)
+    codec = MelCodec(CODEC)
+    with torch.no_grad():
+        for weight in codec.encoder[-1].parameters():
+            weight.mul_(1000)
+    wave = torch.stack([w[:RATE] for w in waves()[:4]])
+    values, _ = codec.quantized(codec.mel.log_mel(wave)[..., :80])
+    outermost = values[..., (0, 2)].abs() > 0.99  # of 4 and 5 levels; of 3 they are two thirds
+    assert outermost.float().mean() < 0.2
+    values.sum().backward()
+    assert codec.to_code.weight.grad.abs().max() > 1
+
+
 @pytest.mark.parametrize("code", [-1, 60, 10_000])
 def test_a_code_outside_the_vocabulary_is_refused(codec, code):
     with pytest.raises(CodecError, match=r"must lie in 0\.\.59"):
