@@ -86,7 +86,7 @@ class Preparation:
         self.source, self.source_lines = choose_source(run, asked)
         self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
-        self.codec_config = codec_config(run.section("codec"))
+        self.codec_config = codec_config(self.source.codec_settings(run))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
         limits = ledger_limits(self.model, self.codec_config.frame_rate, longest_s)

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from kit.base.config import ConfigError, build
+from kit.base.config import ConfigError, build, merge
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
@@ -55,6 +55,18 @@ class RunSource:
             )
         corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
         return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
+
+    def codec_settings(self, run: ActiveRun) -> dict:
+        """The preset's codec, in which people need more bits than the built-in corpus does.
+
+        What was set for the run alone lies over that; a codec of another kind takes its place.
+        """
+        settings = run.section("codec")
+        own = run.settings.get("codec", {})
+        if not self.data or "kind" in own:
+            return settings
+        people = run.section("recordings").get("codec", {})
+        return merge(merge(settings, people), own)
 
     def text_stamp(self) -> tuple:
         """Changes when the file `text` does, however large it is."""

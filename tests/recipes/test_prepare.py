@@ -1,5 +1,6 @@
 """From recordings to batches by the recipe: what it draws, records and leaves; twice is once."""
 
+import dataclasses
 import json
 from shutil import make_archive
 
@@ -7,7 +8,8 @@ import pytest
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.clip import DatasetError
-from kit.base.config import ConfigError
+from kit.audio.codec_kinds import codec_config
+from kit.base.config import ConfigError, merge
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
@@ -34,6 +36,23 @@ def prepared() -> tuple[Preparation, list]:
     """A preparation of the tiny world's recordings that has taken every step, and its results."""
     preparation = Preparation(start("prepared"), str(corpus()))
     return preparation, list(preparation.run())
+
+
+@pytest.mark.parametrize(
+    ("data", "own", "wanted"),
+    [
+        ("", {}, {"frames_per_code": 3, "steps": 30}),
+        ("my/recordings", {}, {"frames_per_code": 2, "steps": 30, "good": 0.3}),
+        ("my/recordings", {"frames_per_code": 4}, {"frames_per_code": 4, "good": 0.3}),
+        ("my/recordings", {"kind": "xtts"}, {"kind": "xtts"}),
+    ],
+)
+def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
+    run = dataclasses.replace(start("codec-settings"), settings={"codec": own})
+    run = dataclasses.replace(run, preset=merge(run.preset, run.settings))
+    settings = RunSource(data=data).codec_settings(run)
+    assert settings == (own if "kind" in own else settings | wanted)
+    assert codec_config(settings)
 
 
 def test_every_step_says_one_thing_and_draws_itself(prepared):
