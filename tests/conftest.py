@@ -15,12 +15,16 @@ def runs_folder() -> Path:
     return Path(os.environ["KIT_RUNS"])
 
 
+# What a child process would import on its own in five seconds; an optimizer imports torch._dynamo.
+IMPORTED_ONCE = ["helpers", "commands", "kit.recipes.train", "torch._dynamo"]
+
+
 @pytest.fixture(scope="module")
 def processes():
     """Starts child processes that have torch and the kit imported already, to be killed."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{before}"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["helpers"])
+    context.set_forkserver_preload(IMPORTED_ONCE)
     yield context
     os.environ["PYTHONPATH"] = before

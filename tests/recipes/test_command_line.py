@@ -1,19 +1,17 @@
 """`python -m kit` as a person at a terminal has it: real processes, exit codes, Ctrl-C."""
 
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import ROOT, Terminal
 
 from kit.__main__ import parser
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "setup",
     "prepare",
@@ -24,55 +22,23 @@ COMMANDS = (
     "benchmark",
     "checklist",
 )
-TIMEOUT_S = 280
 NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Where the runs of this file lie; `mine` goes all the way."""
-    return tmp_path_factory.mktemp("runs")
+def terminal(tmp_path_factory, processes) -> Terminal:
+    """All commands of this file are given here; the run `mine` goes all the way."""
+    return Terminal(tmp_path_factory.mktemp("runs"), processes)
 
 
-def started(runs: Path, *words: str) -> subprocess.Popen:
-    """`python -m kit` with `words`, in a process group of its own, as a shell starts it."""
-    env = dict(os.environ, KIT_RUNS=str(runs), KIT_PRESET="tiny", PYTHONUNBUFFERED="1")
-    return subprocess.Popen(
-        [sys.executable, "-m", "kit", *words],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def runs(terminal) -> Path:
+    return terminal.runs
 
 
-def kit(runs: Path, *words: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of one command."""
-    process = started(runs, *words)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, out, err
-
-
-def done(runs: Path, *words: str) -> str:
-    """What a command that must succeed prints."""
-    code, out, err = kit(runs, *words)
-    assert code == 0, f"{words}: {code}\n{out}\n{err}"
-    return out
-
-
-def interrupted(runs: Path, file: str, *words: str) -> tuple[int, str, str]:
-    """The same, with Ctrl-C once `file` has three lines: a terminal sends it to the whole group."""
-    process = started(runs, *words)
-    until_s = time.monotonic() + TIMEOUT_S
-    while sum(len(path.read_text().splitlines()) for path in runs.glob(file)) < 3:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, out, err
+def has_lines(runs: Path, files: str) -> Callable[[], bool]:
+    """Whether there are three lines by now in the `files` of `runs`."""
+    return lambda: sum(len(path.read_text().splitlines()) for path in runs.glob(files)) >= 3
 
 
 def report(runs: Path, name: str) -> dict:
@@ -107,8 +73,8 @@ def test_help_tells_the_way_without_waiting_for_torch():
     ],
     ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
-def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, runs):
-    code, _, err = kit(runs, *words)
+def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, terminal):
+    code, _, err = terminal.run(*words)
     assert code == 2
     assert told in err and len(err.splitlines()) == 1 and "Traceback" not in err
 
@@ -140,8 +106,9 @@ def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     assert "In all about" in found.stdout and "It fits." in found.stdout
 
 
-def test_setup_prints_a_line_a_step_and_tables_when_asked(runs):
-    out = done(runs, "setup", "--run", "looked", "--use", "quality", "--tables")
+def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
+    words = ("setup", "--run", "looked", "--use", "quality", "--tables")
+    out = terminal.done(*words, afresh=True)
     assert out.splitlines()[0].startswith("run looked in ")
     assert "It fits." in out and "use: quality" in out
     assert "attention kernel   " in out  # a table's line
@@ -149,54 +116,54 @@ def test_setup_prints_a_line_a_step_and_tables_when_asked(runs):
     assert (runs / "looked" / "report.html").is_file()
 
 
-def test_ctrl_c_stops_a_benchmark_which_then_goes_on(runs):
+def test_ctrl_c_stops_a_benchmark_which_then_goes_on(terminal, runs):
     words = ("benchmark", "--run", "timed", "--steps", "2", "--rounds", "1")
     words += ("--set", "trials.leave_out=[compile, gradient_checkpointing, sdpa, ema_offload]")
-    code, out, err = interrupted(runs, "timed/bench/*.jsonl", *words)
+    code, out, err = terminal.interrupt(has_lines(runs, "timed/bench/*.jsonl"), *words)
     assert code == 130, err
     assert out.splitlines()[-1].startswith("Stopped. What was done is kept") and err == ""
     (results,) = (runs / "timed" / "bench").glob("*.jsonl")
     kept = results.read_text()
     assert kept.count("\n") >= 3
     # Which switches pay is the machine's to say, and between two runs of two steps it says either.
-    said = [line.split()[0] for line in done(runs, *words[:-2]).splitlines() if ": " in line]
+    said = [line.split()[0] for line in terminal.done(*words[:-2]).splitlines() if ": " in line]
     assert sum(word in ("keep", "drop") for word in said) >= 5
     assert (runs / "timed" / "speed.yaml").is_file()
     assert results.read_text().startswith(kept), "what was measured is not measured again"
     assert report(runs, "timed")["settings"]["trials"]["leave_out"][0] == "compile"
 
 
-def test_prepare_leaves_the_data_and_does_it_once(runs):
-    out = done(runs, "prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
+def test_prepare_leaves_the_data_and_does_it_once(terminal, runs):
+    out = terminal.done("prepare", "--run", "mine", "--set", "train.lr=2e-3", "speed.ema=true")
     assert "codec step" in out and "Report: " in out.splitlines()[-1]
     assert report(runs, "mine")["data"]["utterances"] > 100
-    again = done(runs, "prepare", "--run", "mine")
+    again = terminal.done("prepare", "--run", "mine")
     assert "codec step" not in again and "recogniser step" not in again
 
 
-def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_goes_on(runs):
+def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_goes_on(terminal, runs):
     words = ("train", "--run", "mine", "--steps", "3000")
-    code, out, err = interrupted(runs, "mine/train.jsonl", *words)
+    code, out, err = terminal.interrupt(has_lines(runs, "mine/train.jsonl"), *words, afresh=True)
     assert code == 130, err
     assert "with a checkpoint to go on from" in out and "Traceback" not in err
     rows = (runs / "mine" / "train.jsonl").read_text().splitlines()
     reached = json.loads(rows[-1])["step"]
     assert json.loads(rows[-1])["steps"] == 3000 and reached < 3000
-    out = done(runs, "train", "--run", "mine", "--steps", str(reached + 4))
+    out = terminal.done("train", "--run", "mine", "--steps", str(reached + 4))
     assert f"resumed from step {reached}" in out
     assert report(runs, "mine")["train"]["steps"] == reached + 4
     assert report(runs, "mine")["settings"]["train"] == {"lr": 2e-3}
-    assert "resumed" not in done(runs, "train", "--run", "mine", "--steps", str(reached + 4))
+    assert "resumed" not in terminal.done("train", "--run", "mine", "--steps", str(reached + 4))
 
 
-def test_evaluate_speak_and_checklist_follow(runs):
-    done(runs, "evaluate", "--run", "mine", "--sentences", "2")
+def test_evaluate_speak_and_checklist_follow(terminal, runs):
+    terminal.done("evaluate", "--run", "mine", "--sentences", "2")
     assert report(runs, "mine")["eval"]["sentences"] == 2
     path = runs / "said.wav"
-    out = done(runs, "speak", "--run", "mine", "--text", "ሰላም ለሁሉም", "--out", str(path))
+    out = terminal.done("speak", "--run", "mine", "--text", "ሰላም ለሁሉም", "--out", str(path))
     assert f"Written: {path}" in out and path.read_bytes()[:4] == b"RIFF"
     clips = (runs / "mine" / "corpus").rglob("*.wav")
     recording = max(clips, key=lambda clip: clip.stat().st_size)
     how = ("--text", "ሰላም", "--reference", str(recording), "--out", str(runs / "like.wav"))
-    assert f"Written: {runs / 'like.wav'}" in done(runs, "speak", "--run", "mine", *how)
-    assert "train longer" in done(runs, "checklist", "--run", "mine", "--tables")
+    assert f"Written: {runs / 'like.wav'}" in terminal.done("speak", "--run", "mine", *how)
+    assert "train longer" in terminal.done("checklist", "--run", "mine", "--tables")
