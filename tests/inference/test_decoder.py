@@ -35,6 +35,12 @@ def model():
     return loud()
 
 
+@pytest.fixture(scope="module")
+def one_layer():
+    """Enough of a model to compile: a second layer takes the compiler as long again."""
+    return loud(layers=1)
+
+
 def rows(count: int = 4, codes: int = 12):
     """Texts of unequal length, `codes` codes of each (B, N), references."""
     texts, _, cond = random_rows(GPT, count, seed=1)
@@ -181,9 +187,8 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def test_a_compiled_step_is_the_eager_one(compiler):
-    model = loud(layers=1)
-    decoder, eager = Decoder(model, COMPILED), Decoder(model)
+def test_a_compiled_step_is_the_eager_one(one_layer, compiler):
+    decoder, eager = Decoder(one_layer, COMPILED), Decoder(one_layer)
     texts, codes, cond = rows(3)
     wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
     before = graphs()
@@ -205,9 +210,9 @@ def test_a_compiled_step_is_the_eager_one(compiler):
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_compiled_int8_speaks_on_with_another_number_of_threads(model, compiler, count):
-    decoder = Decoder(model, DecoderConfig(weights="int8", compile=True))
-    wanted, threads = decoded(Decoder(model), *rows(count)), torch.get_num_threads()
+def test_compiled_int8_speaks_on_with_another_number_of_threads(one_layer, compiler, count):
+    decoder = Decoder(one_layer, DecoderConfig(weights="int8", compile=True))
+    wanted, threads = decoded(Decoder(one_layer), *rows(count)), torch.get_num_threads()
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
@@ -229,15 +234,18 @@ def test_another_model_of_the_same_shape_speaks_with_its_own_weights(compiler):
             assert (found - wanted).abs().mean() < 0.05 * wanted.std()
 
 
-def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(model, compiler, monkeypatch):
-    decoder, seconds = Decoder(model, COMPILED), iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
+def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(
+    one_layer, compiler, monkeypatch
+):
+    decoder = Decoder(one_layer, COMPILED)
+    seconds = iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
     monkeypatch.setattr(
         "kit.inference.compiled.quickest", lambda work: work() is None or next(seconds)
     )
     for count in (1, 2, 1):
         texts, codes, cond = rows(count)
         found = decoded(decoder, texts, codes, cond)
-        torch.testing.assert_close(found, decoded(Decoder(model), texts, codes, cond))
+        torch.testing.assert_close(found, decoded(Decoder(one_layer), texts, codes, cond))
     steps = decoder.compiled
     assert [step is steps.tuned for step in steps.ready.values()] == [True, False]
     assert next(seconds, None) is None
@@ -252,9 +260,9 @@ def test_two_threads_may_speak_while_one_compiles(model, compiler):
             assert [row.codes.tolist() for row in said.result()] == wanted
 
 
-def test_where_the_compiler_fails_steps_run_without_it(model, compiler):
-    decoder, (texts, _, cond) = Decoder(model, COMPILED), rows(3)
-    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
+    decoder, (texts, _, cond) = Decoder(one_layer, COMPILED), rows(3)
+    wanted = [row.codes.tolist() for row in generate(Decoder(one_layer), texts, cond, GREEDY)]
     with torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}):
         for _ in range(2):
             assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,24 +179,28 @@ def test_an_interrupted_export_leaves_the_one_before(voice, tmp_path, monkeypatc
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
+def export_killed(folder: str, moved: int) -> None:
+    """The body of a process: the export in `folder` made anew, killed with `moved` files moved."""
+    left, real = [moved], os.replace
+
+    def replace(source, target):
+        if ".new" in str(source) and ".new" not in str(target):
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+        real(source, target)
+
+    os.replace = replace
+    export_voice(load_export(folder), folder, "fp32")
+
+
 @pytest.mark.parametrize("moved", range(5))
-def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, tmp_path, moved):
+def test_an_export_killed_while_files_are_exchanged_is_no_export(voice, processes, tmp_path, moved):
     export_voice(voice, tmp_path, "fp16")
-    code = f"""
-import os, signal
-from kit.inference import export
-left, real = [{moved}], os.replace
-def replace(source, target):
-    if ".new" in str(source) and ".new" not in str(target):
-        left[0] or os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
-    real(source, target)
-os.replace = replace
-export.export_voice(export.load_export("."), ".", "fp32")
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=600)
-    assert done.returncode == -9
+    child = processes.Process(target=export_killed, args=(str(tmp_path), moved))
+    child.start()
+    child.join(600)
+    assert child.exitcode == -9
     refused(tmp_path, "no exported voice, or its export was interrupted")
     assert load_export(export_voice(voice, tmp_path, "fp32")).speakers == voice.speakers
     assert {p.name for p in tmp_path.iterdir()} == {*FILES, CARD, "README.md"}
