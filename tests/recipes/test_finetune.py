@@ -22,6 +22,7 @@ from kit.recipes.start import start
 FEW = {
     "train": {"steps": 4, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.003},
     "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
+    "recognizer": {"steps": 2},  # nobody listens to it
 }
 
 

@@ -22,8 +22,12 @@ OWN = {
     "model": {"width": 96, "latents": 6},
     "train": {"steps": 25, "gate_every": 0, "val_every": 25, "warmup_steps": 2},
     "front_end": {"n_mels": 64},
+    "recognizer": {"steps": 2},  # nobody listens to it
 }
-FEW = {"train": {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 2}}
+FEW = {
+    "train": {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 2},
+    "recognizer": {"steps": 2},
+}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,10 @@ from kit.recipes.start import start
 from kit.recipes.start_from import MODEL, TOKENIZER, first_model
 from kit.recipes.train import Training
 
-FEW = {"train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1}}
+FEW = {
+    "train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1},
+    "recognizer": {"steps": 2},  # nobody listens to it
+}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from kit.tuning.ab_test import TrialConfig, run_variant
 
 FEW = {"steps": 6, "gate_every": 6, "val_every": 3, "checkpoint_every": 2, "warmup_steps": 1}
 ALPHA = {"rank": 4, "alpha": 8.0}
+DEAF = {"steps": 2}  # a recogniser that has heard next to nothing: nobody listens to it here
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def release(tmp_path_factory):
 
 def begun(name: str, release, **settings):
     """A run that begins with a tiny release, prepared."""
-    run = start(name, settings={"train": FEW, **settings})
+    run = start(name, settings={"train": FEW, "recognizer": DEAF, **settings})
     list(Preparation(run, str(corpus()), start_from=str(release), licence="CPML").run())
     return start(name)
 
@@ -134,7 +135,8 @@ def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
 
 
 def test_a_run_from_nothing_has_nothing_to_keep():
-    run = start("from nothing", settings={"train": FEW})
+    few = {"train": FEW, "codec": {"steps": 2}, "recognizer": DEAF}
+    run = start("from nothing", settings=few)
     list(Preparation(run, str(corpus())).run())
     for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
         run = start("from nothing", settings={"finetune": asked})
