@@ -35,6 +35,7 @@ from kit.text.tokenizer import Tokenizer
 
 # What may be removed to make room: nothing else that lies in the folder is the cache's.
 OWN = ("codes-*.safetensors", "index-*.safetensors")
+REHEARSAL = "rehearsal"  # the split of rows that no recording is of: a voice has spoken them
 CLIPS_AT_ONCE = 32  # encoded together
 Place = tuple[Path, int]  # the shard a clip lies in, and its row there
 
@@ -232,6 +233,19 @@ class CodeCache:
         self.codes: list[np.ndarray] = [codes[shard][at] for shard, at in table["places"]]
         self.references = References(shards, table["places"].tolist())
         touch({index, *shards})
+
+    def add_rehearsal(
+        self, speakers: list[str], texts: list[np.ndarray], codes: list[np.ndarray]
+    ) -> None:
+        """Rows of the split "rehearsal", here in memory alone.
+
+        They have no reference of their own: a recording of their speaker is one for them.
+        """
+        for number, speaker in enumerate(speakers):
+            row = {"id": f"{REHEARSAL}-{number}", "speaker": speaker, "split": REHEARSAL}
+            self.rows.append(row)
+        self.texts += texts
+        self.codes += codes
 
     def of_split(self, split: str) -> list[int]:
         return [i for i, row in enumerate(self.rows) if row["split"] == split]

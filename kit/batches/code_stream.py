@@ -31,10 +31,10 @@ from kit.batches.batching import (
     padded,
     plan_batches,
 )
-from kit.batches.code_cache import CacheError, CodeCache
+from kit.batches.code_cache import REHEARSAL, CacheError, CodeCache
 
 # What a position must agree in, and how to say that it does not.
-MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting)"}
+MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
 
 
 class CodeStream(IterableDataset):
@@ -46,6 +46,8 @@ class CodeStream(IterableDataset):
     every n-th batch and the loader restores the order. With `world` ranks, each takes every
     `world`-th utterance of the same effective batch, so that together they see what one would see:
     sum gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
+    `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
+    every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class CodeStream(IterableDataset):
         *,
         rank: int = 0,
         world: int = 1,
+        rehearsal: float = 0.0,
     ):
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
@@ -72,21 +75,26 @@ class CodeStream(IterableDataset):
                 f"The code cache holds no utterance of the split `{split}`: were all refused? "
                 "With a higher `held_out_percent` (section manifest), prepare holds out more."
             )
-        self.lengths = [cache.length(i) + EXTRA_TOKENS for i in self.members]
+        self.rehearsed = cache.of_split(REHEARSAL) if rehearsal else []
+        self.rehearsed_an_epoch = 0
+        if self.rehearsed:
+            self.rehearsed_an_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
+        self.lengths = self.lengths_of(self.members)
         self.voices: dict[str, list[int]] = {}
         for i in self.members:
             self.voices.setdefault(cache.rows[i]["speaker"], []).append(i)
         self._require_grid()
-        self.identity = identity(cache, self.members, config)
+        self.identity = identity(cache, [*self.members, *self.rehearsed], config, rehearsal)
         self.load_state_dict(position or {})
 
     def _require_grid(self) -> None:
         grid = self.config.grid_lengths
-        longest = max(self.lengths)
+        lengths = [*self.lengths, *self.lengths_of(self.rehearsed)]
+        longest = max(lengths)
         if grid and longest > grid[-1]:
-            over = sum(length > grid[-1] for length in self.lengths)
+            over = sum(length > grid[-1] for length in lengths)
             raise CacheError(
-                f"{over} of {len(self.lengths)} utterances are longer than the longest of "
+                f"{over} of {len(lengths)} utterances are longer than the longest of "
                 f"`grid_lengths` ({grid[-1]} tokens; the longest has {longest}): add a length, or "
                 "leave those rows out of the manifest. `length_report` lists them."
             )
@@ -115,15 +123,29 @@ class CodeStream(IterableDataset):
         """
         return dict(self._next)
 
+    def lengths_of(self, rows: list[int]) -> list[int]:
+        """The tokens of each of `rows`."""
+        return [self.cache.length(i) + EXTRA_TOKENS for i in rows]
+
     def plan(self, epoch: int) -> list[list[int]]:
-        """The batches of `epoch` as lists of utterances; every utterance once, none left out."""
-        batches = plan_batches(self.lengths, self.config, epoch)
-        return [[self.members[i] for i in batch] for batch in batches]
+        """The batches of `epoch` as lists of utterances; every utterance once, none left out.
+
+        Among them are the rows to rehearse in this epoch.
+        """
+        rows = [*self.members, *self.rehearsed_in(epoch)]
+        batches = plan_batches(self.lengths_of(rows), self.config, epoch)
+        return [[rows[i] for i in batch] for batch in batches]
+
+    def rehearsed_in(self, epoch: int) -> list[int]:
+        """The rows to rehearse in `epoch`: over the epochs each as often as the others."""
+        count = len(self.rehearsed)
+        order = random.Random(f"{self.config.seed} rehearsal").sample(self.rehearsed, count)
+        first = epoch * self.rehearsed_an_epoch
+        return [order[n % count] for n in range(first, first + self.rehearsed_an_epoch)]
 
     def usual(self, count: int) -> list:
         """`count` batches of the first epoch, their sizes spread as those of all: to time steps."""
-        lengths = dict(zip(self.members, self.lengths))
-        batches = sorted(self.plan(0), key=lambda batch: sum(lengths[i] for i in batch))
+        batches = sorted(self.plan(0), key=lambda batch: sum(self.lengths_of(batch)))
         middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]
         random.Random(0).shuffle(middles)  # the first step is not timed: it is not the shortest
         return [self.batch(batches[i], 0, i, self.position) for i in middles]
@@ -170,13 +192,18 @@ class CodeStream(IterableDataset):
         return (texts, codes, cond, padded(longest, self.config))
 
 
-def identity(cache: CodeCache, members: list[int], config: DataConfig) -> dict[str, str]:
+def identity(
+    cache: CodeCache, members: list[int], config: DataConfig, rehearsal: float = 0.0
+) -> dict[str, str]:
     """Marks of the utterances and of their order: 8 hex digits each, alike for any micro-batch."""
     corpus = hashlib.sha256("\n".join(cache.rows[i]["id"] for i in members).encode())
     corpus.update(np.array([cache.length(i) for i in members]).tobytes())
     size = config.effective_tokens or config.effective_batch
-    order = (size, bool(config.effective_tokens), config.sort_window, config.short_first)
-    return {"corpus": corpus.hexdigest()[:8], "order": digest(*order, config.seed)[:8]}
+    order = [size, bool(config.effective_tokens), config.sort_window, config.short_first]
+    order.append(config.seed)
+    if rehearsal:  # without it, a position is what it was before there was any
+        order.append(rehearsal)
+    return {"corpus": corpus.hexdigest()[:8], "order": digest(*order)[:8]}
 
 
 def validation_batches(stream: CodeStream) -> list:

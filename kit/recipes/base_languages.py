@@ -6,10 +6,12 @@ them, the fine-tuned one is asked what it would have said (kit/inference/forgett
 
 import dataclasses
 import math
+from pathlib import Path
 
 import yaml
 
-from kit.base.config import CONFIGS
+from kit.base.config import CONFIGS, ConfigError
+from kit.base.words import brief
 from kit.inference.forgetting import ReadAloud, Surprise, surprise
 from kit.inference.generate import Spoken, generate
 from kit.inference.sampling import GenerateConfig
@@ -19,7 +21,7 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start_from import MODEL, TOKENIZER
-from kit.text.normalize import TextError
+from kit.text.normalize import TextError, normalize
 from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.text.xtts_tokenizer import tag_of
@@ -32,23 +34,24 @@ class BaseLanguages:
     """The sentences that the voice `run` began with can say, in all languages but the run's.
 
     `voice` is one of the run's, for its codec and its first speaker, who reads all of them; the
-    sentences are drawn as `sampling` says, each once.
+    sentences are drawn as `sampling` says, each once. They are those of the file `sentences`.
     """
 
-    def __init__(self, run: ActiveRun, voice: Voice, sampling: GenerateConfig):
+    def __init__(
+        self, run: ActiveRun, voice: Voice, sampling: GenerateConfig, sentences: Path = SENTENCES
+    ):
         self.run = run
         self.voice = voice
         self.speaker = voice.speakers[0]
         self.sampling = dataclasses.replace(sampling, candidates=1, retries=0)
         self.model = load_model(run.path(MODEL)).to(run.hw.device)
-        self.texts = self.sayable()
+        self.texts = self.sayable(sentences)
         self.spoken: dict[str, list[Spoken]] = {}
 
-    def sayable(self) -> dict[str, list[str]]:
-        """By language, the sentences whose every letter the first voice has."""
+    def sayable(self, sentences: Path) -> dict[str, list[str]]:
+        """By language, those of `sentences` whose every letter the first voice has."""
         found = {}
-        everyday = yaml.safe_load(SENTENCES.read_text(encoding="utf-8"))
-        for language, texts in everyday.items():
+        for language, texts in sentences_in(sentences).items():
             if tag_of(language) != tag_of(self.voice.language):
                 tokenizer = load_tokenizer(self.run.path(TOKENIZER), language)
                 own = [text for text in texts if self.ids_of(tokenizer, text)]
@@ -149,3 +152,26 @@ class BaseLanguages:
             f"{math.log(self.model.config.code_vocab):.3g}.",
             pictures=(grouped_bars(list(found), groups, "nats a code", title),),
         )
+
+
+def sentences_in(path: Path) -> dict[str, list[str]]:
+    """The sentences of a YAML file, by language, as the kit spells them.
+
+    Raises ConfigError for a file that is missing or holds anything else, TextError for a text that
+    cannot be spelt.
+    """
+    try:
+        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} holds no sentences that can be read: {brief(error)}") from error
+    lists = found.values() if isinstance(found, dict) else [found]
+    texts = [text for each in lists for text in (each if isinstance(each, list) else [each])]
+    whole = isinstance(found, dict) and all(isinstance(each, list) for each in lists)
+    if not whole or not all(isinstance(text, str) for text in [*found, *texts]):
+        raise ConfigError(
+            f"{path}: sentences stand in lists, by their language, as in {SENTENCES} "
+            '(en: ["a sentence.", "another one."]).'
+        )
+    if CONFIGS in Path(path).parents:  # the kit's own are spelt so already
+        return found
+    return {language: [normalize(t, language) for t in texts] for language, texts in found.items()}

@@ -37,7 +37,9 @@ class FineTune:
 
     `start_from` is a folder or `hf://OWNER/NAME`, as `Preparation` takes it, and so are `data` and
     `language`; `licence` "CPML" accepts that of a released XTTS-v2, without which nothing is read.
-    `steps`, `session_hours` and `quota_gb` are as `Training` takes them.
+    `steps`, `session_hours` and `quota_gb` are as `Training` takes them. `rehearsal` is the share
+    of an epoch's rows in which the voice says what it could say before (None: as the run's settings
+    have it).
     """
 
     def __init__(
@@ -50,7 +52,10 @@ class FineTune:
         steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
+        rehearsal: float | None = None,
     ):
+        if rehearsal is not None:
+            run = run.keep_settings({"finetune": {"rehearsal": rehearsal}})
         self.start_from = start_from
         self.licence = licence
         self.length = {"steps": steps, "session_hours": session_hours, "quota_gb": quota_gb}
@@ -118,6 +123,8 @@ class FineTune:
         steps = [codec, prepare.train_recognizer(), prepare.align(), prepare.cut_long()]
         steps += [prepare.fit_positions(), prepare.encode()]
         steps += [prepare.measure_lengths(), prepare.make_batches()]
+        if prepare.rehearses:
+            steps.append(prepare.rehearse())
         line = "\n".join(step.line for step in steps)
         return Result(line=line, pictures=codec.pictures, sounds=codec.sounds)
 

@@ -21,6 +21,7 @@ from kit.dataset.manifest import check_dataset, write_checked, write_fixed
 from kit.model.sequence import GPTConfig
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
+from kit.notebook.run_record import read_mark
 from kit.recipes import prepare_results as results
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_batches import first_batches, record_lengths
@@ -28,10 +29,13 @@ from kit.recipes.prepare_clips import align_texts, cut_too_long, cutter_for
 from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
 from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.prepare_text import fitted_pieces
-from kit.recipes.start_from import begun_from, tokenizer_of_start, told_start
+from kit.recipes.rehearsal import Rehearsal
+from kit.recipes.start_from import BEGUN, begun_from, tokenizer_of_start, told_start
+from kit.recipes.training_data import TrainingData
 from kit.text.tokenizer_report import count_tokens, tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.text.vocabulary_growth import advice_of
+from kit.training.trainable import FinetuneConfig
 
 # What a step leaves for those after it.
 LEFT_BY = {
@@ -117,6 +121,14 @@ class Preparation:
         yield self.encode()
         yield self.measure_lengths()
         yield self.make_batches()
+        if self.rehearses:
+            yield self.rehearse()
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the run asks for rehearsal, and begins with a voice that can."""
+        asked = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
+        return bool(asked and read_mark(self.active_run.folder / BEGUN))
 
     @property
     def rows(self) -> list[Utterance]:
@@ -267,3 +279,8 @@ class Preparation:
             self.active_run, self.cache, self.model, self.data_config, fixed_lengths(self.cache)
         )
         return result
+
+    def rehearse(self) -> Result:
+        """Let the voice that the run begins with say what it can, to be read along in training."""
+        run = self.active_run
+        return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()

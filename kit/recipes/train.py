@@ -163,6 +163,7 @@ class Training(TrainingPlan):
         recorded = dict(figures)
         recorded["finished"] = self.session.finished()
         recorded["finetune"] = finetuning_figures(self.model, self.session.finetuning)
+        recorded["finetune"]["rehearsal"] = self.data.rehearsal_figures()
         if state and state.applied.on("compile"):
             recorded["padded_to"] = self.data.padded(compiled=True).grid_lengths
         if "fits" in self.found:

@@ -18,7 +18,7 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
 from kit.recipes.start_from import first_model, told_start
-from kit.recipes.trained_parts import finetuning_of, told_finetuning
+from kit.recipes.trained_parts import finetuning_of, told_finetuning, told_rehearsal
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
@@ -82,6 +82,7 @@ class TrainingPlan:
             session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
         )
         self.found: dict[str, Result] = {}  # what each step found, by its name
+        finetuning = finetuning_of(run)  # asks for a voice before the data ask what it has said
         self.data = TrainingData(run)
         self.model = self.data.model
         self.rows_before = read_log(run.path("train.jsonl"))
@@ -108,7 +109,7 @@ class TrainingPlan:
             threads=int(run.threads.value),
             trained_with=self.data.parts,
             first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
-            finetuning=finetuning_of(run),
+            finetuning=finetuning,
             held_by_all=run.held_by_all,
         )
         self.session.finetuning.require_steps(config.steps)
@@ -147,6 +148,7 @@ class TrainingPlan:
         line = f"A model of {parameters} parameters. {length}.{self.steps_left_aside()}"
         trains = told_finetuning(self.model, self.session.finetuning)
         lines = [line, told_start(self.active, data.tokenizer), trains]
+        lines.append(told_rehearsal(data.rehearsal_figures()))
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def steps_left_aside(self) -> str:

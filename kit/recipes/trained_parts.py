@@ -53,6 +53,16 @@ def told_tables(model: GPTConfig, finetuning: Finetuning) -> str:
     return ""
 
 
+def told_rehearsal(figures: dict) -> str:
+    """In words, what of an epoch is rehearsal; "" where nothing is."""
+    if not figures["rows_an_epoch"]:
+        return ""
+    return (
+        f"{figures['share']:.0%} of an epoch is rehearsal: {figures['rows_an_epoch']:,} rows in "
+        f"each, of {figures['rows']:,} that the voice it begins with has spoken."
+    )
+
+
 def finetuning_figures(model: GPTConfig, finetuning: Finetuning) -> dict:
     """The same for the record."""
     figures = finetuning.identity()

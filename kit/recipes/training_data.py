@@ -7,6 +7,7 @@ nothing of the loop.
 import dataclasses
 from functools import cached_property, partial
 
+import numpy as np
 from torch import Tensor
 
 from kit.audio.codec_kinds import load_codec
@@ -30,17 +31,20 @@ from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.rehearsal import rehearsed_rows
 from kit.text.tokenizer_kinds import load_tokenizer
+from kit.training.trainable import FinetuneConfig
 
 
 class TrainingData:
     """The corpus of a run, and the shapes of model and batches that suit it.
 
-    `config` says how rows make batches; `split` gives the same batches in other passes. Raises
-    ConfigError where 01_data_prep has not run yet.
+    `config` says how rows make batches; `split` gives the same batches in other passes. Where the
+    run rehearses what its voice could say before, those rows are there, too; not so where
+    `rehearsed` is False. Raises ConfigError where 01_data_prep has not run yet.
     """
 
-    def __init__(self, run: ActiveRun):
+    def __init__(self, run: ActiveRun, rehearsed: bool = True):
         self.run = run
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
@@ -55,6 +59,26 @@ class TrainingData:
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
         )
+        self.rehearsal = 0.0  # of an epoch's rows
+        if rehearsed:
+            self.rehearsal = build(FinetuneConfig, run.section("finetune")).rehearsal
+        if self.rehearsal:
+            self._add_rehearsal()
+
+    def _add_rehearsal(self) -> None:
+        """Read along what the voice that the run began with has said; positions for it, too."""
+        found = rehearsed_rows(self.run, speaker_references(self.cache)).whole
+        path = self.run.path("tokenizer.model")
+        tokenizers = {reading.language: load_tokenizer(path, reading.language) for reading in found}
+        texts = []
+        for reading in found:
+            ids = tokenizers[reading.language].encode_checked(reading.text)
+            texts.append(np.array(ids, dtype=np.int32))
+        codes = list(found.values())
+        longest_text = max(map(len, texts), default=0)
+        longest_codes = max(map(len, codes), default=0)
+        self.model = self.model.with_positions(longest_text, longest_codes)
+        self.cache.add_rehearsal([reading.speaker for reading in found], texts, codes)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -77,13 +101,27 @@ class TrainingData:
         config = self.padded(compiled)
         if grad_accum:
             config = config.split(grad_accum)
-        return CodeStream(self.cache, split, config, partial(collate, self.model), position)
+        return CodeStream(
+            self.cache,
+            split,
+            config,
+            partial(collate, self.model),
+            position,
+            rehearsal=self.rehearsal if split == "train" else 0.0,
+        )
 
     def padded(self, compiled: bool) -> DataConfig:
         """How rows make batches for a `compiled` model, or for one that is not."""
         if not compiled or self.config.grid_lengths:
             return self.config
         return dataclasses.replace(self.config, grid_lengths=fixed_lengths(self.cache))
+
+    def rehearsal_figures(self) -> dict:
+        """How many rows there are to rehearse, how many an epoch has, and their share of it."""
+        stream = self.stream()
+        rows = stream.rehearsed_an_epoch
+        share = rows / (rows + len(stream.members))
+        return {"rows": len(stream.rehearsed), "rows_an_epoch": rows, "share": share}
 
     def middle_row(self) -> Batch:
         """The training row of middling length, alone and so without padding."""

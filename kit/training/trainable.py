@@ -24,12 +24,19 @@ class FinetuneConfig:
     method: str = "full"  # "lora": adapters; "auto": as a run begins with a voice, by its size
     tables: str = "new"  # with adapters: rows of embeddings, positions, heads: the "new", or "all"
     tables_first: int = 0  # steps in which embeddings, positions and heads train alone; 0: none
+    # Share of an epoch's rows in which the voice that the run began with says what it could say
+    # before, so that it is not forgotten; 0: none.
+    rehearsal: float = 0.0
+    rehearsal_rows: int = 320  # that are spoken for it, before the first step
+    rehearsal_sentences: str = ""  # a YAML file of them, by language; "": the kit's
 
     def __post_init__(self):
         known = "choose full, lora or auto."
         require(self.method in METHODS, self, "method", known)
         require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
         require_within(self, 0, 1e9, "tables_first")
+        require_within(self, 0, 0.9, "rehearsal")
+        require_within(self, 1, 1e6, "rehearsal_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,13 @@ class Finetuning:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
 
     def require_voice(self) -> None:
-        """Raise ConfigError where a run from nothing would keep what chance has drawn."""
+        """Raise ConfigError where a run from nothing would keep, or say, what chance has drawn."""
+        if self.base is None and self.config.rehearsal:
+            raise ConfigError(
+                f"finetune.rehearsal = {self.config.rehearsal}: this run begins with nothing, so "
+                "there is no voice that could say anything to rehearse. Begin with one (START_FROM "
+                "in 01_data_prep, --start-from), or set it to 0."
+            )
         if self.base is None and (self.config.method == "lora" or self.config.tables_first):
             asked = "tables_first" if self.config.tables_first else "method"
             raise ConfigError(

@@ -194,7 +194,7 @@ def test_a_position_of_other_utterances_is_refused():
     "over", [{"seed": 1}, {"effective_batch": 4}, {"sort_window": 8}, {"effective_tokens": 8}]
 )
 def test_a_position_in_another_order_is_refused(over):
-    with pytest.raises(CacheError, match=r"of other batches \(seed, sizes, sorting\)"):
+    with pytest.raises(CacheError, match=r"of other batches \(seed, sizes, sorting, rehearsal\)"):
         stream(next(iter(stream()))[1], **over)
 
 
@@ -320,3 +320,82 @@ def test_batches_to_time_steps_with_are_as_long_as_all_of_them():
     codes = [sum(map(len, members(batch))) for batch in some]
     assert len({sum(c) for batch in some for c in members(batch)}) > 6  # not one of them alone
     assert sum(codes) / 6 == pytest.approx(mean, rel=0.1)
+
+
+def rehearsing_cache(count: int = 9) -> CodeCache:
+    """The toy's utterances, and `count` rows that a voice has spoken, as two of its speakers."""
+    cache = toy_cache()
+    texts = [np.full(5, 100 + i, np.int32) for i in range(count)]
+    codes = [np.full(12 + 3 * i, 100 + i, np.int32) for i in range(count)]
+    cache.add_rehearsal([f"v{i % 2}" for i in range(count)], texts, codes)
+    return cache
+
+
+def rehearsing(position=None, share: float = 0.2, rank: int = 0, world: int = 1) -> CodeStream:
+    return CodeStream(
+        rehearsing_cache(), "train", DATA, keep, position, rank=rank, world=world, rehearsal=share
+    )
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.2, 0.5])
+def test_an_epoch_has_each_utterance_once_and_a_share_of_rehearsal(share):
+    s = rehearsing(share=share)
+    seen = []
+    for epoch in range(6):
+        found = list(itertools.chain(*s.plan(epoch)))
+        rehearsed = [i for i in found if i in s.rehearsed]
+        assert sorted(i for i in found if i not in s.rehearsed) == s.members
+        assert len(rehearsed) == round(share * len(s.members) / (1 - share))
+        seen += rehearsed
+    times = [seen.count(i) for i in s.rehearsed]
+    assert max(times) - min(times) <= 1, "each as often as the others"
+
+
+def test_rows_to_rehearse_change_nothing_where_none_is_asked_for():
+    with_rows = CodeStream(rehearsing_cache(), "train", DATA, keep)
+    without = CodeStream(toy_cache(), "train", DATA, keep)
+    assert with_rows.identity == without.identity
+    for a, b in itertools.islice(zip(with_rows, without), 25):
+        assert same(a, b)
+
+
+def test_what_is_rehearsed_has_a_recording_of_its_speaker_for_a_reference():
+    s = rehearsing(share=0.5)
+    speakers = {100 + i: i % 2 for i in range(9)}
+    heard = set()
+    for parts, _ in itertools.islice(s, len(s.plan(0))):
+        for texts, codes, cond, _ in parts:
+            for text, row, reference in zip(texts, codes, cond):
+                if text[0] >= 100:
+                    assert row[0] == text[0]
+                    assert int(reference[0, 0]) % 3 == speakers[text[0]]
+                    heard.add(text[0])
+    assert len(heard) == 9
+
+
+def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks():
+    whole = list(itertools.islice(rehearsing(), 40))
+    for at in range(0, 36, 5):
+        rest = itertools.islice(rehearsing(whole[at][1]), 3)
+        assert all(same(x, y) for x, y in zip(rest, whole[at + 1 :]))
+    read = loaded(rehearsing(whole[3][1]), 2, 12)
+    assert all(same(a, b) for a, b in zip(read, whole[4:]))
+    ranks = [list(itertools.islice(rehearsing(rank=r, world=2), 16)) for r in range(2)]
+    for batch, *parts in zip(whole, *ranks):
+        assert sorted(members(batch)) == sorted(itertools.chain(*map(members, parts)))
+
+
+def test_another_share_or_other_rows_are_no_place_to_go_on_from():
+    position = next(iter(rehearsing()))[1]
+    with pytest.raises(CacheError, match=r"other batches \(seed, sizes, sorting, rehearsal\)"):
+        rehearsing(position, share=0.3)
+    with pytest.raises(CacheError, match="of other utterances"):
+        CodeStream(rehearsing_cache(8), "train", DATA, keep, position, rehearsal=0.2)
+
+
+def test_fixed_lengths_must_hold_what_is_rehearsed_too():
+    config = dataclasses.replace(DATA, grid_lengths=(90,))
+    cache = rehearsing_cache(30)
+    CodeStream(cache, "train", config, keep)
+    with pytest.raises(CacheError, match="longer than the longest of `grid_lengths`"):
+        CodeStream(cache, "train", config, keep, rehearsal=0.2)

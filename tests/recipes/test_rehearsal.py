@@ -1,0 +1,184 @@
+"""What a voice could say before is said again while it learns: from settings to the record."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from helpers import corpus
+from xtts_texts import write_readers_release
+
+from kit.base.config import ConfigError
+from kit.batches.code_cache import CacheError
+from kit.recipes import rehearsal
+from kit.recipes.prepare import Preparation
+from kit.recipes.rehearsal import (
+    FILE,
+    Reading,
+    Rehearsal,
+    Rehearsed,
+    load_rehearsed,
+    readings,
+    rehearsal_key,
+    rehearsal_sampling,
+    rehearsed_rows,
+)
+from kit.recipes.start import start
+from kit.recipes.train import Training
+from kit.recipes.training_data import TrainingData
+from kit.training.trainable import FinetuneConfig, Finetuning
+
+# Every code is about as likely as every other, STOP among them: most readings find an end.
+WARM = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_codes_per_text_id": 4.0}
+FEW = {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 1}
+SETTINGS = {"train": FEW, "generate": WARM, "finetune": {"rehearsal": 0.25, "rehearsal_rows": 20}}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    return write_readers_release(tmp_path_factory.mktemp("published") / "release")
+
+
+def prepared(name: str, release, **settings) -> tuple:
+    """A run that begins with a tiny release, prepared, and what it told at last."""
+    run = start(name, settings={**SETTINGS, **settings})
+    steps = list(Preparation(run, str(corpus()), start_from=str(release), licence="CPML").run())
+    return start(name), str(steps[-1])
+
+
+@pytest.fixture(scope="module")
+def rehearsing(release):
+    return prepared("rehearses", release)
+
+
+def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing):
+    run, told = rehearsing
+    noted = run.report()["finetune"]["rehearsal"]
+    assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
+    assert set(noted["languages"]) <= {"en", "de", "hu"} and "en" in noted["languages"]
+    assert f"To rehearse: {noted['rows']} rows in " in told
+    data = TrainingData(run)
+    rows = data.cache.of_split("rehearsal")
+    assert len(rows) == noted["rows"]
+    train = data.cache.of_split("train")
+    assert {data.cache.rows[i]["speaker"] for i in rows} == {
+        data.cache.rows[i]["speaker"] for i in train
+    }
+    english = data.tokenizer.vocabulary.ids["[en]"]
+    assert english in {int(data.cache.texts[i][0]) for i in rows}, "spelt under its own tag"
+    assert max(len(data.cache.texts[i]) for i in rows) + 2 <= data.model.max_text
+    assert all(max(data.cache.codes[i]) < data.model.start_code for i in rows)
+
+
+def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
+    run, _ = rehearsing
+    training = Training(run)
+    stream = training.data.stream()
+    train = training.data.cache.of_split("train")
+    found = list(itertools.chain(*stream.plan(0)))
+    assert sorted(i for i in found if i in set(train)) == train
+    assert len(found) - len(train) == round(len(train) / 3)
+    assert "25% of an epoch is rehearsal: " in str(training.size())
+    held_out = training.data.stream("held_out").plan(0)
+    assert not set(itertools.chain(*held_out)) & set(stream.rehearsed)
+
+
+def test_it_trains_and_the_record_says_what_was_rehearsed(rehearsing):
+    run, _ = rehearsing
+    training = Training(run)
+    list(training.run())
+    noted = run.report()["train"]["finetune"]["rehearsal"]
+    assert noted["share"] == pytest.approx(0.25, abs=0.01)
+    assert noted["rows_an_epoch"] == training.data.stream().rehearsed_an_epoch > 0
+    longest = training.data.longest_row
+    rows = training.data.cache.of_split("rehearsal")
+    assert longest["codes"] >= max(len(training.data.cache.codes[i]) for i in rows)
+
+
+@pytest.fixture
+def voice(rehearsing):
+    """Whoever speaks in the run; what was spoken to rehearse lies there again afterwards."""
+    run, _ = rehearsing
+    kept = (run.folder / FILE).read_bytes()
+    noted = run.report()["finetune"]["rehearsal"]
+    yield TrainingData(run, rehearsed=False).voice()
+    (run.folder / FILE).write_bytes(kept)
+    run.record(finetune={"rehearsal": noted})
+
+
+def test_interrupted_it_goes_on_with_what_was_not_spoken(rehearsing, voice, monkeypatch):
+    run, _ = rehearsing
+    path = run.folder / FILE
+    key = rehearsal_key(run, voice.references)
+    monkeypatch.setattr(rehearsal, "AT_ONCE", 4)
+    path.unlink()
+    Rehearsal(run, voice).speak()
+    wanted = load_rehearsed(path, key)
+    path.unlink()
+
+    read = Rehearsal.read
+    count = itertools.count()
+
+    def interrupted(self, decoder, part):
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return read(self, decoder, part)
+
+    monkeypatch.setattr(Rehearsal, "read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Rehearsal(run, voice).speak()
+    before = load_rehearsed(path, key)
+    assert len(before.codes) == 8
+    count = itertools.count(3)
+    Rehearsal(run, voice).speak()
+    assert next(count) == 3 + 3, "twelve were left, four at once"
+    found = load_rehearsed(path, key)
+    assert list(found.codes) == list(wanted.codes)
+    assert all(np.array_equal(found.codes[r], codes) for r, codes in wanted.codes.items())
+    assert found.seconds > before.seconds
+
+
+def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing, voice):
+    run, _ = rehearsing
+    path = run.folder / FILE
+    other = Rehearsed(codes={}, seconds=1.0)
+    reading = Reading(language="en", text="a voice", speaker="nobody", number=0)
+    other.codes[reading] = np.arange(5, dtype=np.int32)
+    other.save(path, "another voice")
+    with pytest.raises(ConfigError, match=r"another voice, other recordings.*run 01_data_prep"):
+        TrainingData(run)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CacheError, match="damaged"):
+        TrainingData(run)
+    Rehearsal(run, voice).speak()
+    assert reading not in rehearsed_rows(run, voice.references).codes
+
+
+def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing, voice):
+    run, _ = rehearsing
+    cold = dataclasses.replace(rehearsal_sampling(run), max_codes_per_text_id=0.0)
+    speaking = Rehearsal(run, voice)
+    speaking.sampling = cold
+    speaking.base.model.code_head.bias.data[speaking.base.model.config.stop_code] = -1e4
+    (run.folder / FILE).unlink()
+    assert "Nothing is rehearsed: of 20 sentences" in str(speaking.speak())
+    data = TrainingData(run)
+    assert data.rehearsal_figures() == {"rows": 0, "rows_an_epoch": 0, "share": 0.0}
+
+
+def test_readings_are_spread_evenly_over_languages_speakers_and_sentences():
+    texts = {"en": ["a", "b", "c"], "de": ["d"]}
+    found = readings(texts, ["one", "two"], 10)
+    assert [r.text for r in found] == ["a", "d", "b", "c", "a", "d", "b", "c", "a", "d"]
+    assert [r.number for r in found] == [0] * 4 + [1] * 4 + [2] * 2
+    assert len(set(found)) == 10
+    assert {r.speaker for r in found if r.text == "a"} == {"one", "two"}
+    assert readings({}, ["one"], 10) == readings(texts, ["one"], 0) == []
+
+
+def test_it_needs_a_voice_that_the_run_begins_with():
+    asked = Finetuning(config=FinetuneConfig(rehearsal=0.2))
+    with pytest.raises(ConfigError, match=r"finetune.rehearsal = 0.2.*START_FROM.*set it to 0"):
+        asked.require_voice()
+    with pytest.raises(ConfigError, match="rehearsal"):
+        FinetuneConfig(rehearsal=1.0)
