@@ -95,8 +95,14 @@ def load_rehearsed(path: Path, key: str) -> Rehearsed:
 
 
 def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
-    """How codes are drawn for it: as the voice speaks, each sentence once at a time."""
-    return build(GenerateConfig, run.section("generate"), candidates=1, retries=0)
+    """How codes are drawn for it: just as likely as the voice finds them.
+
+    Colder, or of fewer codes, they would teach to expect less than it does: what is to be kept is
+    all that it expects (docs/measurements.md).
+    """
+    warm = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    once = {"candidates": 1, "retries": 0}
+    return build(GenerateConfig, run.section("generate"), **warm, **once)
 
 
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:

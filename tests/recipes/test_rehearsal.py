@@ -1,6 +1,5 @@
 """What a voice could say before is said again while it learns: from settings to the record."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -11,27 +10,29 @@ from xtts_texts import write_readers_release
 from kit.base.config import ConfigError
 from kit.batches.code_cache import CacheError
 from kit.recipes import rehearsal
+from kit.recipes.base_languages import SENTENCES, sentences_in
 from kit.recipes.prepare import Preparation
 from kit.recipes.rehearsal import (
     FILE,
+    REHEARSED,
     Reading,
     Rehearsal,
     Rehearsed,
     load_rehearsed,
     readings,
     rehearsal_key,
-    rehearsal_sampling,
     rehearsed_rows,
 )
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
+from kit.text.normalize import normalize
 from kit.training.trainable import FinetuneConfig, Finetuning
 
 # Every code is about as likely as every other, STOP among them: most readings find an end.
-WARM = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_codes_per_text_id": 4.0}
+LONG = {"max_codes_per_text_id": 4.0}
 FEW = {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 1}
-SETTINGS = {"train": FEW, "generate": WARM, "finetune": {"rehearsal": 0.25, "rehearsal_rows": 20}}
+SETTINGS = {"train": FEW, "generate": LONG, "finetune": {"rehearsal": 0.25, "rehearsal_rows": 20}}
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +157,7 @@ def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing
 
 def test_where_no_reading_found_its_end_it_says_so_and_trains_without(rehearsing, voice):
     run, _ = rehearsing
-    cold = dataclasses.replace(rehearsal_sampling(run), max_codes_per_text_id=0.0)
     speaking = Rehearsal(run, voice)
-    speaking.sampling = cold
     speaking.base.model.code_head.bias.data[speaking.base.model.config.stop_code] = -1e4
     (run.folder / FILE).unlink()
     assert "Nothing is rehearsed: of 20 sentences" in str(speaking.speak())
@@ -182,3 +181,25 @@ def test_it_needs_a_voice_that_the_run_begins_with():
         asked.require_voice()
     with pytest.raises(ConfigError, match="rehearsal"):
         FinetuneConfig(rehearsal=1.0)
+
+
+def test_sentences_of_ones_own(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text('en: ["The Voice - reads."]\n', encoding="utf-8")
+    assert sentences_in(file) == {"en": ["the voice reads."]}
+    for wrong in ("en: a sentence", "[a, b]", "en: [1, 2]", "en: ["):
+        file.write_text(wrong, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"by their language, as in|can be read"):
+            sentences_in(file)
+    with pytest.raises(ConfigError, match="can be read"):
+        sentences_in(tmp_path / "none.yaml")
+
+
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages")
+def test_what_is_rehearsed_is_none_of_what_forgetting_is_measured_on():
+    kept = sentences_in(REHEARSED)
+    measured = sentences_in(SENTENCES)
+    assert list(kept) == list(measured)
+    for language, texts in kept.items():
+        assert not set(texts) & set(measured[language])
+        assert all(normalize(text, language) == text for text in texts)
