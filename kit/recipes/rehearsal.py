@@ -41,7 +41,7 @@ AT_ONCE = 32  # rows that are spoken together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
+class RehearsalRow:
     """A sentence that the voice is to read, for the `number`-th time."""
 
     language: str
@@ -54,11 +54,11 @@ class Reading:
 class Rehearsed:
     """What was read so far: codes (N,) by reading, None where no end was found."""
 
-    codes: dict[Reading, np.ndarray | None]
+    codes: dict[RehearsalRow, np.ndarray | None]
     seconds: float  # that speaking has taken
 
     @property
-    def whole(self) -> dict[Reading, np.ndarray]:
+    def whole(self) -> dict[RehearsalRow, np.ndarray]:
         """The readings that can be learnt from: without an end they would teach to find none."""
         return {reading: codes for reading, codes in self.codes.items() if codes is not None}
 
@@ -90,7 +90,7 @@ def load_rehearsed(path: Path, key: str) -> Rehearsed:
         from_bytes(table["rows"]), split_by(table["codes"], table["code_counts"])
     ):
         whole = row.pop("whole")
-        found[Reading(**row)] = codes if whole else None
+        found[RehearsalRow(**row)] = codes if whole else None
     return Rehearsed(codes=found, seconds=float(table["seconds"][0]))
 
 
@@ -111,7 +111,7 @@ def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
     return digest(read_mark(run.folder / BEGUN), arrays_digest(arrays), rehearsal_sampling(run))
 
 
-def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[Reading]:
+def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
     """`count` readings of `texts` (by language), as evenly as can be, with `speakers` in turns."""
     longest = max(map(len, texts.values()), default=0)
     found = []
@@ -122,7 +122,7 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
                     return found
                 if row < len(sentences):
                     speaker = speakers[(len(found) + number) % len(speakers)]
-                    reading = Reading(
+                    reading = RehearsalRow(
                         language=language, text=sentences[row], speaker=speaker, number=number
                     )
                     found.append(reading)
@@ -184,7 +184,7 @@ class Rehearsal:
             ticker(len(spoken.codes), len(wanted))
         return self.result(spoken)
 
-    def spoken_before(self, wanted: list[Reading]) -> Rehearsed:
+    def spoken_before(self, wanted: list[RehearsalRow]) -> Rehearsed:
         """What of `wanted` was read already."""
         path = self.run.path(FILE)
         found = Rehearsed(codes={}, seconds=0.0)
@@ -196,7 +196,7 @@ class Rehearsal:
         codes = {reading: found.codes[reading] for reading in wanted if reading in found.codes}
         return Rehearsed(codes=codes, seconds=found.seconds)
 
-    def read(self, decoder: Decoder, part: list[Reading]) -> list[np.ndarray | None]:
+    def read(self, decoder: Decoder, part: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each of `part`; None where the voice found no end in time."""
         ids = []
         for reading in part:

@@ -15,8 +15,8 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.rehearsal import (
     FILE,
     REHEARSED,
-    Reading,
     Rehearsal,
+    RehearsalRow,
     Rehearsed,
     load_rehearsed,
     readings,
@@ -143,7 +143,7 @@ def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing
     run, _ = rehearsing
     path = run.folder / FILE
     other = Rehearsed(codes={}, seconds=1.0)
-    reading = Reading(language="en", text="a voice", speaker="nobody", number=0)
+    reading = RehearsalRow(language="en", text="a voice", speaker="nobody", number=0)
     other.codes[reading] = np.arange(5, dtype=np.int32)
     other.save(path, "another voice")
     with pytest.raises(ConfigError, match=r"another voice, other recordings.*run 01_data_prep"):
