@@ -160,7 +160,7 @@ $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 	@touch $@
 
 test-xtts: $(VENV)/.extra-xtts  ## XTTS-v2 against coqui-tts's own classes; ARGS='-m "not full_size"'
-	@$(BIN)/python -m pytest tests/xtts $(ARGS)
+	@$(BIN)/python -m pytest tests/xtts tests/model/test_indextts2.py $(ARGS)
 
 test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)

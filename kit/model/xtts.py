@@ -19,6 +19,7 @@ from kit.base.weights_file import checksum, is_sound, tensor_faults
 from kit.base.words import brief, listed
 from kit.base.xtts_vocabulary import Vocabulary, load_vocabulary
 from kit.model.gpt import SpeechGPT
+from kit.model.indextts2 import is_indextts2, told_indextts2
 from kit.model.sequence import GPTConfig
 from kit.model.xtts_config import (
     XTTSError,
@@ -157,6 +158,8 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]
     else:
         found = read_torch_file(file, CLASSES)
         tensors, carried = unwrapped(found, file)
+    if is_indextts2(map(str, tensors)):
+        raise XTTSError(told_indextts2(file))
     kept = {}
     left_out = 0
     for name, value in tensors.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kit.base.config import ConfigError
 from kit.base.hub import fetch_model
+from kit.model.indextts2 import INDEXTTS2_REPOSITORIES, told_indextts2
 from kit.model.xtts import (
     CONFIG_FILE,
     DVAE_FILE,
@@ -34,9 +35,12 @@ def is_on_hub(name: str) -> bool:
 def repository_of(name: str) -> tuple[str, str]:
     """The repository and the revision that `hf://OWNER/NAME@REVISION` means.
 
-    Without a revision it is the one in PINNED. Raises ConfigError where there is none.
+    Without a revision it is the one in PINNED. Raises ConfigError where there is none, and for a
+    repository of another model's.
     """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
+    if repository.startswith(INDEXTTS2_REPOSITORIES):
+        raise ConfigError(f"START_FROM = {name}: {told_indextts2(repository)}")
     revision = revision or PINNED.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise ConfigError(

@@ -14,6 +14,7 @@ from kit.base.files import file_digest, write_atomic
 from kit.inference.export import CARD, load_export
 from kit.inference.voice import Voice, load_voice
 from kit.model.gpt import SpeechGPT
+from kit.model.indextts2 import indextts2_in, told_indextts2
 from kit.model.sequence import GPTConfig
 from kit.model.warm_start import model_settings, warm_started
 from kit.model.weights import WEIGHTS, load_model, save_model
@@ -132,7 +133,11 @@ def weights_in(folder: Path) -> tuple[Path, str]:
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
-    there = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else "no such folder"
+    other = indextts2_in(folder)
+    if other:
+        raise ConfigError(f"START_FROM = {folder}: {told_indextts2(other)}")
+    missing = "it is a file" if folder.is_file() else "no such folder"
+    there = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
     raise ConfigError(
         f"START_FROM = {folder}: there is no voice ({there or 'it is empty'}). Name the folder "
         "`export` of a run, the folder of a run that 02_train has finished, or that of a released "

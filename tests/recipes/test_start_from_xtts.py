@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import corpus, manifest
 from hub import COMMIT, serving
+from released_indextts2 import write_indextts2
 from released_xtts import START, STOP, random_model, write_release
 
 from kit.audio.xtts_codec import XTTSCodec
@@ -47,6 +48,19 @@ def test_without_its_dvae_there_are_no_codes(tmp_path):
     (folder / "dvae.pth").unlink()
     with pytest.raises(ConfigError, match=r"has no dvae\.pth, which makes codes of recordings"):
         Preparation(start("no dvae"), str(corpus()), start_from=str(folder), licence="CPML")
+
+
+def test_an_indextts2_is_called_by_its_name(tmp_path):
+    """In a folder, as a file and on the hub, whose licence is not even asked for."""
+    folder = write_indextts2(tmp_path / "IndexTTS-2")
+    for name in (folder, folder / "gpt.pth", "hf://IndexTeam/IndexTTS-2"):
+        with pytest.raises(ConfigError) as told:
+            Preparation(start("no indextts2"), str(corpus()), start_from=str(name))
+        for part in ("the GPT of IndexTTS2", "w2v-BERT", "Begin with an XTTS-v2"):
+            assert part in str(told.value)
+    torch.save([1], folder / "gpt.pth")
+    with pytest.raises(ConfigError, match=r"there is no voice \(bpe.model, config.yaml, gpt.pth\)"):
+        Preparation(start("no indextts2"), str(corpus()), start_from=str(folder))
 
 
 def test_what_comes_from_it_stays_with_the_run(release):
