@@ -1,4 +1,4 @@
-"""Speaking measured beside transformers' GPT-2, on one machine: `make bench-infer`.
+"""Speaking measured beside transformers' GPT-2 and coqui-tts, on one machine: `make bench-infer`.
 
 Two sizes: S is 6 layers of 256, L is 30 of 1024, both with 1,030 codes and a prompt of 128
 positions, greedy. Before anything is timed, both sides must make the same codes from the same
@@ -35,6 +35,7 @@ from infer_calls import (
 from infer_gpu import gpu_rows
 from infer_itself import bytes_rows, cache_rows, warm_up_row
 from infer_voice import voice_rows
+from infer_xtts import COQUI, xtts_calls
 from rows import record, result, table
 
 from kit.base.hardware import cpu_name, detect, free_cores
@@ -150,10 +151,10 @@ def best_rows(size: str, rows: list[dict]) -> list[dict]:
     return best
 
 
-def whole(size: str, name: str, calls: list[Call], other: list[Call]) -> dict:
+def whole(size: str, name: str, calls: list[Call], other: list[Call], peer: str = PEER) -> dict:
     row = f"{size}, {name}: the whole call, a code"
     per_code = lambda calls: [c.total_s / c.codes.shape[1] for c in calls]  # noqa: E731
-    return against(row, per_code(calls), PEER, per_code(other)) | {"unit": "ms a code"}
+    return against(row, per_code(calls), peer, per_code(other)) | {"unit": "ms a code"}
 
 
 def share(name: str, decoder: Decoder, calls: list[Call], speed: list[float]) -> dict:
@@ -212,6 +213,19 @@ def one_batch(size: str, weights: str, compiled: bool, effort: Effort) -> list[d
     return [against(row, steps(kit), PEER, steps(other)) | {"ran": decoder.ran}, whole]
 
 
+def xtts_rows(effort: Effort) -> list[dict]:
+    """XTTS-v2's released size beside coqui-tts's own loop: a step, and the whole call."""
+    calls, ran = xtts_calls(effort.layers["L"], effort.codes["L"])
+    found = take_turns(calls, effort.of("L"))
+    other = found.pop("coqui-tts")
+    rows = []
+    for name, own in found.items():
+        row = f"XTTS-v2, {name}"
+        rows.append(against(row, steps(own), COQUI, steps(other)) | {"ran": ran[name]})
+        rows.append(whole("XTTS-v2", name, own, other, COQUI))
+    return rows
+
+
 PARTS: dict[str, Callable[[Effort], list[dict]]] = {
     "S": small,
     "L": large,
@@ -219,6 +233,7 @@ PARTS: dict[str, Callable[[Effort], list[dict]]] = {
     "batch": batch_rows,
     "cache": lambda effort: cache_rows(effort.layers, effort.cache_codes),
     "bytes": lambda effort: bytes_rows(effort.layers),
+    "xtts": xtts_rows,
     "warm-up": lambda effort: [warm_up_row(effort.layers["S"])],
 }
 
@@ -231,7 +246,7 @@ def where() -> str:
     free = free_cores(detect())
     load = f"{torch.get_num_threads()} threads; {free.reason}"
     versions = []
-    for name in ("torch", "transformers"):
+    for name in ("torch", "transformers", "coqui-tts"):
         with contextlib.suppress(PackageNotFoundError):
             versions.append(f"{name} {version(name)}")
     return f"{cpu_name()}, {load}; Python {platform.python_version()}, {', '.join(versions)}"
@@ -257,6 +272,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: tiny, no true figure")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=[*PARTS, "voice", "gpu"], nargs="*")
+    parser.add_argument("--without-full-size", action="store_true", help="no XTTS-v2: 5 GB")
     parser.add_argument("--gpu", action="store_true", help="also where torch sees no GPU: says why")
     parser.add_argument("--voice", type=Path, default=Path("runs/demo"), help="a finished run")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
@@ -264,6 +280,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     effort = QUICK if options.quick else Effort()
     parts = {name: functools.partial(rows, effort) for name, rows in PARTS.items()}
+    if options.without_full_size:
+        del parts["xtts"]
     asked = options.only or []
     if "voice" in asked or (options.voice / "report.json").is_file():
         count = (effort.sentences, effort.compared)

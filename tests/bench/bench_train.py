@@ -3,9 +3,10 @@
 A step is forward, backward, clipping and AdamW on 2 rows of 60 text ids and 200 codes, 6 layers.
 Contestants of a row take turns round by round, in one process; values are medians, a ratio is the
 median of the rounds' ratios. Before anything is timed, the kit's model with a peer's weights must
-find the peer's loss. Memory is measured in a process of its own for each. Prints a table and writes
-runs/bench/train.json: {"row", "value", "unit", "peer", "peer_value", "ratio", "where"}, where a
-ratio above 1 means that the kit is better; a peer that failed has no figures, but a "note".
+find the peer's loss. Memory is measured in a process of its own for each. XTTS-v2's full size comes
+last (train_full.py). Prints a table and writes runs/bench/train.json: {"row", "value", "unit",
+"peer", "peer_value", "ratio", "where"}, where a ratio above 1 means that the kit is better; a peer
+that failed has no figures, but a "note".
 """
 
 import argparse
@@ -17,8 +18,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,11 +27,11 @@ from pathlib import Path
 
 import torch
 from rows import record, result, table
+from train_full import full_size_memory_rows, full_size_rows
 from train_steps import (
     CODES,
     FRAMES,
     Coqui,
-    Step,
     gpt2,
     gpt2_step,
     kit_state,
@@ -41,6 +40,7 @@ from train_steps import (
     parts,
     xtts,
 )
+from train_turns import against, apart, resident_peak_mb, seconds
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import cpu_name, detect
@@ -59,44 +59,8 @@ COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
 # --- measuring ------------------------------------------------------------------------------
 
 
-def seconds(contestants: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every round but a first one, by contestant; they take turns."""
-    found = {name: [] for name in contestants}
-    for number in range(rounds + 1):
-        for name, step in contestants.items():
-            begun = time.perf_counter()
-            loss = step()
-            assert math.isfinite(loss), f"{name}: loss {loss}"
-            if number:
-                found[name].append(time.perf_counter() - begun)
-    for name, values in found.items():
-        middle, best = 1000 * statistics.median(values), 1000 * min(values)
-        print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)
-    return found
-
-
-def against(row: str, kit: list[float], peer: str, other: list[float]) -> dict:
-    ratio = statistics.median(b / a for a, b in zip(kit, other))
-    ms, peer_ms = (1000 * statistics.median(found) for found in (kit, other))
-    return result(row, ms, "ms", peer, peer_ms, ratio)
-
-
-def apart(kind: str, rounds: int) -> float:
-    """Peak resident memory in MB of a process that makes a few steps of one contestant."""
-    code = f"import bench_train as b; print(b.peak_mb({kind!r}, {rounds}))"
-    here = Path(__file__).resolve().parent
-    paths = os.pathsep.join([str(here), str(here.parent.parent)])
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return float(run.stdout.splitlines()[-1])
-
-
 def peak_mb(kind: str, rounds: int) -> float:
+    """Peak resident memory of a process that makes a few steps of one contestant."""
     config = xtts(512)
     texts, *_ = parts(config)
     step = {
@@ -106,9 +70,7 @@ def peak_mb(kind: str, rounds: int) -> float:
     }[kind]()
     for _ in range(rounds):
         step()
-    # Not getrusage: its peak is that of the process which started this one, if that was larger.
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+    return resident_peak_mb()
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -176,7 +138,8 @@ def gpt2_rows(width: int, rounds: int) -> list[dict]:
 
 
 def memory_rows() -> list[dict]:
-    kit, same, coqui = (apart(kind, 3) for kind in ("kit", "kit, 6 s", "coqui"))
+    code = "import bench_train as b; print(b.peak_mb({!r}, 3))"
+    kit, same, coqui = (apart(code.format(kind)) for kind in ("kit", "kit, 6 s", "coqui"))
     rows = {"each as its users run it": kit, "reference of 6 s and dropout 0.1 in both": same}
     return [
         result(f"peak resident memory, fp32, 512: {how}", mb, "MB", COQUI, coqui, coqui / mb)
@@ -298,7 +261,10 @@ PARTS = {
     "muon": muon_rows,
     "loop": loop_rows,
     "panel": panel_rows,
+    "full-memory": lambda rounds: full_size_memory_rows(),
+    "full": lambda rounds: full_size_rows(min(3, rounds)),
 }
+FULL_SIZE = ("full-memory", "full")  # minutes, and 17 GB of memory
 
 
 def where() -> str:
@@ -327,13 +293,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6, help="that count; one more goes before")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
+    parser.add_argument("--only", choices=PARTS, nargs="*")
+    parser.add_argument("--without-full-size", action="store_true", help="no 30 x 1024: 17 GB")
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
     options = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the figures are the CPU's, whatever else is there
     torch.set_num_threads(options.threads)
     place, done = where(), []
-    for part in options.only:
+    left_out = FULL_SIZE if options.without_full_size else ()
+    for part in options.only or [name for name in PARTS if name not in left_out]:
         rows = [row | {"where": place} for row in attempt(part, options.rounds)]
         record(rows, part, options.folder / "train.json")
         done += rows

@@ -23,6 +23,7 @@ from kit.training.loop import train
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainable import FULL, Finetuning
 
 Step = Callable[[], float]
 ROWS, TEXT, CODES = 2, 60, 200
@@ -31,7 +32,7 @@ RATE_HZ, HOP, REFERENCE_SAMPLES = 22_050, 1024, 132_300  # of XTTS; its referenc
 
 
 def xtts(width: int, **over) -> GPTConfig:
-    """XTTS-v2's layout at 6 layers."""
+    """XTTS-v2's layout at 6 layers, or as many as `over` says."""
     sizes = {"text_vocab": 6681, "code_vocab": 1026, "max_text": 404, "max_code": 608}
     reference = {"latents": 32, "cond_blocks": 6, "perceiver_layers": 2, "perceiver_heads": 8}
     return GPTConfig(width=width, heads=width // 64, **sizes, **reference, **over)
@@ -50,11 +51,14 @@ def packed(config: GPTConfig, frames: int = FRAMES["1 s"]) -> Batch:
     return pack(config, texts.tolist(), codes.tolist(), cond)
 
 
-def kit_state(config: GPTConfig, bf16: bool = False) -> TrainState:
+def kit_state(
+    config: GPTConfig, bf16: bool = False, finetuning: Finetuning = FULL, **speed
+) -> TrainState:
+    """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
     endless = TrainConfig(steps=10**9, val_every=10**9, lr=1e-5)
-    speed = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16)
-    state = TrainState(SpeechGPT(config), endless, speed, detect())
+    on = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
+    state = TrainState(SpeechGPT(config), endless, on, detect(), finetuning)
     wanted = "bf16" if bf16 else "fp32"
     assert state.applied.precision == wanted, f"no {wanted} here: {state.applied.notes}"
     return state

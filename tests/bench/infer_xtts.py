@@ -1,0 +1,72 @@
+"""XTTS-v2 at its released size, spoken by the kit and by coqui-tts: rows for `bench_infer.py`.
+
+Both carry the same random weights and must make the same greedy codes first. The peer's loop is the
+one of its own inference, `generate` of its GPT with a key-value cache, in fp32.
+"""
+
+import time
+
+import torch
+from infer_calls import Call, Clock, kit_call, ready, request, timed
+from train_steps import Coqui, xtts
+
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+
+COQUI = "coqui-tts GPT.generate, fp32"
+FORMATS = {
+    "fp32, eager": ("fp32", False),
+    "bf16, eager": ("bf16", False),
+    "int8, eager": ("int8", False),
+    "int8, compiled": ("int8", True),
+}
+
+
+def both_models(layers: int) -> tuple[SpeechGPT, torch.nn.Module]:
+    """The kit's model and coqui-tts's GPT with weights under which codes differ."""
+    coqui = Coqui(xtts(1024, layers=layers, text_stop_input=False))
+    gpt = coqui.gpt.eval()
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+        gpt.mel_head.weight *= 20
+        gpt.mel_pos_embedding.emb.weight += torch.randn_like(gpt.mel_pos_embedding.emb.weight)
+    model = SpeechGPT(coqui.config).eval()
+    coqui.give_weights(model)
+    gpt.init_gpt_for_inference()
+    return model, gpt
+
+
+@torch.inference_mode()
+def coqui_call(gpt: torch.nn.Module, config: GPTConfig, codes: int) -> Call:
+    """Its own way from a reference's mel and text ids to so many greedy codes."""
+    texts, cond = request(config, 1)
+    clock = Clock()
+    begun = time.perf_counter()
+    latents = gpt.get_style_emb(cond).mT
+    found = gpt.generate(
+        latents,
+        torch.tensor(texts),
+        do_sample=False,
+        num_beams=1,
+        min_new_tokens=codes,
+        max_new_tokens=codes,
+        streamer=clock,
+    )
+    return timed(begun, clock.marks[1:], found)  # the first mark is the prompt's
+
+
+def xtts_calls(layers: int, codes: int) -> tuple[dict, dict]:
+    """What takes turns: the kit's formats and the peer; and what ran in each of the kit's.
+
+    Raises AssertionError where the kit in fp32 makes other codes than the peer.
+    """
+    model, gpt = both_models(layers)
+    decoders = {name: ready(model, *how) for name, how in FORMATS.items()}
+    wanted = coqui_call(gpt, model.config, codes).codes
+    found = kit_call(decoders["fp32, eager"], codes).codes
+    assert torch.equal(wanted, found), f"not coqui-tts's codes: {wanted}, {found}"
+    print(f"  both sides make the same {codes} codes, {len(found.unique())} different ones")
+    calls = {name: lambda d=decoder: kit_call(d, codes) for name, decoder in decoders.items()}
+    calls["coqui-tts"] = lambda: coqui_call(gpt, model.config, codes)
+    return calls, {name: decoder.ran for name, decoder in decoders.items()}
