@@ -26,7 +26,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo voice lab address test test-oldest test-plain-cpu test-browser test-colab \
+.PHONY: help demo voice corpus-ru lab address test test-oldest test-plain-cpu test-browser test-colab \
   test-xtts test-matrix bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -123,6 +123,12 @@ voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=nam
 	$$kit evaluate --run "$(RUN)" && \
 	$$kit checklist --run "$(RUN)" --tables && \
 	printf '\nHear what you like: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)"
+
+# 620 sentences of a man's Russian, to try the kit with real speech: 179 MB from deb.debian.org.
+CORPUS_RU ?= $(or $(KIT_RUNS),runs)/corpus-ru
+corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
+	@$(BIN)/python -m kit.recipes.russian_corpus --into "$(CORPUS_RU)" \
+	  $(if $(PACKAGE),--package "$(PACKAGE)")
 
 lab: $(STAMP)  ## JupyterLab on the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)

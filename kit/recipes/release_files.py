@@ -65,7 +65,7 @@ def fetched_release(runs: Path, name: str) -> tuple[Path, dict]:
     """The folder below `runs` with the files of `name`, fetched where they lack; the hub's word.
 
     Whose licence has to be accepted must have been asked before. Raises ConfigError for a name that
-    is none, HubError and DiskError for what hinders the download.
+    is none, DownloadError and DiskError for what hinders the download.
     """
     repository, revision = repository_of(name)
     owner, model = repository.split("/")

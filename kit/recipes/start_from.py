@@ -48,7 +48,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     are that voice's sizes. Where `folder` is empty the run goes on as it was begun. Raises
     ConfigError for a folder without a voice, for a licence that is not accepted, and for a run that
     was begun otherwise; VoiceError, or what `load_xtts` and `xtts_codec` raise, for a voice that is
-    damaged; HubError where it cannot be fetched.
+    damaged; DownloadError where it cannot be fetched.
     """
     if not folder:
         return run

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hub import COMMIT, Hub, serving
 
-from kit.base import hub as downloads
+from kit.base import download
+from kit.base.download import DownloadError
 from kit.base.files import DiskError
 from kit.base.hub import HubError, fetch_model
 
@@ -24,7 +25,7 @@ def hub(tmp_path, monkeypatch):
     folder.mkdir()
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
-    monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
+    monkeypatch.setattr(download, "PAUSE_S", 0.0)
     with serving(folder, NAME, "v2") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.address)
         yield server
@@ -93,14 +94,18 @@ def test_a_killed_download_goes_on_where_it_was(hub, into):
 
 def test_a_hub_that_falls_silent_is_told_and_what_came_stays(hub, into, monkeypatch):
     monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("gone"))
-    with pytest.raises(HubError, match=r"model\.pth is not whole: 0 of 2,304,000 .*Run this again"):
+    with pytest.raises(
+        DownloadError, match=r"model\.pth is not whole: 0 of 2,304,000 .*Run this again"
+    ):
         fetch_model(NAME, "v2", WANTED, into)
     assert not (into / "download.json").exists()
 
 
 def test_bytes_that_are_not_those_told_are_dropped(hub, into):
     hub.spoilt.add("model.pth")
-    with pytest.raises(HubError, match=r"model\.pth came damaged: its SHA-256 .*run this again"):
+    with pytest.raises(
+        DownloadError, match=r"model\.pth came damaged: its SHA-256 .*run this again"
+    ):
         fetch_model(NAME, "v2", WANTED, into)
     assert not list(into.glob("model*"))
     hub.spoilt.clear()
