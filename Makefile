@@ -26,8 +26,8 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo voice corpus-ru lab address test test-oldest test-plain-cpu test-browser test-colab \
-  test-xtts test-matrix bench-data bench-train bench-infer check-gpu lint clean
+.PHONY: help demo voice corpus-ru lab address test test-oldest test-plain-cpu test-browser \
+  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -167,6 +167,18 @@ $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 
 test-xtts: $(VENV)/.extra-xtts  ## XTTS-v2 against coqui-tts's own classes; ARGS='-m "not full_size"'
 	@$(BIN)/python -m pytest tests/xtts tests/model/test_indextts2.py $(ARGS)
+
+# The judges may bring what they like, as long as no pinned version moves.
+$(VENV)/.extra-judges: tests/judges/requirements.txt tests/judges/alone.txt $(STAMP)
+	@$(PIP) install -r $< -c requirements.txt
+	@$(PIP) install --no-deps -r tests/judges/alone.txt
+	@touch $@
+
+judges: $(VENV)/.extra-judges  ## Whisper, DNSMOS and speaker similarity judge a run: RUN=name
+	@$(BIN)/python tests/judges/judge_run.py --run "$(RUN)" $(ARGS)
+
+test-judges: $(VENV)/.extra-judges  ## the judges themselves, on what they must tell apart
+	@$(BIN)/python -m pytest tests/judges $(ARGS)
 
 test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)

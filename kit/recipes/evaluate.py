@@ -7,9 +7,11 @@ same weights with the same settings, is not spoken again.
 from collections.abc import Iterator
 
 from kit.base.config import build
+from kit.base.files import file_digest
 from kit.inference.evaluate import Scores, gate_checks, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
 from kit.inference.word_errors import count_kinds
+from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, curves
 from kit.notebook.result import Result
 from kit.recipes import evaluation_results as results
@@ -63,6 +65,7 @@ class Evaluation:
         yield self.losses()
         yield self.word_errors()
         yield self.verdict()
+        yield self.judges()
         yield self.samples()
 
     def hear(self, number: int = 0) -> Result:
@@ -166,6 +169,21 @@ class Evaluation:
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         figures = {"gate": problems or "passed"}
         return self.recorded(line, figures, grid=results.checks_table(checks))
+
+    def judges(self) -> Result:
+        """What judges that nobody here trained found, where they were asked: `make judges`."""
+        found = self.active_run.report().get("judges", {})
+        if not found:
+            run = f"make judges RUN={self.active_run.name}"
+            line = f"Not judged by others (Whisper, DNSMOS, whose voice it is): {run}"
+            return Result(line=line)
+        cer = {name: one["cer"] for name, one in found["heard"].items()}
+        told = ", ".join(f"{name} {error:.1%}" for name, error in cer.items())
+        line = f"Whisper's CER: {told}"
+        weights = file_digest(self.active_run.folder / WEIGHTS["raw"])
+        if found["weights"] != weights:
+            line += "\nOf other weights than the last ones: run `make judges` again."
+        return Result(line=line, grid=results.judges_table(found["heard"]))
 
     def samples(self) -> Result:
         """The first sentences of each kind as files in samples/, for whoever gets the report."""

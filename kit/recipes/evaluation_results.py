@@ -54,6 +54,15 @@ def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     return grid
 
 
+def judges_table(heard: dict[str, dict]) -> list[tuple[str, ...]]:
+    """What judges nobody here trained found, by what was heard, the headings first."""
+    grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
+    for name, found in heard.items():
+        row = (f"{found['cer']:.1%}", f"{found['dnsmos']:.2f}", f"{found['similarity']:.3f}")
+        grid.append((name, *row, str(found["clips"])))
+    return grid
+
+
 def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
     """The words that went wrong most often, the headings first."""
     wrong_on_codec = {record.word: record.wrong for record in word_records(on_codec)}

@@ -8,6 +8,7 @@ import torch
 from helpers import leave_voice_files, real_voice
 
 from kit.base.config import ConfigError, merge
+from kit.base.files import file_digest
 from kit.inference.references import save_references
 from kit.inference.voice import Voice, VoiceError
 from kit.inference.word_errors import KINDS
@@ -25,7 +26,7 @@ RECORDED = (
     "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
     "duration_ratio sentences runaway_rate unseen long"
 ).split()
-STEPS = 9
+STEPS = 10
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
 
 
@@ -64,7 +65,7 @@ def run(tmp_path_factory) -> ActiveRun:
 def evaluated(run) -> tuple[Evaluation, dict]:
     """An evaluation that took every step, and its results by step."""
     evaluation = Evaluation(run)
-    names = "hear floor weights best harder losses words verdict samples".split()
+    names = "hear floor weights best harder losses words verdict judges samples".split()
     return evaluation, dict(zip(names, evaluation.run(), strict=True))
 
 
@@ -201,3 +202,16 @@ def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
     save_references(real_voice().references, run.path("references.safetensors"))
     with pytest.raises(ConfigError, match=r"no held-out sentence.*01_data_prep"):
         Evaluation(run)
+
+
+def test_what_others_judged_is_shown_and_told_where_it_is_old(tmp_path):
+    run = trained_run(tmp_path)
+    assert "make judges RUN=heard" in str(Evaluation(run).judges())
+    found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
+    weights = file_digest(run.folder / "model-raw.safetensors")
+    run.record(judges={"heard": {"recordings": found}, "weights": weights})
+    shown = Evaluation(run).judges()
+    assert str(shown) == "Whisper's CER: recordings 25.0%"
+    assert shown.grid[1] == ("recordings", "25.0%", "3.10", "0.900", "4")
+    run.record(judges={"weights": "of before"})
+    assert "Of other weights" in str(Evaluation(run).judges())

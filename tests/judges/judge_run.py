@@ -1,0 +1,188 @@
+"""`make judges RUN=name`: what judges that nobody here trained find in a run.
+
+Held-out sentences as recorded, through Griffin-Lim from their true magnitudes, through the codec,
+and, where the run is trained, as each set of weights reads them once. It leaves a table, all that
+was heard in runs/NAME/judges.json, and the figures in the run's record, where 03_evaluate_ema shows
+them. What was judged before, of the same files, is not judged again.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from judges import JudgeError, Judgement, Judges, missing
+from torch import Tensor
+
+from kit.audio.codec_kinds import load_codec
+from kit.audio.mel_codec import MelCodec
+from kit.audio.waveform import load_wave
+from kit.base.config import build
+from kit.base.files import digest, file_digest, write_atomic
+from kit.base.result_cache import kept_result
+from kit.dataset.ledger import of_split
+from kit.dataset.manifest import read_manifest
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import load_voices
+from kit.model.weights import WEIGHTS
+from kit.notebook.tables import text_grid
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.evaluation_results import judges_table
+from kit.recipes.start import start
+
+SENTENCES = 20
+SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors")
+REFERENCE_CLIPS = 10  # recordings of each speaker, of those trained on, that tell their voice
+
+
+def true_magnitudes(codec: MelCodec, wave: Tensor) -> Tensor:
+    """A clip (L,) made again by Griffin-Lim of its own magnitudes: the best that it could do."""
+    with torch.inference_mode():
+        return codec.griffin_lim(codec.mel(wave[None])[1].exp())[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way in which the held-out sentences are heard."""
+
+    name: str
+    depends_on: object  # what its sound depends on beside the recordings
+    waves: Callable[[], list[Tensor]]  # (L,) each
+
+
+class JudgedRun:
+    """What of a run is judged: its held-out recordings, its codec, and its voices where trained."""
+
+    def __init__(self, run: ActiveRun, sentences: int):
+        self.run = run
+        self.rows = read_manifest(run.folder)
+        self.language = run.found("data", "language", "01_data_prep")
+        self.codec = load_codec(run.folder / "codec.safetensors")
+        self.rate_hz = self.codec.sample_rate
+        trained = (run.folder / WEIGHTS["raw"]).is_file()
+        self.voices = load_voices(run.folder, self.language) if trained else {}
+        self.read_once = build(GenerateConfig, run.section("generate"), candidates=1)
+        held_out = of_split(self.rows, "held_out")[:sentences]
+        if trained:
+            held_out = [row for row in held_out if self.voices["raw"].can_say(row.text)]
+        if not held_out:
+            raise JudgeError(f"The run `{run.name}` has no held-out sentence to judge.")
+        self.held_out = held_out
+        self.texts = [row.text for row in held_out]
+
+    def variants(self) -> Iterator[Variant]:
+        """All that it is heard as."""
+        codec = self.codec
+        recordings = [load_wave(row.audio, self.rate_hz) for row in self.held_out]
+        yield Variant(name="recordings", depends_on="", waves=lambda: recordings)
+        if isinstance(codec, MelCodec):
+            yield Variant(
+                name="Griffin-Lim of true magnitudes",
+                depends_on=dataclasses.asdict(codec.config),
+                waves=lambda: [true_magnitudes(codec, wave) for wave in recordings],
+            )
+        yield Variant(
+            name="codec's round trip",
+            depends_on=self.digest_of("codec.safetensors"),
+            waves=lambda: [codec.round_trip(wave) for wave in recordings],
+        )
+        for name in self.voices:
+            yield Variant(
+                name=f"{name}, read once",
+                depends_on=[
+                    *self.digest_of(WEIGHTS[name], *SPEAKING),
+                    dataclasses.asdict(self.read_once),
+                ],
+                waves=functools.partial(self.spoken, name),
+            )
+
+    def digest_of(self, *files: str) -> list[str]:
+        return [file_digest(self.run.folder / name) for name in files]
+
+    def spoken(self, weights: str) -> list[Tensor]:
+        """The held-out sentences (L,) as the voice with `weights` reads them once."""
+        speakers = [row.speaker for row in self.held_out]
+        speech = self.voices[weights].speak(self.texts, speakers, self.read_once)
+        return [one.wave for one in speech]
+
+    def references(self, judges: Judges) -> list[np.ndarray]:
+        """The voice of each sentence's speaker, by recordings that are not judged."""
+        found = {}
+        for speaker in {row.speaker for row in self.held_out}:
+            rows = [row for row in of_split(self.rows, "train") if row.speaker == speaker]
+            waves = [load_wave(row.audio, self.rate_hz) for row in rows[:REFERENCE_CLIPS]]
+            if not waves:
+                raise JudgeError(f"Of {speaker} there is no recording but those to be judged.")
+            found[speaker] = judges.voice_of(waves, self.rate_hz)
+        return [found[row.speaker] for row in self.held_out]
+
+
+def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
+    """The judgement of every variant, each kept in the run's folder once it is made."""
+    data = JudgedRun(run, sentences)
+    judges = Judges(data.language, run.folder.parent / "judges")
+    references = data.references(judges)
+    rows = [(row.audio, row.text, row.speaker) for row in data.held_out]
+    found = {}
+    for variant in data.variants():
+
+        def make(variant: Variant = variant) -> dict:
+            waves = variant.waves()
+            judgement = judges.judge(waves, data.texts, data.rate_hz, references)
+            return dataclasses.asdict(judgement)
+
+        path = run.path("judged", f"{len(found)}.json")
+        key = digest(variant.name, rows, data.language, variant.depends_on)
+        judgement = Judgement(**kept_result(path, key, make))
+        found[variant.name] = judgement
+        print(f"{variant.name}: {figures(judgement)}", flush=True)
+    return found
+
+
+def figures(found: Judgement) -> str:
+    return (
+        f"Whisper CER {found.cer:.1%}, DNSMOS {found.dnsmos:.2f}, similarity "
+        f"{found.similarity:.3f} ({found.clips} clips, {found.wall_s:.0f} s)"
+    )
+
+
+def write_judgements(run: ActiveRun, found: dict[str, Judgement]) -> dict[str, dict]:
+    """judges.json in the run's folder with the transcripts; its record gets the figures alone."""
+    rows = {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+    write_atomic(run.path("judges.json"), json.dumps(rows, indent=1, ensure_ascii=False))
+    heard = {}
+    for name, row in rows.items():
+        heard[name] = {key: row[key] for key in ("cer", "dnsmos", "similarity", "clips")}
+    model = run.folder / WEIGHTS["raw"]
+    weights = file_digest(model) if model.is_file() else ""
+    run.record(judges={"heard": heard, "weights": weights})
+    return heard
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", default="", help="the run's name (KIT_RUN, or demo)")
+    parser.add_argument("--sentences", type=int, default=SENTENCES, help="held out, the first ones")
+    options = parser.parse_args(words)
+    if missing():
+        print(f"Not installed: {', '.join(missing())}. `make judges` installs it.", file=sys.stderr)
+        return 2
+    run = start(options.run)
+    try:
+        found = judged_run(run, options.sentences)
+    except (ValueError, RuntimeError, OSError) as error:
+        if not type(error).__module__.startswith(("kit.", "judges")):
+            raise
+        print(error, file=sys.stderr)
+        return 2
+    print(text_grid(judges_table(write_judgements(run, found))))
+    print(f"All that was heard: {run.folder / 'judges.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
