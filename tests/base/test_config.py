@@ -9,6 +9,7 @@ import os
 import pytest
 import yaml
 
+from kit.audio.codec_kinds import codec_config
 from kit.audio.fitting import CourseConfig
 from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.recognizer import RecognizerConfig
@@ -63,7 +64,7 @@ SECTIONS = {
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
 }
-PLAIN = {"memory"}  # read key by key in the notebooks
+PLAIN = {"memory", "recordings"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
@@ -87,6 +88,16 @@ def test_every_preset_builds_all_its_sections(name):
         built = build(cls, preset.get(section))
         for key, value in (preset.get(section) or {}).items():
             assert getattr(built, key) == (tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_recordings_of_people_get_is_laid_over_a_section_that_there_is(name):
+    preset = load_preset(name)
+    people = preset.get("recordings", {})
+    assert set(people) <= {"codec"}
+    codec = merge(preset["codec"], people.get("codec", {}))
+    built = codec_config(codec)
+    assert all(getattr(built, key) == value for key, value in people.get("codec", {}).items())
 
 
 @pytest.mark.parametrize("name", PRESETS)
