@@ -26,7 +26,7 @@ export GOMP_SPINCOUNT := 10000
 export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
-.PHONY: help demo voice corpus-ru lab address test test-oldest test-plain-cpu test-browser \
+.PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
   test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer check-gpu lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -125,10 +125,14 @@ voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=nam
 	printf '\nHear what you like: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)"
 
 # 620 sentences of a man's Russian, to try the kit with real speech: 179 MB from deb.debian.org.
-CORPUS_RU ?= $(or $(KIT_RUNS),runs)/corpus-ru
+CORPUS_RU ?= $(or $(KIT_RUNS),$(CURDIR)/runs)/corpus-ru
 corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
 	@$(BIN)/python -m kit.recipes.russian_corpus --into "$(CORPUS_RU)" \
 	  $(if $(PACKAGE),--package "$(PACKAGE)")
+
+real: corpus-ru  ## the voice of those recordings, in runs/real: [START_FROM= PRESET= PACKAGE=]
+	@$(MAKE) --no-print-directory voice DATA="$(CORPUS_RU)" LANGUAGE=ru \
+	  RUN="$(if $(filter file,$(origin RUN)),real,$(RUN))"
 
 lab: $(STAMP)  ## JupyterLab on the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)

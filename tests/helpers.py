@@ -23,8 +23,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from kit.audio.codec_kinds import save_codec
+from kit.audio.hearing import alphabet_of
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.audio.recognizer import Recognizer, RecognizerConfig, save_recognizer
 from kit.audio.spectrogram import Mel
 from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware

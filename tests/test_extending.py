@@ -46,6 +46,28 @@ def test_the_language_reads_its_figures(tmp_path, monkeypatch, capsys):
     text.language_rules.cache_clear()
 
 
+def test_russian_reads_its_figures_and_drops_its_stress(tmp_path, monkeypatch):
+    (tmp_path / "ru.py").write_text(blocks("A language")[1], encoding="utf-8")
+    monkeypatch.setattr(text, "LANGUAGES", tmp_path)
+    text.language_rules.cache_clear()
+    read = "мука: две тысячи триста пятьдесят один рубль."
+    assert text.normalize(text.language_example("ru"), "ru") == read
+    assert text.normalize("+Окна, вол+ос: 2+2", "ru") == "окна, волос: два + два"
+    numbers = {
+        0: "ноль",
+        14: "четырнадцать",
+        100: "сто",
+        1000: "одна тысяча",
+        12_000: "двенадцать тысяч",
+        21_342: "двадцать одна тысяча триста сорок два",
+        2_000_111: "два миллиона сто одиннадцать",
+        5_000_000_007: "пять миллиардов семь",
+    }
+    for value, words in numbers.items():
+        assert text.normalize(str(value), "ru") == words
+    text.language_rules.cache_clear()
+
+
 def test_the_layout_is_read_as_others_are(tmp_path, monkeypatch):
     function, entry = blocks("A layout of recordings")
     names = dict(vars(layouts))
@@ -131,7 +153,7 @@ def test_every_path_of_the_kit_that_is_named_is_there(page):
     told = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", told)
     to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
-    to_write.add("kit/streams/trn.py")
+    to_write |= {"kit/streams/trn.py", "kit/text/languages/ru.py"}
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
 
 

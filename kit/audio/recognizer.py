@@ -3,7 +3,7 @@
 Trained in a minute on the same corpus's recordings, it turns intelligibility into a number with no
 download. Its own error on recordings is the noise floor every other figure is read against.
 Connectionist temporal classification: Graves et al. 2006; SpecAugment masks: Park et al. 2019.
-Knows log-mels and characters; nothing of codes or the GPT.
+Keeps the contract of hearing.py. Knows log-mels and characters; nothing of codes or the GPT.
 
 Shapes: B batch, T mel frames, S output frames (T / 2), M mels, C channels, A alphabet + blank.
 """
@@ -18,17 +18,14 @@ from torch import Tensor, nn
 
 from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
+from kit.audio.hearing import Heard, SpeechRecognizer
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import build, require_within
 from kit.base.files import digest
-from kit.base.weights_file import ForeignError, checksum, load_module, save_module
+from kit.base.weights_file import ForeignError, checksum, save_module
 from kit.text.normalize import letters
 
 MEL_FRAMES = 2  # mel frames in one output frame
-
-
-class RecognizerError(ValueError):
-    """A recogniser file that is missing or damaged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +38,8 @@ class RecognizerConfig(CourseConfig):
     batch_frames: int = 8000  # ... and mel frames: long clips, fewer at a time
     lr: float = 2e-3
     utterances: int = 3000  # recordings it learns from
+    # Another one in its place: Whisper, a size such as `base` or a folder. "": this one is trained.
+    whisper: str = ""
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,7 +49,7 @@ class RecognizerConfig(CourseConfig):
         require_within(self, 1e-12, 10, "lr")
 
 
-class Recognizer(nn.Module):
+class Recognizer(nn.Module, SpeechRecognizer):
     """Log-mel of its own front end -> characters.
 
     `alphabet` is fixed when it is made; index 0 is the CTC blank.
@@ -79,10 +78,18 @@ class Recognizer(nn.Module):
         """Changes when the weights, the alphabet or the front end do."""
         return digest(checksum(self.state_dict()), self.alphabet, self.front_end.config)
 
-    def encode(self, text: str) -> Tensor:
-        """Character ids of `text`, those outside the alphabet left out."""
-        ids = [self.alphabet.find(c) + 1 for c in letters(text)]
-        return torch.tensor([i for i in ids if i])
+    @property
+    def heard_rate(self) -> int:
+        return self.front_end.config.sample_rate
+
+    def hear(self, waves: list[Tensor], sample_rate: int) -> list[Heard]:
+        mels = self.front_end.log_mels(waves, sample_rate) if waves else []
+        pairs = zip(mels, self.log_probs(mels) if mels else [])
+        return [Heard(log_probs=row, loudness=loudness(mel)) for mel, row in pairs]
+
+    def write_down(self, waves: list[Tensor], sample_rate: int) -> list[str]:
+        mels = [self.front_end.clip_mel(wave, sample_rate) for wave in waves]
+        return self.transcribe(mels)
 
     @torch.inference_mode()
     def log_probs(self, mels: list[Tensor]) -> list[Tensor]:
@@ -110,9 +117,9 @@ def output_frames(mel: Tensor) -> int:
     return -(-mel.shape[-1] // MEL_FRAMES)
 
 
-def alphabet_of(texts: list[str]) -> str:
-    """Every character of `texts`, once, in order."""
-    return "".join(sorted(set("".join(letters(t) for t in texts))))
+def loudness(mel: Tensor) -> Tensor:
+    """How loud each output frame (S,) of a log-mel (M, T) is, in nats: lowest in pauses."""
+    return mel.float().mean(0)[::MEL_FRAMES]
 
 
 def save_recognizer(model: Recognizer, path: Path) -> None:
@@ -126,12 +133,8 @@ def save_recognizer(model: Recognizer, path: Path) -> None:
     )
 
 
-def load_recognizer(path: Path) -> Recognizer:
-    """The recogniser saved at `path`. Raises RecognizerError when it is missing or damaged."""
-    return load_module(path, _from_header, RecognizerError, "run notebook 01_data_prep.")
-
-
-def _from_header(header: dict) -> Recognizer:
+def recognizer_of(header: dict) -> Recognizer:
+    """An untrained recogniser as the header of a file describes it."""
     if "front_end" not in header:
         raise ForeignError("of a version of the kit that did not note what it hears")
     front_end = build(MelConfig, header["front_end"])

@@ -8,7 +8,7 @@ alignment is torchaudio's; scoring it this way: Kürzinger et al. 2020.) The rec
 trained on recordings of the same language, as notebook 01 does; it may have learned from the very
 clips it judges, for a few wrong ones teach it nothing. Knows nothing of how clips are mended.
 
-Shapes: S output frames of the recogniser, A alphabet + blank, N characters, M mels, T mel frames.
+Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
 from kit.audio.clip import DatasetError
-from kit.audio.recognizer import MEL_FRAMES, Recognizer
+from kit.audio.hearing import Heard, SpeechRecognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import require, require_within
 from kit.base.files import digest
@@ -94,11 +94,6 @@ def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
     return spans, scores[0] - log_probs.amax(-1)
 
 
-def loudness(mel: Tensor) -> Tensor:
-    """How loud each output frame (S,) of a log-mel (M, T) is, in nats: lowest in pauses."""
-    return mel.float().mean(0)[::MEL_FRAMES]
-
-
 def quiet_frames(loud: Tensor) -> Tensor:
     """Which frames (S,) are pauses: in the lowest quarter between noise floor and speech."""
     low, high = torch.quantile(loud, torch.tensor([0.01, 0.9]))
@@ -106,23 +101,13 @@ def quiet_frames(loud: Tensor) -> Tensor:
 
 
 def alignment_score(
-    recognizer: Recognizer, mel: Tensor, text: str, config: AlignConfig
+    recognizer: SpeechRecognizer, heard: Heard, text: str, config: AlignConfig
 ) -> Alignment:
-    """`text` laid over one log-mel (M, T).
+    """`text` laid over one clip, as `recognizer` heard it.
 
     Never raises for a text that does not fit: the score is then -inf, with the reason.
     """
-    log_probs = recognizer.log_probs([mel])[0]
-    return _aligned(recognizer, mel, log_probs, text, config)
-
-
-def _aligned(
-    recognizer: Recognizer,
-    mel: Tensor,
-    log_probs: Tensor,
-    text: str,
-    config: AlignConfig,
-) -> Alignment:
+    log_probs = heard.log_probs
     ids = recognizer.encode(text)
     reason = _impossible(log_probs, ids)
     if reason:
@@ -131,7 +116,7 @@ def _aligned(
     spoken = torch.zeros(len(costs), dtype=torch.bool)
     for span in spans:
         spoken[span.start : span.end] = True
-    costs = costs * (spoken | ~quiet_frames(loudness(mel)))
+    costs = costs * (spoken | ~quiet_frames(heard.loudness))
     wanted = len(letters(text))
     frame_s = recognizer.frame_s
     weak = sum(span.score < config.weak for span in spans) + wanted - len(spans)
@@ -175,7 +160,7 @@ def _worst_frame(costs: Tensor, frame_s: float, around_s: float = 0.5) -> int:
 
 def align_clips(
     rows: list[Utterance],
-    recognizer: Recognizer,
+    recognizer: SpeechRecognizer,
     config: AlignConfig,
     progress: Callable = lambda *_: None,
 ) -> list[Alignment]:
@@ -196,7 +181,7 @@ def align_clips(
 def align_clips_once(
     rows: list[Utterance],
     digests: list[str | None],
-    recognizer: Recognizer,
+    recognizer: SpeechRecognizer,
     config: AlignConfig,
     path: Path,
     progress: Callable = lambda *_: None,
@@ -220,14 +205,12 @@ def align_clips_once(
     return [Alignment(**found) for found in kept_result(path, key, make)]
 
 
-def _align_batch(rows: list, recognizer: Recognizer, config: AlignConfig) -> list:
-    rate = recognizer.front_end.config.sample_rate
+def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:
+    rate = recognizer.heard_rate
     waves = [_wave_or_reason(row, rate) for row in rows]
-    heard = [wave for wave in waves if isinstance(wave, Tensor)]
-    mels = recognizer.front_end.log_mels(heard, rate) if heard else []
-    pairs = zip(mels, recognizer.log_probs(mels) if heard else [])
+    heard = iter(recognizer.hear([wave for wave in waves if isinstance(wave, Tensor)], rate))
     return [
-        _aligned(recognizer, *next(pairs), row.text, config)
+        alignment_score(recognizer, next(heard), row.text, config)
         if isinstance(wave, Tensor)
         else Alignment(score=IMPOSSIBLE, reason=wave)
         for row, wave in zip(rows, waves)
@@ -263,7 +246,8 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
             f"{config.hopeless} is the least that tells anything: the recogniser does not know "
             "these voices or this language, or most texts belong to other recordings. Check the "
             "order of the texts, or let 01_data_prep train it longer on clips like these "
-            "(`minutes` of the preset's section `recognizer`)."
+            "(`minutes` of the preset's section `recognizer`), or let Whisper listen in its place "
+            "(`whisper` there: base)."
         )
     spread = 1.4826 * float(np.median(np.abs(scores - middle))) if len(scores) else 0.0
     return middle - max(config.spread * spread, config.least_gap)

@@ -14,7 +14,8 @@ from pathlib import Path
 from torch import Tensor
 
 from kit.audio.codec import Codec
-from kit.audio.recognizer import Recognizer, cer
+from kit.audio.hearing import SpeechRecognizer
+from kit.audio.recognizer import cer
 from kit.audio.waveform import load_wave
 from kit.base.files import write_atomic
 from kit.base.wav import encode_wav
@@ -39,21 +40,19 @@ class Scores:
 
 
 def transcribe(
-    recognizer: Recognizer, waves: list[Tensor], sample_rate: int, batch: int = 25
+    recognizer: SpeechRecognizer, waves: list[Tensor], sample_rate: int, batch: int = 25
 ) -> list[str]:
     """What the recogniser hears in each waveform (L,) of `sample_rate` Hz; empty is silence."""
     heard = []
     for start in range(0, len(waves), batch):
-        part = waves[start : start + batch]
-        mels = [recognizer.front_end.clip_mel(wave, sample_rate) for wave in part]
-        heard += recognizer.transcribe(mels)
+        heard += recognizer.write_down(waves[start : start + batch], sample_rate)
     return heard
 
 
 def score(
     voice: Voice,
     rows: list[Utterance],
-    recognizer: Recognizer,
+    recognizer: SpeechRecognizer,
     config: GenerateConfig,
     batch: int = 64,
 ) -> tuple[Scores, list[Speech]]:
@@ -73,7 +72,7 @@ def score(
 
 
 def hearing(
-    voice: Voice, rows: list[Utterance], recognizer: Recognizer, config: GenerateConfig
+    voice: Voice, rows: list[Utterance], recognizer: SpeechRecognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
     """A gate for training: what a model, in place of the voice's own, makes of `rows`."""
 
@@ -93,9 +92,9 @@ class NoiseFloor:
     heard: tuple[str, ...]  # after the codec
 
 
-def noise_floor(rows: list[Utterance], recognizer: Recognizer, codec: Codec) -> NoiseFloor:
+def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
     """The recogniser's own errors on `rows`, and those on the codec's round trip."""
-    heard_rate = recognizer.front_end.config.sample_rate
+    heard_rate = recognizer.heard_rate
     recordings = [load_wave(row.audio, heard_rate) for row in rows]
     waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
     again = [codec.round_trip(wave) for wave in waves]
@@ -135,7 +134,8 @@ def recognizer_doubt(cer_on_recordings: float | None, worst_cer: float) -> str:
     return (
         f"the recogniser itself mistakes {cer_on_recordings:.1%} of the letters of recordings: it "
         f"cannot say whether a voice stays below {worst_cer:.1%}, only which is better; trust "
-        "your ears, or give it more `minutes` (preset, section `recognizer`) or more recordings"
+        "your ears, give it more `minutes` (preset, section `recognizer`) or more recordings, or "
+        "let Whisper listen in its place (--set recognizer.whisper=base)"
     )
 
 

@@ -6,7 +6,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError, build
 from kit.dataset.ledger import Utterance, of_split

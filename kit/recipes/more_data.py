@@ -11,7 +11,7 @@ import soundfile
 
 from kit.audio.clip import DatasetError
 from kit.audio.codec_kinds import load_codec
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import build
 from kit.base.files import write_atomic

@@ -198,7 +198,8 @@ class Preparation:
         path = run.path("recognizer.safetensors")
         ears = Mel(recognizer_mel(self.front_end.config))
         rows = self.checked.kept
-        self.recognizer, how = fitted_recognizer(run, config, rows, ears, path)
+        language = self.source.language
+        self.recognizer, how = fitted_recognizer(run, config, rows, ears, path, language)
         return Result(line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {how}")
 
     def align(self) -> Result:

@@ -6,7 +6,7 @@ Both ask the recogniser that was trained on these recordings.
 import dataclasses
 from pathlib import Path
 
-from kit.audio.recognizer import Recognizer
+from kit.audio.hearing import SpeechRecognizer
 from kit.base.config import build
 from kit.dataset.alignment import AlignConfig, Alignment, Match, align_clips_once, match
 from kit.dataset.layouts import read_dataset
@@ -27,7 +27,7 @@ class Aligned:
     matched: Match
 
 
-def align_texts(run: ActiveRun, ledger: Ledger, recognizer: Recognizer) -> Aligned:
+def align_texts(run: ActiveRun, ledger: Ledger, recognizer: SpeechRecognizer) -> Aligned:
     """Lay the texts of the clips that `ledger` keeps over their sound, those not heard before."""
     config = build(AlignConfig, run.section("align"))
     rows = config.draw(ledger.kept)
@@ -53,7 +53,7 @@ def cut_too_long(
     return cutter.cut_rows(whole, into, Ticker("seconds heard")), len(gone)
 
 
-def cutter_for(rules: ManifestConfig, recognizer: Recognizer) -> Cutter:
+def cutter_for(rules: ManifestConfig, recognizer: SpeechRecognizer) -> Cutter:
     """Cuts clips that are no longer than `rules` allow, of speech in their language."""
     return Cutter(
         recognizer=recognizer,

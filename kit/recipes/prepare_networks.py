@@ -1,29 +1,40 @@
 """Codec and recogniser of a run: trained on its recordings, or taken as they lie there."""
 
+import dataclasses
 import random
+import time
 from pathlib import Path
 
 import torch
 
 from kit.audio.codec import Codec, CodecConfig
 from kit.audio.codec_kinds import load_codec, make_codec, save_codec
+from kit.audio.hearing import SpeechRecognizer, alphabet_of
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
-    alphabet_of,
-    load_recognizer,
+    cer,
     recognizer_course,
     save_recognizer,
     train_recognizer,
 )
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.spectrogram import Mel, load_mel
 from kit.audio.waveform import load_wave
+from kit.audio.whisper import (
+    WhisperRecognizer,
+    new_whisper,
+    save_whisper,
+    whisper_folder,
+    whisper_missing,
+)
 from kit.dataset.ledger import Utterance, of_split
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
 
 CODEC_CLIPS = 2000  # recordings the codec learns from, at most
 HELD_OUT_CLIPS = 32  # recordings that say how good it is
+WHISPERS = "whisper"  # beside the runs: one serves them all
 THERE = "the one of before, with these settings, is used again"
 
 
@@ -51,11 +62,31 @@ def fitted_codec(
 
 
 def fitted_recognizer(
+    run: ActiveRun,
+    config: RecognizerConfig,
+    rows: list[Utterance],
+    front_end: Mel,
+    path: Path,
+    language: str,
+) -> tuple[SpeechRecognizer, str]:
+    """The recogniser at `path` with these settings, else one trained on `rows`; and how.
+
+    With `config.whisper` that one listens in its place, where it is installed.
+    """
+    if config.whisper and not whisper_missing():
+        return whisper_recognizer(run, config.whisper, rows, path, language)
+    own = dataclasses.replace(config, whisper="")
+    model, how = trained_recognizer(run, own, rows, front_end, path)
+    return model, f"{how}. Whisper does not listen: {whisper_missing()}" if config.whisper else how
+
+
+def trained_recognizer(
     run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel, path: Path
 ) -> tuple[Recognizer, str]:
-    """The recogniser at `path` with these settings, else one trained on `rows`; and how."""
+    """The kit's own recogniser at `path` with these settings, else trained on `rows`; and how."""
     there = load_recognizer(path) if path.exists() else None
-    if there and (there.config, there.front_end.config) == (config, front_end.config):
+    same_kind = isinstance(there, Recognizer)
+    if same_kind and (there.config, there.front_end.config) == (config, front_end.config):
         return there, THERE
     train = of_split(rows, "train")
     chosen = random.Random(1).sample(train, min(config.utterances, len(train)))
@@ -69,6 +100,32 @@ def fitted_recognizer(
     run.record(recognizer=course.follow(steps, Ticker("recogniser step")))
     save_recognizer(model, path)
     return model, f"held-out errors {course.figure:.1%} {course.ending}"
+
+
+def whisper_recognizer(
+    run: ActiveRun, name: str, rows: list[Utterance], path: Path, language: str
+) -> tuple[WhisperRecognizer, str]:
+    """The Whisper `name`, and what its own errors and its time on held-out recordings are.
+
+    Raises RecognizerError and DownloadError where its files cannot be had.
+    """
+    folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
+    train = of_split(rows, "train")
+    model = new_whisper(folder, language, alphabet_of([row.text for row in train]))
+    there = load_recognizer(path) if path.exists() else None
+    if there and there.fingerprint() == model.fingerprint():
+        return there, THERE
+    unseen = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
+    waves = [load_wave(row.audio, model.heard_rate) for row in unseen]
+    began_s = time.perf_counter()
+    error = cer(model.write_down(waves, model.heard_rate), [row.text for row in unseen])
+    took_s = time.perf_counter() - began_s
+    factor = took_s / sum(len(wave) / model.heard_rate for wave in waves)
+    figures = {"held_out": error, "whisper": name, "real_time_factor": factor}
+    run.record(recognizer=figures)
+    save_whisper(model, path)
+    told = f"Whisper ({name}) listens in `{language}`: held-out errors {error:.1%}"
+    return model, f"{told}, {factor:.2f} s a second of sound"
 
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:

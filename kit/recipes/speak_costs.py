@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.base.files import digest, file_digest
 from kit.base.result_cache import keep_result, read_result
 from kit.batches.code_cache import CodeCache

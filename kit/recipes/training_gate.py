@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.base.config import build
 from kit.inference.evaluate import hearing, recognizer_doubt
 from kit.inference.sampling import GenerateConfig

@@ -10,11 +10,11 @@ from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
 from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle, train_course
+from kit.audio.hearing import alphabet_of
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
-    alphabet_of,
     recognizer_course,
     train_recognizer,
 )

@@ -9,20 +9,19 @@ import torch
 import torchaudio
 from helpers import manifest, mels, trained_codec, world
 
+from kit.audio.hearing import RecognizerError, alphabet_of
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
-    RecognizerError,
-    alphabet_of,
     cer,
     edit_distance,
-    load_recognizer,
     neighbours,
     pad_mels,
     save_recognizer,
     spec_augment,
     train_recognizer,
 )
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.weights_file import contents, file_bytes
 

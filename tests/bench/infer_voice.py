@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rows import result
 
-from kit.audio.recognizer import load_recognizer
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import (

@@ -30,8 +30,8 @@ CONFIG = AlignConfig()
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
-    mel = HEAR.front_end.clip_mel(torch.from_numpy(noisy(wave)), RATE)
-    return alignment_score(HEAR, mel, text, CONFIG)
+    heard = HEAR.hear([torch.from_numpy(noisy(wave))], RATE)[0]
+    return alignment_score(HEAR, heard, text, CONFIG)
 
 
 def sentence(rng: random.Random) -> str:

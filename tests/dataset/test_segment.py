@@ -18,10 +18,10 @@ import torch
 from helpers import EAR, few_words, in_time
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
+from kit.audio.hearing import alphabet_of
 from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
-    alphabet_of,
     cer,
     edit_distance,
     train_recognizer,

@@ -14,7 +14,8 @@ from helpers import (
     waves,
 )
 
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
+from kit.audio.hearing import alphabet_of
+from kit.audio.recognizer import Recognizer, RecognizerConfig, cer
 from kit.inference.evaluate import (
     Scores,
     gate_checks,

@@ -22,7 +22,8 @@ from helpers import (
 
 from kit.audio.codec import CodecError
 from kit.audio.codec_kinds import save_codec
-from kit.audio.recognizer import RecognizerError, load_recognizer
+from kit.audio.hearing import RecognizerError
+from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.config import ConfigError
 from kit.base.files import file_digest

@@ -13,7 +13,8 @@ from helpers import RATE, corpus, manifest, speech, trained_codec, world
 from tones import CODEC, ToneRecognizer, noisy, say
 
 from kit.audio.clip import DatasetError
-from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
+from kit.audio.hearing import alphabet_of
+from kit.audio.recognizer import Recognizer, RecognizerConfig, save_recognizer
 from kit.base.config import ConfigError
 from kit.dataset.ledger import ManifestConfig, Utterance
 from kit.dataset.long_recordings.segment import CutError, Loss

@@ -9,11 +9,13 @@ from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.clip import DatasetError
 from kit.audio.codec_kinds import codec_config
-from kit.base.config import ConfigError, merge
+from kit.audio.recognizer import RecognizerConfig
+from kit.base.config import ConfigError, build, merge
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
 from kit.recipes.prepare import Preparation
+from kit.recipes.prepare_networks import THERE, fitted_recognizer
 from kit.recipes.prepare_source import RunSource
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
@@ -247,3 +249,15 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
     run = start("few_members", settings={"archive": {"most_members": 3}})
     with pytest.raises(ArchiveError, match=r"more than 3 members.*--set archive\.most_members="):
         Preparation(run, packed).check()
+
+
+def test_without_whisper_the_kits_own_recogniser_listens_and_that_is_said(prepared, monkeypatch):
+    preparation = prepared[0]
+    run = preparation.active_run
+    monkeypatch.setattr("kit.recipes.prepare_networks.whisper_missing", lambda: "it lacks here")
+    path = run.path("recognizer.safetensors")
+    config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
+    front_end = preparation.recognizer.front_end
+    model, how = fitted_recognizer(run, config, preparation.rows, front_end, path, "am")
+    assert model.fingerprint() == preparation.recognizer.fingerprint()
+    assert how.startswith(THERE) and how.endswith("Whisper does not listen: it lacks here")

@@ -19,7 +19,7 @@ from pathlib import Path
 import soundfile
 
 from kit.audio.container import UnreadableError, open_sound
-from kit.audio.recognizer import Recognizer
+from kit.audio.hearing import SpeechRecognizer
 from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
 from kit.base.result_cache import kept_result
 from kit.base.wav import encode_wav
@@ -96,7 +96,7 @@ def _seconds(audio: Path) -> float:
 class Cutter:
     """Cuts recordings where `recognizer` hears their words to end."""
 
-    recognizer: Recognizer
+    recognizer: SpeechRecognizer
     cuts: CutConfig
     walk: WalkConfig
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.recognizer import Recognizer
+from kit.audio.hearing import SpeechRecognizer
 from kit.base.config import require, require_within
 from kit.dataset.alignment import best_path, frames_needed
 from kit.dataset.long_recordings.windows import Listener, Pause, Window
@@ -71,7 +71,7 @@ class FoundToken:
     after: Pause
 
 
-def read_tokens(text: str, recognizer: Recognizer, language: str) -> list[Token]:
+def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
     """The words of a transcript. Where it has no full stops at all, a line is a sentence.
 
     An empty line always ends a sentence (a heading needs no full stop).

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kit.audio.container import decoded_extent, open_sound, read_part
-from kit.audio.recognizer import Recognizer
+from kit.audio.hearing import SpeechRecognizer
 from kit.audio.waveform import resampled
-from kit.dataset.alignment import loudness, quiet_frames
+from kit.dataset.alignment import quiet_frames
 
 LEAD_S = 0.5  # heard before a window's first frame: what the recogniser's convolutions see
 PAUSE_S = 0.1  # shorter silences belong to the letters: the closure of a t or a k
@@ -70,10 +70,10 @@ class Window:
 class Listener:
     """One recording, heard window by window: bounded memory, whatever its length."""
 
-    def __init__(self, path: Path, recognizer: Recognizer):
+    def __init__(self, path: Path, recognizer: SpeechRecognizer):
         self.path = path
         self.recognizer = recognizer
-        self.heard_rate = recognizer.front_end.config.sample_rate  # Hz
+        self.heard_rate = recognizer.heard_rate  # Hz
         with open_sound(path) as (sound, _):
             self.rate = sound.samplerate
         self.extent = decoded_extent(path)
@@ -98,15 +98,15 @@ class Listener:
         from_s = max(0.0, start_s - LEAD_S)
         end_s = min(start_s + length_s, self.total_s)
         wave = self.wave(from_s, end_s)
-        mel = self.recognizer.front_end.clip_mel(wave, self.heard_rate)
+        heard = self.recognizer.hear([wave], self.heard_rate)[0]
         frame_s = self.recognizer.frame_s
         lead = round((start_s - from_s) / frame_s)
-        log_probs = self.recognizer.log_probs([mel])[0][lead:]
+        log_probs = heard.log_probs[lead:]
         wildcard = log_probs.amax(-1, keepdim=True) - WILDCARD_COST
         return Window(
             start_s=from_s + lead * frame_s,
             log_probs=torch.cat((log_probs, wildcard), dim=-1),
-            quiet=quiet_frames(loudness(mel)[lead:]).numpy(),
+            quiet=quiet_frames(heard.loudness[lead:]).numpy(),
             frame_s=frame_s,
             last=end_s >= self.total_s,
         )

@@ -1,0 +1,104 @@
+"""Whisper as a recogniser, as far as it goes without its weights: tests/judges has the rest."""
+
+import math
+
+import pytest
+import torch
+from clips import voice
+
+from kit.audio.hearing import Heard, RecognizerError
+from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.whisper import (
+    FRAME_S,
+    RATE_HZ,
+    WhisperRecognizer,
+    emissions,
+    frame_loudness,
+    save_whisper,
+    whisper_folder,
+)
+from kit.dataset.alignment import AlignConfig, alignment_score, quiet_frames
+
+ALPHABET = " абвгде"
+FRAMES = 150
+
+
+def listener(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognizer:
+    return WhisperRecognizer("nowhere", language, alphabet, "0" * 64)
+
+
+def heard(text: str, seconds: float = 2.0) -> Heard:
+    """As Whisper would hear `text`, its characters evenly over so many seconds."""
+    ids = [ALPHABET.index(char) + 1 for char in text]
+    times = [0.3 + i * seconds / len(ids) for i in range(len(ids))]
+    loud = torch.zeros(FRAMES)
+    loud[15 : 15 + round(seconds / FRAME_S)] = 5
+    return Heard(log_probs=emissions(ids, times, FRAMES, len(ALPHABET)), loudness=loud)
+
+
+def read(row: torch.Tensor) -> str:
+    best = row.argmax(-1).unique_consecutive().tolist()
+    return "".join(ALPHABET[i - 1] for i in best if i)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 0.1, 0.0])
+def test_what_it_heard_is_there_letter_by_letter(seconds):
+    row = heard("абба где да", seconds).log_probs
+    assert read(row) == "абба где да" and row.shape == (FRAMES, len(ALPHABET) + 1)
+    assert torch.allclose(row.logsumexp(-1), torch.zeros(FRAMES), atol=1e-5)
+
+
+def test_more_than_a_clip_has_frames_for_keeps_its_end():
+    row = emissions([2, 3, 3, 2, 4], [0.0] * 5, 4, len(ALPHABET))
+    assert read(row) == "бав"
+    assert emissions([], [], 4, len(ALPHABET)).argmax(-1).tolist() == [0] * 4
+
+
+def test_a_text_that_was_said_scores_best_and_words_have_their_times():
+    found = heard("абба где да")
+    right = alignment_score(listener(), found, "абба, где да?", AlignConfig())
+    assert right.score == pytest.approx(0, abs=1e-5) and right.weak_share == 0
+    assert [word.text for word in right.words] == ["абба", "где", "да"]
+    assert right.words[1].start_s == pytest.approx(0.3 + 5 * 2 / 11, abs=FRAME_S)
+    one_wrong = alignment_score(listener(), found, "абва где да", AlignConfig())
+    left_out = alignment_score(listener(), found, "абба да", AlignConfig())
+    other = alignment_score(listener(), found, "еее ввв ггг", AlignConfig())
+    assert right.score > one_wrong.score > left_out.score > other.score
+
+
+def test_its_spelling_is_that_of_the_alphabet():
+    assert listener("абвгдежзийк ").spelt("Ёжик — А!") == "ежик а"
+    assert listener(" ё").spelt("ёе") == "ё"
+
+
+def test_pauses_are_quiet():
+    wave = torch.cat((torch.zeros(RATE_HZ), torch.from_numpy(voice(1.0)), torch.zeros(RATE_HZ)))
+    frames = math.ceil(len(wave) / RATE_HZ / FRAME_S)
+    loud = frame_loudness(wave, frames)
+    quiet = quiet_frames(loud)
+    assert loud.shape == (frames,) and quiet[:45].all() and quiet[-20:].all()
+    assert not quiet[50:90].all()
+
+
+def test_its_file_says_which_it_is(tmp_path):
+    path = tmp_path / "recognizer.safetensors"
+    save_whisper(listener(), path)
+    again = load_recognizer(path)
+    assert again.fingerprint() == listener().fingerprint()
+    assert again.fingerprint() != listener(language="uk").fingerprint()
+    assert (again.alphabet, again.heard_rate, again.language) == (ALPHABET, RATE_HZ, "ru")
+
+
+def test_a_clip_too_short_for_a_word_is_silence():
+    short = torch.zeros(100)
+    assert listener().write_down([short], RATE_HZ) == [""]
+    assert listener().hear([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
+
+
+def test_a_folder_without_one_is_told(tmp_path):
+    with pytest.raises(
+        RecognizerError, match=r"is no Whisper .* it has no model\.bin, .*sizes tiny"
+    ):
+        whisper_folder(str(tmp_path), tmp_path)
+    with pytest.raises(RecognizerError, match=r"is no Whisper|is not installed"):
+        listener().write_down([torch.zeros(RATE_HZ)], RATE_HZ)

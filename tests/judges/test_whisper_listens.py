@@ -1,0 +1,72 @@
+"""Whisper in the place of the kit's own recogniser: aligning, cutting, judging."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import soundfile
+from judges import whisper_folder
+
+from kit.audio.hearing import alphabet_of
+from kit.audio.recognizer import cer
+from kit.audio.waveform import load_wave
+from kit.audio.whisper import new_whisper
+from kit.dataset.alignment import AlignConfig, align_clips, match
+from kit.dataset.layouts import read_dataset
+from kit.dataset.ledger import ManifestConfig
+from kit.dataset.long_recordings.cut import CutConfig
+from kit.dataset.long_recordings.segment import Cutter
+from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.inference.evaluate import transcribe
+
+CLIPS = 12
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> list:
+    config = CorpusConfig(language="en", utterances=50, held_out=1, unseen=1, long=1, speakers=1)
+    folder = make_corpus(config, tmp_path_factory.mktemp("corpus"))
+    found = read_dataset(folder, ManifestConfig(language="en")).rows
+    return sorted((row for row in found if row.split == "train"), key=lambda row: row.id)[:CLIPS]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory, rows):
+    folder = whisper_folder(tmp_path_factory.mktemp("models"))
+    return new_whisper(folder, "en", alphabet_of([row.text for row in rows]))
+
+
+def test_it_writes_down_what_is_said(whisper, rows):
+    waves = [load_wave(row.audio, 22_050) for row in rows[:4]]
+    heard = transcribe(whisper, waves, 22_050)
+    assert cer(heard, [row.text for row in rows[:4]]) < 0.5
+
+
+def test_texts_of_other_recordings_score_lowest(whisper, rows):
+    mixed = list(rows)
+    mixed[0] = dataclasses.replace(rows[0], text=rows[1].text)
+    found = align_clips(mixed, whisper, AlignConfig())
+    scores = [one.score for one in found]
+    assert min(range(CLIPS), key=scores.__getitem__) == 0
+    judged = match(mixed, found, AlignConfig(hopeless=-4.0))
+    assert judged.judged
+    assert mixed[0].id in {finding.id for finding in judged.mismatched}
+
+
+def test_a_long_recording_is_cut_where_its_words_end(whisper, rows, tmp_path):
+    rate = 22_050
+    pause = np.zeros(round(0.6 * rate), np.float32)
+    waves = [load_wave(row.audio, rate).numpy() for row in rows[:6]]
+    path = tmp_path / "long.wav"
+    soundfile.write(path, np.concatenate([part for wave in waves for part in (wave, pause)]), rate)
+    text = " ".join(f"{row.text}." for row in rows[:6])
+    path.with_suffix(".txt").write_text(text, encoding="utf-8")
+    cutter = Cutter(recognizer=whisper, cuts=CutConfig(max_s=8.0), walk=WalkConfig(language="en"))
+    cutter.cut_folder(tmp_path, tmp_path / "cut")
+    clips = read_dataset(tmp_path / "cut", ManifestConfig(language="en", held_out_percent=0)).rows
+    said = sum(len(wave) for wave in waves) / rate
+    cut_s = sum(soundfile.info(clip.audio).duration for clip in clips)
+    assert clips and cut_s > 0.6 * said
+    written = whisper.write_down([load_wave(clip.audio, rate) for clip in clips], rate)
+    assert cer(written, [clip.text for clip in clips]) < 0.5
