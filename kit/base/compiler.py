@@ -23,6 +23,17 @@ from torch import Tensor
 from kit.base.hardware import Choice, dotted, timings
 
 Made = Tensor | tuple[Tensor, ...]  # what a captured step leaves
+# Inductor tries a processor's instructions by loading a library of one function in a process of its
+# own, up to six of them, each of which imports torch first: 20 s where there are AVX-512 and AMX.
+LOADS = """
+from ctypes import cdll
+try:
+    cdll.LoadLibrary("__lib_path__")
+except OSError:  # it does not find torch's own libraries
+    import torch
+    cdll.LoadLibrary("__lib_path__")
+"""
+ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no trial
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
@@ -130,6 +141,22 @@ def not_compiled(reason: str) -> str:
     return f"; not compiled: {reason}"
 
 
+@functools.cache
+def know_instructions() -> None:
+    """Let torch's compiler find out which instructions this CPU has: half a second, once."""
+    from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list  # takes a second to import
+
+    given = getattr(VecISA, "_avx_py_load", "")
+    try:
+        if "__lib_path__" in given:
+            VecISA._avx_py_load = LOADS
+        with torch._inductor.config.patch(ISA_OK):
+            valid_vec_isa_list()
+    finally:
+        if given:
+            VecISA._avx_py_load = given
+
+
 @contextlib.contextmanager
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     """The compiler with `settings`, and without what it tells its makers on stderr.
@@ -137,8 +164,8 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     `weights` is the checksum of weights that are frozen: the compiler keeps on disk what it made of
     them, and would give it to another model of the same shape.
     """
-    # Whether the compiler knows this processor's instructions is asked in six processes otherwise.
-    quick = {"cpp.vec_isa_ok": True, "autotune_num_choices_displayed": 0}
+    know_instructions()
+    quick = ISA_OK | {"autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
     own = torch.compiler.config.patch(cache_key_tag=weights)

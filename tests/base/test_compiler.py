@@ -104,6 +104,44 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
     assert capsys.readouterr().err == ""
 
 
+INSTRUCTIONS = """
+import subprocess
+import torch
+from kit.base.compiler import know_instructions
+from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list
+
+theirs = VecISA._avx_py_load
+tried, real = [], subprocess.check_call
+
+def check_call(command, **more):
+    tried.append(command[-1])
+    return real(command, **more)
+
+subprocess.check_call = check_call
+know_instructions()
+assert not any(code.strip().startswith("import torch") for code in tried), tried
+assert VecISA._avx_py_load == theirs != "", "torch's own is back"
+found = " ".join(map(str, valid_vec_isa_list())).split()
+for name, there in (
+    ("avx2", torch.cpu._is_avx2_supported()),
+    ("avx512", torch.cpu._is_avx512_supported()),
+    ("avx512_vnni", torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported()),
+    ("amx_tile", torch.cpu._is_amx_tile_supported()),
+):
+    assert (name in found) == there, (name, found)
+"""
+
+
+def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
+    if compiler_available("cpu").value == "no":
+        pytest.skip("no C++ compiler here")
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", INSTRUCTIONS], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_quickest_of_a_few_after_one_more():
     calls = []
     assert quickest(lambda: calls.append(1), repeats=3) >= 0 and len(calls) == 4
