@@ -164,8 +164,8 @@ class Training(TrainingPlan):
         recorded["finished"] = self.session.finished()
         recorded["finetune"] = finetuning_figures(self.model, self.session.finetuning)
         recorded["finetune"]["rehearsal"] = self.data.rehearsal_figures()
-        if state and state.applied.on("compile"):
-            recorded["padded_to"] = self.data.padded(compiled=True).grid_lengths
+        if state and self.pads(state.applied):
+            recorded["padded_to"] = self.data.padded(few_shapes=True).grid_lengths
         if "fits" in self.found:
             recorded["longest_step_bytes"] = {
                 "planned": self.verdict.planned_bytes,

@@ -24,7 +24,7 @@ from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.training.switches import Applied, SpeedConfig, wants_few_shapes
 from kit.training.switches import switches as offered_switches
 from kit.tuning.ab_results import load_choice
 from kit.tuning.memory_plan import parameter_count, plan_bytes, trained_counts
@@ -39,6 +39,8 @@ from kit.tuning.session_plan import (
     plan_session,
     shortened,
 )
+
+TRIAL_STEPS = 12
 
 
 def once(step: Callable) -> Callable:
@@ -117,11 +119,22 @@ class TrainingPlan:
     def batches(self, position: dict | None = None, grad_accum: int = 0):
         """The batches of training, without an end, from `position` on (None: the beginning).
 
-        For a run that is compiled, rows are padded to a few fixed lengths.
+        Where kernels are compiled for each length, rows are padded to a few fixed ones.
         """
         state = self.session.state
-        compiled = state is not None and state.applied.on("compile")
-        return self.data.stream("train", position, grad_accum, compiled)
+        few_shapes = state is not None and self.pads(state.applied)
+        return self.data.stream("train", position, grad_accum, few_shapes)
+
+    def pads(self, applied: Applied) -> bool:
+        """Whether a run in which `applied` is what really runs pads its rows to fixed lengths."""
+        device = self.active.hw.device
+        return wants_few_shapes(device, applied.precision, applied.on("compile"))
+
+    def will_pad(self, mixed_precision: bool, compiled: bool) -> bool:
+        """Whether a run with these switches will pad its rows to fixed lengths."""
+        run = self.active
+        precision = run.precision.value if mixed_precision else "fp32"
+        return wants_few_shapes(run.hw.device, precision, compiled)
 
     def checks(self) -> tuple[Callable[[], Result], ...]:
         """Every step of the plan, in the order in which they build on each other."""
@@ -202,7 +215,7 @@ class TrainingPlan:
             train=self.session.config,
             finetuning=self.session.finetuning,
             speed=self.speed,
-            data=self.data.padded(self.compiled),
+            data=self.data.padded(self.will_pad(self.speed.mixed_precision, self.compiled)),
             hw=run.hw,
             precision=run.precision.value,
             **self.data.longest_row,
@@ -228,7 +241,8 @@ class TrainingPlan:
         switches = dict(values)
         grad_accum = switches.pop("grad_accum")
         speed = build(SpeedConfig, switches)
-        data = self.data.padded(speed.compile).split(grad_accum)
+        few_shapes = self.will_pad(speed.mixed_precision, speed.compile)
+        data = self.data.padded(few_shapes).split(grad_accum)
         return dataclasses.replace(self.workload(), speed=speed, data=data).planned_bytes
 
     @once
@@ -271,8 +285,15 @@ class TrainingPlan:
 
     @functools.cached_property
     def trial_rows(self) -> list[dict]:
-        """Rows of a few real steps of a throwaway model, on batches of usual length."""
-        return self.session.trial(self.values(), self.data.stream().usual(12))
+        """Rows of a few real steps of a throwaway model, on batches of usual length.
+
+        Where kernels are compiled for each length, that was done before: a run meets few anew.
+        """
+        few_shapes = self.will_pad(self.speed.mixed_precision, compiled=False)
+        usual = self.data.stream(few_shapes=few_shapes).usual(TRIAL_STEPS)
+        made = usual if few_shapes else []
+        rows = self.session.trial(self.values(), [*made, *usual], len(made) + len(usual))
+        return rows[len(made) :]
 
     @once
     def switches(self) -> Result:
@@ -282,12 +303,14 @@ class TrainingPlan:
         for switch in self.offered:
             words = ("on" if switch.on else "off", switch.measured, switch.reason)
             figures[switch.label] = "; ".join(filter(None, words))
-        lengths = self.data.padded(compiled=True).grid_lengths
-        compiled = (
-            f"Under torch.compile rows are padded to {len(lengths)} lengths, {lengths[0]} to "
-            f"{lengths[-1]} tokens."
+        lengths = self.data.padded(few_shapes=True).grid_lengths
+        pads = self.will_pad(self.speed.mixed_precision, self.compiled)
+        when = "Kernels are compiled for each length here, so" if pads else "If compiled,"
+        padding = (
+            f"{when} rows are padded to {len(lengths)} lengths, {lengths[0]} to {lengths[-1]} "
+            "tokens."
         )
-        return Result(line=f"Switches: {whose}. {compiled}", figures=figures)
+        return Result(line=f"Switches: {whose}. {padding}", figures=figures)
 
     @once
     def judge(self) -> Result:

@@ -91,14 +91,14 @@ class TrainingData:
         split: str = "train",
         position: dict | None = None,
         grad_accum: int = 0,
-        compiled: bool = False,
+        few_shapes: bool = False,
     ):
         """An endless CodeStream of effective batches from `position` on (None: the beginning).
 
-        `grad_accum` passes make one; 0: as many as `config` says. Rows for a `compiled` model are
-        padded to a few fixed lengths. The gradients are the same.
+        `grad_accum` passes make one; 0: as many as `config` says. For `few_shapes` rows are padded
+        to a few fixed lengths. The gradients are the same.
         """
-        config = self.padded(compiled)
+        config = self.padded(few_shapes)
         if grad_accum:
             config = config.split(grad_accum)
         return CodeStream(
@@ -110,9 +110,9 @@ class TrainingData:
             rehearsal=self.rehearsal if split == "train" else 0.0,
         )
 
-    def padded(self, compiled: bool) -> DataConfig:
-        """How rows make batches for a `compiled` model, or for one that is not."""
-        if not compiled or self.config.grid_lengths:
+    def padded(self, few_shapes: bool) -> DataConfig:
+        """How rows make batches, padded to their longest or for `few_shapes` to fixed lengths."""
+        if not few_shapes or self.config.grid_lengths:
             return self.config
         return dataclasses.replace(self.config, grid_lengths=fixed_lengths(self.cache))
 

@@ -174,7 +174,9 @@ class TrainSession:
         values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
         finetuning = self.finetuning.without_phases()
-        state = TrainState(SpeechGPT(self.model), self.config, speed, self.hw, finetuning)
+        # The run itself may be shorter than what is tried.
+        config = dataclasses.replace(self.config, steps=max(steps, self.config.steps))
+        state = TrainState(SpeechGPT(self.model), config, speed, self.hw, finetuning)
         rows = []
         for event in itertools.islice(train(state, batches), steps):
             wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None

@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from kit.base.compiler import compiler_available, keep_device_guard
+from kit.base.compiler import compiler_available, keep_device_guard, know_instructions
 from kit.base.config import require, require_within
 from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision, dotted
 from kit.model.gpt import SpeechGPT, run_layer
@@ -94,6 +94,15 @@ class Applied:
         """One line a switch, for a notebook or a report."""
         word = {True: "asked for", False: "not asked for"}
         return {s.label: f"{s.ran} ({word[s.asked]}; {s.reason})" for s in self.switches}
+
+
+def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
+    """Whether rows are better padded to a few fixed lengths, though padding is computed, too.
+
+    A compiled model has code made for each shape. So has oneDNN for bf16 products on a CPU, and
+    keeps it in memory: with rows of any length, the demo's steps took half as long again.
+    """
+    return compiled or (device == "cpu" and precision == "bf16")
 
 
 LABELS = {
@@ -243,6 +252,7 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
 def compile_layers(model: SpeechGPT) -> None:
     """Have the trunk's layers compiled as they are from now on, at the next training pass."""
     keep_device_guard()
+    know_instructions()
     torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
     # One graph for rows of any number and length, so fixed lengths need no second one.
     model.gpt.run_layer = torch.compile(run_layer, dynamic=True)

@@ -33,7 +33,14 @@ from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.loop import train
 from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
-from kit.training.switches import LABELS, SpeedConfig, compilations, pin, switches
+from kit.training.switches import (
+    LABELS,
+    SpeedConfig,
+    compilations,
+    pin,
+    switches,
+    wants_few_shapes,
+)
 from kit.training.trainable import FULL, Finetuning
 from kit.tuning.ab_results import Trial, Variant, compare
 
@@ -89,15 +96,16 @@ def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> T
 
 
 def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
-    """Seconds of a training step of `preset` here: the mean of three on rows of usual length.
+    """Seconds of a training step of `preset` here: the mean of three on batches met before.
 
-    In this process, with the preset's switches but torch.compile, which takes longer to begin with.
+    The rows are of usual length. In this process, with the preset's switches but torch.compile,
+    which takes longer to begin with.
     """
     task = preset_task(preset, hw, threads)
     model = task.model
     usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
     on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
-    short = TrialConfig(steps=3, warmup_steps=1)
+    short = TrialConfig(steps=3, warmup_steps=3)
     found = run_variant(dataclasses.replace(task, rows=usual), short, on)
     return found["seconds"] / found["steps"]
 
@@ -141,15 +149,15 @@ def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -
     return tuple(zip(*columns))
 
 
-def make_batches(task: Task, compiled: bool = False) -> Iterator[EffectiveBatch]:
+def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatch]:
     """Endless batches with the task's row lengths; the codes wander, so there is much to learn.
 
-    Rows for a `compiled` model are padded to a few fixed lengths, as 02_train pads them.
+    For `few_shapes` rows are padded to a few fixed lengths, as 02_train pads them.
     """
     model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
-    if compiled and not data.grid_lengths:
+    if few_shapes and not data.grid_lengths:
         data = dataclasses.replace(data, grid_lengths=few_lengths(totals))
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
@@ -181,7 +189,10 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
     total = config.warmup_steps + config.steps
     state = _new_state(task, config, on)
-    batches = list(itertools.islice(make_batches(task, "compile" in on), total))
+    few_shapes = wants_few_shapes(task.hw.device, state.applied.precision, "compile" in on)
+    batches = list(itertools.islice(make_batches(task, few_shapes), config.steps))
+    # They come round again: code that is made for a shape belongs to the warm-up.
+    batches = [batches[i % len(batches)] for i in range(total)]
     if state.applied.on("pinned_memory"):
         batches = [pin(batch) for batch in batches]
     events = []

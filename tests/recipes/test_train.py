@@ -22,6 +22,7 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.attention import follows, kept_attention
 from kit.recipes.train import Training
+from kit.recipes.train_plan import TRIAL_STEPS
 from kit.training.logs import read_log
 from kit.training.settings import TrainError
 from kit.tuning.preflight import FitError
@@ -33,7 +34,7 @@ SMALL = {
 }
 
 
-def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
+def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
     """A run with what 01_data_prep leaves, on a CPU of its own description."""
     run = ActiveRun(
         name=folder.name,
@@ -42,7 +43,7 @@ def active(folder: Path, hw=CPU, **sections) -> ActiveRun:
         folder=folder,
         hw=hw,
         threads=Choice(value="1", reason="one core is free"),
-        precision=Choice(value="fp32", reason="a test"),
+        precision=Choice(value=precision, reason="a test"),
     )
     if not run.path("report.json").exists():
         index = code_index()
@@ -324,13 +325,49 @@ def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
     assert told in str(training.switches())
     free = [batch.micro[0].tokens.shape[1] for batch in itertools.islice(training.batches(), 8)]
     training.session.state = SimpleNamespace(
-        applied=SimpleNamespace(on=lambda name: name == "compile")
+        applied=SimpleNamespace(precision="fp32", on=lambda name: name == "compile")
     )
     compiled = [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
     assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
     assert all(length >= width for length, width in zip(compiled, free))
     training.compiled = True
     assert training.workload().step.length == fixed[-1], "memory is planned for what is padded"
+
+
+def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
+    training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
+    fixed = fixed_lengths(training.data.cache)
+    assert f"so rows are padded to {len(fixed)} lengths" in str(training.switches())
+    assert training.workload().step.length == fixed[-1]
+    for precision, pads in (("bf16", True), ("fp32", False)):
+        applied = SimpleNamespace(precision=precision, on=lambda name: False)
+        training.session.state = SimpleNamespace(applied=applied)
+        batches = itertools.islice(training.batches(), 8)
+        assert ({b.micro[0].tokens.shape[1] for b in batches} <= set(fixed)) == pads
+
+
+def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monkeypatch):
+    taken = []
+
+    def trial(values, batches, steps):
+        taken.extend(batches)
+        return [{"step": i} for i in range(steps)]
+
+    for precision, passes in (("bf16", 2), ("fp32", 1)):
+        taken.clear()
+        run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
+        training = Training(run)
+        monkeypatch.setattr(training.session, "trial", trial)
+        timed = len(training.trial_rows)
+        assert len(taken) == passes * timed and taken[:timed] == taken[-timed:]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
+    run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
+    training = Training(run, steps=2)
+    assert len(training.trial_rows) == TRIAL_STEPS
+    assert training.plan().per_step_s > 0
 
 
 def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
