@@ -19,6 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from kit.model.guided_attention import far_from_diagonal
 from kit.model.sequence import Batch, GPTConfig
 
+HEAD_ROWS = 64  # targets: a multiple of so many is read off at once
+NO_TARGET = -100
+
 
 class Attention(nn.Module):
     """Causal self-attention with GPT-2's names. `fused` picks SDPA over the explicit softmax."""
@@ -256,11 +259,22 @@ class SpeechGPT(nn.Module):
             guide.append(far_from_diagonal(self.config, layer, x, batch))
 
         h = self.hidden(batch, look if guided else None).flatten(0, 1)
-        text = self.text_head(h.index_select(0, batch.text_at)).float()
-        code = self.code_head(h.index_select(0, batch.code_at)).float()
-        text_loss = F.cross_entropy(text, batch.text_targets, reduction="sum")
-        code_loss = F.cross_entropy(code, batch.code_targets, reduction="sum")
+        text_loss = summed_loss(self.text_head, h, batch.text_at, batch.text_targets)
+        code_loss = summed_loss(self.code_head, h, batch.code_at, batch.code_targets)
         return text_loss, code_loss, *guide
+
+
+def summed_loss(head: nn.Linear, states: Tensor, at: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in nats, summed, of `targets` (N,) as `head` reads them off `states[at]`.
+
+    Their number is another in every batch; padded to a multiple of HEAD_ROWS there are few shapes
+    of products, as wherever rows are padded to fixed lengths. What is added counts nothing.
+    """
+    added = -len(at) % HEAD_ROWS
+    logits = head(states.index_select(0, F.pad(at, (0, added)))).float()
+    return F.cross_entropy(
+        logits, F.pad(targets, (0, added), value=NO_TARGET), ignore_index=NO_TARGET, reduction="sum"
+    )
 
 
 def weighted_loss(config: GPTConfig, sums: tuple[Tensor, ...], text: int, code: int) -> Tensor:

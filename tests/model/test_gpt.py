@@ -9,7 +9,7 @@ from helpers import GPT, effective_batch, random_rows, tiny_model
 from torch import nn
 
 from kit.base.config import ConfigError
-from kit.model.gpt import Trunk, explicit_attention, weighted_loss
+from kit.model.gpt import Trunk, explicit_attention, summed_loss, weighted_loss
 from kit.model.sequence import GPTConfig, collate, pack
 from kit.tuning.memory_plan import parameter_count
 
@@ -302,3 +302,18 @@ def test_impossible_shapes_are_refused(over):
     field = "width" if "heads" in over else next(iter(over))
     with pytest.raises(ConfigError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
+
+
+def test_any_number_of_targets_is_read_off_in_few_shapes_and_counts_as_it_is():
+    torch.manual_seed(0)
+    head = nn.Linear(8, 5)
+    shapes = set()
+    head.register_forward_hook(lambda layer, inputs, logits: shapes.add(logits.shape))
+    states = torch.randn(300, 8)
+    for count in (1, 63, 64, 65, 130, 180):
+        at, targets = torch.randint(300, (count,)), torch.randint(5, (count,))
+        found = summed_loss(head, states, at, targets)
+        logits = F.linear(states[at], head.weight, head.bias)
+        wanted = F.cross_entropy(logits, targets, reduction="sum")
+        torch.testing.assert_close(found, wanted)
+    assert shapes == {(64, 5), (128, 5), (192, 5)}
