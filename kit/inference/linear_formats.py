@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.base.compiler import quickest
 from kit.base.hardware import DTYPES
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
@@ -39,7 +40,8 @@ class Plain(nn.Module):
 class SplitByThread(Plain):
     """A few rows by one matrix-vector product a thread, each of its share of the outputs; CPU only.
 
-    MKL's own threads make a single row slower: this way its weights are read three times as fast.
+    On some processors a row's weights are read three times as fast as by MKL's own threads, on
+    others half as fast: `shares_pay` finds out.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -196,7 +198,7 @@ def layer_for(
         instead = "fp16" if eager_cpu and has_fbgemm() else "fp32"
         kind, dtype, ran = layer_for(instead, device, compiled)
         return kind, dtype, f"{ran}; this processor has no bf16 products"
-    if weights == "fp32" and eager_cpu and torch.backends.mkl.is_available():
+    if weights == "fp32" and eager_cpu and shares_pay(torch.get_num_threads()):
         return SplitByThread, torch.float32, "fp32, shared out among threads"
     if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
         return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
@@ -209,6 +211,20 @@ def has_fbgemm() -> bool:
     """Whether this build of torch has packed int8 and fp16 products for this processor."""
     there = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
     return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
+
+
+@functools.cache  # every layer asks, and no processor changes
+def shares_pay(threads: int) -> bool:
+    """Whether a row times a matrix is quicker as a product for each of `threads`: timed, 10 ms."""
+    if threads == 1 or not torch.backends.mkl.is_available():
+        return False
+    linear = nn.utils.skip_init(nn.Linear, 1024, 1024)  # draws nothing: seeds mean what they mean
+    row = torch.ones(1, 1024)
+    with torch.inference_mode():
+        for tensor in (linear.weight, linear.bias):
+            tensor.fill_(1.0)
+        shares = SplitByThread(linear)
+        return quickest(lambda: shares(row)) < quickest(lambda: linear(row))
 
 
 @functools.cache  # every layer asks, and no processor changes

@@ -23,6 +23,7 @@ from kit.inference.linear_formats import (
     has_fbgemm,
     int8,
     layer_for,
+    shares_pay,
     weight_bytes,
 )
 
@@ -149,11 +150,30 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
     monkeypatch.setattr("kit.inference.linear_formats.has_bf16", lambda: True)
+    monkeypatch.setattr("kit.inference.linear_formats.shares_pay", lambda threads: True)
     if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
-    if weights == "fp32" and not torch.backends.mkl.is_available():
-        pytest.skip("this build of torch lacks MKL")
     assert layer_for(weights, CPU, compiled=False) == (kind, dtype, ran)
+
+
+@pytest.mark.parametrize(("shared_s", "whole_s", "kind"), [(1, 2, SplitByThread), (2, 1, Plain)])
+def test_fp32_is_shared_out_among_threads_only_where_that_is_quicker(
+    shared_s, whole_s, kind, monkeypatch
+):
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this build of torch lacks MKL")
+    seconds = iter((shared_s, whole_s))
+    monkeypatch.setattr("kit.inference.linear_formats.quickest", lambda work: next(seconds))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    shares_pay.cache_clear()
+    before = torch.random.get_rng_state()
+    assert layer_for("fp32", CPU, compiled=False)[0] is kind
+    assert torch.equal(torch.random.get_rng_state(), before), "seeds mean what they mean"
+    shares_pay.cache_clear()
+
+
+def test_one_thread_has_nothing_to_share_out():
+    assert shares_pay(1) is False and isinstance(shares_pay(2), bool)
 
 
 def no_bf16_packing(weight, rows):
