@@ -23,6 +23,11 @@ HOLDS = {
     "weights": "weights and average alone, in half precision; resumed, the optimizer begins anew",
 }
 LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
+TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
+TINY_INSTEAD = (
+    "So few make no clear voice. For a look at every notebook in a few minutes, take the smallest "
+    'preset: PRESET = "tiny" in 00_setup with a RUN of its own, or make demo PRESET=tiny RUN=look.'
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,6 +219,8 @@ def shortened(
         f"promised, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be less "
         f"clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
     )
+    if fewer < TOO_FEW * steps:
+        said += f" {TINY_INSTEAD}"
     return config.for_steps(fewer), said
 
 

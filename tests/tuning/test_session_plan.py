@@ -177,6 +177,11 @@ def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
     assert said.endswith(f"What is slow here: {SLOW}.")
 
 
+def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
+    _, said = shortened(LONG, 5.8, PROMISE, SLOW)
+    assert said.endswith("make demo PRESET=tiny RUN=look.") and 'PRESET = "tiny"' in said
+
+
 def test_a_schedule_of_few_steps_is_whole():
     config, _ = shortened(LONG, 5.8, PROMISE, SLOW)
     assert config.steps == 124 and config.warmup_steps == 12
