@@ -145,10 +145,12 @@ class Speaking(RunVoice):
         exported = load_export(folder, self.active_run.hw.device)
         before = self.voice.speak([self.sentence], self.speaker, self.read_once)[0]
         again = exported.speak([self.sentence], self.speaker, self.read_once)[0]
-        same = "the same codes" if torch.equal(again.codes, before.codes) else "other codes"
+        same = "the same codes as before"
+        if not torch.equal(again.codes, before.codes):
+            same = f"other codes than before, as {weights} rounds the weights"
         size_mb = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         return Result(
-            line=f"{folder}: {size_mb:.1f} MB; {same} as before",
+            line=f"{folder}: {size_mb:.1f} MB; {same}",
             sounds=[self.sound(again, "Said by the exported voice")],
         )
 
