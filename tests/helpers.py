@@ -57,7 +57,16 @@ LINES = ["ሰላም ለሁሉም ይሁን", "ዛሬ ጥሩ ቀን ነው", "ነ
 CPU = Hardware(
     device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
 )
-CORPUS = CorpusConfig(utterances=60, held_out=6, unseen=4, long=2, speakers=3, workers=1)
+CORPUS = CorpusConfig(
+    utterances=60,
+    held_out=6,
+    unseen=4,
+    long=2,
+    free_order=2,
+    any_order=0.0,
+    speakers=3,
+    workers=1,
+)
 CODEC = MelCodecConfig(
     levels=(4, 3, 5), width=32, blocks=2, griffin_lim_iters=4, steps=25, batch=4, crop_frames=24
 )

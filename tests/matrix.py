@@ -46,7 +46,7 @@ OVERLAYS = tuple(sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml")))
 ROWS_A_PROCESS = 8  # compiled code stays loaded: after ten rows a process holds 4 GB
 # Smaller yet than tiny.yaml: what takes seconds there and shows no more than this does.
 SMALLER = {
-    "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2},
+    "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2, "free_order": 2},
     "codec": {"steps": 8},
     "train": {"steps": 6, "warmup_steps": 2, "val_every": 3, "checkpoint_every": 2},
     "recognizer": {"steps": 8, "utterances": 40},

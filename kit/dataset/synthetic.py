@@ -26,6 +26,7 @@ from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
 WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
 ROWS = ("subject", "verb")  # slots with a row of words for each form in which they agree
+FREE_WORDS = 8  # at most, in a sentence whose words stand in any order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class CorpusConfig:
     held_out: int = 250  # sentences of which no two neighbouring words occur in training
     unseen: int = 100  # sentences each holding words that never occur in training
     long: int = 30  # held-out sentences of about 20 words
+    free_order: int = 100  # held-out: known words, one after the other as chance has it
+    any_order: float = 1 / 3  # share of the training sentences whose words stand so, too
     max_words: int = 20  # longest training sentence, in words
     speakers: int = 3  # how many of SPEAKERS take part
     workers: int = 2  # processes that speak
@@ -49,7 +52,8 @@ class CorpusConfig:
         )
         require(self.language in spoken, self, "language", cure)
         require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
-        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long")
+        require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long", "free_order")
+        require_within(self, 0, 1, "any_order")
         require_within(self, 1, 1000, "max_words", "workers")
         require_within(self, 0, LARGEST_SEED, "seed")
         require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
@@ -61,6 +65,9 @@ class Grammar:
     def __init__(self, words: dict, rng: random.Random):
         self.words = words
         self.rng = rng
+        slots = [words["and"], *(words[slot] for slot, _ in words["order"] if slot not in ROWS)]
+        rows = [row for slot in ROWS for row in words[slot]]
+        self.known = sorted({word for items in (*slots, *rows) for word in items})
 
     def clause(self, rare: bool = False) -> list[str]:
         """One clause: subject and verb agree; an adjective only before an object.
@@ -95,6 +102,10 @@ class Grammar:
                 break
             words += more
         return words
+
+    def in_any_order(self, longest: int) -> list[str]:
+        """Known words as chance has them: nothing but the text says which one comes next."""
+        return self.rng.choices(self.known, k=self.rng.randint(1, longest))
 
 
 def load_words(language: str) -> dict:
@@ -132,13 +143,16 @@ def load_words(language: str) -> dict:
 
 
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:
-    """Texts by split. No two neighbouring words of `held_out` or `long` stand so in `train`.
+    """Texts by split. No two neighbours of `held_out`, `long`, `free_order` stand so in `train`.
 
     An expression of several words counts as one word here. Raises ConfigError when the word list
     is too small for what is asked.
     """
+    known = load_words(config.language)
     rng = random.Random(f"{config.language} {config.seed}")
-    grammar = Grammar(load_words(config.language), rng)
+    grammar = Grammar(known, rng)
+    # Its own chance: the sentences of the other splits are the same with and without them.
+    free = Grammar(known, random.Random(f"{config.language} {config.seed} any order"))
     held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)
     long = _draw(lambda: grammar.sentence(22), config.long, lambda w: len(w) >= 18)
     rare = {word for slot in grammar.words["unseen"].values() for word in slot}
@@ -147,14 +161,26 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
         return len(words) >= 3 and not rare.isdisjoint(words)
 
     unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, has_rare)
-    banned = {pair for words in held_out + long for pair in zip(words, words[1:])}
-    train = _draw(
-        lambda: grammar.sentence(config.max_words),
-        config.utterances,
-        lambda words: banned.isdisjoint(zip(words, words[1:])),
-        distinct=False,
+    longest = min(FREE_WORDS, config.max_words)
+    free_order = _draw(
+        lambda: free.in_any_order(FREE_WORDS), config.free_order, lambda w: len(w) >= 3
     )
-    splits = {"train": train, "held_out": held_out, "unseen": unseen, "long": long}
+    banned = {pair for words in held_out + long + free_order for pair in zip(words, words[1:])}
+
+    def keep(words: list[str]) -> bool:
+        return banned.isdisjoint(zip(words, words[1:]))
+
+    mixed = round(config.any_order * config.utterances)
+    ordered = config.utterances - mixed
+    train = _draw(lambda: grammar.sentence(config.max_words), ordered, keep, distinct=False)
+    train += _draw(lambda: free.in_any_order(longest), mixed, keep, distinct=False)
+    splits = {
+        "train": train,
+        "held_out": held_out,
+        "unseen": unseen,
+        "long": long,
+        "free_order": free_order,
+    }
     return {split: [" ".join(words) for words in rows] for split, rows in splits.items()}
 
 
@@ -195,8 +221,8 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     """Write the corpus as an LJSpeech folder, or do nothing where it already stands whole.
 
     `progress(done, total)` is called as utterances are finished. The id of an utterance starts
-    with its split (train, held_out, unseen, long). Raises DiskError, before it starts, when the
-    disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
+    with its split (train, held_out, unseen, long, free_order). Raises DiskError, before it starts,
+    when the disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
     """
     folder = Path(folder).resolve()
     mark = folder / "complete"

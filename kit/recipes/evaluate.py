@@ -119,7 +119,10 @@ class Evaluation:
         return self.recorded(line, figures, self.error_bars(scores), results.scores_table(scores))
 
     def harder_sentences(self) -> Result:
-        """Words that training never saw, and long sentences; each beside a floor of its own."""
+        """Words that training never saw, long sentences, known words in any order.
+
+        Each beside a floor of its own.
+        """
         scores = {split: heard.scores for split, heard in self.data.spoken.items()}
         floors = {split: self.data.floor(split) for split in scores}
         figures = {}

@@ -18,7 +18,8 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker
 from kit.recipes.evaluation_data import EvaluationData
 
-HARDER = ("unseen", "long")  # splits: words that training never saw, and long sentences
+# Splits: words that training never saw, long sentences, and known words in any order.
+HARDER = ("unseen", "long", "free_order")
 # All that speaking and hearing take beside the model's weights.
 OTHER_FILES = (
     "codec.safetensors",

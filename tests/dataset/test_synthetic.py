@@ -22,7 +22,9 @@ from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentenc
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
 EVERYBODY = len(SPEAKERS)
-SMALL = dataclasses.replace(CORPUS, utterances=50, held_out=3, unseen=2, long=1, speakers=EVERYBODY)
+SMALL = dataclasses.replace(
+    CORPUS, utterances=50, held_out=3, unseen=2, long=1, free_order=1, speakers=EVERYBODY
+)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -61,7 +63,7 @@ def test_two_makes_are_the_same_bytes(made, tmp_path):
     told = []
     again = make_corpus(SMALL, tmp_path / "again", lambda *now: told.append(now))
     assert contents(again) == contents(made)
-    assert told[-1] == (56, 56) and told == sorted(told)
+    assert told[-1] == (57, 57) and told == sorted(told)
 
 
 def test_a_second_make_does_nothing(made):
@@ -91,17 +93,18 @@ def test_going_back_to_an_earlier_configuration_makes_it_again(tmp_path):
 def test_every_row_has_its_recording_and_every_recording_its_row(made):
     tables = sorted(made.glob("metadata_*.csv"))
     assert {t.stem for t in tables} == {
-        f"metadata_{s}" for s in ("train", "held_out", "unseen", "long")
+        f"metadata_{s}" for s in ("train", "held_out", "unseen", "long", "free_order")
     }
     rows = [line.split("|") for t in tables for line in t.read_text(encoding="utf-8").splitlines()]
-    assert {r[0] for r in rows} == {p.stem for p in made.glob("wavs/*.wav")} and len(rows) == 56
+    assert {r[0] for r in rows} == {p.stem for p in made.glob("wavs/*.wav")} and len(rows) == 57
     assert Counter(r[3] for r in rows)["voice0"] > 10
 
 
 def test_the_manifest_takes_all_of_it():
     rows = manifest()
-    assert len(rows) == 60 + 6 + 4 + 2
-    assert Counter(r.split for r in rows) == {"train": 60, "held_out": 6, "unseen": 4, "long": 2}
+    assert len(rows) == 60 + 6 + 4 + 2 + 2
+    by_split = {"train": 60, "held_out": 6, "unseen": 4, "long": 2, "free_order": 2}
+    assert Counter(r.split for r in rows) == by_split
     assert all(soundfile.info(r.audio).samplerate == RATE == SAMPLE_RATE for r in rows)
     assert all(0.3 < r.seconds < 20 for r in rows)
 
@@ -115,7 +118,22 @@ def test_held_out_sentences_share_no_two_neighbours_with_training(language):
         for name, rows in splits.items()
     }
     assert len(pairs["held_out"]) > 200 and len(pairs["train"]) > 1000
-    assert not pairs["train"] & (pairs["held_out"] | pairs["long"])
+    assert len(pairs["free_order"]) > 200
+    assert not pairs["train"] & (pairs["held_out"] | pairs["long"] | pairs["free_order"])
+
+
+def test_words_in_any_order_change_no_other_sentence():
+    few = CorpusConfig(utterances=600, free_order=50, any_order=0.0)
+    without = sentences(few)
+    mixed = sentences(dataclasses.replace(few, any_order=0.5))
+    for split in ("held_out", "unseen", "long", "free_order"):
+        assert mixed[split] == without[split]
+    known, unseen = vocabulary("am")
+    words = {item for text in mixed["free_order"] for item in items(text, known)}
+    assert len(words) > 100 and not words & unseen
+    ordered, others = mixed["train"][:300], mixed["train"][300:]
+    assert ordered == without["train"][:300]
+    assert len(set(others) - set(without["train"])) > 250
 
 
 @pytest.mark.parametrize("language", ["am", "en"])
@@ -153,7 +171,7 @@ def test_english_is_spoken_too(tmp_path):
     config = dataclasses.replace(SMALL, language="en", speakers=1)
     folder = make_corpus(config, tmp_path / "en")
     rows, refused = usable(folder, ManifestConfig(language="en"), tmp_path)
-    assert len(rows) == 56 and not refused
+    assert len(rows) == 57 and not refused
     assert all(r.text.isascii() and r.speaker == "voice0" for r in rows)
 
 

@@ -24,7 +24,7 @@ SMALL = {
 # What report.json says under `eval`, which later notebooks and the checklist read.
 RECORDED = (
     "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
-    "duration_ratio sentences runaway_rate unseen long"
+    "duration_ratio sentences runaway_rate unseen long free_order"
 ).split()
 STEPS = 10
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
@@ -92,7 +92,7 @@ def test_every_figure_is_recorded_under_its_name(evaluated, run):
     assert figures["sentences"] == SAYABLE and figures["candidates"] == 2
     assert figures["weights"] in ("raw", "ema")
     assert figures["raw_loss"] == 3.0 and figures["ema_loss"] == pytest.approx(4.1 - 4 / 3)
-    for split in ("unseen", "long"):
+    for split in ("unseen", "long", "free_order"):
         assert {"cer", "eos_rate", "cer_floor", "cer_codec"} <= set(figures[split])
     assert figures["cer"] == evaluated[0].data.spoken["held_out"].scores.cer
 
