@@ -86,6 +86,7 @@ class Answer(BaseHTTPRequestHandler):
                 file["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
             siblings.append(file)
         told = {"id": self.server.repository, "sha": COMMIT, "siblings": siblings}
+        told |= {"private": False, "downloads": 0, "likes": 0, "tags": []}
         body = json.dumps(told).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

@@ -58,13 +58,22 @@ def told(text, choices, reference):
     return WAV, f"{choices['voice']} {Path(reference).name} {len(read)}"
 
 
+def send(upload, name: str, content: bytes) -> None:
+    """Upload a file as the browser does, to ipywidgets 7 or 8."""
+    about = {"name": name, "type": "audio/wav", "size": len(content)}
+    about["last_modified"] = datetime.datetime.now()
+    if isinstance(upload.value, dict):
+        upload.set_trait("value", {name: {"metadata": about, "content": content}})
+    else:
+        upload.value = ({**about, "content": content},)
+
+
 def test_a_recording_is_uploaded_or_named(tmp_path):
     panel = SpeakPanel(told, "selam", {"voice": ["one"]}, reference=True)
     panel.button.click()
     assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
     recording = panel.recording
-    sent = {"name": "me.wav", "type": "audio/wav", "size": 5, "content": b"sound"}
-    recording.upload.value = ({**sent, "last_modified": datetime.datetime.now()},)
+    send(recording.upload, "me.wav", b"sound")
     panel.button.click()
     assert "one me.wav 5" in panel.status.value
     (tmp_path / "mother.flac").write_bytes(b"another")
