@@ -143,8 +143,12 @@ def not_compiled(reason: str) -> str:
 
 @functools.cache
 def know_instructions() -> None:
-    """Let torch's compiler find out which instructions this CPU has: half a second, once."""
+    """Let torch's compiler find out which instructions this CPU has: half a second, once.
+
+    Where the C++ compiler does not work, nothing is found out: whoever compiles is told.
+    """
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list  # takes a second to import
+    from torch._inductor.exc import InvalidCxxCompiler
 
     given = getattr(VecISA, "_avx_py_load", "")
     try:
@@ -152,6 +156,8 @@ def know_instructions() -> None:
             VecISA._avx_py_load = LOADS
         with torch._inductor.config.patch(ISA_OK):
             valid_vec_isa_list()
+    except InvalidCxxCompiler:
+        pass
     finally:
         if given:
             VecISA._avx_py_load = given
