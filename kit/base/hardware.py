@@ -178,11 +178,13 @@ def product_seconds(dtype: torch.dtype, repeats: int = 3, device: str = "cpu") -
     """Fastest of `repeats` products of training-step size on `device`, in seconds.
 
     One that takes longer than a second (a precision, or a processor, that is emulated) is not
-    repeated.
+    repeated. How often products are timed is a matter of chance, so what they multiply is drawn by
+    a generator of its own: a run's dropout must not depend on it.
     """
     rows, inputs, outputs = PRODUCT[device]
-    a = torch.randn(rows, inputs, device=device).to(dtype)
-    b = torch.randn(inputs, outputs, device=device).to(dtype)
+    own = torch.Generator(device).manual_seed(0)
+    a = torch.randn(rows, inputs, device=device, generator=own).to(dtype)
+    b = torch.randn(inputs, outputs, device=device, generator=own).to(dtype)
 
     def work() -> None:
         a @ b

@@ -295,3 +295,9 @@ assert compute() == 2_000_000 and threads() == busy
 def test_compute_threads_that_an_earlier_recipe_has_left_are_ended():
     env = dict(os.environ, PYTHONPATH=str(CONFIGS.parent))
     subprocess.run([sys.executable, "-c", POOL], env=env, check=True)
+
+
+def test_timing_products_leaves_the_random_numbers_where_they_were():
+    before = torch.get_rng_state()
+    assert product_seconds(torch.float32) > 0
+    assert torch.equal(torch.get_rng_state(), before)
