@@ -292,7 +292,7 @@ class TrainingPlan:
         few_shapes = self.will_pad(self.speed.mixed_precision, compiled=False)
         usual = self.data.stream(few_shapes=few_shapes).usual(TRIAL_STEPS)
         made = usual if few_shapes else []
-        rows = self.session.trial(self.values(), [*made, *usual], len(made) + len(usual))
+        rows = self.session.trial(self.values(), [*made, *usual])
         return rows[len(made) :]
 
     @once

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -27,7 +27,7 @@ from kit.base.words import brief
 from kit.model.adapters_file import ADAPTERS, save_adapters
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
-from kit.model.sequence import GPTConfig
+from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
@@ -160,25 +160,25 @@ class TrainSession:
             return prefetched(map(pin, batches))
         return batches
 
-    def trial(self, values: dict, batches, steps: int = 12) -> list[dict]:
-        """Rows of a few real steps of a throwaway model, as the log would have them.
+    def trial(self, values: dict, batches: Sequence[EffectiveBatch]) -> list[dict]:
+        """Rows of a real step of a throwaway model on each of `batches`, as the log has them.
 
         What a plan can be made from before the run begins; nothing is logged, saved or kept.
-        `batches` should be usual ones: the run itself may begin with short sentences.
+        They should be usual ones: the run itself may begin with short sentences.
         """
         with ThreadPoolExecutor(1) as pool:  # ends its compute threads: leave_cores_to_worker
-            return pool.submit(self._trial, dict(values), batches, steps).result()
+            return pool.submit(self._trial, dict(values), batches).result()
 
-    def _trial(self, values: dict, batches, steps: int) -> list[dict]:
+    def _trial(self, values: dict, batches: Sequence[EffectiveBatch]) -> list[dict]:
         torch.set_num_threads(self.threads)
         values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
         finetuning = self.finetuning.without_phases()
         # The run itself may be shorter than what is tried.
-        config = dataclasses.replace(self.config, steps=max(steps, self.config.steps))
+        config = dataclasses.replace(self.config, steps=max(len(batches), self.config.steps))
         state = TrainState(SpeechGPT(self.model), config, speed, self.hw, finetuning)
         rows = []
-        for event in itertools.islice(train(state, batches), steps):
+        for event in itertools.islice(train(state, batches), len(batches)):
             wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
             rows.append(dataclasses.asdict(event))
             rows[-1]["wall_s"] = wall_s

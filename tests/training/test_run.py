@@ -533,8 +533,8 @@ def test_accumulation_changes_nothing_but_the_split(tmp_path):
 
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
-    usual = session.make_batches(None, 2)
-    rows = session.trial(ON | {"grad_accum": 2}, usual, 3)
+    usual = list(itertools.islice(session.make_batches(None, 2), 3))
+    rows = session.trial(ON | {"grad_accum": 2}, usual)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())
