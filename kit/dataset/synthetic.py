@@ -37,7 +37,7 @@ class CorpusConfig:
     unseen: int = 100  # sentences each holding words that never occur in training
     long: int = 30  # held-out sentences of about 20 words
     free_order: int = 100  # held-out: known words, one after the other as chance has it
-    any_order: float = 1 / 3  # share of the training sentences whose words stand so, too
+    any_order: float = 0.33  # share of the training sentences whose words stand so, too
     max_words: int = 20  # longest training sentence, in words
     speakers: int = 3  # how many of SPEAKERS take part
     workers: int = 2  # processes that speak

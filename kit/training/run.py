@@ -101,9 +101,9 @@ class TrainSession:
     def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         grad_accum = values.pop("grad_accum", 1)
         torch.set_num_threads(self.threads)  # counts for the calling thread alone
-        torch.manual_seed(self.config.seed)
         speed = build(SpeedConfig, values)
         checked = self.check(speed, grad_accum) if self.check else ""
+        torch.manual_seed(self.config.seed)  # after the check, whose steps draw numbers, too
         config = self.config if self.gate else self.config.without_gate()
         model = self.first_model(self.model)
         finetuning = self.finetuning

@@ -518,6 +518,18 @@ def test_switches_are_checked_again_before_the_first_step(tmp_path):
     assert not steps_saved(tmp_path)
 
 
+def test_what_a_check_draws_changes_no_number_of_the_run(whole, tmp_path):
+    session = tiny_session(tmp_path)
+
+    def check(speed, grad_accum):
+        torch.rand(1000)
+        return ""
+
+    session.check = check
+    first = next(session.run(ON, Event()))
+    assert figures(first) == figures(whole[1][0])
+
+
 def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     first = next(tiny_session(tmp_path).run({"compile": True}, Event()))
