@@ -29,7 +29,7 @@ from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import step_seconds
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import advice_table, overlay, recommend
+from kit.tuning.recommend import advice_table, overlay, recommend, word_of
 from kit.tuning.session_plan import Promise, forecast
 
 
@@ -130,7 +130,7 @@ class Setup:
         """What else suits this machine."""
         hw = self.active.hw
         advice = recommend(hw)
-        settings = ", ".join(each.setting for each in advice)
+        settings = ", ".join(f"{each.setting} {word_of(each.value)}" for each in advice)
         line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
         return Result(line=line, figures=advice_table(advice))
 

@@ -63,10 +63,11 @@ def overlay(name: str) -> Overlay:
 
 def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
     """One line a setting, for a notebook."""
-    return {a.setting: f"{_word(a.value)}: {a.reason}" for a in advice}
+    return {a.setting: f"{word_of(a.value)}: {a.reason}" for a in advice}
 
 
-def _word(value) -> str:
+def word_of(value: object) -> str:
+    """A setting's value as a person reads it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
