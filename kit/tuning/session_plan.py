@@ -23,6 +23,10 @@ HOLDS = {
     "weights": "weights and average alone, in half precision; resumed, the optimizer begins anew",
 }
 LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
+# A corpus is validated every so many passes over it, or steps where those are more: what is read so
+# often that it is known by heart gets worse at all else within some six passes.
+VALIDATED_PASSES = 2
+VALIDATED_STEPS = 50
 TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
 TINY_INSTEAD = (
     "So few make no clear voice. For a look at every notebook in a few minutes, take the smallest "
@@ -178,14 +182,17 @@ def for_corpus(
     """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
 
     What a person `asked` for comes first, then the number a run was `begun` with (0: neither), else
-    `epochs` passes, between `least_steps` and `steps`. Warm-up, validations and hearings follow.
+    `epochs` passes, between `least_steps` and `steps`. Warm-up, validations and hearings follow. A
+    small corpus is validated more often: it is learnt by heart within a few passes.
     """
     require_types(TrainConfig, {"steps": asked})
     steps = asked or begun
     if not steps and config.epochs:
         passes = math.ceil(config.epochs * epoch_steps)
         steps = min(config.steps, max(config.least_steps, passes))
-    return config.for_steps(steps or config.steps)
+    config = config.for_steps(steps or config.steps)
+    often = max(VALIDATED_STEPS, VALIDATED_PASSES * epoch_steps)
+    return config if config.val_every <= often else dataclasses.replace(config, val_every=often)
 
 
 def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:

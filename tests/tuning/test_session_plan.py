@@ -88,6 +88,13 @@ def test_warm_up_and_judgements_fit_the_steps_there_are():
     assert for_corpus(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
 
 
+def test_a_small_corpus_is_validated_every_two_passes():
+    """It is learnt by heart within a few; of less than 50 steps they are none to wait for."""
+    assert for_corpus(EPOCHS, 60).val_every == 120
+    assert for_corpus(EPOCHS, 3).val_every == 50
+    assert for_corpus(EPOCHS, 3, asked=300).val_every == 30  # ten times a run, as ever
+
+
 def test_a_shorter_run_is_validated_no_more_often_than_the_longer_one():
     seldom = TrainConfig(steps=2000, val_every=500)
     assert seldom.for_steps(1000).val_every == 250

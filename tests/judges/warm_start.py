@@ -1,0 +1,206 @@
+"""What half an hour of a person gains from a voice that has learnt to read synthetic speech.
+
+`python tests/judges/warm_start.py --recordings recordings/ru --language ru --folder runs/warm`: a
+base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
+in as many steps; the judges hear both say sentences of the person that none of the three has met,
+as text or as sound. All three have one codec. Each step is a command of the kit in a run of its own
+in the folder: interrupted, it goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import soundfile
+from judge_run import REFERENCE_CLIPS, figures
+from judges import Judges
+
+from kit.audio.waveform import load_wave
+from kit.base.config import build
+from kit.base.files import write_atomic
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import load_voices
+from kit.recipes.start import start
+from kit.text.espeak import run_apart
+
+VOICES = 3
+JUDGED = 20  # sentences of the person, kept from all but the judges
+CODEC_ROWS = 600  # of the base's, beside the person's, that the codec of all is trained on
+FEWEST_WORDS, MOST_WORDS = 3, 12  # in a sentence of words in any order
+LONGEST_S = 14.0
+NO_JUDGE = ["recognizer.steps=50", "recognizer.minutes=0"]  # Whisper judges here
+
+Rows = list[tuple[str, str]]  # name and text
+
+
+def recordings_of(folder: Path) -> Rows:
+    """The rows of an LJSpeech folder that are not too long, in an order of chance, the same ever."""
+    lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    rows = [tuple(line.split("|")[:2]) for line in lines]
+    random.Random(0).shuffle(rows)
+    return [row for row in rows if duration_s(folder, row[0]) <= LONGEST_S]
+
+
+def duration_s(folder: Path, name: str) -> float:
+    return soundfile.info(folder / "wavs" / f"{name}.wav").duration
+
+
+def first_minutes(folder: Path, rows: Rows, minutes: float) -> Rows:
+    taken = []
+    left_s = 60 * minutes
+    for row in rows:
+        left_s -= duration_s(folder, row[0])
+        if left_s < 0:
+            break
+        taken.append(row)
+    return taken
+
+
+def any_sentences(rows: Rows, count: int) -> list[str]:
+    """The texts of `rows`, and their words in any order, `count` together."""
+    texts = [text for _, text in rows][:count]
+    words = [word.strip(".,;:!?") for text in texts for word in text.split()]
+    chance = random.Random(1)
+    while len(texts) < count:
+        length = chance.randint(FEWEST_WORDS, MOST_WORDS)
+        texts.append(" ".join(chance.choice(words) for _ in range(length)))
+    return texts
+
+
+def write_folder(folder: Path, tables: dict[Path, list]) -> None:
+    """An LJSpeech folder of rows (name, text, speaker) whose sound lies in other such folders."""
+    lines = []
+    (folder / "wavs").mkdir(parents=True, exist_ok=True)
+    for source, rows in tables.items():
+        for name, text, speaker in rows:
+            link = folder / "wavs" / f"{name}.wav"
+            if not link.exists():
+                link.symlink_to((source / "wavs" / link.name).resolve())
+            lines.append(f"{name}|{text}|{text}|{speaker}\n")
+    write_atomic(folder / "metadata.csv", "".join(lines))
+
+
+def speak_base(folder: Path, language: str, texts: list[str]) -> list:
+    """The rows (name, text, speaker) of `texts`, spoken into `folder` by voices in turns."""
+    rows = [(f"base{i:05d}", text, i % VOICES) for i, text in enumerate(texts)]
+    wavs = folder / "wavs"
+    wavs.mkdir(parents=True, exist_ok=True)
+    for voice in range(VOICES):
+        own = [(n, t) for n, t, speaker in rows if speaker == voice and not (wavs / f"{n}.wav").exists()]
+        job = {"folder": str(wavs), "language": language, "speaker": voice, "rows": own}
+        done = run_apart("kit.dataset.synthetic", job)
+        if done.returncode:
+            raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")
+    return [(name, text, f"voice{speaker}") for name, text, speaker in rows]
+
+
+def kit(folder: Path, run: str, command: str, *words: object) -> None:
+    """A command of the kit, once: a mark in its run's folder says that it has ended."""
+    mark = folder / "runs" / run / f"{command}-ended"
+    if mark.exists():
+        return
+    env = os.environ | {"KIT_RUNS": str(folder / "runs")}
+    line = [sys.executable, "-m", "kit", command, "--run", run, *map(str, words)]
+    print("$", *line[2:], flush=True)
+    subprocess.run(line, env=env, check=True)
+    write_atomic(mark, "")
+
+
+def train_all(folder: Path, options: argparse.Namespace) -> Rows:
+    """Everything up to the judges; returns the sentences that are left to them."""
+    source = options.recordings
+    rows = recordings_of(source)
+    judged, rows = rows[:JUDGED], rows[JUDGED:]
+    person = [(*row, "person") for row in first_minutes(source, rows, options.minutes)]
+    texts = any_sentences(rows[len(person) :], options.sentences)
+    base = speak_base(folder / "spoken", options.language, texts)
+    write_folder(folder / "person", {source: person})
+    write_folder(folder / "base", {folder / "spoken": base})
+    both = {source: person, folder / "spoken": base[:CODEC_ROWS]}
+    write_folder(folder / "both", both)
+    common = ("--language", options.language)
+    preset = ("--preset", options.preset, "--set", *NO_JUDGE)
+
+    def prepare(run: str, *words: object) -> None:
+        kit(folder, run, "setup", *preset)
+        own = folder / "runs" / run / "codec.safetensors"
+        if run != "both" and not own.exists():
+            shutil.copyfile(folder / "runs" / "both" / "codec.safetensors", own)
+        data = folder / (run if run in ("both", "base") else "person")
+        kit(folder, run, "prepare", "--data", data, *common, *words)
+
+    prepare("both")
+    prepare("base")
+    kit(folder, "base", "train", "--steps", options.base_steps)
+    prepare("from-base", "--start-from", folder / "runs" / "base")
+    prepare("from-nothing")
+    kit(folder, "from-base", "train", "--steps", options.steps, "--set", *options.tuning)
+    kit(folder, "from-nothing", "train", "--steps", options.steps)
+    return judged
+
+
+def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
+    """What the judges find in the recordings, the codec, and each run's weights."""
+    os.environ["KIT_RUNS"] = str(folder / "runs")
+    judges = Judges(options.language, folder / "judges")
+    source = options.recordings
+    names = ("from-base", "from-nothing", "base")
+    runs = {name: start(name) for name in names}
+    voices = {name: load_voices(run.folder, options.language) for name, run in runs.items()}
+    codec = voices["from-base"]["raw"].codec
+    rate_hz = codec.sample_rate
+    texts = [text for _, text in judged]
+
+    def waves_of(rows: Rows) -> list:
+        return [load_wave(str(source / "wavs" / f"{name}.wav"), rate_hz) for name, _ in rows]
+
+    others = recordings_of(source)[JUDGED : JUDGED + REFERENCE_CLIPS]
+    reference = [judges.voice_of(waves_of(others), rate_hz)] * len(texts)
+    found = {}
+
+    def judge(name: str, waves: list) -> None:
+        found[name] = judges.judge(waves, texts, rate_hz, reference)
+        print(f"{name}: {figures(found[name])}", flush=True)
+
+    recorded = waves_of(judged)
+    judge("recordings", recorded)
+    judge("codec's round trip", [codec.round_trip(wave) for wave in recorded])
+    for name, run in runs.items():
+        once = build(GenerateConfig, run.section("generate"), candidates=1)
+        for weights, voice in voices[name].items():
+            speaker = next(iter(voice.speakers))
+            said = voice.speak(texts, speaker, once)
+            for number, speech in enumerate(said[:3]):
+                path = folder / f"{name}-{weights}-{number}.wav"
+                soundfile.write(path, speech.wave.numpy(), rate_hz)
+            judge(f"{name}, {weights}", [speech.wave for speech in said])
+    return {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recordings", type=Path, required=True, help="an LJSpeech folder")
+    parser.add_argument("--language", default="ru")
+    parser.add_argument("--folder", type=Path, default=Path("runs/warm"))
+    parser.add_argument("--preset", default="cpu")
+    parser.add_argument("--minutes", type=float, default=30, help="of the person")
+    parser.add_argument("--sentences", type=int, default=4000, help="of synthetic speech")
+    parser.add_argument("--base-steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
+    parser.add_argument("--tuning", nargs="*", default=["train.guide=0"], help="what from-base sets")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    options.recordings = options.recordings.resolve()
+    judged = train_all(folder, options)
+    found = judge_all(folder, options, judged)
+    write_atomic(folder / "judged.json", json.dumps(found, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
