@@ -124,6 +124,17 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     return tensors, header
 
 
+def saved_tensor(path: Path, name: str) -> Tensor:
+    """The tensor `name` of the file at `path`, on the CPU. Raises OSError where that has gone."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"{path} has gone, in which the voice that this run begins with lay. Bring it back, "
+            "and run again: it goes on from the last checkpoint."
+        )
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
 def tensor_faults(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
     """What keeps `tensors` from being exactly `wanted`, by names, shapes and kinds of number.
 

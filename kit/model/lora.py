@@ -11,6 +11,7 @@ all of it would, those on attention alone do not, and an alpha of 32 suits any r
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,8 @@ class LoRAConfig:
 class LoRALinear(nn.Linear):
     """`base` with an adapter: x (..., in) -> (..., out). Holds the parameters of `base` itself."""
 
+    exact: Callable[[], Tensor] | None = None  # gives `weight` where that is rounded
+
     def __init__(self, base: nn.Linear, config: LoRAConfig, generator: torch.Generator):
         super().__init__(base.in_features, base.out_features, device="meta")
         self.weight = base.weight
@@ -72,10 +75,16 @@ class LoRALinear(nn.Linear):
         low = F.linear(self.drop(x), self.lora_A)  # (..., rank): scaled here it is cheapest
         return F.linear(x, self.weight, self.bias) + F.linear(self.scale * low, self.lora_B)
 
+    def round_weight(self, dtype: torch.dtype, exact: Callable[[], Tensor]) -> None:
+        """Hold the frozen matrix in `dtype`; `exact()` gives it in fp32 to whoever merges."""
+        self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
+        self.exact = exact
+
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
         """The one matrix (out, in) that does the same without dropout, in fp32."""
-        return torch.addmm(self.weight, self.lora_B, self.lora_A, alpha=self.scale)
+        weight = self.exact().to(self.lora_A.device) if self.exact else self.weight
+        return torch.addmm(weight, self.lora_B, self.lora_A, alpha=self.scale)
 
 
 def is_adapter(name: str) -> bool:
@@ -96,13 +105,19 @@ def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
             setattr(holder, name, LoRALinear(getattr(holder, name), config, generator))
 
 
+def with_adapters(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
+    """Each matrix of `model` beside which an adapter lies, by its name."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoRALinear):
+            yield name, module
+
+
 def plain_state(model: SpeechGPT) -> dict[str, Tensor]:
     """The tensors of `model` under its base's names, adapters merged; the others are not copied."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plain = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-    for name, module in model.named_modules():
-        if isinstance(module, LoRALinear):
-            plain[f"{name}.weight"] = module.merged_weight()
+    for name, module in with_adapters(model):
+        plain[f"{name}.weight"] = module.merged_weight()
     return plain
 
 
@@ -112,7 +127,7 @@ def merged(model: SpeechGPT) -> SpeechGPT:
     What had no adapter is shared with `model`, so this costs the memory of the targets alone, and
     holds as long as `model` is not trained on.
     """
-    if not any(isinstance(module, LoRALinear) for module in model.modules()):
+    if not any(with_adapters(model)):
         return model
     with torch.device("meta"):
         plain = SpeechGPT(model.config)

@@ -16,20 +16,22 @@ import torch
 from torch import Tensor
 
 from kit.base.files import write_atomic
+from kit.base.hardware import autocast
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch
 from kit.training.settings import StepEvent
+from kit.training.state import TrainState
 
 
 class AttentionLog:
     """A listener that keeps a map of `row`, a batch of one, in `folder`.
 
     It does so after the first step, after 1, 2, 4, 8 ... validations, and after the last step.
-    `model()` gives the model that trains.
+    `state()` gives the run, whose model is looked at in the precision in which it trains.
     """
 
-    def __init__(self, model: Callable[[], SpeechGPT], row: Batch, folder: Path):
-        self.model = model
+    def __init__(self, state: Callable[[], TrainState], row: Batch, folder: Path):
+        self.state = state
         self.row = row
         self.folder = folder
         self.validations = 0
@@ -43,8 +45,11 @@ class AttentionLog:
             self.validations += 1
             due = due or self.validations.bit_count() == 1  # a power of two
         if due:
+            state = self.state()
+            with autocast(state.hw.device, state.applied.precision):
+                found = best_map(state.model, self.row)
             file = io.BytesIO()
-            np.save(file, best_map(self.model(), self.row).numpy().astype(np.float16))
+            np.save(file, found.numpy().astype(np.float16))
             write_atomic(self.folder / f"step-{event.step:07}.npy", file.getvalue())
 
 

@@ -83,7 +83,7 @@ class Training(TrainingPlan):
         run = self.active
         session = self.session
         row = self.data.middle_row()
-        found = [AttentionLog(lambda: session.state.model, row, self.attention_folder)]
+        found = [AttentionLog(lambda: session.state, row, self.attention_folder)]
         sentences = self.data.held_out_sentences(1)
         if sentences:
             speaking = build(GenerateConfig, run.section("generate"), candidates=1)

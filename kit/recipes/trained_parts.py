@@ -17,7 +17,7 @@ def finetuning_of(run: ActiveRun) -> Finetuning:
     base = None
     if read_mark(run.folder / BEGUN):
         path = run.folder / MODEL
-        base = Base(config=saved_config(path), sha256=tensors_sha256(path))
+        base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
     finetuning = Finetuning(
         config=build(FinetuneConfig, run.section("finetune")),
         lora=build(LoRAConfig, run.section("lora")),
@@ -36,7 +36,8 @@ def told_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
         lines.append(
             f"LoRA: {learning:,} parameters train, {learning / parameter_count(model):.1%} as many "
             f"as the model has: adapters of rank {lora.rank} beside {', '.join(lora.targets)}"
-            f"{told_tables(model, finetuning)}."
+            f"{told_tables(model, finetuning)}. With mixed precision the matrices beside "
+            "adapters are held in half the bytes, for they stay as they are."
         )
     if finetuning.config.tables_first:
         first = finetuning.config.tables_first

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kit.base.config import build
 from kit.base.gradients import loss_scaler
-from kit.base.hardware import Hardware
+from kit.base.hardware import DTYPES, Hardware
 from kit.base.words import brief
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import GPTConfig
@@ -28,7 +28,7 @@ from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
 from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
-from kit.training.trainable import FULL, Finetuning, Trainable
+from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -67,6 +67,8 @@ class TrainState:
         self.hw = hw
         self.applied: Applied = apply(model, speed, hw)
         precision = self.applied.precision
+        if precision != "fp32" and finetuning.rounds_frozen:
+            round_frozen(model, DTYPES[precision], finetuning.base.weights)
         fused = self.applied.on("fused_adamw")
         eight_bit = self.applied.on("adamw_8bit")
         undecayed = self.trainable.undecayed

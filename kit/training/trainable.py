@@ -6,12 +6,16 @@ the loop.
 """
 
 import dataclasses
+from functools import partial
+from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from kit.base.config import ConfigError, require, require_within
+from kit.base.weights_file import saved_tensor
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, old_rows
+from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, old_rows, with_adapters
 from kit.model.sequence import GPTConfig
 
 METHODS = ("full", "lora", "auto")
@@ -45,6 +49,7 @@ class Base:
 
     config: GPTConfig
     sha256: str  # of its tensors
+    weights: Path | None = None  # the file that they stay in, where there is one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,11 @@ class Finetuning:
     def adapters(self) -> bool:
         """Whether adapters train in place of the matrices beside which they lie."""
         return self.config.method == "lora"
+
+    @property
+    def rounds_frozen(self) -> bool:
+        """Whether frozen matrices may be rounded, as a file has them whole: see `round_frozen`."""
+        return self.adapters and self.base is not None and self.base.weights is not None
 
     def without_phases(self) -> "Finetuning":
         """The same where everything trains from the first step on: what takes most memory."""
@@ -166,6 +176,16 @@ class Trainable:
             changed = changed or parameter.requires_grad != trains
             parameter.requires_grad_(trains)
         return changed
+
+
+def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
+    """Hold the matrices beside adapters in `dtype`, half the bytes; `weights` is their file.
+
+    Autocast multiplies with them in that precision whatever they are held in, so no product
+    changes by a bit. Whoever merges them reads them whole: what is heard and kept is not rounded.
+    """
+    for name, module in with_adapters(model):
+        module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
 
 
 def _without_gradient(rows: int):

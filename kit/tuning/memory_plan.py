@@ -46,7 +46,7 @@ class Step:
     codes: int  # of the longest row, without START and STOP
     reference_frames: int  # mel frames
     length: int = 0  # tokens each row is padded to; 0: to the longest row
-    half: bool = False  # bf16 or fp16 products; weights stay fp32
+    half: bool = False  # bf16 or fp16 products; weights that train stay fp32
     sdpa: bool = False  # fused attention; else the explicit softmax
     recompute_every: int = 0  # every n-th layer is recomputed in the backward pass; 0: none
     ema: bool = False  # averaged weights on the same device
@@ -119,6 +119,7 @@ def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     """What a step needs once its optimizer has its moments, that is from the second step on."""
     numbers = trained_counts(config, step.finetuning)
     weights = numbers.weights * FP32_BYTES
+    weights -= (FP32_BYTES - HALF_BYTES) * config.layers * rounded_matrices(config, step)
     trained = numbers.trained * FP32_BYTES
     parts = {
         "weights": weights,
@@ -264,11 +265,19 @@ def copy_bytes(config: GPTConfig, step: Step, layers: int) -> int:
         return 0
     if step.finetuning.adapters:
         adapters = trained_counts(config, step.finetuning).adapters
-        frozen = head_matrices(config) + layers * layer_matrices(config)
-        return HALF_BYTES * (frozen + adapters)
+        copied = layer_matrices(config) - rounded_matrices(config, step)
+        return HALF_BYTES * (head_matrices(config) + layers * copied + adapters)
     tables = head_matrices(config) + config.width * (config.max_text + config.max_code)
     other = parameter_count(config) - tables - config.layers * layer_matrices(config)
     return HALF_BYTES * (other + layers * layer_matrices(config))
+
+
+def rounded_matrices(config: GPTConfig, step: Step) -> int:
+    """Entries of a layer's frozen matrices that are held in half precision: `round_frozen`."""
+    if not step.half or not step.finetuning.rounds_frozen:
+        return 0
+    squares = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 4, "mlp.c_proj": 4}  # of D x D
+    return config.width**2 * sum(squares[target] for target in step.finetuning.lora.targets)
 
 
 def activation_bytes(config: GPTConfig, step: Step) -> int:
@@ -414,8 +423,8 @@ def backward_bytes(config: GPTConfig, step: Step) -> int:
     wide = grid_cells(config, step) * config.width
     size = size_bytes(step)
     mlp = wide * (FP32_BYTES + (HALF_BYTES if step.half else 0) + 4 * size)
-    if step.finetuning.adapters and "mlp.c_proj" in step.finetuning.lora.targets:
-        mlp += wide * 4 * size  # what the matrix gives back, and its adapter
+    if step.finetuning.adapters and {"mlp.c_fc", "mlp.c_proj"} & {*step.finetuning.lora.targets}:
+        mlp += wide * 4 * size  # what a matrix gives back or is given, and its adapter
     if not explicit(config, step):
         return mlp
     gone = weights_bytes(config, step) + 9 * wide * size

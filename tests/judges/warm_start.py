@@ -40,7 +40,7 @@ Rows = list[tuple[str, str]]  # name and text
 
 
 def recordings_of(folder: Path) -> Rows:
-    """The rows of an LJSpeech folder that are not too long, in an order of chance, the same ever."""
+    """The rows of an LJSpeech folder that are not too long, in a fixed order of chance."""
     lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
     rows = [tuple(line.split("|")[:2]) for line in lines]
     random.Random(0).shuffle(rows)
@@ -92,7 +92,11 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> list:
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
     for voice in range(VOICES):
-        own = [(n, t) for n, t, speaker in rows if speaker == voice and not (wavs / f"{n}.wav").exists()]
+        own = [
+            (n, t)
+            for n, t, speaker in rows
+            if speaker == voice and not (wavs / f"{n}.wav").exists()
+        ]
         job = {"folder": str(wavs), "language": language, "speaker": voice, "rows": own}
         done = run_apart("kit.dataset.synthetic", job)
         if done.returncode:
@@ -130,7 +134,7 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     def prepare(run: str, *words: object) -> None:
         kit(folder, run, "setup", *preset)
         own = folder / "runs" / run / "codec.safetensors"
-        if run != "both" and not own.exists():
+        if run in ("base", "from-nothing") and not own.exists():  # from-base has the base's
             shutil.copyfile(folder / "runs" / "both" / "codec.safetensors", own)
         data = folder / (run if run in ("both", "base") else "person")
         kit(folder, run, "prepare", "--data", data, *common, *words)
@@ -193,7 +197,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=4000, help="of synthetic speech")
     parser.add_argument("--base-steps", type=int, default=3000)
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
-    parser.add_argument("--tuning", nargs="*", default=["train.guide=0"], help="what from-base sets")
+    parser.add_argument(
+        "--tuning", nargs="*", default=["train.guide=0"], help="what from-base sets"
+    )
     options = parser.parse_args()
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()

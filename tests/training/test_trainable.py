@@ -25,9 +25,10 @@ from kit.base.config import ConfigError, build
 from kit.base.hardware import Choice
 from kit.base.weights_file import checksum
 from kit.model.adapters_file import load_adapters
-from kit.model.lora import TABLES, LoRAConfig, is_adapter, merged
-from kit.model.sequence import GPTConfig
-from kit.model.weights import load_model
+from kit.model.lora import TABLES, LoRAConfig, is_adapter, merged, with_adapters
+from kit.model.sequence import GPTConfig, pack
+from kit.model.weights import load_model, save_model
+from kit.recipes.attention import AttentionLog, kept_attention
 from kit.training import checkpoint
 from kit.training.loop import train
 from kit.training.settings import TrainError
@@ -95,6 +96,65 @@ def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
     adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
     assert adapted.loss == first.loss
+
+
+@pytest.fixture
+def bf16(monkeypatch):
+    choice = Choice(value="bf16", reason="test")
+    monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
+
+
+def rounded(folder, finetuning=LORA):
+    """A session with adapters whose base lies in a file, so that frozen matrices are rounded."""
+    session = finetune_session(folder, OFTEN, finetuning)
+    path = folder / "start.safetensors"
+    save_model(tiny_model(**vars(BASE)), path)
+    base = dataclasses.replace(session.finetuning.base, weights=path)
+    session.finetuning = dataclasses.replace(session.finetuning, base=base)
+    return session
+
+
+def matrices(session) -> set[torch.dtype]:
+    return {module.weight.dtype for _, module in with_adapters(session.state.model)}
+
+
+def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_path, bf16):
+    """Autocast multiplies with them rounded anyhow; what is merged and left is not rounded."""
+    both = ON | {"mixed_precision": True}
+    plain = finetune_session(tmp_path / "plain", OFTEN, LORA)
+    half = rounded(tmp_path / "half")
+    expected = [figures(event) for event in plain.run(both, Event())]
+    assert [figures(event) for event in half.run(both, Event())] == expected
+    assert (matrices(plain), matrices(half)) == ({torch.float32}, {torch.bfloat16})
+    written = left(tmp_path / "half")
+    assert written.pop("start.safetensors")
+    assert written == left(tmp_path / "plain")
+
+
+def test_in_fp32_nothing_is_rounded(tmp_path, bf16):
+    session = rounded(tmp_path)
+    next(session.run(ON, Event()))
+    assert matrices(session) == {torch.float32}
+
+
+def test_rounded_matrices_can_be_looked_at(tmp_path, bf16):
+    session = rounded(tmp_path)
+    first = next(session.run(ON | {"mixed_precision": True}, Event()))
+    row = pack(session.model, *random_rows(session.model, 1))
+    AttentionLog(lambda: session.state, row, tmp_path / "maps")(first)
+    assert len(kept_attention(tmp_path / "maps")) == 1
+
+
+def test_a_base_that_has_gone_is_told(tmp_path, bf16):
+    session = rounded(tmp_path)
+    events = session.run(ON | {"mixed_precision": True}, Event())
+    next(events)
+    (tmp_path / "start.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"start\.safetensors has gone.*goes on from"):
+        list(events)
+    save_model(tiny_model(**vars(BASE)), tmp_path / "start.safetensors")
+    list(rounded(tmp_path).run(ON | {"mixed_precision": True}, Event()))
+    assert (tmp_path / "model-ema.safetensors").exists()
 
 
 def test_of_a_grown_model_adapters_and_new_rows_learn_and_nothing_else(whole):

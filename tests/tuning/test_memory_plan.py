@@ -10,8 +10,10 @@ from helpers import CPU, GPT, random_rows, tiny_model
 from kit.base.config import ConfigError, build, load_preset
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
+from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
+from kit.model.weights import save_model
 from kit.training.adam8bit import INSTALL
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
@@ -119,6 +121,20 @@ def test_adapters_are_planned_as_they_are(
     lora = dataclasses.replace(full, finetuning=beside(model, **finetuning))
     near(lora, 0.05)
     assert lora.planned_bytes < full.planned_bytes
+
+
+@pytest.mark.parametrize("lora", [ADAPTERS, FEW])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_frozen_matrices_in_half_the_bytes_are_planned_so(monkeypatch, tmp_path, lora, recomputed):
+    switches = {"sdpa": True, "gradient_checkpointing": recomputed}
+    full = workload(monkeypatch, LARGER, LONG, "bf16", "adamw", switches)
+    plain = dataclasses.replace(full, finetuning=beside(LARGER, lora))
+    path = tmp_path / "start.safetensors"
+    save_model(SpeechGPT(LARGER), path)
+    base = dataclasses.replace(plain.finetuning.base, weights=path)
+    half = dataclasses.replace(plain, finetuning=dataclasses.replace(plain.finetuning, base=base))
+    near(half, 0.05)
+    assert half.planned_bytes < 0.97 * plain.planned_bytes
 
 
 def beside(model: GPTConfig, lora=ADAPTERS, tables: str = "new", **base) -> Finetuning:
