@@ -36,6 +36,8 @@ BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where 
 CODEC = "codec.safetensors"
 MODEL = "start.safetensors"
 ADAPTERS_RATE = 10  # times the rate of a whole model (Schulman et al. 2025)
+# Of a preset's rates, which are those of a model that knows nothing yet: docs/measurements.md.
+GENTLER = 1 / 3
 NEEDS_NO_GUIDE = {"train": {"guide": 0.0}}  # a voice has heads that follow the text
 TOKENIZER = "start-tokenizer.model"
 
@@ -108,10 +110,19 @@ def settings_to_begin_with(run: ActiveRun, beginning: Beginning) -> dict:
     if finetune.get("method") == "auto":
         finetune["method"] = method_for(run, beginning.model.config)
     rate = usual["train"].get("lr")
-    if rate and finetune.get("method") == "lora":
+    adapters = finetune.get("method") == "lora"
+    if rate and adapters:
         usual = merge(usual, {"train": {"lr": ADAPTERS_RATE * rate}})
+    elif not rate and not adapters:
+        usual = merge(usual, {"train": gentler(run.section("train"))})
     settings = merge(merge(usual, run.settings), {"finetune": finetune})
     return merge(settings, beginning.sections)
+
+
+def gentler(train: dict) -> dict:
+    """The learning rates with which to train on what a preset's `train` has trained."""
+    rates = {name: GENTLER * train[name] for name in ("lr", "muon_lr") if name in train}
+    return {name: float(f"{rate:.3g}") for name, rate in rates.items()}
 
 
 def method_for(run: ActiveRun, voice: GPTConfig) -> str:

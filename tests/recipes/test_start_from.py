@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import corpus, dataset, few_words, manifest
 
-from kit.base.config import ConfigError
+from kit.base.config import ConfigError, merge
 from kit.base.files import file_digest
 from kit.inference.export import export_voice
 from kit.inference.voice import load_voice
@@ -68,10 +68,22 @@ def test_training_goes_on_where_the_voice_stood(base, begun):
     lines = [str(result) for result in preparation.results]
     assert any("text ids stay, 0 new ones" in line for line in lines)
     assert any("the one of before, with these settings, is used again" in line for line in lines)
-    assert run.section("train")["guide"] == 0, "it has heads that follow the text"
+    settings = run.section("train")
+    assert settings["guide"] == 0, "it has heads that follow the text"
+    assert (settings["lr"], settings["muon_lr"]) == (0.002, 0.00667), "a third of the preset's"
     cold = [row["loss"] for row in read_log(base / "train.jsonl")]
     list(Training(run).run())
     assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
+
+
+def test_a_rate_that_was_set_stays_and_adapters_keep_the_presets(exported):
+    mine = merge(FEW, {"train": {"lr": 0.004}})
+    asked = start("as I like", settings=mine)
+    Preparation(asked, str(corpus()), start_from=str(exported))
+    assert start("as I like").section("train")["lr"] == 0.004
+    lora = start("beside it", settings=merge(FEW, {"finetune": {"method": "lora"}}))
+    Preparation(lora, str(corpus()), start_from=str(exported))
+    assert start("beside it").section("train")["lr"] == 0.006
 
 
 def test_a_language_it_never_heard_adds_letters_and_keeps_ids(base):
