@@ -3,8 +3,8 @@
 `python tests/judges/warm_start.py --recordings recordings/ru --language ru --folder runs/warm`: a
 base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
 in as many steps; the judges hear both say sentences of the person that none of the three has met,
-as text or as sound. All three have one codec. Each step is a command of the kit in a run of its own
-in the folder: interrupted, it goes on where it was.
+as text or as sound. All three have one codec, the person's. Each step is a command of the kit in a
+run of its own in the folder: interrupted, it goes on where it was.
 """
 
 import argparse
@@ -27,16 +27,15 @@ from kit.base.files import write_atomic
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voices
 from kit.recipes.start import start
-from kit.text.espeak import run_apart
+from kit.text.espeak import SPEAKERS, run_apart
 
-VOICES = 3
 JUDGED = 20  # sentences of the person, kept from all but the judges
-CODEC_ROWS = 600  # of the base's, beside the person's, that the codec of all is trained on
 FEWEST_WORDS, MOST_WORDS = 3, 12  # in a sentence of words in any order
 LONGEST_S = 14.0
 NO_JUDGE = ["recognizer.steps=50", "recognizer.minutes=0"]  # Whisper judges here
 
 Rows = list[tuple[str, str]]  # name and text
+Spoken = list[tuple[str, str, str]]  # and whose voice
 
 
 def recordings_of(folder: Path) -> Rows:
@@ -73,25 +72,24 @@ def any_sentences(rows: Rows, count: int) -> list[str]:
     return texts
 
 
-def write_folder(folder: Path, tables: dict[Path, list]) -> None:
-    """An LJSpeech folder of rows (name, text, speaker) whose sound lies in other such folders."""
-    lines = []
-    (folder / "wavs").mkdir(parents=True, exist_ok=True)
-    for source, rows in tables.items():
-        for name, text, speaker in rows:
-            link = folder / "wavs" / f"{name}.wav"
-            if not link.exists():
-                link.symlink_to((source / "wavs" / link.name).resolve())
-            lines.append(f"{name}|{text}|{text}|{speaker}\n")
+def write_folder(folder: Path, source: Path, rows: Spoken) -> None:
+    """An LJSpeech folder of `rows` whose sound lies in another, `source`."""
+    wavs = folder / "wavs"
+    wavs.mkdir(parents=True, exist_ok=True)
+    for name, _, _ in rows:
+        link = wavs / f"{name}.wav"
+        if not link.exists():
+            link.symlink_to((source / "wavs" / link.name).resolve())
+    lines = [f"{name}|{text}|{text}|{speaker}\n" for name, text, speaker in rows]
     write_atomic(folder / "metadata.csv", "".join(lines))
 
 
-def speak_base(folder: Path, language: str, texts: list[str]) -> list:
-    """The rows (name, text, speaker) of `texts`, spoken into `folder` by voices in turns."""
-    rows = [(f"base{i:05d}", text, i % VOICES) for i, text in enumerate(texts)]
+def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
+    """`texts` spoken into `folder`, by all voices in turns."""
+    rows = [(f"base{i:05d}", text, i % len(SPEAKERS)) for i, text in enumerate(texts)]
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
-    for voice in range(VOICES):
+    for voice in range(len(SPEAKERS)):
         own = [
             (n, t)
             for n, t, speaker in rows
@@ -124,28 +122,25 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     person = [(*row, "person") for row in first_minutes(source, rows, options.minutes)]
     texts = any_sentences(rows[len(person) :], options.sentences)
     base = speak_base(folder / "spoken", options.language, texts)
-    write_folder(folder / "person", {source: person})
-    write_folder(folder / "base", {folder / "spoken": base})
-    both = {source: person, folder / "spoken": base[:CODEC_ROWS]}
-    write_folder(folder / "both", both)
+    write_folder(folder / "person", source, person)
+    write_folder(folder / "base", folder / "spoken", base)
     common = ("--language", options.language)
     preset = ("--preset", options.preset, "--set", *NO_JUDGE)
 
-    def prepare(run: str, *words: object) -> None:
+    def prepare(run: str, data: str, *words: object) -> None:
         kit(folder, run, "setup", *preset)
-        own = folder / "runs" / run / "codec.safetensors"
-        if run in ("base", "from-nothing") and not own.exists():  # from-base has the base's
-            shutil.copyfile(folder / "runs" / "both" / "codec.safetensors", own)
-        data = folder / (run if run in ("both", "base") else "person")
-        kit(folder, run, "prepare", "--data", data, *common, *words)
+        kit(folder, run, "prepare", "--data", folder / data, *common, *words)
 
-    prepare("both")
-    prepare("base")
+    prepare("from-nothing", "person")
+    kit(folder, "base", "setup", *preset)
+    codec = folder / "runs" / "base" / "codec.safetensors"
+    if not codec.exists():
+        shutil.copyfile(folder / "runs" / "from-nothing" / codec.name, codec)
+    prepare("base", "base")
     kit(folder, "base", "train", "--steps", options.base_steps)
-    prepare("from-base", "--start-from", folder / "runs" / "base")
-    prepare("from-nothing")
-    kit(folder, "from-base", "train", "--steps", options.steps, "--set", *options.tuning)
-    kit(folder, "from-nothing", "train", "--steps", options.steps)
+    prepare("from-base", "person", "--start-from", folder / "runs" / "base")
+    for run in ("from-base", "from-nothing"):
+        kit(folder, run, "train", "--steps", options.steps)
     return judged
 
 
