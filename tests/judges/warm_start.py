@@ -27,8 +27,9 @@ from kit.base.files import write_atomic
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voices
 from kit.recipes.start import start
-from kit.text.espeak import SPEAKERS, run_apart
+from kit.text.espeak import run_apart
 
+VOICES = 3
 JUDGED = 20  # sentences of the person, kept from all but the judges
 FEWEST_WORDS, MOST_WORDS = 3, 12  # in a sentence of words in any order
 LONGEST_S = 14.0
@@ -86,10 +87,10 @@ def write_folder(folder: Path, source: Path, rows: Spoken) -> None:
 
 def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
     """`texts` spoken into `folder`, by all voices in turns."""
-    rows = [(f"base{i:05d}", text, i % len(SPEAKERS)) for i, text in enumerate(texts)]
+    rows = [(f"base{i:05d}", text, i % VOICES) for i, text in enumerate(texts)]
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
-    for voice in range(len(SPEAKERS)):
+    for voice in range(VOICES):
         own = [
             (n, t)
             for n, t, speaker in rows
@@ -189,8 +190,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/warm"))
     parser.add_argument("--preset", default="cpu")
     parser.add_argument("--minutes", type=float, default=30, help="of the person")
-    parser.add_argument("--sentences", type=int, default=4000, help="of synthetic speech")
-    parser.add_argument("--base-steps", type=int, default=3000)
+    parser.add_argument("--sentences", type=int, default=16000, help="of synthetic speech")
+    parser.add_argument("--base-steps", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
     parser.add_argument(
         "--tuning", nargs="*", default=["train.guide=0"], help="what from-base sets"
