@@ -124,7 +124,8 @@ class Course:
         if len(self.ends) > 1 and self.figure > (1 - self.config.least_gain) * min(self.ends[:-1]):
             return "falls no more"
         if further_steps < self.cycle_steps:  # a shorter cycle would undo what this one has learnt
-            return f"the limit of {self.config.minutes:g} minutes"
+            minutes = self.config.minutes
+            return f"the limit of {minutes:g} minutes" if minutes else "the steps asked for"
         return ""
 
     def follow(

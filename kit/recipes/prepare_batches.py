@@ -30,8 +30,8 @@ def first_batches(
     """
     stream = CodeStream(cache, "train", config, partial(collate, model))
     waste = padding_waste(stream.lengths, config)
-    compiled = dataclasses.replace(config, grid_lengths=fixed)
-    waste["neighbours, fixed lengths"] = neighbours_waste(stream.lengths, compiled)
+    padded = dataclasses.replace(config, grid_lengths=fixed)
+    waste["neighbours, fixed lengths"] = neighbours_waste(stream.lengths, padded)
     first, batch_s = timed_batches(stream)
     run.record(
         data={
