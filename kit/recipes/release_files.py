@@ -4,11 +4,14 @@ They are fetched once, at a revision that does not move, into a folder beside th
 them share.
 """
 
+import math
 import re
 from pathlib import Path
 
 from kit.base.config import ConfigError
-from kit.base.hub import fetch_model
+from kit.base.files import make_folder
+from kit.base.hub import fetch_model, fetched
+from kit.base.lock import held
 from kit.model.indextts2 import INDEXTTS2_REPOSITORIES, told_indextts2
 from kit.model.xtts import (
     CONFIG_FILE,
@@ -65,10 +68,16 @@ def fetched_release(runs: Path, name: str) -> tuple[Path, dict]:
     """The folder below `runs` with the files of `name`, fetched where they lack; the hub's word.
 
     Whose licence has to be accepted must have been asked before. Raises ConfigError for a name that
-    is none, DownloadError and DiskError for what hinders the download.
+    is none, DownloadError and DiskError for what hinders the download. Another process that fetches
+    it is waited for: what it has fetched is there then.
     """
     repository, revision = repository_of(name)
     owner, model = repository.split("/")
     folder = runs / RELEASES_FOLDER / f"{owner}--{model}@{revision}"
-    progress = Ticker("bytes downloaded")
-    return folder, fetch_model(repository, revision, NEEDED, folder, progress, WITH_THEM)
+    there = fetched(folder, NEEDED)
+    if there:
+        return folder, there
+    lock = make_folder(folder.parent) / f".{folder.name}.lock"
+    with held(lock, f"fetching {name}", math.inf, print):
+        progress = Ticker("bytes downloaded")
+        return folder, fetch_model(repository, revision, NEEDED, folder, progress, WITH_THEM)

@@ -4,6 +4,8 @@ The release is a tiny one at random weights; what it says means nothing, that ev
 """
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from hub import serving
 from xtts_texts import write_readers_release
 
 from kit.base.config import ConfigError
+from kit.base.lock import held
 from kit.inference.export import load_export
 from kit.model.xtts import load_xtts
+from kit.notebook.open_run import RELEASES_FOLDER
 from kit.notebook.result import Result
 from kit.recipes.finetune import FineTune
 from kit.recipes.release_files import PINNED
@@ -57,6 +61,25 @@ def test_its_licence_is_asked_for_before_anything_else(hub, monkeypatch):
     with pytest.raises(ConfigError, match="Coqui Public Model License"):
         FineTune(start("not accepted"), str(corpus()))
     assert len(hub.asked) == before
+
+
+def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
+    hub, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_ENDPOINT", hub.address)
+    hub.asked.clear()
+    folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"
+    folder.parent.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from kit.recipes.release_files import *; "
+        "fetched_release(Path(sys.argv[1]), RELEASE)"
+    )
+    command = [sys.executable, "-u", "-c", code, tmp_path]
+    with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
+        assert "is in use" in other.stdout.readline() and not hub.asked
+    other.communicate(timeout=120)
+    assert other.returncode == 0 and (folder / "model.pth").is_file()
 
 
 def test_the_spelling_is_drawn_before_and_after_it_grew(tuned):
