@@ -34,7 +34,7 @@ from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, speaker_references
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
-from kit.dataset.manifest import check_dataset
+from kit.dataset.manifest import check_dataset, write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
 from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder
@@ -266,8 +266,9 @@ def leave_voice_files(folder: Path, voice: Voice) -> None:
     """What a run's folder has beside the model's weights before a voice speaks and is heard."""
     habits = Habits(longest_text=40)
     save_references(voice.references, folder / "references.safetensors", habits)
-    for name in ("codec.safetensors", "tokenizer.model", "manifest.jsonl"):
+    for name in ("codec.safetensors", "tokenizer.model"):
         shutil.copy(world() / name, folder / name)
+    write_manifest(manifest(), folder)
     alphabet = alphabet_of([row.text for row in manifest()])
     recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), alphabet)
     save_recognizer(recognizer, folder / "recognizer.safetensors")

@@ -190,7 +190,8 @@ def run_row(row: Row, runs: Path, data: Path | None = None) -> dict[str, float]:
     """
     if data:
         ignored = shutil.ignore_patterns("corpus", "preset")
-        shutil.copytree(data, runs / row.name, ignore=ignored)
+        own = shutil.copytree(data, runs / row.name, ignore=ignored)
+        (own / "corpus").symlink_to(data / "corpus", target_is_directory=True)
     seconds = {}
     with surroundings(row, runs):
         for name in row.notebooks:

@@ -5,6 +5,7 @@ write what came of it. `check_dataset` does it for a notebook; `write_fixed` lea
 for other tools. Originals are only read. Knows nothing of tokens or codes.
 """
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -52,14 +53,22 @@ def check_dataset(
 
 def write_checked(ledger: Ledger, into: Path) -> None:
     """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
-    tables = {"manifest": ledger.kept, "ledger": ledger.refused, "warnings": ledger.warned}
-    for name, table in tables.items():
+    write_manifest(ledger.kept, into)
+    for name, table in {"ledger": ledger.refused, "warnings": ledger.warned}.items():
         _write_lines(Path(into) / f"{name}.jsonl", map(vars, table))
 
 
 def write_manifest(rows: list[Utterance], folder: Path) -> None:
-    """Write what `read_manifest` reads."""
-    _write_lines(Path(folder) / "manifest.jsonl", map(vars, rows))
+    """Write what `read_manifest` reads; a recording below `folder` moves with it."""
+    folder = Path(folder)
+    lines = [dict(vars(row), audio=_movable(row.audio, folder.absolute())) for row in rows]
+    _write_lines(folder / "manifest.jsonl", lines)
+
+
+def _movable(audio: str, folder: Path) -> str:
+    """The path `audio` from `folder` on, where it lies below that; else in full."""
+    path = Path(os.path.abspath(audio))
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
 def read_manifest(folder: Path) -> list[Utterance]:
@@ -71,7 +80,8 @@ def read_manifest(folder: Path) -> list[Utterance]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(_utterance(json.loads(line)))
+                row = _utterance(json.loads(line))
+                rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
                     f"{path}, line {number} is damaged ({brief(error)}): run notebook 01_data_prep "

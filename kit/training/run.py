@@ -174,8 +174,9 @@ class TrainSession:
         values.pop("grad_accum", None)  # the batches are cut already
         speed = build(SpeedConfig, values, compile=False)
         finetuning = self.finetuning.without_phases()
-        # The run itself may be shorter than what is tried.
-        config = dataclasses.replace(self.config, steps=max(len(batches), self.config.steps))
+        # The run itself may be shorter than what is tried, and nothing judges that.
+        steps = max(len(batches), self.config.steps)
+        config = dataclasses.replace(self.config.without_gate(), steps=steps, val_patience=0)
         state = TrainState(SpeechGPT(self.model), config, speed, self.hw, finetuning)
         rows = []
         for event in itertools.islice(train(state, batches), len(batches)):

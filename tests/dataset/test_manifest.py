@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from clips import BAD, GOOD, TEXT, encoded, voice
@@ -126,6 +127,20 @@ def test_the_manifest_on_disk_is_the_one_returned():
     rows = manifest()
     assert read_manifest(world()) == rows
     assert all(2 <= len(letters(r.text)) / r.seconds <= 40 for r in rows)
+
+
+def test_recordings_in_a_runs_folder_move_with_it(tmp_path, monkeypatch):
+    """As one that was taken from Drive to another machine; other recordings stay where they are."""
+    inside = many(tmp_path / "run" / "corpus", 3, 0)
+    kept = check_dataset(inside, RULES, tmp_path / "run").kept
+    (tmp_path / "run").rename(tmp_path / "moved")
+    found = read_manifest(tmp_path / "moved")
+    assert [row.id for row in found] == [row.id for row in kept]
+    assert all(Path(row.audio).is_file() for row in found)
+    monkeypatch.chdir(many(tmp_path / "data", 3, 0).parent)
+    check_dataset(Path("data"), RULES, tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    assert all(Path(row.audio).is_file() for row in read_manifest(Path(".")))
 
 
 def test_a_text_with_odd_line_separators_comes_back_whole(tmp_path):

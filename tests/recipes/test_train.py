@@ -16,6 +16,7 @@ from kit.base.config import ConfigError, load_preset, merge
 from kit.base.hardware import Choice
 from kit.base.words import clock
 from kit.batches.lengths import fixed_lengths
+from kit.dataset.manifest import write_manifest
 from kit.model.weights import trained_with
 from kit.notebook.progress import Worker
 from kit.notebook.result import Result
@@ -49,7 +50,7 @@ def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
         index = code_index()
         shutil.copy(world() / "codec.safetensors", folder)
         shutil.copy(world() / "tokenizer.model", folder)
-        shutil.copy(world() / "manifest.jsonl", folder)
+        write_manifest(manifest(), folder)
         run.record(data={"codes": os.path.relpath(index, folder), "language": "am"})
     return run
 
