@@ -81,6 +81,14 @@ def test_emulated_bf16_is_told_after_one_product(monkeypatch):
     assert asked == [torch.float32, torch.bfloat16]
 
 
+def test_a_busy_moment_decides_no_precision(monkeypatch):
+    """The first bf16 product falls into one, on a processor that is twice as quick in bf16."""
+    times = {torch.float32: iter([0.01] * 9), torch.bfloat16: iter([0.2] + [0.005] * 8)}
+    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, _=3: next(times[dtype]))
+    choice = choose_precision(CPU)
+    assert choice.value == "bf16" and "2x" in choice.reason
+
+
 # What cards with bf16 report, a little is always taken. Older ones: test_presets.py.
 TIERS = [(5.8, "8gb"), (7.8, "8gb"), (11.6, "12gb"), (15.7, "12gb"), (22.2, "24gb")]
 TIERS += [(23.6, "24gb"), (31.8, "24gb"), (47.4, "24gb"), (79.1, "80gb"), (139.8, "80gb")]
