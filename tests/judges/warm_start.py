@@ -1,6 +1,6 @@
 """What half an hour of a person gains from a voice that has learnt to read synthetic speech.
 
-`python tests/judges/warm_start.py --recordings recordings/ru --language ru --folder runs/warm`: a
+`python tests/judges/warm_start.py --recordings runs/corpus-ru --folder runs/warm`: a
 base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
 in as many steps; the judges hear both say sentences of the person that none of the three has met,
 as text or as sound. All three have one codec, the person's. Each step is a command of the kit in a
