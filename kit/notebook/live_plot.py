@@ -44,7 +44,7 @@ class LossFigure:
             "hspace": 0.12,
             "left": 0.075,
             "right": 0.915,
-            "top": 0.975,
+            "top": 0.925,
             "bottom": 0.115,
         }
         self.loss, self.memory = self.figure.subplots(2, 1, sharex=True, gridspec_kw=grid)
@@ -81,7 +81,7 @@ class LossFigure:
         for axes in (self.loss, self.memory):
             tidy(axes)
             axes.grid(color=GRID, linewidth=0.8)
-            axes.yaxis.set_label_coords(-0.052, 0.5)
+            axes.yaxis.set_label_coords(-0.06, 0.5)
         self.loss.set_ylabel("loss (nats per target)", fontsize=9, color=INK)
         self.loss.tick_params(labelbottom=False)
         self.memory.set_ylabel("GiB", fontsize=9, color=RED)
@@ -95,7 +95,8 @@ class LossFigure:
             axes.set_ylim(0, 1)
         keys = [self.lines[k] for k in ("smooth", "val", "ema", "event")]
         names = ["training loss", "validation", "validation, EMA weights", "event"]
-        self.loss.legend(keys, names, loc="upper right", frameon=False, fontsize=9, ncols=4)
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+        self.loss.legend(keys, names, frameon=False, fontsize=9, ncols=4, **above)
 
     def png(self, rows: list[dict]) -> bytes:
         """A PNG of `rows` (events as dicts, ascending steps; [] gives the empty axes)."""
