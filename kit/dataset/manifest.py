@@ -60,8 +60,8 @@ def write_checked(ledger: Ledger, into: Path) -> None:
 
 def write_manifest(rows: list[Utterance], folder: Path) -> None:
     """Write what `read_manifest` reads; a recording below `folder` moves with it."""
-    folder = Path(folder)
-    lines = [dict(vars(row), audio=_movable(row.audio, folder.absolute())) for row in rows]
+    folder = Path(os.path.abspath(folder))
+    lines = [dict(vars(row), audio=_movable(row.audio, folder)) for row in rows]
     _write_lines(folder / "manifest.jsonl", lines)
 
 
