@@ -130,7 +130,7 @@ class Setup:
         """What else suits this machine."""
         hw = self.active.hw
         advice = recommend(hw)
-        settings = ", ".join(f"{each.setting} {word_of(each.value)}" for each in advice)
+        settings = ", ".join(f"{each.setting}: {word_of(each.value)}" for each in advice)
         line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
         return Result(line=line, figures=advice_table(advice))
 

@@ -174,7 +174,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     for name, run in runs.items():
         once = build(GenerateConfig, run.section("generate"), candidates=1)
         for weights, voice in voices[name].items():
-            speaker = next(iter(voice.speakers))
+            speaker = voice.speakers[0]
             said = voice.speak(texts, speaker, once)
             for number, speech in enumerate(said[:3]):
                 path = folder / f"{name}-{weights}-{number}.wav"
@@ -193,9 +193,6 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=16000, help="of synthetic speech")
     parser.add_argument("--base-steps", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
-    parser.add_argument(
-        "--tuning", nargs="*", default=["train.guide=0"], help="what from-base sets"
-    )
     options = parser.parse_args()
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()

@@ -44,7 +44,7 @@ def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
 
 def test_what_suits_the_machine_is_told_with_its_value(run):
     """On a terminal the line is all there is: a name alone read like advice to switch it on."""
-    assert re.search(r"speed\.tf32 (on|off),", Setup(run).advice().line)
+    assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
 
 
 def test_what_is_too_large_is_told_with_what_to_change(run):
