@@ -24,6 +24,7 @@ from kit.audio.container import Extent, open_sound
 from kit.streams.file import special_file
 
 FRAME_S = 0.02
+KEPT_SILENCE_S = 0.1  # before and after speech: more of it is neither learnt nor spoken
 # Numbers in a table of filters for resampling: 16 MB. Usual rates need a tenth of it, 44,101 Hz to
 # 22,050 Hz a thousand times as much.
 MOST_TAPS = 2**21
@@ -197,6 +198,21 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
         "silence_s": round(int(silent.sum()) * FRAME_S, 2),
         "snr_db": _snr_db(order) if count >= 10 else None,
     }
+
+
+def without_edges(wave: np.ndarray, rate_hz: int) -> np.ndarray:
+    """A clip (L,) with no more than `KEPT_SILENCE_S` of silence before and after its speech.
+
+    One that is silent throughout stays as it is.
+    """
+    found = _frame_figures(wave, rate_hz)
+    if found["silence_s"] >= len(wave) / rate_hz - FRAME_S:
+        return wave
+    first, last = (
+        round(max(found[name] - KEPT_SILENCE_S, 0.0) * rate_hz)
+        for name in ("leading_s", "trailing_s")
+    )
+    return wave[first : len(wave) - last]
 
 
 def _snr_db(order: np.ndarray) -> float:

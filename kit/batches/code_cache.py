@@ -22,7 +22,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from kit.audio.clip import DatasetError
+from kit.audio.clip import KEPT_SILENCE_S, DatasetError, without_edges
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import Mel, MelConfig
@@ -42,7 +42,7 @@ Place = tuple[Path, int]  # the shard a clip lies in, and its row there
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
     """Names what a shard is made with: changes with the codec's weights and the references."""
-    return digest(file_digest(codec_path), front_end, config.reference_frames)
+    return digest(file_digest(codec_path), front_end, config.reference_frames, KEPT_SILENCE_S)
 
 
 def clip_digest(path: str) -> str:
@@ -166,7 +166,7 @@ def encode(
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
-        waves = [load_wave(rows[i].audio, codec.heard_rate) for i in at]
+        waves = [load_speech(rows[i].audio, codec.heard_rate) for i in at]
         for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
             codes[i] = found.numpy().astype(np.int32)
             references[i] = reference_mel(mel, config.reference_frames).half().numpy()
@@ -175,6 +175,15 @@ def encode(
         "code_counts": np.array([len(c) for c in codes]),
         "references": np.stack(references),
     }
+
+
+def load_speech(path: str, rate_hz: int) -> Tensor:
+    """The recording (L,) at `path`, at `rate_hz`, without the silence around its speech.
+
+    Half a second of it before every sentence, and a voice that is not sure yet begins with the code
+    of silence and stays with it.
+    """
+    return torch.from_numpy(without_edges(load_wave(path, rate_hz).numpy(), rate_hz))
 
 
 def write_index(

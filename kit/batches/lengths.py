@@ -73,14 +73,14 @@ def fit_positions(
     most_ids = longest(model).max_text - TEXT_EXTRA
     most_s = longest(model).max_code_s(frame_rate)
     ids = [len(tokenizer.encode(row.text)) for row in rows]
-    codes = [math.ceil(row.seconds * frame_rate) + 1 for row in rows]
+    codes = [math.ceil(row.speech_s * frame_rate) + 1 for row in rows]
     refused = []
     for row, count in zip(rows, ids):
         if count > most_ids:
             reason = f"text of {count} pieces, the model has positions for {most_ids}"
             refused.append(refuse(row, "long text", reason, row.seconds))
-        elif row.seconds > most_s:
-            reason = f"{row.seconds:.1f} s, the model has positions for {most_s:.1f} s"
+        elif row.speech_s > most_s:
+            reason = f"{row.speech_s:.1f} s, the model has positions for {most_s:.1f} s"
             refused.append(refuse(row, "too long", reason, row.seconds))
     fitting = [count for count in ids if count <= most_ids]
     return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused

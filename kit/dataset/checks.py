@@ -14,7 +14,7 @@ import statistics
 import unicodedata
 from collections.abc import Iterator
 
-from kit.audio.clip import ClipMeasure
+from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance, refuse
 from kit.text.normalize import letters, unicode_script
 
@@ -45,11 +45,18 @@ def judge_rows(
             reason = "; ".join(text for _, text in against)
             refused.append(refuse(row, against[0][0], reason, measure.seconds))
             continue
-        kept.append(dataclasses.replace(row, seconds=measure.seconds))
+        silence_s = superfluous_silence_s(measure)
+        kept.append(dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s))
         warned += [
             refuse(row, *found, measure.seconds) for found in doubts(row, measure, whole, config)
         ]
     return kept, refused, warned
+
+
+def superfluous_silence_s(measure: ClipMeasure) -> float:
+    """Seconds at both ends that `without_edges` leaves out."""
+    edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
+    return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
 
 
 def own_faults(

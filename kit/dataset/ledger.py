@@ -33,7 +33,7 @@ CURES = {
     "sample rate": "see whether its header is right: sound at a false rate is too fast or too slow",
     "alphabet": "spell these letters in the script of the other texts, as they are said",
     "repeated text": "vary the sentences: what is said too often is learnt by heart",
-    "edge silence": "trim it: the model learns the pause, too",
+    "edge silence": "nothing: all but 0.1 s of it is left out. Is a part of the sentence missing?",
     "rare letter": "see whether it is a slip of the keyboard; the voice hardly hears it",
     "also in training": "take it out of one of the two: it flatters the held-out figures",
 }
@@ -50,7 +50,13 @@ class Utterance:
     split: str  # "train", "held_out", or another name that the dataset brings
     line: int  # in its table, from 1
     seconds: float = 0.0  # measured; 0 before that
+    silence_s: float = 0.0  # of them, at both ends, that is not learnt
     file: str = ""  # its table
+
+    @property
+    def speech_s(self) -> float:
+        """Seconds that are learnt."""
+        return self.seconds - self.silence_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

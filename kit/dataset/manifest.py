@@ -19,6 +19,9 @@ from kit.dataset.clip_stats import measure_clips
 from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance
 
+# What a field of a row is, where it is no text.
+KINDS = {"line": int, "seconds": int | float, "silence_s": int | float}
+
 
 def check_dataset(
     source: Path,
@@ -96,7 +99,7 @@ def _utterance(values: dict) -> Utterance:
     """A row of the manifest. Raises TypeError for what is none."""
     row = Utterance(**values)
     for name, value in vars(row).items():
-        kind = {"line": int, "seconds": int | float}.get(name, str)
+        kind = KINDS.get(name, str)
         if not isinstance(value, kind):
             raise TypeError(f"`{name}` is {value!r}")
     return row

@@ -198,9 +198,12 @@ def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> 
 
 
 def speak_rows(job: dict) -> None:
-    """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`."""
+    """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`.
+
+    Where there is a `job["pace"]`, that many times as fast as the speaker does.
+    """
     espeak = Espeak(job["language"])
-    espeak.speaker(job["speaker"])
+    espeak.speaker(job["speaker"], job.get("pace", 1.0))
     for name, text in job["rows"]:
         soundfile.write(f"{job['folder']}/{name}.wav", espeak.say(text), SAMPLE_RATE)
 

@@ -29,7 +29,7 @@ from kit.model.gpt import SpeechGPT
 class Scores:
     cer: float  # character error rate of the transcripts, 0.04 is 4 %
     eos_rate: float  # share of sentences that ended by STOP
-    duration_ratio: float  # seconds spoken / seconds recorded, all sentences together
+    duration_ratio: float  # seconds spoken / seconds of recorded speech, all sentences together
     sentences: int
     runaway_rate: float = 0.0  # share of sentences that took over twice as long as recorded
     heard: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ def score(
     scores = Scores(
         cer=cer(heard, [r.text for r in rows]),
         eos_rate=sum(s.stopped for s in speech) / len(speech),
-        duration_ratio=sum(seconds) / sum(r.seconds for r in rows),
-        runaway_rate=sum(s > 2 * r.seconds for s, r in zip(seconds, rows)) / len(rows),
+        duration_ratio=sum(seconds) / sum(r.speech_s for r in rows),
+        runaway_rate=sum(s > 2 * r.speech_s for s, r in zip(seconds, rows)) / len(rows),
         sentences=len(rows),
         heard=tuple(heard),
     )

@@ -58,12 +58,13 @@ class Espeak:
             self.chunks.append(np.ctypeslib.as_array(wave, (count,)).copy())
         return 0
 
-    def speaker(self, number: int) -> None:
+    def speaker(self, number: int, pace: float = 1.0) -> None:
+        """Go on in the voice of SPEAKERS[number], `pace` times as fast as it is listed."""
         variant, rate, pitch = SPEAKERS[number]
         voice = f"{self.language}{variant}".encode()
         if self.library.espeak_SetVoiceByName(voice):
             raise RuntimeError(f"espeak-ng has no voice {voice.decode()}")
-        self.library.espeak_SetParameter(_RATE, rate, 0)
+        self.library.espeak_SetParameter(_RATE, round(pace * rate), 0)
         self.library.espeak_SetParameter(_PITCH, pitch, 0)
 
     def say(self, text: str) -> np.ndarray:

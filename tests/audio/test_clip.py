@@ -11,12 +11,14 @@ from clips import BAD, GOOD, encoded, flac_telling, hour, voice, wav_with_commen
 from helpers import RATE, in_time, speech
 
 from kit.audio.clip import (
+    KEPT_SILENCE_S,
     MOST_TAPS,
     ClipMeasure,
     DatasetError,
     measure_clip,
     read_clip,
     resampling,
+    without_edges,
 )
 
 
@@ -46,6 +48,17 @@ def test_what_libsndfile_reads_in_silence_is_refused_with_the_path(tmp_path, kin
         with pytest.raises(DatasetError) as caught:
             read(path)
         assert str(caught.value).startswith(path) and words in str(caught.value)
+
+
+def test_only_the_silence_around_speech_is_left_out():
+    spoken = np.concatenate([speech(0.5), np.zeros(RATE, np.float32), speech(0.5)])
+    kept = np.zeros(round(KEPT_SILENCE_S * RATE), np.float32)
+    long = np.zeros(RATE // 2, np.float32)
+    cut = without_edges(np.concatenate([long, spoken, long]), RATE)
+    assert len(cut) == pytest.approx(len(spoken) + 2 * len(kept), abs=0.04 * RATE)
+    assert np.abs(cut).sum() == pytest.approx(np.abs(spoken).sum(), rel=1e-3)
+    for whole in (spoken, np.concatenate([kept, spoken, kept]), long, spoken[:100]):
+        assert without_edges(whole, RATE) is whole or len(without_edges(whole, RATE)) == len(whole)
 
 
 @pytest.mark.parametrize("make", ["gone", "folder"])

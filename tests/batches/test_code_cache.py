@@ -9,11 +9,13 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 from helpers import DATA, code_cache, corpus, manifest, speech, tokenizer, trained_codec, world
 
-from kit.audio.clip import DatasetError
+from kit.audio.clip import KEPT_SILENCE_S, DatasetError
 from kit.audio.codec_kinds import load_codec
 from kit.audio.spectrogram import DEFAULT_MEL, Mel
 from kit.audio.waveform import load_wave
@@ -87,6 +89,19 @@ def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
         wanted = reference_mel(mel, DATA.reference_frames)
         assert (torch.from_numpy(cache.references[i]) - wanted).abs().mean() < 0.05
         assert cache.length(i) == len(cache.codes[i]) + len(cache.texts[i])
+
+
+def test_silence_around_speech_has_no_codes(tmp_path):
+    codec = trained_codec()[0]
+    wave = load_wave(manifest()[0].audio, codec.sample_rate).numpy()
+    silence = np.zeros(codec.sample_rate // 2, np.float32)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.concatenate([silence, wave, silence]), codec.sample_rate)
+    row = dataclasses.replace(manifest()[0], audio=str(path))
+    cache = CodeCache(build(tmp_path / "cache", [row]))
+    found, spoken = len(cache.codes[0]), codec.encode(torch.from_numpy(wave)[None]).shape[1]
+    kept = 2 * KEPT_SILENCE_S * codec.frame_rate
+    assert spoken - 2 <= found <= spoken + kept + 1
 
 
 def test_a_second_build_reads_no_audio_and_changes_nothing(built):

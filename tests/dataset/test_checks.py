@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from clips import TEXT
 
-from kit.audio.clip import ClipMeasure
+from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.checks import judge_rows, script, usual_paces
 from kit.dataset.ledger import CURES, ManifestConfig, Utterance
 
@@ -163,6 +163,9 @@ def test_warnings_keep_the_row():
         ("c3", "also in training"),
     ]
     assert "1.5 s after" in warned[0].reason
+    assert kept[0].silence_s == pytest.approx(1.5 - KEPT_SILENCE_S)
+    assert kept[0].speech_s == pytest.approx(kept[0].seconds - kept[0].silence_s)
+    assert not kept[1].silence_s
 
 
 def test_letters_that_hardly_any_text_has_are_told():

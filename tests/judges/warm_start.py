@@ -30,6 +30,9 @@ from kit.recipes.start import start
 from kit.text.espeak import run_apart
 
 VOICES = 3
+# Of espeak-ng's usual pace, which is twice that of a person reading aloud. Whisper-base hears 39 %
+# of its Russian wrong at this pace, 56 % at the usual one.
+PACE = 0.62
 JUDGED = 20  # sentences of the person, kept from all but the judges
 FEWEST_WORDS, MOST_WORDS = 3, 12  # in a sentence of words in any order
 LONGEST_S = 14.0
@@ -96,7 +99,13 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
             for n, t, speaker in rows
             if speaker == voice and not (wavs / f"{n}.wav").exists()
         ]
-        job = {"folder": str(wavs), "language": language, "speaker": voice, "rows": own}
+        job = {
+            "folder": str(wavs),
+            "language": language,
+            "speaker": voice,
+            "pace": PACE,
+            "rows": own,
+        }
         done = run_apart("kit.dataset.synthetic", job)
         if done.returncode:
             raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")
