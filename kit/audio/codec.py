@@ -111,6 +111,14 @@ class Codec(Protocol):
         """Train on clips (L,), yielding (step, loss); leaves it on the CPU in eval mode."""
         return iter(())
 
+    def sharpen(self, waves: list[Tensor], device: str, seed: int = 0) -> Iterator[tuple[int, int]]:
+        """Train what makes the sound further, so that it is not blurred; the codes stay.
+
+        On the clips (L,) that it was fitted on, yielding (step, steps); nothing where it has no
+        such training.
+        """
+        return iter(())
+
 
 @torch.inference_mode()
 def mels_and_codes(

@@ -2,7 +2,8 @@
 
 A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
 to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
-The decoder predicts log magnitudes, and Griffin-Lim finds a phase. Keeps the contract of codec.py.
+The decoder predicts log magnitudes, sharpened against critics where there is time for it, and
+Griffin-Lim finds a phase. Keeps the contract of codec.py.
 Knows nothing of text or the GPT.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels.
@@ -20,6 +21,7 @@ from kit.audio.codec import Codec, CodecError
 from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
 from kit.audio.griffin_lim import GriffinLim
+from kit.audio.sharpening import Views, sharpen
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import require, require_within
 
@@ -42,6 +44,7 @@ class MelCodecConfig(MelConfig, CourseConfig):
     batch: int = 8  # clips per training step
     crop_frames: int = 48  # mel frames per training clip
     lr: float = 4e-3
+    sharpen_steps: int = 0  # of the decoder alone, afterwards, against critics; codes stay
 
     @property
     def frame_rate(self) -> float:
@@ -67,6 +70,7 @@ class MelCodecConfig(MelConfig, CourseConfig):
         require_within(self, 0, 1e6, "magnitude_weight")
         require_within(self, 1, 1e6, "batch", "crop_frames")
         require_within(self, 1e-12, 10, "lr")
+        require_within(self, 0, 1e9, "sharpen_steps")
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
@@ -188,10 +192,13 @@ class MelCodec(nn.Module, Codec):
         magnitude = self.decode_values(self.fsq.dequantize(codes).float())[1].exp()
         return self.griffin_lim(magnitude, first * self.config.frames_per_code)
 
+    def _cropped(self, wave: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-mel (B, M, T) and log-magnitude (B, F, T) of (B, L), T the frames of a crop."""
+        return tuple(x[..., : self.config.crop_frames] for x in self.mel(wave))
+
     def loss(self, wave: Tensor) -> Tensor:
         """Mean absolute error of log-mel and log-magnitude after the round trip of (B, L)."""
-        mel, magnitude = self.mel(wave)
-        mel, magnitude = (x[..., : self.config.crop_frames] for x in (mel, magnitude))
+        mel, magnitude = self._cropped(wave)
         values, _ = self.quantized(mel)
         mel_again, magnitude_again = self.decode_values(values)
         rough = F.l1_loss(magnitude_again, magnitude)
@@ -236,6 +243,36 @@ class MelCodec(nn.Module, Codec):
             betas=(0.8, 0.99),
             warmup_share=0.1,
         )
+
+    def sharpen(self, waves: list[Tensor], device: str, seed: int = 0) -> Iterator[tuple[int, int]]:
+        c = self.config
+        generator = torch.Generator().manual_seed(seed)
+        parts = (self.from_code, self.decoder, self.mel_head, self.magnitude_head)
+        decoder = [p for part in parts for p in part.parameters()]
+        self.to(device).eval()
+        steps = sharpen(
+            decoder,
+            lambda: self._views(_crops(waves, c, c.batch, generator).to(device)),
+            c.sharpen_steps,
+            device,
+            seed,
+        )
+        for step, _ in steps:
+            yield step, c.sharpen_steps
+        self.zero_grad(set_to_none=True)
+        self.cpu()
+
+    def _views(self, wave: Tensor) -> Views:
+        """Log-magnitude and log-mel of (B, L), the same as its codes are decoded, and the error."""
+        with torch.no_grad():
+            mel, magnitude = self._cropped(wave)
+            codes = self.quantized(mel)[1]
+        mel_again, magnitude_again = self.decode_values(self.fsq.dequantize(codes).float())
+        # The sound is made of magnitudes; what they are as mels is what is heard of them.
+        heard = self.mel.log_scale(magnitude_again.exp())
+        error = F.l1_loss(heard, mel) + F.l1_loss(mel_again, mel)
+        error = error + self.config.magnitude_weight * F.l1_loss(magnitude_again, magnitude)
+        return [magnitude, mel], [magnitude_again, heard], error
 
 
 def _crops(

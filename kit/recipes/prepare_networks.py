@@ -56,9 +56,17 @@ def fitted_codec(
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
     waves = [load_wave(row.audio, codec.heard_rate) for row in chosen]
     steps = codec.fit(waves, run.hw.device, run.precision.value, course=course)
-    run.record(codec=course.follow(steps, Ticker("codec step")))
+    figures = course.follow(steps, Ticker("codec step"))
+    began_s = time.perf_counter()
+    sharpened = 0
+    ticker = Ticker("sharpening step")
+    for sharpened, total in codec.sharpen(waves, run.hw.device):
+        ticker(sharpened, total)
+    figures["sharpened"] = {"steps": sharpened, "seconds": time.perf_counter() - began_s}
+    run.record(codec=figures)
     save_codec(codec, path)
-    return codec, f"held-out loss {course.figure:.3f} {course.ending}"
+    how = f"held-out loss {course.figure:.3f} {course.ending}"
+    return codec, f"{how}; its sound sharpened in {sharpened:,} steps" if sharpened else how
 
 
 def fitted_recognizer(

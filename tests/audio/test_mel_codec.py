@@ -188,6 +188,27 @@ def test_training_is_repeatable_and_ends_in_eval_mode():
     assert found[0] == found[1]
 
 
+def test_sharpening_changes_the_sound_and_no_code(codec):
+    found = []
+    for _ in range(2):
+        sharp = copy.deepcopy(codec)
+        sharp.config = dataclasses.replace(codec.config, sharpen_steps=3)
+        assert list(sharp.sharpen(waves(), "cpu")) == [(1, 3), (2, 3), (3, 3)]
+        assert not sharp.training
+        found.append(sharp)
+    wave = waves()[0][None]
+    codes = codec.encode(wave)
+    assert torch.equal(found[0].encode(wave), codes)
+    sounds = [made.decode(codes) for made in (codec, *found)]
+    assert torch.equal(sounds[1], sounds[2]) and not torch.equal(sounds[0], sounds[1])
+
+
+def test_a_codec_without_such_steps_is_not_sharpened(codec):
+    before = file_bytes(codec.state_dict(), {})
+    assert not list(codec.sharpen(waves(), "cpu"))
+    assert file_bytes(codec.state_dict(), {}) == before
+
+
 def test_clips_shorter_than_a_crop_train_too():
     codec = MelCodec(MelCodecConfig(**{**vars(CODEC), "steps": 2}))
     losses = list(codec.fit([torch.randn(700) * 0.1], "cpu", "fp32"))
