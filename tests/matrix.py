@@ -47,7 +47,7 @@ ROWS_A_PROCESS = 8  # compiled code stays loaded: after ten rows a process holds
 # Smaller yet than tiny.yaml: what takes seconds there and shows no more than this does.
 SMALLER = {
     "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2, "free_order": 2},
-    "codec": {"steps": 8},
+    "codec": {"steps": 8, "sharpen_steps": 2},
     "train": {"steps": 6, "warmup_steps": 2, "val_every": 3, "checkpoint_every": 2},
     "recognizer": {"steps": 8, "utterances": 40},
     "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
