@@ -8,6 +8,7 @@ the run under buttons and may be called at once: it takes the steps before it th
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import torch
 
@@ -23,10 +24,11 @@ from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
+from kit.recipes.train_ranks import next_orders, orders_of
 from kit.recipes.trained_parts import finetuning_figures
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
-from kit.training.settings import TrainError
+from kit.training.settings import StepEvent, TrainError
 from kit.tuning.monitor import Monitor
 from kit.tuning.profiling import StepProfiler
 
@@ -62,7 +64,7 @@ class Training(TrainingPlan):
         sentences = self.data.held_out_sentences(1)
         self.shown = TrainPanel(
             self.offered,
-            session.run,
+            self.begin,
             session.log_path,
             session.resumable(),
             self.numbers(),
@@ -73,6 +75,11 @@ class Training(TrainingPlan):
             session_hours=self.limits.session_hours,
         )
         self.shown.run(mode)
+
+    def begin(self, values: dict, stop: Event) -> Iterator[StepEvent]:
+        """The run itself, as the session's `run`; other ranks are told to begin with it."""
+        next_orders(self.active.ranks, lambda: orders_of(self, values))
+        return self.session.run(values, stop)
 
     def listeners(self) -> tuple[Callable, ...]:
         """Who hears each step besides log and checkpoints; says which boards there are.

@@ -113,6 +113,7 @@ class TrainingPlan:
             first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
             finetuning=finetuning,
             held_by_all=run.held_by_all,
+            ranks=run.ranks,
         )
         self.session.finetuning.require_steps(config.steps)
 
@@ -195,7 +196,7 @@ class TrainingPlan:
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
         self.verdict = verdict
         self.session.check = partial(check_again, work, verdict)
-        self.session.validation = validation_batches(self.data.stream("held_out"))
+        self.session.validation = self.held_out()
         planned = plan_bytes(self.model, work.step)
         picture = memory_bars(
             planned.parts,
@@ -206,6 +207,10 @@ class TrainingPlan:
             title=f"{work.hw.name}, fullest at {planned.fullest}",
         )
         return Result(line="\n".join(lines), pictures=(picture,))
+
+    def held_out(self) -> list:
+        """The batches that validation goes through."""
+        return validation_batches(self.data.stream("held_out"))
 
     def workload(self) -> Workload:
         """The run as far as its memory is concerned."""

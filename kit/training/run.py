@@ -3,7 +3,8 @@
 `TrainSession.run(values, stop)` is what a `TrainPanel` starts. It goes on from the newest sound
 checkpoint of an unfinished run, and leaves `model-raw` behind at the end, and `model-ema` where an
 average was kept. The data come in as a callable from a position to batches. Knows the loop and its
-files; no widget.
+files; no widget. Where several ranks train together each has a session: the main one's holds the
+lock, writes and judges.
 """
 
 import contextlib
@@ -34,6 +35,7 @@ from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetched
+from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.state import TrainState
@@ -59,7 +61,8 @@ class TrainSession:
     # Holds the run on other machines, too, while it trains; given what is done.
     held_by_all: Callable = lambda what: contextlib.nullcontext()
     state: TrainState | None = None  # of the latest run
-    lock: Lock | None = None  # held while it runs: one process trains a run
+    lock: Lock | None = None  # held while it runs: one process trains a run, or one group of ranks
+    ranks: Ranks = ALONE  # that train together, each with a session of its own
 
     @property
     def log_path(self) -> Path:
@@ -94,9 +97,24 @@ class TrainSession:
         """
         if self.finished():
             return
-        here = held(self.folder / "train.lock", "training")
+        here = contextlib.nullcontext()
+        if self.ranks.is_main:
+            here = held(self.folder / "train.lock", "training")
         with here as self.lock, self.held_by_all("training"):
-            yield from self._run(dict(values), stop)
+            try:
+                yield from self._run(dict(values), stop)
+            except RankLost as error:
+                raise TrainError(f"{error} {self._left()}") from error
+
+    def _left(self) -> str:
+        """What a run that lost one of its processes has kept, and how to go on."""
+        saved = checkpoint.checkpoints(self.checkpoints)
+        kept = f"the last checkpoint is {saved[-1]}" if saved else "it had no checkpoint yet"
+        return (
+            f"Why, its own words or torchrun's tell. Nothing is lost but the steps since: {kept}. "
+            "Give the same command again: it goes on from there, with as many processes as you "
+            "like."
+        )
 
     def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         grad_accum = values.pop("grad_accum", 1)
@@ -110,8 +128,11 @@ class TrainSession:
         if finetuning.adapters and finetuning.base is None:
             base = Base(config=model.config, sha256=checksum(model.state_dict()))
             finetuning = dataclasses.replace(finetuning, base=base)
-        self.state = TrainState(model, config, speed, self.hw, finetuning)
+        self.state = TrainState(model, config, speed, self.hw, finetuning, self.ranks)
+        seed_rank(self.ranks, config.seed, 0)
         resumed = self._resume()
+        require_same(self.ranks, "precision", self.state.applied.precision)
+        require_same(self.ranks, "the step they go on from", self.state.step)
         self.state.notes = [*self.state.applied.notes, *resumed]
         if checked:
             self.state.notes.append(checked)
@@ -125,9 +146,9 @@ class TrainSession:
                 if not is_oom(error):
                     raise
                 raise advice(error) from error
-        self.lock.confirm()
+        self._confirm_lock()
         saved = checkpoint.of_step(self.checkpoints, self.state.step)
-        if self.state.step and not saved.exists():
+        if self.state.step and not self.ranks.from_main(saved.exists):
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
         if self.state.step >= self.config.steps or self.state.settled:
             self._finish()
@@ -141,17 +162,20 @@ class TrainSession:
         def validate() -> float:
             precision = state.applied.precision
             return validation_loss(
-                model, self.validation, self.hw.device, precision, state.micro_rows
+                model, self.validation, self.hw.device, precision, state.micro_rows, self.ranks
             )
 
         gate = (lambda: self.gate(merged(model))) if self.gate else None
-        listeners = (
-            lambda _: self.lock.confirm(),
-            jsonl_log(self.log_path),
-            checkpointer(state, self.checkpoints, stop),
-            *self.listeners,
-        )
+        # Several ranks stop together, at the top of the loop, and then save: see `_run`.
+        saves = checkpointer(state, self.checkpoints, None if self.ranks.several else stop)
+        listeners = (self._confirm_lock, jsonl_log(self.log_path), saves, *self.listeners)
+        if not self.ranks.is_main:
+            listeners = (saves,)
         yield from listen(train(state, batches, validate, stop, gate), *listeners)
+
+    def _confirm_lock(self, _event: StepEvent | None = None) -> None:
+        if self.lock is not None:
+            self.lock.confirm()
 
     def _batches(self, grad_accum: int):
         """The batches from where the state stands; pinned ones are made and pinned ahead."""
@@ -211,7 +235,8 @@ class TrainSession:
                 f"{brief(notes[0], 400)} Bring back a copy, or delete that folder to begin anew."
             )
         if tree is None:
-            self.log_path.unlink(missing_ok=True)
+            if self.ranks.is_main:
+                self.log_path.unlink(missing_ok=True)
             return notes
         self.state.restore(tree)
         return [*notes, f"resumed from step {self.state.step}", *self.state.notes]
@@ -223,11 +248,13 @@ class TrainSession:
         """
         state = self.state
         average = self.folder / WEIGHTS["ema"]
-        if state.ema:
+        if state.ema and self.ranks.is_main:
             self._save_weights("raw")
         judged = state.config.gate_every or state.config.val_patience
         if judged and 0 < state.best.step < state.step:
             self._restore_best()
+        if not self.ranks.is_main:
+            return
         if state.ema:
             with state.ema.swapped_in():
                 self._save_weights("ema")

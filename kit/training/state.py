@@ -26,6 +26,7 @@ from kit.training.adam8bit import converted, moment_shape, moments_of
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
+from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
 from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
@@ -57,8 +58,10 @@ class TrainState:
         speed: SpeedConfig,
         hw: Hardware,
         finetuning: Finetuning = FULL,
+        ranks: Ranks = ALONE,
     ):
         finetuning.require_steps(config.steps)
+        self.ranks = ranks  # that take every step together
         self.model = model.to(hw.device)
         self.finetuning = finetuning
         self.trainable = Trainable(model, finetuning)
@@ -156,13 +159,13 @@ class TrainState:
         return 0 < self.config.end_patience <= self.best.waited
 
     def tree(self) -> dict:
-        """Everything a checkpoint must hold."""
+        """Everything a checkpoint must hold; all ranks ask for it together."""
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
             "optimizer": {str(i): moments_of(o) for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
-            "random": checkpoint.random_state(),
+            "random": random_states(self.ranks),
             "run": {
                 "step": self.step,
                 "steps": self.config.steps,
@@ -246,9 +249,9 @@ class TrainState:
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
-        checkpoint.restore_random_state(tree["random"])
         run = tree["run"]
         self.step = run["step"]
+        restore_random_states(tree["random"], self.ranks, self.config.seed, self.step)
         self.position = json.loads(run["position"])
         self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
         self.best = Best(**json.loads(run.get("best", "{}")))
@@ -267,7 +270,10 @@ class TrainState:
         )
 
     def save(self, folder: Path) -> None:
+        """Leave a checkpoint in `folder`; the main rank writes it, with what all have told it."""
         tree = self.tree()
+        if not self.ranks.is_main:
+            return
         if self.config.checkpoint == "weights":
             tree = checkpoint.weights_alone(tree)
         checkpoint.save(tree, folder, self.step, self.config.keep, self.best.step)
