@@ -5,6 +5,7 @@ the run under buttons and may be called at once: it takes the steps before it th
 `run()` is the same without anybody watching, for `python -m kit train`.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,14 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.several_gpus import (
+    GPUS,
+    DistantProfiler,
+    gpus_of,
+    hear_profile_requests,
+    processes_here,
+    train_on_gpus,
+)
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
 from kit.recipes.train_ranks import next_orders, orders_of
@@ -30,7 +39,6 @@ from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
 from kit.training.settings import StepEvent, TrainError
 from kit.tuning.monitor import Monitor
-from kit.tuning.profiling import StepProfiler
 
 
 class Training(TrainingPlan):
@@ -41,6 +49,11 @@ class Training(TrainingPlan):
     """
 
     shown: TrainPanel | None = None  # once `panel` was called
+
+    @functools.cached_property
+    def profiler(self) -> DistantProfiler:
+        """What the panel's button asks, wherever the steps are taken."""
+        return DistantProfiler(self.active.path("profile", "_").parent)
 
     @property
     def attention_folder(self) -> Path:
@@ -67,17 +80,32 @@ class Training(TrainingPlan):
             self.begin,
             session.log_path,
             session.resumable(),
-            self.numbers(),
+            {**self.numbers(), **gpus_of(self.active)},
             plan=self.planned,
             players=SamplePlayers(self.samples_folder, sentences[0].text if sentences else ""),
             monitor=Monitor(self.active.hw),
-            profiler=StepProfiler(self.active.path("profile", "_").parent),
+            profiler=self.profiler,
             session_hours=self.limits.session_hours,
+            largest={GPUS: processes_here(self.active)},
         )
+        if self.active.ranks.several:
+            hear_profile_requests(self.profiler)
         self.shown.run(mode)
 
     def begin(self, values: dict, stop: Event) -> Iterator[StepEvent]:
-        """The run itself, as the session's `run`; other ranks are told to begin with it."""
+        """The run itself, as the session's `run`; other ranks are told to begin with it.
+
+        On several GPUs torchrun has it trained in processes of its own.
+        """
+        values = dict(values)
+        gpus = values.pop(GPUS, 1)
+        if gpus > 1:
+            options = {
+                "steps": self.asked_steps,
+                "session_hours": self.limits.session_hours,
+                "quota_gb": (self.limits.quota_bytes or 0) / 1e9,
+            }
+            return train_on_gpus(self.active, values, gpus, options, self.profiler, stop)
         next_orders(self.active.ranks, lambda: orders_of(self, values))
         return self.session.run(values, stop)
 

@@ -66,7 +66,8 @@ class TrainingPlan:
     """One run's training before it begins.
 
     `steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
-    machine stays, `quota_gb` how much the run may lay down (0: what the disk has).
+    machine stays, `quota_gb` how much the run may lay down (0: what the disk has). `switches` are
+    those of a panel, with its numbers: they come before what was measured, and are not kept.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TrainingPlan:
         steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
+        switches: dict | None = None,
     ):
         leave_cores_to_worker()  # this thread only waits for the trainer's
         self.active = run
@@ -92,7 +94,10 @@ class TrainingPlan:
         self.measured = load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
-        self.speed = build(SpeedConfig, speed)
+        chosen = dict(switches or {})
+        if "grad_accum" in chosen:
+            self.data.config = self.data.config.split(chosen.pop("grad_accum"))
+        self.speed = build(SpeedConfig, merge(speed, chosen))
         effects = measured_effects(run)
         self.offered = [
             dataclasses.replace(switch, measured=effects.get(switch.name, ""))
@@ -245,6 +250,7 @@ class TrainingPlan:
     def _planned_bytes(self, values: dict) -> int:
         switches = dict(values)
         grad_accum = switches.pop("grad_accum")
+        switches.pop("gpus", None)
         speed = build(SpeedConfig, switches)
         few_shapes = self.will_pad(speed.mixed_precision, speed.compile)
         data = self.data.padded(few_shapes).split(grad_accum)
