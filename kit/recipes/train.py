@@ -117,10 +117,14 @@ class Training(TrainingPlan):
         """
         run = self.active
         session = self.session
-        row = self.data.middle_row()
-        found = [AttentionLog(lambda: session.state, row, self.attention_folder)]
+        found = []
         sentences = self.data.held_out_sentences(1)
-        if sentences:
+        if self.spread:
+            print("No samples and no attention maps: no process has the whole model at a step.")
+        else:
+            row = self.data.middle_row()
+            found.append(AttentionLog(lambda: session.state, row, self.attention_folder))
+        if sentences and not self.spread:
             speaking = build(GenerateConfig, run.section("generate"), candidates=1)
             voice = self.data.voice()
             folder = self.samples_folder

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from threading import Event
 
+from kit.base.hardware import Choice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.train_plan import TrainingPlan
 from kit.training.ranks import RankLost, Ranks
@@ -23,6 +24,7 @@ class Orders:
     config: TrainConfig
     values: dict  # switches and numbers, as `TrainSession.run` takes them
     micro_batch: int  # rows of a pass that were found to fit
+    parallel: Choice  # "ddp" or "fsdp"
     asks_gate: bool  # whether the main rank hears the voice now and then
 
 
@@ -33,6 +35,7 @@ def orders_of(plan: TrainingPlan, values: dict) -> Orders:
         config=plan.session.config,
         values=values,
         micro_batch=plan.data.config.micro_batch,
+        parallel=plan.session.parallel,
         asks_gate=plan.session.gate is not None,
     )
 
@@ -45,6 +48,7 @@ def follow_main(ranks: Ranks) -> None:
         session = plan.session
         plan.data.with_passes_of(orders.micro_batch)
         session.config = orders.config
+        session.parallel = orders.parallel
         session.validation = plan.held_out()
         session.gate = _not_asked if orders.asks_gate else None
         for _ in session.run(orders.values, Event()):

@@ -26,6 +26,7 @@ from kit.training import checkpoint
 from kit.training.ranks import ALONE, Ranks
 from kit.training.recovery import cut, is_oom
 from kit.training.settings import Diverged, StepEvent, TrainError
+from kit.training.sharding import is_sharded, levelled, whole
 from kit.training.state import TrainState
 
 
@@ -56,7 +57,8 @@ def train(
         lr = state.set_rates()
         state.set_phase()
         loss = accumulate(state, batch)
-        ranks.sum_gradients(state.trainable.parameters.values())
+        if not is_sharded(state.model):  # FSDP has summed them, pass by pass
+            ranks.sum_gradients(state.trainable.parameters.values())
         norm = clip(state)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
@@ -124,6 +126,8 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
             failed = compiler_error(error) if compiled and not oom else ""
             if not oom and not failed:
                 raise
+            if is_sharded(state.model):  # the other ranks are in the midst of this very pass
+                raise alone_out_of_memory(state, batch) from error
         # Out of the handler the error lets go of the activations it holds.
         loss, troubles = state.ranks.sums(loss, int(oom or bool(failed)))
         if not troubles:
@@ -147,7 +151,7 @@ def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
     totals = state.ranks.sums(batch.text_targets, batch.code_targets)
     guide = state.guide_weight
     loss = 0.0
-    for micro in cut(batch, state.micro_rows):
+    for micro in levelled(state.model, cut(batch, state.micro_rows), state.ranks):
         with autocast(state.hw.device, state.applied.precision):
             sums = state.model(micro.to(state.hw.device), guided=guide > 0)
         part = weighted_loss(state.model.config, sums, *totals)
@@ -178,12 +182,23 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
     )
 
 
+def alone_out_of_memory(state: TrainState, batch: EffectiveBatch) -> TrainError:
+    """What to do where ranks take every pass together, so that none can do it again alone."""
+    rows = max((len(micro.tokens) for micro in cut(batch, state.micro_rows)), default=0)
+    return TrainError(
+        f"Out of memory on rank {state.ranks.rank} in a pass of {rows} rows, with the weights "
+        "spread over all (speed.parallel: fsdp). Give a pass fewer rows (data.micro_batch), turn "
+        "gradient_checkpointing on, or take more GPUs; then run again: it goes on from the last "
+        "checkpoint."
+    )
+
+
 def clip(state: TrainState) -> float:
     """Scale the gradients down to the clipping norm; returns the norm they had."""
     for optimizer in state.optimizers:
         state.scaler.unscale_(optimizer)
     having = [p for p in state.model.parameters() if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in having])
+    total = whole(nn.utils.get_total_norm([p.grad for p in having]))
     norm = total.item()
     limit, note = state.adaptation.clip_norm(state.config, norm)
     if norm > limit:
@@ -234,7 +249,7 @@ def validate_when_due(state: TrainState, validate: Callable, gate: Callable | No
     if gate and due(config.gate_every):
         state.model.eval()
         with state.averaged():
-            found["gate"] = state.ranks.from_main(gate)
+            found["gate"] = gate()
         state.see_gate(found["gate"])
     return found
 
@@ -253,10 +268,10 @@ def validation_loss(
     Each of the `ranks` does its share of them.
     """
     sums = torch.zeros(2)
-    for batch in ranks.share(batches):
-        for micro in cut(batch, rows):
-            with autocast(device, precision):
-                sums += torch.stack(model(micro.to(device))).cpu()
+    passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
+    for micro in levelled(model, passes, ranks):
+        with autocast(device, precision):
+            sums += torch.stack(model(micro.to(device))).cpu()
     text = sum(batch.text_targets for batch in batches)
     code = sum(batch.code_targets for batch in batches)
     if ranks.several:

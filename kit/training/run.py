@@ -21,13 +21,12 @@ import torch
 
 from kit.base.config import build
 from kit.base.files import write_atomic
-from kit.base.hardware import Hardware
+from kit.base.hardware import Choice, Hardware
 from kit.base.lock import Lock, held
 from kit.base.weights_file import checksum
 from kit.base.words import brief
 from kit.model.adapters_file import ADAPTERS, save_adapters
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
@@ -38,6 +37,7 @@ from kit.training.prefetch import prefetched
 from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
+from kit.training.sharding import REPLICAS
 from kit.training.state import TrainState
 from kit.training.switches import Applied, SpeedConfig, pin
 from kit.training.trainable import FULL, Base, Finetuning
@@ -63,6 +63,7 @@ class TrainSession:
     state: TrainState | None = None  # of the latest run
     lock: Lock | None = None  # held while it runs: one process trains a run, or one group of ranks
     ranks: Ranks = ALONE  # that train together, each with a session of its own
+    parallel: Choice = REPLICAS  # how they do: "ddp" or "fsdp"
 
     @property
     def log_path(self) -> Path:
@@ -128,7 +129,9 @@ class TrainSession:
         if finetuning.adapters and finetuning.base is None:
             base = Base(config=model.config, sha256=checksum(model.state_dict()))
             finetuning = dataclasses.replace(finetuning, base=base)
-        self.state = TrainState(model, config, speed, self.hw, finetuning, self.ranks)
+        self.state = TrainState(
+            model, config, speed, self.hw, finetuning, self.ranks, self.parallel
+        )
         seed_rank(self.ranks, config.seed, 0)
         resumed = self._resume()
         require_same(self.ranks, "precision", self.state.applied.precision)
@@ -165,13 +168,17 @@ class TrainSession:
                 model, self.validation, self.hw.device, precision, state.micro_rows, self.ranks
             )
 
-        gate = (lambda: self.gate(merged(model))) if self.gate else None
+        def gate() -> dict:
+            whole = state.whole_model()
+            return self.ranks.from_main(lambda: self.gate(whole))
+
         # Several ranks stop together, at the top of the loop, and then save: see `_run`.
         saves = checkpointer(state, self.checkpoints, None if self.ranks.several else stop)
         listeners = (self._confirm_lock, jsonl_log(self.log_path), saves, *self.listeners)
         if not self.ranks.is_main:
             listeners = (saves,)
-        yield from listen(train(state, batches, validate, stop, gate), *listeners)
+        events = train(state, batches, validate, stop, gate if self.gate else None)
+        yield from listen(events, *listeners)
 
     def _confirm_lock(self, _event: StepEvent | None = None) -> None:
         if self.lock is not None:
@@ -248,13 +255,11 @@ class TrainSession:
         """
         state = self.state
         average = self.folder / WEIGHTS["ema"]
-        if state.ema and self.ranks.is_main:
+        if state.ema:
             self._save_weights("raw")
         judged = state.config.gate_every or state.config.val_patience
         if judged and 0 < state.best.step < state.step:
             self._restore_best()
-        if not self.ranks.is_main:
-            return
         if state.ema:
             with state.ema.swapped_in():
                 self._save_weights("ema")
@@ -262,13 +267,17 @@ class TrainSession:
             self._save_weights("raw")
             average.unlink(missing_ok=True)  # of an earlier, shorter training
             (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
-        write_atomic(self.folder / "train-finished", str(self.config.steps))
+        if self.ranks.is_main:
+            write_atomic(self.folder / "train-finished", str(self.config.steps))
 
     def _save_weights(self, name: str) -> None:
         """The plain model; beside it, where adapters were trained, these alone."""
         state = self.state
         path = self.folder / WEIGHTS[name]
-        save_model(merged(state.model), path, trained_with=self.trained_with)
+        model = state.whole_model()
+        if not self.ranks.is_main:
+            return
+        save_model(model, path, trained_with=self.trained_with)
         if state.finetuning.adapters:
             lora = state.finetuning.lora
             tables = state.trainable.first_rows

@@ -1,6 +1,7 @@
 """The panel's "GPUs": torchrun trains in processes of its own, and the panel shows it as ever."""
 
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 from helpers import until
 from test_train import active
+from torch.distributed.run import parse_args as torchrun_options
 
+from kit.__main__ import parser
 from kit.recipes.several_gpus import DistantProfiler, gpus_of, train_words
 from kit.recipes.train import Training
 from kit.training import checkpoint
@@ -16,6 +19,7 @@ from kit.training.logs import read_log
 from kit.training.settings import TrainError
 from kit.training.torchrun import NewRows, TorchrunRun, as_event
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = {"train": {"steps": 400, "checkpoint_every": 50, "val_every": 400, "gate_every": 0}}
 
 
@@ -130,3 +134,10 @@ def test_a_profile_is_asked_of_whoever_takes_the_steps(tmp_path):
     profiler.asked.set()
     profiler(None)
     assert asked == [1] and profiler.said == "Profiling in the main process."
+
+
+def test_the_command_of_the_readme_is_one_that_torchrun_takes():
+    (words,) = re.findall(r"^torchrun (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    options = torchrun_options(words.split())
+    assert options.module and options.training_script == "kit"
+    assert parser().parse_args(options.training_script_args).run == "mine"

@@ -14,10 +14,12 @@ from threading import Event
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, pack, random_rows
 
+from kit.base.hardware import Choice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import ALONE, Ranks, join_ranks
 from kit.training.run import TrainSession
+from kit.training.sharding import REPLICAS, is_sharded
 
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
@@ -35,7 +37,13 @@ RUNS = {  # settings, dropout
     "begun alone": (SHORT, 0.0),
     "begun together": (SHORT, 0.0),
     "killed": (BUSY, 0.1),
+    "spread": (LONG, 0.0),
+    "spread whole": (SHORT, 0.1),
+    "spread and stopped": (SHORT, 0.1),
+    "spread and begun": (SHORT, 0.0),
+    "replicas, then spread": (SHORT, 0.0),
 }
+SPREAD = Choice(value="fsdp", reason="a test")
 
 
 def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
@@ -63,6 +71,7 @@ def session(folder: Path, name: str, ranks: Ranks = ALONE) -> TrainSession:
         validation=held_out,
         gate=hears if ranks.is_main else never,
         ranks=ranks,
+        parallel=SPREAD if "spread" in name and ranks.several else REPLICAS,
     )
 
 
@@ -104,15 +113,18 @@ def main(folder: str, *names: str) -> None:
     Path(folder, f"pid-{ranks.rank}").write_text(str(os.getpid()))
     for name in names:
         run = session(Path(folder), name, ranks)
-        if name == "stopped":
+        if name == "replicas, then spread":
+            run.parallel = REPLICAS
+        if name in ("stopped", "spread and stopped", "replicas, then spread"):
             train(run, stop_at=5)
             run = session(Path(folder), name, ranks)
-        if name == "begun together":
+        if name in ("begun together", "spread and begun"):
             train(run, stop_at=5)
             continue
         if name == "out of memory":
             run_out_of_memory_on_rank_1(ranks)
         train(run)
+        assert is_sharded(run.state.model) == ("spread" in name)
     ranks.leave()
 
 

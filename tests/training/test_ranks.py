@@ -10,15 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from ranks_job import RUNS, session, train
 
+from kit.model.weights import load_model
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.training.ranks import Ranks
 
 JOB = Path(__file__).with_name("ranks_job.py")
 ROOT = JOB.parent.parent.parent
-KILLS = int(os.environ.get("KIT_KILLS", "1"))  # ten take two minutes
+KILLS = 10 if "KIT_SLOW" in os.environ else 1  # ten take two minutes
 NUMBERS = ("loss", "grad_norm", "val_loss", "ema_val_loss")
 
 
@@ -67,8 +69,9 @@ def two(tmp_path_factory) -> Path:
     """The runs of two processes, in one start of torchrun; "begun alone" is gone on with."""
     folder = tmp_path_factory.mktemp("two")
     train(session(folder, "begun alone"), stop_at=5)
-    names = ["parity", "whole", "stopped", "begun alone", "begun together", "out of memory"]
-    done(2, folder, *names)
+    names = ["parity", "whole", "stopped", "begun alone", "begun together"]
+    names += [name for name in RUNS if "spread" in name]
+    done(2, folder, *names, "out of memory")
     return folder
 
 
@@ -137,8 +140,30 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, two, tmp_path):
     require_parity(rows(tmp_path, "begun together"), rows(alone, "begun alone"))
 
 
+def test_weights_that_are_spread_learn_what_whole_ones_do(alone, two):
+    require_parity(rows(two, "spread"), rows(two, "parity"))
+    require_parity(rows(two, "spread"), rows(alone, "parity"))
+    assert files(two, "spread") == files(alone, "parity")
+    found = load_model(two / "spread" / "model-ema.safetensors").state_dict()
+    wanted = load_model(alone / "parity" / "model-ema.safetensors").state_dict()
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_with_spread_weights_goes_on_bit_for_bit(two):
+    found, wanted = rows(two, "spread and stopped"), rows(two, "spread whole")
+    assert [figures(row) for row in found] == [figures(row) for row in wanted]
+
+
+def test_its_checkpoint_is_that_of_any_run(alone, two, tmp_path):
+    """Gone on from by one process, and by processes that have whole models before."""
+    shutil.copytree(two / "spread and begun", tmp_path / "spread and begun")
+    train(session(tmp_path, "spread and begun"))
+    require_parity(rows(tmp_path, "spread and begun"), rows(alone, "begun alone"))
+    require_parity(rows(two, "replicas, then spread"), rows(alone, "begun alone"))
+
+
 def test_a_killed_process_ends_the_run_with_a_sentence_and_loses_nothing(tmp_path):
-    """Whichever it is, at random moments: KIT_KILLS=10 kills ten times."""
+    """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, going on each time."""
     rng = random.Random(0)
     for _ in range(KILLS):
         before = len(rows(tmp_path, "killed"))
