@@ -142,11 +142,23 @@ class SeveralRanks(Ranks):
         except RuntimeError as error:
             if is_oom(error):
                 raise
-            self.lost = True
-            raise RankLost(
-                f"Another of the {self.world} processes that train together has ended, or cannot "
-                "be reached."
-            ) from error
+            raise self.lose() from error
+
+    def lose(self) -> RankLost:
+        """Know that one of the others has ended; the error that says so."""
+        self.lost = True
+        return RankLost(
+            f"Another of the {self.world} processes that train together has ended, or cannot be "
+            "reached."
+        )
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether `error` is what gloo or NCCL raise where another process has ended."""
+    if isinstance(error, dist.DistError):
+        return True
+    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def join_ranks() -> Ranks:

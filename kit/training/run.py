@@ -34,7 +34,7 @@ from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetched
-from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
+from kit.training.ranks import ALONE, RankLost, Ranks, is_lost_connection, require_same, seed_rank
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.sharding import REPLICAS
@@ -106,6 +106,11 @@ class TrainSession:
                 yield from self._run(dict(values), stop)
             except RankLost as error:
                 raise TrainError(f"{error} {self._left()}") from error
+            except RuntimeError as error:
+                if not (self.ranks.several and is_lost_connection(error)):
+                    raise
+                # What FSDP sends goes past `Ranks`.
+                raise TrainError(f"{self.ranks.lose()} {self._left()}") from error
 
     def _left(self) -> str:
         """What a run that lost one of its processes has kept, and how to go on."""

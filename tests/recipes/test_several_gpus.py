@@ -82,10 +82,14 @@ def stopped(tmp_path_factory):
         view.numbers["gpus"].value = 2
         view.start.click()
         until(lambda: len(read_log(folder / "train.jsonl")) >= 3 or training.shown.ended.is_set())
+        later = TorchrunRun(folder)  # as a kernel that was started anew finds it
+        assert later.alive and later.process is None and later.main_rank.what == "training"
+        assert next(later.events(threading.Event())).step > 3
         view.profile.click()
         until(lambda: "Profile of steps" in training.profiler.said or training.shown.ended.is_set())
         view.stop.click()
         training.wait()
+        assert not later.alive
     return folder, training
 
 

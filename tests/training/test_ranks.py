@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_job import RUNS, session, train
+from ranks_job import RUNS, SLOW, session, train
 
 from kit.model.weights import load_model
 from kit.training import checkpoint
@@ -20,7 +20,7 @@ from kit.training.ranks import Ranks
 
 JOB = Path(__file__).with_name("ranks_job.py")
 ROOT = JOB.parent.parent.parent
-KILLS = 10 if "KIT_SLOW" in os.environ else 1  # ten take two minutes
+KILLS = 10 if SLOW else 1
 NUMBERS = ("loss", "grad_norm", "val_loss", "ema_val_loss")
 
 
@@ -70,7 +70,7 @@ def two(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two")
     train(session(folder, "begun alone"), stop_at=5)
     names = ["parity", "whole", "stopped", "begun alone", "begun together"]
-    names += [name for name in RUNS if "spread" in name]
+    names += [name for name in RUNS if "spread" in name and "killed" not in name]
     done(2, folder, *names, "out of memory")
     return folder
 
@@ -162,30 +162,36 @@ def test_its_checkpoint_is_that_of_any_run(alone, two, tmp_path):
     require_parity(rows(two, "replicas, then spread"), rows(alone, "begun alone"))
 
 
+def killed(folder: Path, name: str, rng: random.Random) -> None:
+    """Begin the run `name`, or go on with it, and kill one of its two processes a little later."""
+    before = len(rows(folder, name))
+    process = torchrun(2, folder, name)
+    end_s = time.monotonic() + 120
+    while len(rows(folder, name)) < before + 3:
+        assert process.poll() is None and time.monotonic() < end_s, process.communicate()
+        time.sleep(0.05)
+    time.sleep(rng.uniform(0, 0.2))
+    victim = rng.randint(0, 1)
+    os.kill(int((folder / f"pid-{victim}").read_text()), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Another of the 2 processes that train together has ended" in err
+    assert "the last checkpoint is" in err and "Give the same command again" in err
+    tree, notes = checkpoint.load_newest(folder / name / "checkpoints")
+    assert not notes and tree["run"]["step"] >= rows(folder, name)[-1]["step"] - 1
+    assert len(rows(folder, name)) < RUNS[name][0].steps
+
+
 def test_a_killed_process_ends_the_run_with_a_sentence_and_loses_nothing(tmp_path):
     """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, going on each time."""
     rng = random.Random(0)
-    for _ in range(KILLS):
-        before = len(rows(tmp_path, "killed"))
-        process = torchrun(2, tmp_path, "killed")
-        end_s = time.monotonic() + 120
-        while len(rows(tmp_path, "killed")) < before + 3:
-            assert process.poll() is None and time.monotonic() < end_s, process.communicate()
-            time.sleep(0.05)
-        time.sleep(rng.uniform(0, 0.3))
-        victim = rng.randint(0, 1)
-        os.kill(int((tmp_path / f"pid-{victim}").read_text()), signal.SIGKILL)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode != 0
-        assert "Another of the 2 processes that train together has ended" in err
-        assert "the last checkpoint is" in err and "Give the same command again" in err
-        tree, notes = checkpoint.load_newest(tmp_path / "killed" / "checkpoints")
-        assert not notes and tree["run"]["step"] >= rows(tmp_path, "killed")[-1]["step"] - 1
-    reached = len(rows(tmp_path, "killed"))
-    config = RUNS["killed"][0]
-    assert reached < config.steps
-    done(2, tmp_path, "killed")
-    uninterrupted = tmp_path / "uninterrupted"
-    done(2, uninterrupted, "killed")
-    found = [figures(row) for row in rows(tmp_path, "killed")]
-    assert found == [figures(row) for row in rows(uninterrupted, "killed")]
+    names = ["killed", "spread and killed"]
+    for name in names:
+        for _ in range(KILLS):
+            killed(tmp_path, name, rng)
+    done(2, tmp_path, *names)
+    whole = tmp_path / "whole"
+    done(2, whole, *names)
+    for name in names:
+        found = [figures(row) for row in rows(tmp_path, name)]
+        assert found == [figures(row) for row in rows(whole, name)], name
