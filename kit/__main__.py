@@ -5,6 +5,7 @@ Stop: what was done is kept, and the same command goes on from there.
 """
 
 import argparse
+import dataclasses
 import signal
 import sys
 
@@ -61,18 +62,35 @@ def parser() -> argparse.ArgumentParser:
 
 
 def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
-    """Take the recipe's steps, a printed line each, until its end or an interrupt."""
+    """Take the recipe's steps, a printed line each, until its end or an interrupt.
+
+    Of several processes that torchrun has started the first does; the others train along.
+    """
     from kit.recipes.start import start, wait_patiently
 
     wait_patiently()
     from kit.recipes.settings import parse_settings
+    from kit.recipes.train_ranks import follow_main, next_orders
+    from kit.training.ranks import join_ranks
 
+    ranks = join_ranks()
+    interrupts.ranks = ranks
+    if not ranks.is_main:
+        interrupts.ignore()  # the main one hears them, and stops all
+        follow_main(ranks)
+        return 0
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
+    run = dataclasses.replace(run, ranks=ranks)
     print(run, flush=True)
     for result in options.command.results(run, options):
         print_result(result, options.tables)
         if interrupts.signals:
-            return interrupts.leave()
+            break
+    if ranks.several:
+        next_orders(ranks)  # none: the others may go
+    ranks.leave()
+    if interrupts.signals:
+        return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
     return 0
 
@@ -93,16 +111,26 @@ class Interrupts:
 
     def __init__(self):
         self.signals: list[int] = []
+        self.ranks = None  # the processes that torchrun has started, once they are known
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
 
+    def ignore(self) -> None:
+        """Leave it to another process to hear them."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
     def _hear(self, number: int, frame) -> None:
+        if self.ranks is not None and self.ranks.lost:
+            return  # torchrun ends what is left of them, and that is being told already
         self.signals.append(number)
         raise KeyboardInterrupt
 
     def leave(self) -> int:
-        """Say how to go on; the exit code a shell expects."""
+        """Say how to go on; the exit code a shell expects. To torchrun, any but 0 is a failure."""
         print("Stopped. What was done is kept: the same command goes on from there.")
+        if self.ranks is not None and self.ranks.several:
+            return 0
         return 128 + (self.signals or [signal.SIGINT])[0]
 
 

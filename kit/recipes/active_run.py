@@ -11,6 +11,7 @@ from kit.notebook.run_record import Run
 from kit.notebook.tables import flat
 from kit.recipes.keeping import Kept, pack_clips
 from kit.recipes.settings import check_settings
+from kit.training.ranks import ALONE, Ranks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class ActiveRun(Run):
     threads: Choice  # how many threads torch uses
     precision: Choice  # "fp32", "fp16" or "bf16"
     kept: Kept | None = None  # what keeps it elsewhere, too (KIT_MIRROR)
+    ranks: Ranks = ALONE  # the processes that train it together: see `train_ranks.py`
 
     def record(self, **figures) -> dict:
         """As `Run.record`. What is recorded is kept: it waits until all that is new was copied."""

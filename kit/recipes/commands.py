@@ -6,6 +6,7 @@ command runs, so that --help need not wait for torch.
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -66,6 +67,17 @@ def add_shared(own: argparse.ArgumentParser) -> None:
         help=f"a value of the preset, for instance train.lr=1e-4; {KEPT}",
     )
     own.add_argument("--tables", action="store_true", help="print the steps' tables, too")
+
+
+def plain_object(text: str) -> dict:
+    """`text` as the JSON object it is. Raises ConfigError for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--switches is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f'--switches takes an object, such as {{"sdpa": true}}, got {text}.')
+    return value
 
 
 def setup_steps(run) -> Iterable:
@@ -178,7 +190,10 @@ COMMANDS = (  # in the order in which they are used
         train_steps,
         "the model; goes on where it stopped",
         "",
-        HOW_LONG,
+        (
+            *HOW_LONG,
+            ("switches", plain_object, "JSON", "those of a panel, for this time alone (as kept)"),
+        ),
     ),
     Command(
         "finetune",

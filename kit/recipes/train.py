@@ -5,9 +5,11 @@ the run under buttons and may be called at once: it takes the steps before it th
 `run()` is the same without anybody watching, for `python -m kit train`.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import torch
 
@@ -21,14 +23,22 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.several_gpus import (
+    GPUS,
+    DistantProfiler,
+    gpus_of,
+    hear_profile_requests,
+    processes_here,
+    train_on_gpus,
+)
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.train_plan import TrainingPlan
+from kit.recipes.train_ranks import next_orders, orders_of
 from kit.recipes.trained_parts import finetuning_figures
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
-from kit.training.settings import TrainError
+from kit.training.settings import StepEvent, TrainError
 from kit.tuning.monitor import Monitor
-from kit.tuning.profiling import StepProfiler
 
 
 class Training(TrainingPlan):
@@ -39,6 +49,11 @@ class Training(TrainingPlan):
     """
 
     shown: TrainPanel | None = None  # once `panel` was called
+
+    @functools.cached_property
+    def profiler(self) -> DistantProfiler:
+        """What the panel's button asks, wherever the steps are taken."""
+        return DistantProfiler(self.active.path("profile", "_").parent)
 
     @property
     def attention_folder(self) -> Path:
@@ -62,17 +77,37 @@ class Training(TrainingPlan):
         sentences = self.data.held_out_sentences(1)
         self.shown = TrainPanel(
             self.offered,
-            session.run,
+            self.begin,
             session.log_path,
             session.resumable(),
-            self.numbers(),
+            {**self.numbers(), **gpus_of(self.active)},
             plan=self.planned,
             players=SamplePlayers(self.samples_folder, sentences[0].text if sentences else ""),
             monitor=Monitor(self.active.hw),
-            profiler=StepProfiler(self.active.path("profile", "_").parent),
+            profiler=self.profiler,
             session_hours=self.limits.session_hours,
+            largest={GPUS: processes_here(self.active)},
         )
+        if self.active.ranks.several:
+            hear_profile_requests(self.profiler)
         self.shown.run(mode)
+
+    def begin(self, values: dict, stop: Event) -> Iterator[StepEvent]:
+        """The run itself, as the session's `run`; other ranks are told to begin with it.
+
+        On several GPUs torchrun has it trained in processes of its own.
+        """
+        values = dict(values)
+        gpus = values.pop(GPUS, 1)
+        if gpus > 1:
+            options = {
+                "steps": self.asked_steps,
+                "session_hours": self.limits.session_hours,
+                "quota_gb": (self.limits.quota_bytes or 0) / 1e9,
+            }
+            return train_on_gpus(self.active, values, gpus, options, self.profiler, stop)
+        next_orders(self.active.ranks, lambda: orders_of(self, values))
+        return self.session.run(values, stop)
 
     def listeners(self) -> tuple[Callable, ...]:
         """Who hears each step besides log and checkpoints; says which boards there are.
@@ -82,10 +117,14 @@ class Training(TrainingPlan):
         """
         run = self.active
         session = self.session
-        row = self.data.middle_row()
-        found = [AttentionLog(lambda: session.state, row, self.attention_folder)]
+        found = []
         sentences = self.data.held_out_sentences(1)
-        if sentences:
+        if self.spread:
+            print("No samples and no attention maps: no process has the whole model at a step.")
+        else:
+            row = self.data.middle_row()
+            found.append(AttentionLog(lambda: session.state, row, self.attention_folder))
+        if sentences and not self.spread:
             speaking = build(GenerateConfig, run.section("generate"), candidates=1)
             voice = self.data.voice()
             folder = self.samples_folder

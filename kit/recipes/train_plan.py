@@ -24,6 +24,7 @@ from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
+from kit.training.sharding import require_shardable
 from kit.training.switches import Applied, SpeedConfig, wants_few_shapes
 from kit.training.switches import switches as offered_switches
 from kit.tuning.ab_results import load_choice
@@ -39,6 +40,7 @@ from kit.tuning.session_plan import (
     plan_session,
     shortened,
 )
+from kit.tuning.sharded_plan import choose_parallel, spread_verdict
 
 TRIAL_STEPS = 12
 
@@ -66,7 +68,8 @@ class TrainingPlan:
     """One run's training before it begins.
 
     `steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
-    machine stays, `quota_gb` how much the run may lay down (0: what the disk has).
+    machine stays, `quota_gb` how much the run may lay down (0: what the disk has). `switches` are
+    those of a panel, with its numbers: they come before what was measured, and are not kept.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TrainingPlan:
         steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
+        switches: dict | None = None,
     ):
         leave_cores_to_worker()  # this thread only waits for the trainer's
         self.active = run
@@ -92,7 +96,10 @@ class TrainingPlan:
         self.measured = load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
-        self.speed = build(SpeedConfig, speed)
+        chosen = dict(switches or {})
+        if "grad_accum" in chosen:
+            self.data.config = self.data.config.split(chosen.pop("grad_accum"))
+        self.speed = build(SpeedConfig, merge(speed, chosen))
         effects = measured_effects(run)
         self.offered = [
             dataclasses.replace(switch, measured=effects.get(switch.name, ""))
@@ -113,6 +120,7 @@ class TrainingPlan:
             first_model=partial(first_model, run, tokenizer=self.data.tokenizer),
             finetuning=finetuning,
             held_by_all=run.held_by_all,
+            ranks=run.ranks,
         )
         self.session.finetuning.require_steps(config.steps)
 
@@ -186,6 +194,11 @@ class TrainingPlan:
         rest, so the effective batch and the gradients stay as they are.
         """
         work = self.workload()
+        ranks = self.active.ranks
+        if ranks.several:
+            self.session.parallel = choose_parallel(work, ranks.world)
+        if self.spread:
+            return self.fits_together(work, ranks.world)
         verdict = preflight(work)
         lines = [str(verdict)]
         if not verdict.fits:
@@ -193,9 +206,11 @@ class TrainingPlan:
             work = work.with_rows(verdict.micro_batch)
             self.data.with_passes_of(verdict.micro_batch)
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
+        if ranks.several:
+            lines.append(f"{ranks.world} processes, ddp: {self.session.parallel.reason}.")
         self.verdict = verdict
         self.session.check = partial(check_again, work, verdict)
-        self.session.validation = validation_batches(self.data.stream("held_out"))
+        self.session.validation = self.held_out()
         planned = plan_bytes(self.model, work.step)
         picture = memory_bars(
             planned.parts,
@@ -206,6 +221,24 @@ class TrainingPlan:
             title=f"{work.hw.name}, fullest at {planned.fullest}",
         )
         return Result(line="\n".join(lines), pictures=(picture,))
+
+    @property
+    def spread(self) -> bool:
+        """Whether the processes that train together have shares of the weights."""
+        return self.session.parallel.value == "fsdp"
+
+    def fits_together(self, work: Workload, world: int) -> Result:
+        """As `fits`, from the plan alone, for `world` processes with shares of the weights."""
+        require_shardable(self.session.config, self.session.finetuning)
+        self.verdict = spread_verdict(work, world)
+        self.data.with_passes_of(self.verdict.micro_batch)
+        self.session.validation = self.held_out()
+        reason = self.session.parallel.reason
+        return Result(line=f"{self.verdict}\n{world} processes, fsdp: {reason}.")
+
+    def held_out(self) -> list:
+        """The batches that validation goes through."""
+        return validation_batches(self.data.stream("held_out"))
 
     def workload(self) -> Workload:
         """The run as far as its memory is concerned."""
@@ -240,6 +273,7 @@ class TrainingPlan:
     def _planned_bytes(self, values: dict) -> int:
         switches = dict(values)
         grad_accum = switches.pop("grad_accum")
+        switches.pop("gpus", None)
         speed = build(SpeedConfig, switches)
         few_shapes = self.will_pad(speed.mixed_precision, speed.compile)
         data = self.data.padded(few_shapes).split(grad_accum)
@@ -256,6 +290,8 @@ class TrainingPlan:
         self.fits()
         run = self.active
         session = self.session
+        if self.spread and not self.rows_before:
+            return Result(line="How long it takes its first steps will say: none could be tried.")
         session.config, line = shortened(
             session.config,
             self.plan().per_step_s,

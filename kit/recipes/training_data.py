@@ -33,6 +33,7 @@ from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import rehearsed_rows
 from kit.text.tokenizer_kinds import load_tokenizer
+from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig
 
 
@@ -41,7 +42,8 @@ class TrainingData:
 
     `config` says how rows make batches; `split` gives the same batches in other passes. Where the
     run rehearses what its voice could say before, those rows are there, too; not so where
-    `rehearsed` is False. Raises ConfigError where 01_data_prep has not run yet.
+    `rehearsed` is False. Where several ranks train together, a batch is this one's share of it.
+    Raises ConfigError where 01_data_prep has not run yet.
     """
 
     def __init__(self, run: ActiveRun, rehearsed: bool = True):
@@ -51,7 +53,7 @@ class TrainingData:
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.language = run.found("data", "language", "01_data_prep")
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
-        self.config = build(DataConfig, run.section("data"))
+        self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
         self.model = build(
             GPTConfig,
             run.section("model"),
@@ -101,12 +103,15 @@ class TrainingData:
         config = self.padded(few_shapes)
         if grad_accum:
             config = config.split(grad_accum)
+        ranks = self.run.ranks if split == "train" else ALONE
         return CodeStream(
             self.cache,
             split,
             config,
             partial(collate, self.model),
             position,
+            rank=ranks.rank,
+            world=ranks.world,
             rehearsal=self.rehearsal if split == "train" else 0.0,
         )
 
@@ -199,3 +204,12 @@ class TrainingData:
     def with_passes_of(self, micro_batch: int) -> None:
         """Cut the same effective batches into passes of `micro_batch` rows from here on."""
         self.config = dataclasses.replace(self.config, micro_batch=micro_batch)
+
+
+def shared(config: DataConfig, world: int) -> DataConfig:
+    """`config` with passes of no more rows than a rank has of a batch, where there are several."""
+    rows = -(-config.effective_batch // world)
+    if world == 1 or config.micro_batch <= rows:
+        return config
+    fitting = [n for n in range(1, rows + 1) if config.effective_batch % n == 0]
+    return dataclasses.replace(config, micro_batch=fitting[-1])

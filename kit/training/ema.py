@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from kit.training.sharding import share_of
+
 
 class EMA:
     """`shadow` holds the averaged parameters by name, fp32, on `device` (or beside the model).
@@ -76,4 +78,4 @@ class EMA:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.updates = int(state["updates"])
         for name, shadow in self.shadow.items():
-            shadow.copy_(state[name])
+            shadow.copy_(share_of(state[name], shadow))

@@ -3,7 +3,8 @@
 `train` is handed batches, callables that validate and judge, and a stop event, and yields a
 `StepEvent` after each optimiser step; logs, plots and checkpoints listen. A step that is killed is
 as if it had never begun, one that runs out of memory is done again in smaller passes, one that is
-not finite is left out. Knows no dataset, no metric, no widget.
+not finite is left out. Several processes take every step together: what any of them met, all know
+before the weights move. Knows no dataset, no metric, no widget.
 """
 
 import itertools
@@ -22,8 +23,10 @@ from kit.base.hardware import autocast, peak_memory_bytes
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import EffectiveBatch
 from kit.training import checkpoint
+from kit.training.ranks import ALONE, Ranks
 from kit.training.recovery import cut, is_oom
 from kit.training.settings import Diverged, StepEvent, TrainError
+from kit.training.sharding import is_sharded, levelled, whole
 from kit.training.state import TrainState
 
 
@@ -42,8 +45,11 @@ def train(
     """
     config = state.config
     skipped = 0
+    ranks = state.ranks
     batches = start_stream(batches)
-    while state.step < config.steps and not (state.settled or (stop and stop.is_set())):
+    while state.step < config.steps and not state.settled:
+        if ranks.any(stop is not None and stop.is_set()):
+            break
         started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
@@ -51,6 +57,8 @@ def train(
         lr = state.set_rates()
         state.set_phase()
         loss = accumulate(state, batch)
+        if not is_sharded(state.model):  # FSDP has summed them, pass by pass
+            ranks.sum_gradients(state.trainable.parameters.values())
         norm = clip(state)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
@@ -74,7 +82,7 @@ def train(
             loss=loss,
             lr=lr,
             grad_norm=norm,
-            tokens=batch.tokens,
+            tokens=ranks.sums(batch.tokens)[0],
             step_s=step_s,
             unix_s=time.time(),
             memory_bytes=peak_memory_bytes(state.hw.device),
@@ -101,48 +109,65 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
     """Gradients of the whole effective batch, one micro-batch at a time; returns its loss.
 
     Out of memory, it begins the same batch again in passes of half as many rows; where the
-    compiler fails, uncompiled. Raises TrainError when a single row does not fit.
+    compiler fails, uncompiled; all ranks do what one must. Raises TrainError when a single row
+    does not fit.
     """
     state.model.train()
     before = checkpoint.random_state()  # dropout is drawn alike when the batch is repeated
     while True:
+        loss = 0.0
+        failed = ""
+        oom = False
         try:
-            return forward_backward(state, batch)
+            loss = forward_backward(state, batch)
         except (RuntimeError, MemoryError) as error:
-            compiled = state.applied.on("compile") and not is_oom(error)
-            failed = compiler_error(error) if compiled else ""
-            if not is_oom(error) and not failed:
+            compiled = state.applied.on("compile")
+            oom = is_oom(error)
+            failed = compiler_error(error) if compiled and not oom else ""
+            if not oom and not failed:
                 raise
+            if is_sharded(state.model):  # the other ranks are in the midst of this very pass
+                raise alone_out_of_memory(state, batch) from error
         # Out of the handler the error lets go of the activations it holds.
+        loss, troubles = state.ranks.sums(loss, int(oom or bool(failed)))
+        if not troubles:
+            return loss
         state.model.zero_grad(set_to_none=True)
         if state.hw.device == "cuda":
             torch.cuda.empty_cache()
         checkpoint.restore_random_state(before)
-        if failed:
-            state.stop_compiling(failed)
+        failures = list(filter(None, state.ranks.all_told(failed)))
+        if failures:
+            state.stop_compiling(failures[0])
         else:
             halve(state, batch)
 
 
 def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
-    """Each part is divided by the targets of the whole, so any split gives the same gradients."""
-    totals = (batch.text_targets, batch.code_targets)
+    """Each part is divided by the targets of the whole, so any split gives the same gradients.
+
+    Returns what this rank's parts add to the loss.
+    """
+    totals = state.ranks.sums(batch.text_targets, batch.code_targets)
     guide = state.guide_weight
     loss = 0.0
-    for micro in cut(batch, state.micro_rows):
+    for micro in levelled(state.model, cut(batch, state.micro_rows), state.ranks):
         with autocast(state.hw.device, state.applied.precision):
             sums = state.model(micro.to(state.hw.device), guided=guide > 0)
         part = weighted_loss(state.model.config, sums, *totals)
         loss += part.detach()
         if guide:
-            part = part + guide * sums[2] / batch.code_targets
+            part = part + guide * sums[2] / totals[1]
         state.scaler.scale(part).backward()
+    if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
+        state.scaler.scale(torch.zeros((), device=state.hw.device))
     return float(loss)
 
 
 def halve(state: TrainState, batch: EffectiveBatch) -> None:
     """Half the rows a pass from here on. Raises TrainError when there is but one already."""
-    rows, tokens = max(micro.tokens.shape for micro in cut(batch, state.micro_rows))
+    shapes = [tuple(micro.tokens.shape) for micro in cut(batch, state.micro_rows)]
+    rows, tokens = max(state.ranks.all_told(max(shapes, default=(0, 0))))
     if rows == 1:
         raise TrainError(
             f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
@@ -157,12 +182,23 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
     )
 
 
+def alone_out_of_memory(state: TrainState, batch: EffectiveBatch) -> TrainError:
+    """What to do where ranks take every pass together, so that none can do it again alone."""
+    rows = max((len(micro.tokens) for micro in cut(batch, state.micro_rows)), default=0)
+    return TrainError(
+        f"Out of memory on rank {state.ranks.rank} in a pass of {rows} rows, with the weights "
+        "spread over all (speed.parallel: fsdp). Give a pass fewer rows (data.micro_batch), turn "
+        "gradient_checkpointing on, or take more GPUs; then run again: it goes on from the last "
+        "checkpoint."
+    )
+
+
 def clip(state: TrainState) -> float:
     """Scale the gradients down to the clipping norm; returns the norm they had."""
     for optimizer in state.optimizers:
         state.scaler.unscale_(optimizer)
     having = [p for p in state.model.parameters() if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in having])
+    total = whole(nn.utils.get_total_norm([p.grad for p in having]))
     norm = total.item()
     limit, note = state.adaptation.clip_norm(state.config, norm)
     if norm > limit:
@@ -220,18 +256,26 @@ def validate_when_due(state: TrainState, validate: Callable, gate: Callable | No
 
 @torch.inference_mode()
 def validation_loss(
-    model: SpeechGPT, batches: list[EffectiveBatch], device: str, precision: str, rows: int = 0
+    model: SpeechGPT,
+    batches: list[EffectiveBatch],
+    device: str,
+    precision: str,
+    rows: int = 0,
+    ranks: Ranks = ALONE,
 ) -> float:
-    """Weighted loss of `model` over all of `batches`, nats per target; `rows` as in `cut`."""
+    """Weighted loss of `model` over all of `batches`, nats per target; `rows` as in `cut`.
+
+    Each of the `ranks` does its share of them.
+    """
     sums = torch.zeros(2)
-    text = 0
-    code = 0
-    for batch in batches:
-        for micro in cut(batch, rows):
-            with autocast(device, precision):
-                sums += torch.stack(model(micro.to(device))).cpu()
-        text += batch.text_targets
-        code += batch.code_targets
+    passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
+    for micro in levelled(model, passes, ranks):
+        with autocast(device, precision):
+            sums += torch.stack(model(micro.to(device))).cpu()
+    text = sum(batch.text_targets for batch in batches)
+    code = sum(batch.code_targets for batch in batches)
+    if ranks.several:
+        sums = torch.tensor(ranks.sums(*sums.tolist()))
     return weighted_loss(model.config, tuple(sums), text, code).item()
 
 

@@ -3,7 +3,8 @@
 `TrainSession.run(values, stop)` is what a `TrainPanel` starts. It goes on from the newest sound
 checkpoint of an unfinished run, and leaves `model-raw` behind at the end, and `model-ema` where an
 average was kept. The data come in as a callable from a position to batches. Knows the loop and its
-files; no widget.
+files; no widget. Where several ranks train together each has a session: the main one's holds the
+lock, writes and judges.
 """
 
 import contextlib
@@ -20,13 +21,12 @@ import torch
 
 from kit.base.config import build
 from kit.base.files import write_atomic
-from kit.base.hardware import Hardware
+from kit.base.hardware import Choice, Hardware
 from kit.base.lock import Lock, held
 from kit.base.weights_file import checksum
 from kit.base.words import brief
 from kit.model.adapters_file import ADAPTERS, save_adapters
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
@@ -34,8 +34,10 @@ from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetched
+from kit.training.ranks import ALONE, RankLost, Ranks, is_lost_connection, require_same, seed_rank
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
+from kit.training.sharding import REPLICAS
 from kit.training.state import TrainState
 from kit.training.switches import Applied, SpeedConfig, pin
 from kit.training.trainable import FULL, Base, Finetuning
@@ -59,7 +61,9 @@ class TrainSession:
     # Holds the run on other machines, too, while it trains; given what is done.
     held_by_all: Callable = lambda what: contextlib.nullcontext()
     state: TrainState | None = None  # of the latest run
-    lock: Lock | None = None  # held while it runs: one process trains a run
+    lock: Lock | None = None  # held while it runs: one process trains a run, or one group of ranks
+    ranks: Ranks = ALONE  # that train together, each with a session of its own
+    parallel: Choice = REPLICAS  # how they do: "ddp" or "fsdp"
 
     @property
     def log_path(self) -> Path:
@@ -94,9 +98,29 @@ class TrainSession:
         """
         if self.finished():
             return
-        here = held(self.folder / "train.lock", "training")
+        here = contextlib.nullcontext()
+        if self.ranks.is_main:
+            here = held(self.folder / "train.lock", "training")
         with here as self.lock, self.held_by_all("training"):
-            yield from self._run(dict(values), stop)
+            try:
+                yield from self._run(dict(values), stop)
+            except RankLost as error:
+                raise TrainError(f"{error} {self._left()}") from error
+            except RuntimeError as error:
+                if not (self.ranks.several and is_lost_connection(error)):
+                    raise
+                # What FSDP sends goes past `Ranks`.
+                raise TrainError(f"{self.ranks.lose()} {self._left()}") from error
+
+    def _left(self) -> str:
+        """What a run that lost one of its processes has kept, and how to go on."""
+        saved = checkpoint.checkpoints(self.checkpoints)
+        kept = f"the last checkpoint is {saved[-1]}" if saved else "it had no checkpoint yet"
+        return (
+            f"Why, its own words or torchrun's tell. Nothing is lost but the steps since: {kept}. "
+            "Give the same command again: it goes on from there, with as many processes as you "
+            "like."
+        )
 
     def _run(self, values: dict, stop: Event) -> Iterator[StepEvent]:
         grad_accum = values.pop("grad_accum", 1)
@@ -110,8 +134,13 @@ class TrainSession:
         if finetuning.adapters and finetuning.base is None:
             base = Base(config=model.config, sha256=checksum(model.state_dict()))
             finetuning = dataclasses.replace(finetuning, base=base)
-        self.state = TrainState(model, config, speed, self.hw, finetuning)
+        self.state = TrainState(
+            model, config, speed, self.hw, finetuning, self.ranks, self.parallel
+        )
+        seed_rank(self.ranks, config.seed, 0)
         resumed = self._resume()
+        require_same(self.ranks, "precision", self.state.applied.precision)
+        require_same(self.ranks, "the step they go on from", self.state.step)
         self.state.notes = [*self.state.applied.notes, *resumed]
         if checked:
             self.state.notes.append(checked)
@@ -125,9 +154,9 @@ class TrainSession:
                 if not is_oom(error):
                     raise
                 raise advice(error) from error
-        self.lock.confirm()
+        self._confirm_lock()
         saved = checkpoint.of_step(self.checkpoints, self.state.step)
-        if self.state.step and not saved.exists():
+        if self.state.step and not self.ranks.from_main(saved.exists):
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
         if self.state.step >= self.config.steps or self.state.settled:
             self._finish()
@@ -141,17 +170,24 @@ class TrainSession:
         def validate() -> float:
             precision = state.applied.precision
             return validation_loss(
-                model, self.validation, self.hw.device, precision, state.micro_rows
+                model, self.validation, self.hw.device, precision, state.micro_rows, self.ranks
             )
 
-        gate = (lambda: self.gate(merged(model))) if self.gate else None
-        listeners = (
-            lambda _: self.lock.confirm(),
-            jsonl_log(self.log_path),
-            checkpointer(state, self.checkpoints, stop),
-            *self.listeners,
-        )
-        yield from listen(train(state, batches, validate, stop, gate), *listeners)
+        def gate() -> dict:
+            whole = state.whole_model()
+            return self.ranks.from_main(lambda: self.gate(whole))
+
+        # Several ranks stop together, at the top of the loop, and then save: see `_run`.
+        saves = checkpointer(state, self.checkpoints, None if self.ranks.several else stop)
+        listeners = (self._confirm_lock, jsonl_log(self.log_path), saves, *self.listeners)
+        if not self.ranks.is_main:
+            listeners = (saves,)
+        events = train(state, batches, validate, stop, gate if self.gate else None)
+        yield from listen(events, *listeners)
+
+    def _confirm_lock(self, _event: StepEvent | None = None) -> None:
+        if self.lock is not None:
+            self.lock.confirm()
 
     def _batches(self, grad_accum: int):
         """The batches from where the state stands; pinned ones are made and pinned ahead."""
@@ -211,7 +247,8 @@ class TrainSession:
                 f"{brief(notes[0], 400)} Bring back a copy, or delete that folder to begin anew."
             )
         if tree is None:
-            self.log_path.unlink(missing_ok=True)
+            if self.ranks.is_main:
+                self.log_path.unlink(missing_ok=True)
             return notes
         self.state.restore(tree)
         return [*notes, f"resumed from step {self.state.step}", *self.state.notes]
@@ -235,13 +272,17 @@ class TrainSession:
             self._save_weights("raw")
             average.unlink(missing_ok=True)  # of an earlier, shorter training
             (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
-        write_atomic(self.folder / "train-finished", str(self.config.steps))
+        if self.ranks.is_main:
+            write_atomic(self.folder / "train-finished", str(self.config.steps))
 
     def _save_weights(self, name: str) -> None:
         """The plain model; beside it, where adapters were trained, these alone."""
         state = self.state
         path = self.folder / WEIGHTS[name]
-        save_model(merged(state.model), path, trained_with=self.trained_with)
+        model = state.whole_model()
+        if not self.ranks.is_main:
+            return
+        save_model(model, path, trained_with=self.trained_with)
         if state.finetuning.adapters:
             lora = state.finetuning.lora
             tables = state.trainable.first_rows

@@ -17,16 +17,30 @@ from torch import Tensor, nn
 
 from kit.base.config import build
 from kit.base.gradients import loss_scaler
-from kit.base.hardware import DTYPES, Hardware
+from kit.base.hardware import DTYPES, Choice, Hardware
 from kit.base.words import brief
 from kit.model.gpt import SpeechGPT, run_layer
+from kit.model.lora import merged
 from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.adam8bit import converted, moment_shape, moments_of
 from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
+from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
+from kit.training.sharding import (
+    REPLICAS,
+    gathered,
+    gathered_model,
+    is_sharded,
+    lost_with_shares,
+    parallel_ran,
+    refused_switches,
+    require_shardable,
+    shard,
+    share_of,
+)
 from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
@@ -57,15 +71,26 @@ class TrainState:
         speed: SpeedConfig,
         hw: Hardware,
         finetuning: Finetuning = FULL,
+        ranks: Ranks = ALONE,
+        parallel: Choice = REPLICAS,
     ):
         finetuning.require_steps(config.steps)
+        self.ranks = ranks  # that take every step together
+        refused = {}
+        if parallel.value == "fsdp":
+            require_shardable(config, finetuning)
+            refused = refused_switches(hw)
+            shard(model, hw.device, ranks.world)
         self.model = model.to(hw.device)
         self.finetuning = finetuning
         self.trainable = Trainable(model, finetuning)
         self.config = config
         self.speed = speed
         self.hw = hw
-        self.applied: Applied = apply(model, speed, hw)
+        self.applied: Applied = apply(model, speed, hw, refused)
+        if ranks.several:
+            row = parallel_ran(speed.parallel, parallel, ranks.world)
+            self.applied = self.applied.beside(row, *lost_with_shares(model, config.guide))
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
             round_frozen(model, DTYPES[precision], finetuning.base.weights)
@@ -101,9 +126,10 @@ class TrainState:
     def guide_weight(self) -> float:
         """What guided attention weighs in the coming step: less and less, then nothing.
 
-        A trunk without a list of layers has no head that could be shown anything.
+        A trunk without a list of layers has no head that could be shown anything; one whose
+        weights are spread has them together only while a layer computes.
         """
-        if not hasattr(self.model.gpt, "h"):
+        if not hasattr(self.model.gpt, "h") or is_sharded(self.model):
             return 0.0
         return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
 
@@ -120,6 +146,15 @@ class TrainState:
         self.model.gpt.run_layer = run_layer
         self.applied = self.applied.without("compile", why)
         self.notes.append(f"torch.compile is off from here, it failed: {why}")
+
+    def whole_model(self) -> SpeechGPT | None:
+        """The plain model with the weights that train now; all ranks ask for it together.
+
+        Where they are spread, a copy on the main rank, and None on the others.
+        """
+        if is_sharded(self.model):
+            return gathered_model(self.model, self.ranks, self.hw.device)
+        return merged(self.model)
 
     def averaged(self):
         """The context in which the model holds its averaged weights, if there are any."""
@@ -156,13 +191,20 @@ class TrainState:
         return 0 < self.config.end_patience <= self.best.waited
 
     def tree(self) -> dict:
-        """Everything a checkpoint must hold."""
+        """Everything a checkpoint must hold; all ranks ask for it together.
+
+        Where weights are spread, the main rank has them whole, and the others nothing.
+        """
+        tree = self._tree()
+        return gathered(tree, self.ranks) if is_sharded(self.model) else tree
+
+    def _tree(self) -> dict:
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
             "optimizer": {str(i): moments_of(o) for i, o in enumerate(self.optimizers)},
             "scaler": self.scaler.state_dict(),
-            "random": checkpoint.random_state(),
+            "random": random_states(self.ranks),
             "run": {
                 "step": self.step,
                 "steps": self.config.steps,
@@ -242,13 +284,15 @@ class TrainState:
             moments, note = converted(moments, optimizer)
             if note:
                 self.notes.append(note)
+            if is_sharded(self.model):
+                moments = spread_moments(moments, optimizer)
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
-        checkpoint.restore_random_state(tree["random"])
         run = tree["run"]
         self.step = run["step"]
+        restore_random_states(tree["random"], self.ranks, self.config.seed, self.step)
         self.position = json.loads(run["position"])
         self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
         self.best = Best(**json.loads(run.get("best", "{}")))
@@ -267,7 +311,10 @@ class TrainState:
         )
 
     def save(self, folder: Path) -> None:
+        """Leave a checkpoint in `folder`; the main rank writes it, with what all have told it."""
         tree = self.tree()
+        if not self.ranks.is_main:
+            return
         if self.config.checkpoint == "weights":
             tree = checkpoint.weights_alone(tree)
         checkpoint.save(tree, folder, self.step, self.config.keep, self.best.step)
@@ -344,7 +391,17 @@ def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
 @torch.no_grad()
 def restore_weights(parameters: dict[str, nn.Parameter], weights: dict) -> None:
     for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
+        parameter.copy_(share_of(weights[name], parameter))
+
+
+def spread_moments(moments: dict[int, dict], optimizer: torch.optim.Optimizer) -> dict[int, dict]:
+    """Whole moments by parameter number as this rank's shares of them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    found = {}
+    for number, tensors in moments.items():
+        like = parameters[number]
+        found[number] = {name: share_of(value, like) for name, value in tensors.items()}
+    return found
 
 
 def config_differences(saved: dict, config: GPTConfig) -> str:

@@ -110,6 +110,7 @@ class Verdict:
     limit_bytes: int
     tried: bool  # False: refused from the plan alone
     change: str  # "" when it fits
+    untried: str = "no such GPU here"  # why, where the plan alone says that it fits
 
     def __str__(self) -> str:
         how = f"planned {in_gib(self.planned_bytes)}"
@@ -118,7 +119,7 @@ class Verdict:
         elif self.tried:
             how += ", and a real step ran out of memory"
         elif self.fits:
-            how += ", not tried (no such GPU here)"
+            how += f", not tried ({self.untried})"
         said = f"micro_batch {self.micro_batch}: {how}, of {in_gib(self.limit_bytes)} it may use."
         return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
 

@@ -1,11 +1,12 @@
 """Everything that only a GPU can show, in one command of ten minutes: `make check-gpu`.
 
 Switches at the preset's and at XTTS-v2's size, numbers in half precision, attention's kernel, the
-memory plan, memory that runs out, copies, decoding by CUDA graphs, the codec, the monitor and going
-on from a checkpoint. Each part runs in a process of its own with a limit: one that fails, crashes
-or takes too long is a row with its reason, and the rest goes on. After every part the table so far
-lies in runs/bench/gpu.json: {"row", "value", "unit", "peer", "peer_value", "ratio", "part",
-"status", "where"}; a ratio above 1 means better, a status is ok, off, failed or skipped.
+memory plan, memory that runs out, two processes where there are two GPUs, copies, decoding by CUDA
+graphs, the codec, the monitor and going on from a checkpoint. Each part runs in a process of its
+own with a limit: one that fails, crashes or takes too long is a row with its reason, and the rest
+goes on. After every part the table so far lies in runs/bench/gpu.json: {"row", "value", "unit",
+"peer", "peer_value", "ratio", "part", "status", "where"}; a ratio above 1 means better, a status is
+ok, off, failed or skipped.
 
 Without a GPU the same lines run at tiny sizes on the CPU, into gpu-pretended.json: that shows that
 the check works, and nothing of any GPU.
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+from gpu_ranks import ranks_rows
 from gpu_setting import Setting, told
 from gpu_speaking import (
     codec_rows,
@@ -55,6 +57,7 @@ PARTS: dict[str, tuple[Callable[[Setting], Iterator[dict]], int]] = {
     "memory": (memory_rows, 60),
     "recovery": (recovery_rows, 40),
     "resume": (resume_rows, 60),
+    "ranks": (ranks_rows, 90),
     "codec": (codec_rows, 30),
     "recogniser": (recognizer_rows, 30),
     "copies": (copy_rows, 30),

@@ -40,6 +40,7 @@ class TrainPanel:
     `monitor` samples while it runs; a `profiler` gets a button; `session_hours` is the limit that
     the time to go is held against. `plan(values)` says what memory the switches and numbers
     would take, and whether it is there; `players()` is HTML of what the run has spoken so far.
+    `largest` are the limits of `numbers` that have one.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class TrainPanel:
         session_hours: float | None = None,
         plan: Callable[[dict], tuple[str, bool]] | None = None,
         players: Callable[[], str] = str,
+        largest: dict[str, int] | None = None,
     ):
         self.make_run = make_run
         self.log_path = Path(log_path).resolve()
@@ -74,7 +76,7 @@ class TrainPanel:
         self.asked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.error = None  # what broke the presenter; the trainer's own is worker.error
         self.presenter = None  # the thread of "live"
-        self.view = View(switches, numbers or {}, profile=profiler is not None)
+        self.view = View(switches, numbers or {}, profiler is not None, largest)
         self.view.start.on_click(lambda _: self.asked.set())
         self.view.stop.on_click(lambda _: self._ask_stop())
         self.view.profile.on_click(lambda _: self.profiler.request())

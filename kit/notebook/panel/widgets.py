@@ -11,16 +11,24 @@ import ipywidgets as widgets
 
 from kit.notebook.style import BLUE, GREEN, ORANGE, RED
 
+MOST = 2**31 - 1  # of a number that has no limit of its own
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 
 
 class View:
     """The widgets of a training panel and the few ways they change. Called by one presenter."""
 
-    def __init__(self, switches: list, numbers: dict[str, int], profile: bool = False):
+    def __init__(
+        self,
+        switches: list,
+        numbers: dict[str, int],
+        profile: bool = False,
+        largest: dict[str, int] | None = None,
+    ):
         self.boxes = {s.name: _checkbox(s) for s in switches}
         self.fixed = {s.name for s in switches if not s.available}
-        self.numbers = {name: _number_box(name, value) for name, value in numbers.items()}
+        most = largest or {}
+        self.numbers = {n: _number_box(n, v, most.get(n, MOST)) for n, v in numbers.items()}
         self.start = button("Start", "play", "success", "Start training with these switches")
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
@@ -122,12 +130,12 @@ def _reason(switch) -> widgets.HTML:
     return widgets.HTML(value=f'<div style="{style}" title="{whole}">{measured}{short}</div>')
 
 
-def _number_box(name: str, value: int) -> widgets.BoundedIntText:
+def _number_box(name: str, value: int, largest: int) -> widgets.BoundedIntText:
     layout = widgets.Layout(width="200px")
     style = {"description_width": "initial"}
-    label = name.replace("_", " ")
+    label = "GPUs" if name == "gpus" else name.replace("_", " ")
     return widgets.BoundedIntText(
-        value=value, min=1, max=2**31 - 1, description=label, layout=layout, style=style
+        value=value, min=1, max=largest, description=label, layout=layout, style=style
     )
 
 

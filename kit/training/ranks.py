@@ -1,0 +1,240 @@
+"""The processes that train one model together: who they are, what they share, what they agree on.
+
+`torchrun` starts them, and each makes its `Ranks` by `join_ranks`. A process alone is one, too: its
+answers are its own and cost nothing, so the loop asks without knowing how many there are. The first
+of several, the main one, decides, writes and speaks; what it found the others are told. Knows
+torch.distributed; nothing of what is trained.
+"""
+
+import contextlib
+import datetime
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kit.base.config import ConfigError
+from kit.training import checkpoint
+from kit.training.recovery import is_oom
+from kit.training.settings import TrainError
+
+BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
+# Between two words of the main process. It may plan, or hear a voice, for long; one that has died
+# is noticed at once, by its closed connection.
+WAIT = datetime.timedelta(hours=6)
+PARTING_S = 0.5
+
+
+class RankLost(RuntimeError):
+    """Another process of the same training has ended, so no step can be taken together."""
+
+
+class Ranks:
+    """One process alone: the main one of one, and whatever is asked of all is asked of it."""
+
+    rank = 0  # of this process, from 0
+    world = 1  # how many there are
+    several = False  # whether torchrun has started them
+    lost = False  # whether one of them is known to have ended
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sums(self, *numbers: float) -> tuple[float, ...]:
+        """Each of `numbers`, summed over the ranks."""
+        return numbers
+
+    def any(self, here: bool) -> bool:
+        """Whether it is so on any rank."""
+        return here
+
+    def all_told(self, value) -> list:
+        """The `value` of every rank, by rank."""
+        return [value]
+
+    def from_main(self, find: Callable):
+        """What `find()` returns on the main rank, on every rank; the others do not call it."""
+        return find()
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Leave the sum over the ranks in the gradients of `parameters`, alike on each."""
+
+    def share(self, items: Sequence) -> Sequence:
+        """Those of `items` that are this rank's to do."""
+        return items[self.rank :: self.world]
+
+    def leave(self) -> None:
+        """Take part in nothing any more."""
+
+
+ALONE = Ranks()
+
+
+class SeveralRanks(Ranks):
+    """This process among those that torchrun started; every method is called by all of them.
+
+    Each raises RankLost where one of the others has ended.
+    """
+
+    several = True
+
+    def __init__(self):
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+
+    def sums(self, *numbers: float) -> tuple[float, ...]:
+        total = torch.tensor(numbers, dtype=torch.float64)
+        self._reduce(total)
+        return tuple(type(n)(t) for n, t in zip(numbers, total.tolist()))
+
+    def any(self, here: bool) -> bool:
+        return self.sums(int(here))[0] > 0
+
+    def all_told(self, value) -> list:
+        found = [None] * self.world
+        with self._together():
+            dist.all_gather_object(found, value)
+        return found
+
+    def from_main(self, find: Callable):
+        found = [find() if self.is_main else None]
+        with self._together():
+            dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
+        return found[0]
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        # Not by DistributedDataParallel, which sends them from within the last backward pass: a
+        # rank without a row in this batch has no such pass, one that runs out of memory does not
+        # end it, and the others would wait for them for ever. After the passes all ranks know that
+        # all are done. What it sends in between it sends behind the computation; of a step with
+        # several passes that is little.
+        training = [p for p in parameters if p.requires_grad]
+        for p in training:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        for gradients in buckets([p.grad for p in training]):
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            self._reduce(flat)
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts):
+                gradient.copy_(part.view_as(gradient))
+
+    def leave(self) -> None:
+        if not self.lost:
+            dist.destroy_process_group()
+            # gloo's threads need Python once more, to let go of the last tensors they were given;
+            # one that finds it gone takes the process down with it.
+            time.sleep(PARTING_S)
+
+    def _reduce(self, tensor: Tensor) -> None:
+        with self._together():
+            dist.all_reduce(tensor)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if is_oom(error):
+                raise
+            raise self.lose() from error
+
+    def lose(self) -> RankLost:
+        """Know that one of the others has ended; the error that says so."""
+        self.lost = True
+        return RankLost(
+            f"Another of the {self.world} processes that train together has ended, or cannot be "
+            "reached."
+        )
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether `error` is what gloo or NCCL raise where another process has ended."""
+    if isinstance(error, dist.DistError):
+        return True
+    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def join_ranks() -> Ranks:
+    """This process's place among those that torchrun has started; alone where it has not.
+
+    Each takes a GPU of its own where there are any. Raises ConfigError where there are too few.
+    Call it before CUDA is used.
+    """
+    if "LOCAL_RANK" not in os.environ or not dist.is_available():
+        return Ranks()
+    if not dist.is_initialized():
+        gpus = take_card()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=WAIT)
+    return SeveralRanks()
+
+
+def take_card() -> bool:
+    """Leave this process one GPU to see, which is then number 0 to it; whether there is one.
+
+    Raises ConfigError where this machine has fewer than processes.
+    """
+    cards = torch.cuda.device_count()  # asks the driver, and does not begin to use CUDA
+    if not cards:
+        return False
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if processes > cards:
+        raise ConfigError(
+            f"torchrun started {processes} processes on this machine, which has {cards} GPUs: each "
+            f"trains on one of its own. Give --nproc-per-node={cards}."
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(cards)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[int(os.environ["LOCAL_RANK"])]
+    return True
+
+
+def require_same(ranks: Ranks, what: str, value) -> None:
+    """Raise TrainError unless `value` is the same on all ranks; `what` it is of."""
+    told = ranks.all_told(value)
+    if any(each != told[0] for each in told):
+        raise TrainError(
+            f"The processes that are to train together differ in {what}, by rank: "
+            f"{', '.join(map(str, told))}. Start them on equal devices, with the same files."
+        )
+
+
+def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """`tensors` in order, together as long as they have up to BUCKET_BYTES and one type."""
+    bucket = []
+    for tensor in tensors:
+        size_bytes = sum(each.nbytes for each in bucket) + tensor.nbytes
+        if bucket and (size_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def random_states(ranks: Ranks) -> dict:
+    """The random numbers' state of every rank: the main one's as it is alone, with the others'."""
+    main, *others = ranks.all_told(checkpoint.random_state())
+    if others:
+        main["ranks"] = {str(rank): state for rank, state in enumerate(others, start=1)}
+    return main
+
+
+def restore_random_states(saved: dict, ranks: Ranks, seed: int, step: int) -> None:
+    """Give this rank the state that `random_states` has of it, or where it has none a new one."""
+    state = saved if ranks.is_main else saved.get("ranks", {}).get(str(ranks.rank))
+    if state is None:
+        seed_rank(ranks, seed, step)
+    else:
+        checkpoint.restore_random_state(state)
+
+
+def seed_rank(ranks: Ranks, seed: int, step: int) -> None:
+    """Let this rank draw other dropout than the rest from `step` on; the main one draws as ever."""
+    if not ranks.is_main:
+        torch.manual_seed(random.Random(f"{seed} {ranks.rank} {step}").getrandbits(63))

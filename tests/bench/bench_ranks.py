@@ -1,0 +1,81 @@
+"""What the way through torch.distributed costs where there is one process: `make bench-ranks`.
+
+The demo's model takes the same steps alone and as the one rank of a group of one, in turns, in one
+process on one thread; the median of the pairs counts. Leaves runs/bench/ranks.json.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rows import record, result, table
+
+from kit.base.config import build, load_preset
+from kit.base.hardware import detect
+from kit.batches.batching import DataConfig
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.training.loop import train
+from kit.training.ranks import ALONE, Ranks, SeveralRanks
+from kit.training.settings import TrainConfig
+from kit.training.state import TrainState
+from kit.training.switches import SpeedConfig
+from kit.tuning.ab_test import Task, make_batches, some_rows
+
+
+def one_step(task: Task, ranks: Ranks):
+    """A callable that takes the next step of a run of `task`, and returns its seconds."""
+    torch.manual_seed(0)
+    speed = SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
+    state = TrainState(SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
+    events = train(state, make_batches(task))
+
+    def step() -> float:
+        began_s = time.perf_counter()
+        next(events)
+        return time.perf_counter() - began_s
+
+    return step
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--pairs", type=int, default=40, help="of steps, one each way")
+    words.add_argument("--preset", default="cpu")
+    options = words.parse_args()
+    torch.set_num_threads(1)
+    preset = load_preset(options.preset)
+    data = build(DataConfig, preset["data"])
+    task = Task(
+        model=build(GPTConfig, preset["model"]),
+        train=TrainConfig(steps=10**6, val_every=10**6, lr=1e-5),
+        data=data,
+        rows=some_rows((10, 40), (40, 150), 64),
+        hw=detect(),
+        threads=1,
+    )
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    ways = {"alone": one_step(task, ALONE), "one rank": one_step(task, SeveralRanks())}
+    took = {name: [] for name in ways}
+    for step in ways.values():
+        step()
+    for pair in range(options.pairs):
+        order = list(ways) if pair % 2 else list(reversed(ways))
+        for name in order:
+            took[name].append(ways[name]())
+    ratio = statistics.median(a / b for a, b in zip(took["alone"], took["one rank"]))
+    found = {name: 1e3 * statistics.median(times) for name, times in took.items()}
+    row = f"a step of the {options.preset} preset's model as one rank of one"
+    rows = [result(row, found["one rank"], "ms", "no ranks", found["alone"], ratio)]
+    runs = Path(os.environ.get("KIT_RUNS") or Path(__file__).parent.parent.parent / "runs")
+    record(rows, "ranks", runs / "bench" / "ranks.json")
+    table(rows)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""What torchrun starts for test_ranks.py: tiny runs of several processes, one after the other.
+
+`ranks_job.py FOLDER NAME...` does the runs of these names, each in its folder inside FOLDER, whose
+train.jsonl is then compared with that of a process alone. `RUNS` is read by both sides.
+"""
+
+import dataclasses
+import itertools
+import os
+import sys
+from pathlib import Path
+from threading import Event
+
+import torch
+from helpers import CPU, GPT, TRAIN, effective_batch, pack, random_rows
+
+from kit.base.hardware import Choice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch
+from kit.training.ranks import ALONE, Ranks, join_ranks
+from kit.training.run import TrainSession
+from kit.training.sharding import REPLICAS, is_sharded
+
+# At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
+USUAL = dataclasses.replace(TRAIN, lr=1e-3)
+LONG = dataclasses.replace(
+    USUAL, steps=50, val_every=10, checkpoint_every=10, gate_every=20, plateau=1
+)
+SHORT = dataclasses.replace(USUAL, steps=12, checkpoint_every=2)
+SLOW = "KIT_SLOW" in os.environ  # ten kills in place of one
+BUSY = dataclasses.replace(TRAIN, steps=200 if SLOW else 24, checkpoint_every=1, val_every=20)
+RUNS = {  # settings, dropout
+    "parity": (LONG, 0.0),
+    "parity of four": (LONG, 0.0),
+    "out of memory": (SHORT, 0.0),
+    "whole": (SHORT, 0.1),
+    "stopped": (SHORT, 0.1),
+    "begun alone": (SHORT, 0.0),
+    "begun together": (SHORT, 0.0),
+    "killed": (BUSY, 0.1),
+    "spread and killed": (BUSY, 0.1),
+    "spread": (LONG, 0.0),
+    "spread whole": (SHORT, 0.1),
+    "spread and stopped": (SHORT, 0.1),
+    "spread and begun": (SHORT, 0.0),
+    "replicas, then spread": (SHORT, 0.0),
+}
+SPREAD = Choice(value="fsdp", reason="a test")
+
+
+def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
+    """Batches of 8 rows and fewer, down to one: then all ranks but the first have none."""
+    for number in itertools.count((position or {"batch": 0})["batch"]):
+        rows = random_rows(GPT, 8 - number % 8, seed=number)
+        mine = [column[ranks.rank :: ranks.world] for column in rows]
+        size = -(-8 // parts)
+        cuts = [slice(i, i + size) for i in range(0, len(mine[0]), size)]
+        micro = [pack(GPT, *(column[each] for column in mine)) for each in cuts]
+        yield EffectiveBatch(micro=micro, position={"batch": number + 1})
+
+
+def session(folder: Path, name: str, ranks: Ranks = ALONE) -> TrainSession:
+    """The run `name` in a folder of that name, as this process has it."""
+    config, dropout = RUNS[name]
+    held_out = [effective_batch(GPT, random_rows(GPT, 4, seed=999 + i)) for i in range(3)]
+    return TrainSession(
+        model=dataclasses.replace(GPT, dropout=dropout),
+        config=config,
+        hw=CPU,
+        threads=1,
+        folder=Path(folder) / name,
+        make_batches=lambda position, parts: uneven_batches(ranks, position, parts),
+        validation=held_out,
+        gate=hears if ranks.is_main else never,
+        ranks=ranks,
+        parallel=SPREAD if "spread" in name and ranks.several else REPLICAS,
+    )
+
+
+def hears(model: SpeechGPT) -> dict:
+    """A verdict that follows from the weights alone."""
+    return {"cer": float(model.code_head.weight.detach().abs().mean()), "eos_rate": 1.0}
+
+
+def never(model: SpeechGPT) -> dict:
+    raise AssertionError("only the main rank hears the voice")
+
+
+def train(run: TrainSession, stop_at: int = 0, passes: int = 1) -> list:
+    """The events of `run`; the main rank alone asks for its end after step `stop_at`."""
+    stop = Event()
+    events = []
+    for event in run.run({"ema": True, "grad_accum": passes}, stop):
+        events.append(event)
+        if event.step == stop_at and run.ranks.is_main:
+            stop.set()
+    return events
+
+
+def run_out_of_memory_on_rank_1(ranks: Ranks) -> None:
+    """From here on a pass of more than two rows does not fit there, which the others cannot see."""
+    forward = SpeechGPT.forward
+
+    def poor_forward(model, batch, guided=False):
+        if ranks.rank == 1 and model.training and len(batch.tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory, as a test says")
+        return forward(model, batch, guided)
+
+    SpeechGPT.forward = poor_forward
+
+
+def main(folder: str, *names: str) -> None:
+    ranks = join_ranks()
+    Path(folder).mkdir(exist_ok=True)
+    Path(folder, f"pid-{ranks.rank}").write_text(str(os.getpid()))
+    for name in names:
+        run = session(Path(folder), name, ranks)
+        if name == "replicas, then spread":
+            run.parallel = REPLICAS
+        if name in ("stopped", "spread and stopped", "replicas, then spread"):
+            train(run, stop_at=5)
+            run = session(Path(folder), name, ranks)
+        if name in ("begun together", "spread and begun"):
+            train(run, stop_at=5)
+            continue
+        if name == "out of memory":
+            run_out_of_memory_on_rank_1(ranks)
+        train(run)
+        assert is_sharded(run.state.model) == ("spread" in name)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,197 @@
+"""Several processes train as one does: the same losses, the same files, and nothing lost."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ranks_job import RUNS, SLOW, session, train
+
+from kit.model.weights import load_model
+from kit.training import checkpoint
+from kit.training.logs import read_log
+from kit.training.ranks import Ranks
+
+JOB = Path(__file__).with_name("ranks_job.py")
+ROOT = JOB.parent.parent.parent
+KILLS = 10 if SLOW else 1
+NUMBERS = ("loss", "grad_norm", "val_loss", "ema_val_loss")
+
+
+def torchrun(processes: int, folder: Path, *names: str) -> subprocess.Popen:
+    words = ["--standalone", f"--nproc-per-node={processes}", str(JOB), str(folder), *names]
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        cwd=ROOT,
+        env=dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def done(processes: int, folder: Path, *names: str) -> None:
+    process = torchrun(processes, folder, *names)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, f"{out}\n{err}"
+
+
+def rows(folder: Path, name: str) -> list[dict]:
+    return read_log(folder / name / "train.jsonl")
+
+
+def figures(row: dict) -> list:
+    return [row[name] for name in NUMBERS]
+
+
+def files(folder: Path, name: str) -> set[str]:
+    return {path.name for path in (folder / name).rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The runs of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in ("parity", "begun alone"):
+        train(session(folder, name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """The runs of two processes, in one start of torchrun; "begun alone" is gone on with."""
+    folder = tmp_path_factory.mktemp("two")
+    train(session(folder, "begun alone"), stop_at=5)
+    names = ["parity", "whole", "stopped", "begun alone", "begun together"]
+    names += [name for name in RUNS if "spread" in name and "killed" not in name]
+    done(2, folder, *names, "out of memory")
+    return folder
+
+
+def require_parity(found: list[dict], wanted: list[dict]) -> None:
+    assert [row["step"] for row in found] == [row["step"] for row in wanted]
+    assert [row["tokens"] for row in found] == [row["tokens"] for row in wanted]
+    for name in ("loss", "val_loss", "ema_val_loss"):
+        values = [row[name] for row in found if row[name] is not None]
+        alike = [row[name] for row in wanted if row[name] is not None]
+        assert values == pytest.approx(alike, rel=1e-6), name
+    norms = [row["grad_norm"] for row in found]
+    assert norms == pytest.approx([row["grad_norm"] for row in wanted], rel=1e-5)
+    verdicts = [row["gate"]["cer"] for row in found if row["gate"]]
+    assert verdicts == pytest.approx([r["gate"]["cer"] for r in wanted if r["gate"]], rel=1e-6)
+    assert [row["lr"] for row in found] == [row["lr"] for row in wanted]
+
+
+def test_two_processes_train_as_one_does(alone, two):
+    require_parity(rows(two, "parity"), rows(alone, "parity"))
+    assert len(rows(two, "parity")) == 50
+    assert files(two, "parity") == files(alone, "parity"), "the files are those of one process"
+
+
+def test_four_processes_train_as_one_does(alone, tmp_path):
+    done(4, tmp_path, "parity of four")
+    require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
+
+
+def test_what_one_process_is_asked_of_all_is_its_own():
+    ranks = Ranks()
+    assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)
+    assert ranks.all_told("a") == ["a"] and ranks.from_main(lambda: 7) == 7
+    assert ranks.share([1, 2]) == [1, 2] and ranks.is_main
+
+
+def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
+    train(session(tmp_path, "out of memory"))
+    found, wanted = rows(two, "out of memory"), rows(tmp_path, "out of memory")
+    require_parity(found, wanted)
+    assert "passes of 4 rows are cut to 2" in found[0]["note"]
+    assert not any("out of memory" in row["note"] for row in found[1:])
+
+
+def test_a_stop_that_one_rank_hears_stops_all_and_the_rest_is_the_same_to_the_bit(two):
+    found, wanted = rows(two, "stopped"), rows(two, "whole")
+    assert [figures(row) for row in found] == [figures(row) for row in wanted]
+    resumed = [row["step"] for row in found if "resumed from step 5" in row["note"]]
+    assert resumed == [6]
+    for name in ("model-raw", "model-ema"):
+        path = f"{name}.safetensors"
+        assert (two / "stopped" / path).read_bytes() == (two / "whole" / path).read_bytes()
+
+
+def test_each_rank_draws_its_own_dropout_and_a_checkpoint_has_all_states(two):
+    tree, _ = checkpoint.load_newest(two / "whole" / "checkpoints")
+    other = tree["random"]["ranks"]["1"]["cpu"]
+    assert other.shape == tree["random"]["cpu"].shape
+    assert not other.equal(tree["random"]["cpu"])
+
+
+def test_a_run_goes_on_with_another_number_of_processes(alone, two, tmp_path):
+    require_parity(rows(two, "begun alone"), rows(alone, "begun alone"))
+    shutil.copytree(two / "begun together", tmp_path / "begun together")
+    assert len(rows(tmp_path, "begun together")) == 5
+    train(session(tmp_path, "begun together"))
+    require_parity(rows(tmp_path, "begun together"), rows(alone, "begun alone"))
+
+
+def test_weights_that_are_spread_learn_what_whole_ones_do(alone, two):
+    require_parity(rows(two, "spread"), rows(two, "parity"))
+    require_parity(rows(two, "spread"), rows(alone, "parity"))
+    assert files(two, "spread") == files(alone, "parity")
+    found = load_model(two / "spread" / "model-ema.safetensors").state_dict()
+    wanted = load_model(alone / "parity" / "model-ema.safetensors").state_dict()
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_with_spread_weights_goes_on_bit_for_bit(two):
+    found, wanted = rows(two, "spread and stopped"), rows(two, "spread whole")
+    assert [figures(row) for row in found] == [figures(row) for row in wanted]
+
+
+def test_its_checkpoint_is_that_of_any_run(alone, two, tmp_path):
+    """Gone on from by one process, and by processes that have whole models before."""
+    shutil.copytree(two / "spread and begun", tmp_path / "spread and begun")
+    train(session(tmp_path, "spread and begun"))
+    require_parity(rows(tmp_path, "spread and begun"), rows(alone, "begun alone"))
+    require_parity(rows(two, "replicas, then spread"), rows(alone, "begun alone"))
+
+
+def killed(folder: Path, name: str, rng: random.Random) -> None:
+    """Begin the run `name`, or go on with it, and kill one of its two processes a little later."""
+    before = len(rows(folder, name))
+    process = torchrun(2, folder, name)
+    end_s = time.monotonic() + 120
+    while len(rows(folder, name)) < before + 3:
+        assert process.poll() is None and time.monotonic() < end_s, process.communicate()
+        time.sleep(0.05)
+    time.sleep(rng.uniform(0, 0.2))
+    victim = rng.randint(0, 1)
+    os.kill(int((folder / f"pid-{victim}").read_text()), signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Another of the 2 processes that train together has ended" in err
+    assert "the last checkpoint is" in err and "Give the same command again" in err
+    tree, notes = checkpoint.load_newest(folder / name / "checkpoints")
+    assert not notes and tree["run"]["step"] >= rows(folder, name)[-1]["step"] - 1
+    assert len(rows(folder, name)) < RUNS[name][0].steps
+
+
+def test_a_killed_process_ends_the_run_with_a_sentence_and_loses_nothing(tmp_path):
+    """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, going on each time."""
+    rng = random.Random(0)
+    names = ["killed", "spread and killed"]
+    for name in names:
+        for _ in range(KILLS):
+            killed(tmp_path, name, rng)
+    done(2, tmp_path, *names)
+    whole = tmp_path / "whole"
+    done(2, whole, *names)
+    for name in names:
+        found = [figures(row) for row in rows(tmp_path, name)]
+        assert found == [figures(row) for row in rows(whole, name)], name
