@@ -32,7 +32,10 @@ from kit.base.hardware import Hardware
 from kit.base.weights_file import checksum
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, build_cache, speaker_references
+from kit.batches.code_shards import Clip
 from kit.batches.code_stream import CodeStream, validation_batches
+from kit.batches.columns import LoadedColumns
+from kit.batches.index import Index, IndexRow, index_columns
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset, write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
@@ -207,6 +210,21 @@ def code_index() -> Path:
 @cache
 def code_cache() -> CodeCache:
     return CodeCache(code_index())
+
+
+def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
+    """A cache that lies in no file; a row is its id, speaker and split."""
+    found = []
+    for place, (row, text, row_codes) in enumerate(zip(rows, texts, codes, strict=True)):
+        clip = Clip(
+            shard=Path("made"), place=place, codes=len(row_codes), code_check=0, reference_check=0
+        )
+        found.append(IndexRow(**row, text=text, clip=clip))
+    cache = object.__new__(CodeCache)
+    cache.take(Index(LoadedColumns(index_columns(found)), Path()))
+    cache.codes = codes
+    cache.references = references
+    return cache
 
 
 def real_config(**over) -> GPTConfig:

@@ -1,8 +1,9 @@
 """Which utterances go through the model together: a pure function of their lengths.
 
 A batch is a grid as wide as its longest row, so like lengths belong together. `plan_batches`
-shuffles an epoch, sorts it a window at a time, cuts it into effective batches and shuffles those:
-every utterance once, none left out, the same for the same seed. An effective batch is a number of
+shuffles an epoch (of a large corpus a group of it, see epoch_order), sorts it a window at a time,
+cuts it into effective batches and shuffles those: every utterance once, none left out, the same for
+the same seed. An effective batch is a number of
 utterances, or a number of padded tokens; `micro_batches` cuts it into passes. `padding_waste` says
 what each way wastes. Knows lengths alone: no audio, no codes, no file, no model.
 """
@@ -25,7 +26,7 @@ class DataConfig:
     effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
     sort_window: int = 1024  # shuffled utterances sorted by length at a time
     short_first: float = 0.0  # share of the first epoch that comes first, from short to long
-    # (SortaGrad, Amodei et al. 2016)
+    # (SortaGrad, Amodei et al. 2016); of a corpus planned in groups, share of the first group
     grid_lengths: tuple = ()  # tokens: pad each grid to the next of these; (): to its longest row
     length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
@@ -69,13 +70,16 @@ def chunks(items: Sequence, size: int) -> Iterator[Sequence]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def plan_batches(lengths: Sequence[int], config: DataConfig, epoch: int) -> list[list[int]]:
+def plan_batches(
+    lengths: Sequence[int], config: DataConfig, epoch: int, group: int = 0, groups: int = 1
+) -> list[list[int]]:
     """The effective batches of `epoch` as lists of indices into `lengths`, each index once.
 
-    A batch lies from short to long. Counting tokens, a window's last and unfilled batch joins the
-    next window, so one batch an epoch is short, and it is none of the many middling ones.
+    Where an epoch has several `groups`, `lengths` are those of utterances of `group`. A batch lies
+    from short to long. Counting tokens, a window's last and unfilled batch joins the next window,
+    so one batch a group is short, and it is none of the many middling ones.
     """
-    rng = random.Random(f"{config.seed} {epoch}")
+    rng = random.Random(order_key(config, epoch, group, groups))
     order = rng.sample(range(len(lengths)), len(lengths))
     batches = []
     left = []
@@ -88,12 +92,26 @@ def plan_batches(lengths: Sequence[int], config: DataConfig, epoch: int) -> list
     if left:
         batches.append(left)
     rng.shuffle(batches)
-    if config.short_first and epoch == 0:
+    if config.short_first and epoch == 0 and group == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])
         rest = batches[round(config.short_first * len(batches)) :]
         rng.shuffle(rest)
         batches[len(batches) - len(rest) :] = rest
     return batches
+
+
+def order_key(config: DataConfig, epoch: int, group: int, groups: int) -> str:
+    """What sets the order of a group of an epoch."""
+    if groups == 1:  # what it was before there were groups: runs go on in the order they began in
+        return f"{config.seed} {epoch}"
+    return f"{config.seed} {epoch} {group}/{groups}"
+
+
+def batches_planned(rows: int, config: DataConfig) -> int:
+    """How many batches `plan_batches` makes of `rows` utterances where it counts utterances."""
+    windows, left = divmod(rows, config.sort_window)
+    of_window = -(-config.sort_window // config.effective_batch)
+    return windows * of_window + -(-left // config.effective_batch)
 
 
 def effective_batches(order: list, lengths: Sequence[int], config: DataConfig) -> list[list]:

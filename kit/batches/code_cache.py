@@ -2,9 +2,10 @@
 
 A shard holds codes and reference features of some clips, filed under the digests of the clips'
 bytes and under the codec that made them. So new rows cost only their own encoding, a changed text
-costs none, and any run that points at the folder shares it. An index, one small file, says where
-each row of a manifest lies, with its text ids. Every file carries its own checksum and is written
-whole or not at all; a damaged one is made again. Processes need no lock: names follow from content,
+costs none, and any run that points at the folder shares it. An index, one file, says where each row
+of a manifest lies, with its text ids. Both stay on disk and are read a row at a time, so a corpus
+may be larger than memory. Every file carries its own checksums and is written whole or not at all;
+a damaged one is made again. Processes need no lock: names follow from content,
 and a claim only tells another builder which shard to begin with. The folder stays below
 `max_cache_gib`; what lay unused longest goes first. Knows no batch and no model.
 
@@ -12,13 +13,12 @@ Shapes: L samples, M mels, T reference frames.
 """
 
 import hashlib
-import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor
 
@@ -28,8 +28,21 @@ from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.audio.waveform import load_wave
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.weights_file import arrays_digest
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.shards import CacheError, claimed, make_room, seal, sweep, touch, unseal
+from kit.batches.code_shards import Clip, Codes, References, Shards, shard_clips
+from kit.batches.columns import Column, seal_columns
+from kit.batches.index import LENGTHS, Index, IndexRow, index_columns, open_index
+from kit.batches.shards import (
+    CacheError,
+    as_bytes,
+    claimed,
+    make_room,
+    seal,
+    sweep,
+    touch,
+    unseal,
+)
 from kit.dataset.ledger import Utterance
 from kit.text.tokenizer import Tokenizer
 
@@ -37,7 +50,7 @@ from kit.text.tokenizer import Tokenizer
 OWN = ("codes-*.safetensors", "index-*.safetensors")
 REHEARSAL = "rehearsal"  # the split of rows that no recording is of: a voice has spoken them
 CLIPS_AT_ONCE = 32  # encoded together
-Place = tuple[Path, int]  # the shard a clip lies in, and its row there
+SAMPLE_ROWS = 2**17  # of a larger split, figures that need each row's own numbers take so many
 
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
@@ -92,9 +105,8 @@ def build_cache(
     total = len(found) + len(missing)
     keep = shards_of(found.values())
     progress(len(found), total)
-    for path, part in encode_missing(missing, codec, front_end, folder, key, config, keep):
-        for at, clip in enumerate(part):
-            found[clip] = (path, at)
+    for path in encode_missing(missing, codec, front_end, folder, key, config, keep):
+        found.update(shard_clips(path))
         progress(len(found), total)
     return write_index(rows, [found[clip] for clip in clips], tokenizer, folder, config)
 
@@ -107,27 +119,25 @@ def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
 
 def find_clips(
     folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
-) -> dict[str, Place]:
+) -> dict[str, Clip]:
     """Where those of `wanted` lie that are encoded.
 
     Every shard of `key` is checked; a damaged one is told and removed.
     """
-    found: dict[str, Place] = {}
+    found: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
-            clips = from_bytes(unseal(path)["clips"])
+            clips = shard_clips(path)
         except CacheError as error:
             say(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
-        for at, clip in enumerate(clips):
-            if clip in wanted:
-                found[clip] = (path, at)
+        found.update((name, clip) for name, clip in clips.items() if name in wanted)
     return found
 
 
-def shards_of(places: Iterable[Place]) -> set[Path]:
-    return {path for path, _ in places}
+def shards_of(clips: Iterable[Clip]) -> set[Path]:
+    return {clip.shard for clip in clips}
 
 
 def encode_missing(
@@ -138,8 +148,8 @@ def encode_missing(
     key: str,
     config: DataConfig,
     keep: set[Path],
-) -> Iterator[tuple[Path, list[str]]]:
-    """Make the shards of the clips in `missing`; yield each, once it is there, with its clips."""
+) -> Iterator[Path]:
+    """Make the shards of the clips in `missing`; yield each once it is there."""
     require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
     parts = {
         folder / f"codes-{key}-{digest(clips)}.safetensors": clips
@@ -154,8 +164,7 @@ def encode_missing(
         make_room(folder, OWN, config.max_cache_gib, len(data), keep | set(parts))
         write_atomic(path, data)
 
-    for path in claimed(list(parts), make):
-        yield path, parts[path]
+    yield from claimed(list(parts), make)
 
 
 def encode(
@@ -188,123 +197,174 @@ def load_speech(path: str, rate_hz: int) -> Tensor:
 
 def write_index(
     rows: list[Utterance],
-    places: list[Place],
+    clips: list[Clip],
     tokenizer: Tokenizer,
     folder: Path,
     config: DataConfig,
 ) -> Path:
     """Text ids of `rows` and where their codes lie, as a file named by its content."""
-    shards = sorted(shards_of(places))
-    number = {path: i for i, path in enumerate(shards)}
-    texts = [np.array(tokenizer.encode(row.text), dtype=np.int32) for row in rows]
-    tensors = {
-        "shards": as_bytes([path.name for path in shards]),
-        "rows": as_bytes([{"id": r.id, "speaker": r.speaker, "split": r.split} for r in rows]),
-        "places": np.array([(number[path], at) for path, at in places]),
-        "texts": np.concatenate(texts),
-        "text_counts": np.array([len(t) for t in texts]),
-    }
-    data = seal(tensors)
-    index = folder / f"index-{hashlib.sha256(data).hexdigest()[:12]}.safetensors"
-    new_bytes = 0 if index.is_file() else len(data)
-    make_room(folder, OWN, config.max_cache_gib, new_bytes, {index, *shards})
-    write_atomic(index, data)
+    found = []
+    for row, clip in zip(rows, clips):
+        text = np.array(tokenizer.encode(row.text), dtype=np.int32)
+        found.append(
+            IndexRow(id=row.id, speaker=row.speaker, split=row.split, text=text, clip=clip)
+        )
+    columns = index_columns(found)
+    shards = shards_of(clips)
+    index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
+    if not is_whole(index):
+        size_bytes = sum(column.nbytes for column in columns.values())
+        make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})
+        seal_columns(columns, index)
     touch({index, *shards})
     return index
 
 
-def as_bytes(value) -> np.ndarray:
-    """JSON as a tensor: a safetensors header is no place for a million rows."""
-    return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
-
-
-def from_bytes(tensor: np.ndarray):
-    return json.loads(tensor.tobytes())
+def is_whole(path: Path) -> bool:
+    try:
+        unseal(path)
+    except CacheError:
+        return False
+    return True
 
 
 class CodeCache:
-    """The cached corpus: `rows[i]`, `texts[i]` and `codes[i]` in memory, `references[i]` on disk.
+    """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
-    Codes are small (a day of speech is 8 MB); references are read as they are asked for. Raises
-    CacheError for a missing or damaged file.
+    Nothing is held but what was read last, so a million rows take no more memory than a thousand.
+    Raises CacheError for a missing or damaged file: of a large corpus, when the damage is read.
     """
 
     def __init__(self, index: Path):
-        index = Path(index)
-        table = unseal(index)
-        self.rows: list[dict] = from_bytes(table["rows"])
-        self.texts: list[np.ndarray] = split_by(table["texts"], table["text_counts"])
-        shards = [index.parent / name for name in from_bytes(table["shards"])]
-        codes = []
-        for path in shards:
-            part = unseal(path)
-            codes.append(split_by(part["codes"], part["code_counts"]))
-        self.codes: list[np.ndarray] = [codes[shard][at] for shard, at in table["places"]]
-        self.references = References(shards, table["places"].tolist())
-        touch({index, *shards})
+        self.take(open_index(index))
+        shards = self.index.shards
+        opened = Shards(shards)
+        self.codes = Codes(self.index.columns, opened)
+        self.references = References(self.index.columns, opened)
+        touch({Path(index), *shards})
+
+    def take(self, index: Index) -> None:
+        """Read rows and texts from `index`; `codes` and `references` are set beside them."""
+        self.index = index
+        self.rows = index.rows
+        self.texts = index.texts
+        self.spoken = {name: np.zeros(0, np.int64) for name in (*LENGTHS, "speakers")}
 
     def add_rehearsal(
         self, speakers: list[str], texts: list[np.ndarray], codes: list[np.ndarray]
     ) -> None:
         """Rows of the split "rehearsal", here in memory alone.
 
-        They have no reference of their own: a recording of their speaker is one for them.
+        They have no reference of their own: a recording of their speaker is one for them. Raises
+        CacheError where there is none.
         """
-        for number, speaker in enumerate(speakers):
-            row = {"id": f"{REHEARSAL}-{number}", "speaker": speaker, "split": REHEARSAL}
-            self.rows.append(row)
-        self.texts += texts
-        self.codes += codes
+        unknown = sorted(set(speakers) - set(self.index.speaker_names))
+        if unknown:
+            raise CacheError(
+                f"Rows to rehearse are spoken as {', '.join(unknown)}, of whom the code cache "
+                "holds no recording: run notebook 01_data_prep again to have them spoken anew."
+            )
+        number = {name: i for i, name in enumerate(self.index.speaker_names)}
+        text_counts = np.array([len(text) for text in texts], dtype=np.int64)
+        code_counts = np.array([len(row) for row in codes], dtype=np.int64)
+        self.spoken = {
+            "texts": text_counts,
+            "codes": code_counts,
+            "tokens": text_counts + code_counts,
+            "speakers": np.array([number[name] for name in speakers], dtype=np.int64),
+        }
+        rows = []
+        for i, speaker in enumerate(speakers):
+            rows.append({"id": f"{REHEARSAL}-{i}", "speaker": speaker, "split": REHEARSAL})
+        self.rows = Joined(self.rows, rows)
+        self.texts = Joined(self.texts, texts)
+        self.codes = Joined(self.codes, codes)
 
-    def of_split(self, split: str) -> list[int]:
-        return [i for i, row in enumerate(self.rows) if row["split"] == split]
+    def of_split(self, split: str) -> Column | range:
+        """The rows of `split`, in their order; unread until they are asked for."""
+        if split == REHEARSAL:
+            return range(len(self.index), len(self.rows))
+        return self.index.of_split(split)
+
+    def some_of(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
+        """All rows of `split`, or `most` of them at even distances."""
+        members = self.of_split(split)
+        count = min(len(members), most)
+        return members[np.arange(count) * len(members) // max(count, 1)].astype(np.int64)
+
+    def encoded_ids(self, rows: Sequence[int]) -> list[bytes]:
+        """The ids of `rows` as UTF-8."""
+        rows = np.asarray(rows, dtype=np.int64)
+        found = self.index.ids.encoded(rows[rows < len(self.index)])
+        spoken = rows[rows >= len(self.index)].tolist()
+        return [*found, *(self.rows[i]["id"].encode() for i in spoken)]
+
+    def let_go(self) -> None:
+        """Count what was read of the index no longer as this process's memory."""
+        self.index.columns.let_go()
+
+    def of_speaker(self, speaker: int, split: str) -> Column:
+        """The recordings of speaker number `speaker` in `split`."""
+        return self.index.of_speaker(speaker, split)
+
+    def speakers(self, rows: Sequence[int]) -> np.ndarray:
+        """The number of the speaker of each of `rows`."""
+        return self._numbers(rows, "speakers")
+
+    def lengths(self, rows: Sequence[int], what: str = "tokens") -> np.ndarray:
+        """How many text ids, codes, or both as tokens (one of LENGTHS) each of `rows` has."""
+        return self._numbers(rows, what)
+
+    def _numbers(self, rows: Sequence[int], what: str) -> np.ndarray:
+        rows = np.asarray(rows, dtype=np.int64)
+        spoken = rows >= len(self.index)
+        found = np.empty(len(rows), dtype=np.int64)
+        found[~spoken] = self.index.numbers(rows[~spoken], what)
+        found[spoken] = self.spoken[what][rows[spoken] - len(self.index)]
+        return found
 
     def length(self, i: int) -> int:
-        return len(self.codes[i]) + len(self.texts[i])
+        return int(self.lengths([i])[0])
+
+    def histogram(self, what: str, split: str | None = None) -> np.ndarray:
+        """How many rows of `split` (None: of all) have 0, 1, 2... of `what`, one of LENGTHS."""
+        found = self.index.histogram(what, split)
+        if split not in (None, REHEARSAL):
+            return found
+        spoken = np.bincount(self.spoken[what], minlength=len(found))
+        spoken[: len(found)] += found
+        return spoken
+
+    def total(self, what: str, split: str | None = None) -> int:
+        """The sum of `what` over the rows of `split` (None: of all)."""
+        found = self.histogram(what, split)
+        return int(found @ np.arange(len(found)))
+
+    def longest(self, what: str) -> int:
+        """The most of `what` that a row has."""
+        return int(np.flatnonzero(self.histogram(what))[-1])
 
 
-def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    return np.split(tensor, counts.cumsum()[:-1])
+class Joined(Sequence):
+    """The items of `first`, and then those of `more`."""
 
-
-class References(Sequence):
-    """`references[i]`: the reference log-mel (M, T) of row i, half floats, mapped from its shard.
-
-    A file stays mapped while this lives, even when another run has removed it to make room.
-    """
-
-    def __init__(self, shards: list[Path], places: list[list[int]]):
-        self.shards = shards
-        self.places = places
-        self._open()
-
-    def _open(self) -> None:
-        files = (safetensors.safe_open(path, framework="numpy") for path in self.shards)
-        self.slices = [file.get_slice("references") for file in files]
+    def __init__(self, first: Sequence, more: list):
+        self.first = first
+        self.more = more
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.first) + len(self.more)
 
-    def __getitem__(self, i: int) -> np.ndarray:
-        shard, at = self.places[i]
-        return self.slices[shard][at]
-
-    def __getstate__(self) -> dict:  # a mapping cannot travel to a spawned worker; the paths can
-        return {"shards": self.shards, "places": self.places}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
-        self._open()
+    def __getitem__(self, i: int):
+        i = range(len(self))[i]
+        if i < len(self.first):
+            return self.first[i]
+        return self.more[i - len(self.first)]
 
 
 def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:
     """The row of each speaker that is to be the reference: an utterance of middling length."""
-    chosen: dict[str, int] = {}
-    order = sorted(cache.of_split(split), key=cache.length)
-    middle = len(order) // 2
-    for i in order[middle:] + order[:middle]:
-        chosen.setdefault(cache.rows[i]["speaker"], i)
-    return chosen
+    return cache.index.reference_rows(split)
 
 
 def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:
@@ -317,11 +377,14 @@ def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tens
 
 def longest_text(cache: CodeCache, split: str = "train") -> int:
     """How many text ids a voice learns to say in one go: all but the longest 5 % are shorter."""
-    counts = [len(cache.texts[i]) for i in cache.of_split(split)]
-    return int(np.quantile(counts, 0.95, method="higher"))
+    rows = cache.histogram("texts", split).cumsum()
+    return int(np.searchsorted(rows, math.ceil(0.95 * (rows[-1] - 1)), side="right"))
 
 
 def slowest_pace(cache: CodeCache, split: str = "train") -> float:
-    """Codes a text id takes where a voice speaks slowly: in all but 1 % of its recordings fewer."""
-    paces = [len(cache.codes[i]) / len(cache.texts[i]) for i in cache.of_split(split)]
-    return float(np.quantile(paces, 0.99))
+    """Codes a text id takes where a voice speaks slowly: in all but 1 % of its recordings fewer.
+
+    Of a split of more than SAMPLE_ROWS, so many are asked.
+    """
+    rows = cache.some_of(split)
+    return float(np.quantile(cache.lengths(rows, "codes") / cache.lengths(rows, "texts"), 0.99))

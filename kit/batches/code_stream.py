@@ -1,10 +1,10 @@
 """The stream training reads: effective batches of cached codes, resumed to the batch.
 
-`CodeStream` is an IterableDataset over a `CodeCache`. Its position is an epoch and a batch, carried
-by every batch it makes; resuming reads nothing of what was skipped, with any number of DataLoader
-workers and ranks. A position also says which utterances and which order it belongs to, and is
-refused by a stream of others. `loader_settings` says whether workers pay. Knows no audio and no
-model: `collate` makes the batch.
+`CodeStream` is an IterableDataset over a `CodeCache`. Its position is an epoch, a group of it (see
+epoch_order) and a batch, carried by every batch it makes; resuming reads nothing of what was
+skipped, with any number of DataLoader workers and ranks. A position also says which utterances and
+which order it belongs to, and is refused by a stream of others. `loader_settings` says whether
+workers pay. Knows no audio and no model: `collate` makes the batch.
 
 Shapes: B batch, S packed sequence, M mels, T reference frames.
 """
@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,12 +26,15 @@ from kit.base.hardware import Hardware
 from kit.batches.batching import (
     EXTRA_TOKENS,
     DataConfig,
+    batches_planned,
     chunks,
     micro_batches,
+    order_key,
     padded,
     plan_batches,
 )
 from kit.batches.code_cache import REHEARSAL, CacheError, CodeCache
+from kit.batches.epoch_order import GROUP_ROWS, drawn, group_bounds, group_count
 
 # What a position must agree in, and how to say that it does not.
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
@@ -69,8 +72,8 @@ class CodeStream(IterableDataset):
         self.collate = collate
         self.rank = rank
         self.world = world
-        self.members = cache.of_split(split)
-        if not self.members:
+        self.split = split
+        if not len(self.members):
             raise CacheError(
                 f"The code cache holds no utterance of the split `{split}`: were all refused? "
                 "With a higher `held_out_percent` (section manifest), prepare holds out more."
@@ -79,39 +82,52 @@ class CodeStream(IterableDataset):
         self.rehearsed_an_epoch = 0
         if self.rehearsed:
             self.rehearsed_an_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
-        self.lengths = self.lengths_of(self.members)
-        self.voices: dict[str, list[int]] = {}
-        for i in self.members:
-            self.voices.setdefault(cache.rows[i]["speaker"], []).append(i)
+        self.groups = group_count(len(self.members) + self.rehearsed_an_epoch)
         self._require_grid()
-        self.identity = identity(cache, [*self.members, *self.rehearsed], config, rehearsal)
+        self.identity = {
+            "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
+            "order": order_mark(config, rehearsal, self.groups),
+        }
         self.load_state_dict(position or {})
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The utterances of the split, in the order of the manifest."""
+        return self.cache.of_split(self.split)
 
     def _require_grid(self) -> None:
         grid = self.config.grid_lengths
-        lengths = [*self.lengths, *self.lengths_of(self.rehearsed)]
-        longest = max(lengths)
-        if grid and longest > grid[-1]:
-            over = sum(length > grid[-1] for length in lengths)
+        if not grid:
+            return
+        rows = np.bincount(self.lengths_of(self.rehearsed), minlength=grid[-1] + 1)
+        recorded = self.cache.histogram("tokens", self.split)
+        rows = np.pad(rows, (0, max(0, len(recorded) + EXTRA_TOKENS - len(rows))))
+        rows[EXTRA_TOKENS : EXTRA_TOKENS + len(recorded)] += recorded
+        over = int(rows[grid[-1] + 1 :].sum())
+        if over:
             raise CacheError(
-                f"{over} of {len(lengths)} utterances are longer than the longest of "
-                f"`grid_lengths` ({grid[-1]} tokens; the longest has {longest}): add a length, or "
-                "leave those rows out of the manifest. `length_report` lists them."
+                f"{over} of {rows.sum()} utterances are longer than the longest of `grid_lengths` "
+                f"({grid[-1]} tokens; the longest has {np.flatnonzero(rows)[-1]}): add a length, "
+                "or leave those rows out of the manifest. `length_report` lists them."
             )
 
     def load_state_dict(self, position: dict) -> None:
         """Begin at `position`. Raises CacheError for one of other utterances or another order.
 
-        A position without a mark of either, as written by early versions, is taken as it is.
+        A position without a mark of either, as written by early versions, is taken as it is; one
+        without a group only where an epoch is one group.
         """
+        found = dict(position)
+        if self.groups > 1 and "batch" in found and "group" not in found:
+            found["order"] = "of an epoch in one group"
         for mark, what in MARKS.items():
-            if position.get(mark, self.identity[mark]) != self.identity[mark]:
+            if found.get(mark, self.identity[mark]) != self.identity[mark]:
                 raise CacheError(
                     f"This position in the data is of {what}: going on from it would repeat some "
                     "utterances and leave others out. Put them back as they were, or begin the "
                     "data anew by giving no position (in a notebook: choose another KIT_RUN)."
                 )
-        self.position = {"epoch": 0, "batch": 0}
+        self.position = {"epoch": 0, "group": 0, "batch": 0}
         self.position.update(position)
         self.position.update(self.identity)
         self._next = self.position
@@ -123,61 +139,109 @@ class CodeStream(IterableDataset):
         """
         return dict(self._next)
 
-    def lengths_of(self, rows: list[int]) -> list[int]:
+    def lengths_of(self, rows: Sequence[int]) -> np.ndarray:
         """The tokens of each of `rows`."""
-        return [self.cache.length(i) + EXTRA_TOKENS for i in rows]
+        return self.cache.lengths(rows) + EXTRA_TOKENS
 
-    def plan(self, epoch: int) -> list[list[int]]:
-        """The batches of `epoch` as lists of utterances; every utterance once, none left out.
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of the split's utterances; of a giant one, of an even sample of them."""
+        return self.lengths_of(self.cache.some_of(self.split)).tolist()
 
-        Among them are the rows to rehearse in this epoch.
+    def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
+        """The batches of a group of `epoch` as lists of utterances, each once, none left out.
+
+        Among them are the rows to rehearse with it. An epoch of up to GROUP_ROWS is one group.
         """
-        rows = [*self.members, *self.rehearsed_in(epoch)]
-        batches = plan_batches(self.lengths_of(rows), self.config, epoch)
+        rows = np.concatenate([self._recorded_in(epoch, group), self.rehearsed_in(epoch, group)])
+        lengths = self.lengths_of(rows).tolist()
+        batches = plan_batches(lengths, self.config, epoch, group, self.groups)
+        rows = rows.tolist()
         return [[rows[i] for i in batch] for batch in batches]
 
-    def rehearsed_in(self, epoch: int) -> list[int]:
-        """The rows to rehearse in `epoch`: over the epochs each as often as the others."""
+    def _recorded_in(self, epoch: int, group: int) -> np.ndarray:
+        if self.groups == 1:
+            return self.members[:].astype(np.int64)
+        key = f"{self.config.seed} {epoch} groups"
+        return self.members[drawn(len(self.members), group, self.groups, key)].astype(np.int64)
+
+    def rehearsed_in(self, epoch: int, group: int = 0) -> np.ndarray:
+        """The rows to rehearse in a group of `epoch`: in the long run each as often as others."""
         count = len(self.rehearsed)
         order = random.Random(f"{self.config.seed} rehearsal").sample(self.rehearsed, count)
-        first = epoch * self.rehearsed_an_epoch
-        return [order[n % count] for n in range(first, first + self.rehearsed_an_epoch)]
+        first, end = group_bounds(self.rehearsed_an_epoch, group, self.groups)
+        before = epoch * self.rehearsed_an_epoch
+        rows = [order[n % count] for n in range(before + first, before + end)]
+        return np.array(rows, dtype=np.int64)
+
+    @property
+    def batches_an_epoch(self) -> int:
+        """How many batches an epoch has; of several groups with a token budget, about how many."""
+        if self.groups == 1:
+            return len(self.plan(0))
+        if self.config.effective_tokens:
+            return len(self.plan(0)) * self.groups
+        found = 0
+        for group in range(self.groups):
+            first, end = group_bounds(len(self.members), group, self.groups)
+            spoken_first, spoken_end = group_bounds(self.rehearsed_an_epoch, group, self.groups)
+            found += batches_planned(end - first + spoken_end - spoken_first, self.config)
+        return found
 
     def usual(self, count: int) -> list:
-        """`count` batches of the first epoch, their sizes spread as those of all: to time steps."""
-        batches = sorted(self.plan(0), key=lambda batch: sum(self.lengths_of(batch)))
+        """`count` batches of the first group, their sizes spread as those of all: to time steps."""
+        batches = sorted(self.plan(0), key=lambda batch: int(self.lengths_of(batch).sum()))
         middles = [(2 * i + 1) * len(batches) // (2 * count) for i in range(count)]
         random.Random(0).shuffle(middles)  # the first step is not timed: it is not the shortest
-        return [self.batch(batches[i], 0, i, self.position) for i in middles]
+        return [self.batch(batches[i], self._key(0, 0, i), self.position) for i in middles]
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
         role = worker.id if worker else 0
         roles = worker.num_workers if worker else 1
-        epoch = self.position["epoch"]
         first = self.position["batch"]
         count = 0
-        while True:
-            batches = self.plan(epoch)
+        for epoch, group in self._groups_from(self.position["epoch"], self.position["group"]):
+            batches = self.plan(epoch, group)
+            self.cache.let_go()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)
-                    position = dict(self.identity)
-                    position["epoch"] = epoch + ended
-                    position["batch"] = 0 if ended else number + 1
-                    batch = self.batch(batches[number], epoch, number, dict(position))
+                    position = self._position_after(epoch, group, number, ended)
+                    key = self._key(epoch, group, number)
+                    batch = self.batch(batches[number], key, dict(position))
                     self._next = position
+                    self.cache.let_go()
                     yield batch
                 count += 1
-            epoch += 1
             first = 0
 
-    def batch(self, members: list[int], epoch: int, number: int, position: dict):
-        """Batch `number` of `epoch`: each utterance with a reference clip of the same speaker."""
-        rng = random.Random(f"{self.config.seed} {epoch} {number}")
-        voice = {i: rng.choice(self.voices[self.cache.rows[i]["speaker"]]) for i in members}
+    def _groups_from(self, epoch: int, group: int) -> Iterator[tuple[int, int]]:
+        """That group of that epoch and all that follow, for ever."""
+        for number in itertools.count(epoch * self.groups + group):
+            yield divmod(number, self.groups)
+
+    def _position_after(self, epoch: int, group: int, number: int, ended: bool) -> dict:
+        """That of the batch after batch `number`; `ended` where that was its group's last."""
+        position = dict(self.identity)
+        next_epoch, next_group = divmod(epoch * self.groups + group + ended, self.groups)
+        position["epoch"] = next_epoch
+        position["group"] = next_group
+        position["batch"] = 0 if ended else number + 1
+        return position
+
+    def _key(self, epoch: int, group: int, number: int) -> str:
+        """What sets the references of batch `number` of a group."""
+        return f"{order_key(self.config, epoch, group, self.groups)} {number}"
+
+    def batch(self, members: list[int], key: str, position: dict):
+        """A batch of `members`: each with a reference clip of its speaker, as `key` draws them."""
+        rng = random.Random(key)
+        voice = {}
+        for i, speaker in zip(members, self.cache.speakers(members).tolist()):
+            voice[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
         mine = members[self.rank :: self.world]
-        lengths = {i: self.cache.length(i) + EXTRA_TOKENS for i in mine}
+        lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
         parts = [
             self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows))
             for rows in micro_batches(mine, lengths, self.config)
@@ -192,25 +256,43 @@ class CodeStream(IterableDataset):
         return (texts, codes, cond, padded(longest, self.config))
 
 
-def identity(
-    cache: CodeCache, members: list[int], config: DataConfig, rehearsal: float = 0.0
-) -> dict[str, str]:
-    """Marks of the utterances and of their order: 8 hex digits each, alike for any micro-batch."""
-    corpus = hashlib.sha256("\n".join(cache.rows[i]["id"] for i in members).encode())
-    corpus.update(np.array([cache.length(i) for i in members]).tobytes())
+def corpus_mark(
+    cache: CodeCache, members: Sequence[int], rehearsed: Sequence[int], split: str, groups: int
+) -> str:
+    """8 hex digits that change with the utterances: their ids, lengths and order.
+
+    Of an epoch of several groups the index's own mark stands for `members`.
+    """
+    rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
+    marks = b"\n".join(cache.encoded_ids(rows))
+    found = hashlib.sha256(marks)
+    found.update(cache.lengths(rows).tobytes())
+    if groups > 1:
+        found.update(f"{split} {cache.index.corpus}".encode())
+    return found.hexdigest()[:8]
+
+
+def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
+    """8 hex digits that change with the order of an epoch; alike for any micro-batch."""
     size = config.effective_tokens or config.effective_batch
     order = [size, bool(config.effective_tokens), config.sort_window, config.short_first]
     order.append(config.seed)
     if rehearsal:  # without it, a position is what it was before there was any
         order.append(rehearsal)
-    return {"corpus": corpus.hexdigest()[:8], "order": digest(*order)[:8]}
+    if groups > 1:  # and likewise
+        order.append(f"groups of {GROUP_ROWS}")
+    return digest(*order)[:8]
 
 
 def validation_batches(stream: CodeStream) -> list:
     """Every utterance of `stream` once, sorted by length, each with a fixed reference."""
-    order = sorted(stream.members, key=stream.cache.length)
-    parts = chunks(order, stream.config.effective_batch)
-    return [stream.batch(part, 0, number, stream.position) for number, part in enumerate(parts)]
+    rows = stream.members[:].astype(np.int64)
+    order = rows[np.argsort(stream.cache.lengths(rows), kind="stable")].tolist()
+    made = []
+    for number, part in enumerate(chunks(order, stream.config.effective_batch)):
+        key = f"{stream.config.seed} 0 {number}"
+        made.append(stream.batch(part, key, stream.position))
+    return made
 
 
 def timed_batches(stream: CodeStream, count: int = 10) -> tuple:

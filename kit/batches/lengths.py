@@ -97,14 +97,14 @@ def length_report(
     The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
     that many codes beside the same percentile of text. Raises ValueError when the split is empty.
     """
-    ids, columns = counts(cache, split, codes_per_s)
+    members, columns = counts(cache, split, codes_per_s)
     highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
     limit_codes = round_up(int(highest["codes"]), 64)
     limit_tokens = round_up(int(highest["text ids"]) + limit_codes + EXTRA_TOKENS, 64)
     over = np.flatnonzero((columns["codes"] > limit_codes) | (columns["tokens"] > limit_tokens))
     rows = []
     for i in over:
-        row = {"id": ids[i]}
+        row = {"id": cache.rows[members[i]]["id"]}
         for name in ("codes", "tokens", "seconds"):
             row[name] = columns[name][i].item()
         rows.append(row)
@@ -119,25 +119,25 @@ def length_report(
         limit_tokens=limit_tokens,
         fixed_lengths=fixed_lengths(cache),
         beyond=sorted(rows, key=lambda row: row["tokens"], reverse=True),
-        beyond_share=len(rows) / len(ids),
+        beyond_share=len(rows) / len(members),
     )
 
 
 def counts(
     cache: CodeCache, split: str, codes_per_s: float
-) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Ids of a split's rows, and each row's text ids, codes, tokens and seconds."""
-    members = cache.of_split(split)
-    if not members:
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """A split's rows, and each row's text ids, codes, tokens and seconds."""
+    members = cache.of_split(split)[:]
+    if not len(members):
         raise ValueError(
             f"The code cache holds no utterance of the split `{split}`: were all refused? "
             "With a higher `held_out_percent` (section manifest), prepare holds out more."
         )
-    texts = np.array([len(cache.texts[i]) for i in members])
-    codes = np.array([len(cache.codes[i]) for i in members])
+    texts = cache.lengths(members, "texts")
+    codes = cache.lengths(members, "codes")
     tokens = texts + codes + EXTRA_TOKENS
     columns = {"text ids": texts, "codes": codes, "tokens": tokens, "seconds": codes / codes_per_s}
-    return [cache.rows[i]["id"] for i in members], columns
+    return members, columns
 
 
 def percentile(column: np.ndarray, percent: float):
@@ -151,7 +151,8 @@ def round_up(value: float, multiple: int) -> int:
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     """`few_lengths` for the rows of all splits."""
-    return few_lengths([cache.length(i) + EXTRA_TOKENS for i in range(len(cache.rows))])
+    rows = cache.histogram("tokens")
+    return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
 
 
 def few_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
@@ -160,21 +161,27 @@ def few_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
     Compiled models, and kernels that are chosen anew for each shape, want few shapes; but a cell
     that holds no token is computed all the same. The last holds the longest row.
     """
-    most_cells = (1 + MOST_PADDING) * sum(lengths)
-    for grid, cells in best_grids(lengths, multiple):
+    return fewest_lengths(np.bincount(lengths), multiple)
+
+
+def fewest_lengths(histogram: np.ndarray, multiple: int = 8) -> tuple[int, ...]:
+    """`few_lengths` where `histogram` says how many rows have 0, 1, 2... tokens."""
+    most_cells = (1 + MOST_PADDING) * int(histogram @ np.arange(len(histogram)))
+    for grid, cells in best_grids(histogram, multiple):
         best = grid
         if cells <= most_cells:
             break
     return best
 
 
-def best_grids(lengths: Sequence[int], multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The best row lengths and the cells they make: for one length, for two, until none is saved.
 
     Dynamic programming over where the last length but one lies.
     """
-    wanted = np.array(sorted({round_up(length, multiple) for length in lengths}))  # (W,)
-    rows = np.searchsorted(np.sort(lengths), wanted, side="right")  # that each has room for
+    wanted = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
+    up_to = histogram.cumsum()
+    rows = up_to[np.minimum(wanted, len(up_to) - 1)]  # that each has room for
     grids = [(int(length),) for length in wanted]  # the best that end with each length
     cells = rows * wanted
     while True:

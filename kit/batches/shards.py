@@ -6,6 +6,7 @@ locks. Knows tensors and files; nothing of what they stand for.
 """
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def seal(tensors: dict[str, np.ndarray]) -> bytes:
 def unseal(path: Path) -> dict[str, np.ndarray]:
     """The tensors of a sealed file. Raises CacheError when it is missing or any byte differs."""
     if not Path(path).is_file():
-        raise CacheError(f"There is no {path}: run notebook 01_data_prep to make it.")
+        raise CacheError(missing(path))
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -47,10 +48,27 @@ def unseal(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def missing(path: Path) -> str:
+    return f"There is no {path}: run notebook 01_data_prep to make it."
+
+
 def damaged(path: Path, how: str) -> str:
     return (
         f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to mend it."
     )
+
+
+def as_bytes(value) -> np.ndarray:
+    """JSON as a tensor: a safetensors header is no place for a million rows."""
+    return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
+
+
+def from_bytes(tensor: np.ndarray):
+    return json.loads(tensor.tobytes())
+
+
+def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    return np.split(tensor, counts.cumsum()[:-1])
 
 
 def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:

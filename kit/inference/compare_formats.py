@@ -73,7 +73,7 @@ class FormatLimits:
 def recorded_rows(cache: CodeCache, count: int, split: str = "held_out") -> list[RecordedRow]:
     """The first `count` recorded rows of `split`: text, codes and a reference of the same clip."""
     rows = []
-    for i in cache.of_split(split)[:count]:
+    for i in cache.of_split(split)[:count].tolist():
         reference = torch.from_numpy(cache.references[i])
         text = cache.texts[i].tolist()
         codes = cache.codes[i].tolist()

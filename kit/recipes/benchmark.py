@@ -124,8 +124,9 @@ class Benchmark:
         rows = ()
         if run.figure("data", "codes"):
             cache = CodeCache(run.index())
-            members = cache.of_split("train")
-            rows = tuple((len(cache.texts[i]), len(cache.codes[i])) for i in members)
+            some = cache.some_of("train")
+            texts = cache.lengths(some, "texts").tolist()
+            rows = tuple(zip(texts, cache.lengths(some, "codes").tolist()))
         task = preset_task(run.preset, run.hw, threads, rows)
         return dataclasses.replace(task, finetuning=finetuning_of(run))
 

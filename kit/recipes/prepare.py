@@ -258,7 +258,7 @@ class Preparation:
         )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
-        codes = sum(map(len, self.cache.codes))
+        codes = self.cache.total("codes")
         return Result(
             line=f"{len(self.cache.rows):,} utterances, {codes:,} codes in {index.parent}"
         )

@@ -180,12 +180,12 @@ def _player(row: Utterance, found: Alignment, rate_hz: int) -> Sound | None:
 
 def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
     """How long the rows of the training split are, the lengths they can be padded to, the limit."""
-    members = cache.of_split("train")
+    some = cache.some_of("train")
     fixed = report.fixed_lengths
     lengths = {
-        "text pieces": [len(cache.texts[i]) for i in members],
-        "codes": [len(cache.codes[i]) for i in members],
-        "tokens": [cache.length(i) + EXTRA_TOKENS for i in members],
+        "text pieces": cache.lengths(some, "texts").tolist(),
+        "codes": cache.lengths(some, "codes").tolist(),
+        "tokens": (cache.lengths(some) + EXTRA_TOKENS).tolist(),
     }
     return Result(
         line=f"limit {report.limit_codes} codes, {report.limit_tokens} tokens; "

@@ -19,8 +19,7 @@ from kit.base.files import digest, write_atomic
 from kit.base.weights_file import arrays_digest
 from kit.base.words import clock
 from kit.batches.batching import chunks
-from kit.batches.code_cache import as_bytes, from_bytes, split_by
-from kit.batches.shards import CacheError, seal, unseal
+from kit.batches.shards import CacheError, as_bytes, from_bytes, seal, split_by, unseal
 from kit.inference.decoder import Decoder
 from kit.inference.generate import decode
 from kit.inference.sampling import GenerateConfig, seed_of

@@ -131,8 +131,9 @@ class TrainingData:
     def middle_row(self) -> Batch:
         """The training row of middling length, alone and so without padding."""
         stream = self.stream()
-        order = sorted(stream.members, key=self.cache.length)
-        middle = order[len(order) // 2]
+        rows = self.cache.some_of("train")
+        order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
+        middle = int(order[len(order) // 2])
         texts, codes, references, _ = stream.part([middle], [middle], 1)
         return pack(self.model, texts, codes, references)
 
@@ -142,19 +143,17 @@ class TrainingData:
     @property
     def epoch_steps(self) -> int:
         """Steps that see every row of the training split once."""
-        return len(self.stream().plan(0))
+        return self.stream().batches_an_epoch
 
     @property
     def hours(self) -> float:
         """Of recordings to learn from."""
-        codes = sum(len(self.cache.codes[i]) for i in self.cache.of_split("train"))
-        return codes / self.codec.frame_rate / 3600
+        return self.cache.total("codes", "train") / self.codec.frame_rate / 3600
 
     @property
     def longest_row(self) -> dict[str, int]:
         """Text ids and codes of the longest rows, for a Workload."""
-        text_ids = max(len(text) for text in self.cache.texts)
-        return {"text_ids": text_ids, "codes": max(len(codes) for codes in self.cache.codes)}
+        return {"text_ids": self.cache.longest("texts"), "codes": self.cache.longest("codes")}
 
     @property
     def habits(self) -> Habits:

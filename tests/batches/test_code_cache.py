@@ -73,7 +73,7 @@ def contents(folder) -> dict[str, bytes]:
 
 def same(a: CodeCache, b: CodeCache) -> bool:
     columns = zip((*a.codes, *a.texts, *a.references), (*b.codes, *b.texts, *b.references))
-    return a.rows == b.rows and all(x.tobytes() == y.tobytes() for x, y in columns)
+    return list(a.rows) == list(b.rows) and all(x.tobytes() == y.tobytes() for x, y in columns)
 
 
 def test_the_cache_holds_every_utterance_as_codec_and_tokenizer_give_it():
@@ -119,7 +119,7 @@ def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
     index = build(tmp_path, rows, digests=digests(), progress=lambda *now: told.append(now))
     assert told == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
     cache, wanted = CodeCache(index), CodeCache(built)
-    assert cache.rows == wanted.rows
+    assert list(cache.rows) == list(wanted.rows)
     assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
     for a, b in zip(cache.references, wanted.references):
         assert abs(a - b).mean() < 0.05

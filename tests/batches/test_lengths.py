@@ -4,17 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers import made_cache
 
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import best_grids, fixed_lengths, length_report, percentile
 
 
-def cache(codes: list[int], texts: list[int]) -> CodeCache:
-    """A cache of nothing but lengths."""
-    made = object.__new__(CodeCache)
-    made.rows = [{"id": f"u{i}", "speaker": "a", "split": "train"} for i in range(len(codes))]
-    made.codes, made.texts = ([np.zeros(n, np.int32) for n in column] for column in (codes, texts))
-    return made
+def cache(codes: list[int], texts: list[int], last_split: str = "train") -> CodeCache:
+    """A cache of nothing but lengths; the last row is of the split `last_split`."""
+    rows = [{"id": f"u{i}", "speaker": "a", "split": "train"} for i in range(len(codes))]
+    rows[-1]["split"] = last_split
+    return made_cache(rows, *([np.zeros(n, np.int32) for n in column] for column in (texts, codes)))
 
 
 def report(codes, texts, **over):
@@ -70,7 +70,7 @@ def test_a_split_nobody_has_is_told():
 
 def best_grid(lengths: list[int], shapes: int, multiple: int) -> tuple[int, ...]:
     """The best of so many lengths, or of as many as save anything."""
-    return list(itertools.islice(best_grids(lengths, multiple), shapes))[-1][0]
+    return list(itertools.islice(best_grids(np.bincount(lengths), multiple), shapes))[-1][0]
 
 
 def test_grid_lengths_are_the_best_there_are():
@@ -84,7 +84,8 @@ def test_grid_lengths_are_the_best_there_are():
 def test_no_other_lengths_make_fewer_cells():
     lengths = np.random.default_rng(1).integers(3, 90, 200).tolist()
     wanted = sorted({-(-n // 8) * 8 for n in lengths})
-    for shapes, (grid, cells) in enumerate(itertools.islice(best_grids(lengths, 8), 4), 1):
+    grids = itertools.islice(best_grids(np.bincount(lengths), 8), 4)
+    for shapes, (grid, cells) in enumerate(grids, 1):
         others = itertools.combinations(wanted[:-1], shapes - 1)
         made = {(*o, wanted[-1]): 0 for o in others}
         for other in made:
@@ -93,8 +94,7 @@ def test_no_other_lengths_make_fewer_cells():
 
 
 def test_fixed_lengths_hold_the_rows_of_every_split():
-    made = cache([10] * 50 + [30] * 50 + [200], [5] * 101)
-    made.rows[-1]["split"] = "held_out"
+    made = cache([10] * 50 + [30] * 50 + [200], [5] * 101, last_split="held_out")
     fixed = length_report(made, codes_per_s=28.7).fixed_lengths
     assert fixed == (24, 48, 216) and fixed == fixed_lengths(made)
 

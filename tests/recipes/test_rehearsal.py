@@ -77,7 +77,7 @@ def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
     stream = training.data.stream()
     train = training.data.cache.of_split("train")
     found = list(itertools.chain(*stream.plan(0)))
-    assert sorted(i for i in found if i in set(train)) == train
+    assert sorted(i for i in found if i in set(train)) == list(train)
     assert len(found) - len(train) == round(len(train) / 3)
     assert "25% of an epoch is rehearsal: " in str(training.size())
     held_out = training.data.stream("held_out").plan(0)

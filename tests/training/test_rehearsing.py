@@ -12,7 +12,7 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, start_and_kill
+from helpers import CPU, made_cache, start_and_kill
 
 from kit.base.weights_file import checksum
 from kit.batches.batching import DataConfig
@@ -68,16 +68,17 @@ def texts_of(letters: range, count: int, seed: int) -> list[list[int]]:
 
 def cache_of(letters: range) -> CodeCache:
     """Texts in one language, an eighth of them held out, all by one speaker."""
-    cache = object.__new__(CodeCache)
     texts = texts_of(letters, 160, seed=letters.start)
-    cache.rows = [
+    rows = [
         {"id": f"u{i}", "speaker": "v", "split": "train" if i % 8 else "held_out"}
         for i in range(len(texts))
     ]
-    cache.texts = [np.array(text, np.int32) for text in texts]
-    cache.codes = [np.array(spoken(text), np.int32) for text in texts]
-    cache.references = [np.ones((4, 6), np.float16)] * len(texts)
-    return cache
+    return made_cache(
+        rows,
+        [np.array(text, np.int32) for text in texts],
+        [np.array(spoken(text), np.int32) for text in texts],
+        [np.ones((4, 6), np.float16)] * len(texts),
+    )
 
 
 def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> TrainSession:
