@@ -9,9 +9,8 @@ Shapes: M mels, T reference frames.
 """
 
 import dataclasses
-import threading
+import functools
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,20 +105,13 @@ class Shards:
         self._open_first()
 
     def _open_first(self) -> None:
-        self.opened: OrderedDict[int, OpenShard] = OrderedDict()
-        self.lock = threading.Lock()  # a thread may read ahead
+        self.opened = functools.lru_cache(OPEN_SHARDS)(OpenShard)
         if len(self.paths) <= OPEN_SHARDS:
-            for number in range(len(self.paths)):
-                self[number]
+            for path in self.paths:
+                self.opened(path)
 
     def __getitem__(self, number: int) -> OpenShard:
-        with self.lock:
-            if number not in self.opened:
-                self.opened[number] = OpenShard(self.paths[number])
-            self.opened.move_to_end(number)
-            if len(self.opened) > OPEN_SHARDS:
-                self.opened.popitem(last=False)
-            return self.opened[number]
+        return self.opened(self.paths[number])
 
     def __getstate__(self) -> dict:  # a mapping cannot travel to a spawned worker; the paths can
         return {"paths": self.paths}
