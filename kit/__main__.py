@@ -69,6 +69,10 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.start import start, wait_patiently
 
     wait_patiently()
+    if not options.command.begins_run:
+        for result in options.command.results(options, options):
+            print_result(result, options.tables)
+        return 0
     from kit.recipes.settings import parse_settings
     from kit.recipes.train_ranks import follow_main, next_orders
     from kit.training.ranks import join_ranks

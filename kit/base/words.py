@@ -62,3 +62,23 @@ def memory_size(size_bytes: float, sign: str = "-") -> str:
     if abs(size_bytes) >= 2**30:
         return f"{size_bytes / 2**30:{sign}.2f} GiB"
     return f"{size_bytes / 2**20:{sign}.1f} MiB"
+
+
+def decimal_size(size_bytes: float) -> str:
+    """5_900_000_000_000 -> "5.9 TB": three digits, in the units of disks and networks."""
+    for unit, unit_bytes in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= unit_bytes:
+            return f"{_three_digits(size_bytes / unit_bytes)} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def rough_time(seconds: float) -> str:
+    """0.0123 -> "12.3 ms", 5400 -> "1.5 h": three digits, for what is reckoned."""
+    for unit, unit_s in (("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= 1.5 * unit_s or (unit == "s" and seconds >= 1):
+            return f"{_three_digits(seconds / unit_s)} {unit}"
+    return f"{_three_digits(1e3 * seconds)} ms"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

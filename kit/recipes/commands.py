@@ -21,7 +21,7 @@ class Command:
     """`steps(run, **given options)` gives the recipe's results; its docstring says what they leave.
 
     An option is the recipe's own argument: its name, the type of its value, how that is called, and
-    what it does.
+    what it does. A name that ends in "..." takes several values.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Command:
     purpose: str
     example: str  # options that most will want
     options: tuple[tuple[str, Callable, str, str], ...]
+    begins_run: bool = True  # else `steps` is given the options, to find what they name
 
     def add_to(self, commands) -> None:
         """Make it a subcommand, with the options that all commands have."""
@@ -42,7 +43,9 @@ class Command:
         add_shared(own)
         for name, kind, metavar, help in self.options:
             flag = "--" + name.replace("_", "-")
-            own.add_argument(flag, type=kind, metavar=metavar, help=help)
+            several = {"nargs": "+"} if metavar.endswith("...") else {}
+            metavar = metavar.removesuffix("...")
+            own.add_argument(flag, type=kind, metavar=metavar, help=help, **several)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """The steps, with those of the recipe's own options that were given."""
@@ -146,6 +149,16 @@ def checklist_steps(run) -> Iterable:
     return [Checklist(run).result()]
 
 
+def scale_steps(asked, **options) -> Iterable:
+    """Of --run's settings, or a --preset's alone. Starts nothing: it reckons, and needs no GPU."""
+    from kit.recipes.scale import Scaling, Wanted
+    from kit.recipes.settings import parse_settings
+
+    settings = parse_settings(asked.set)
+    wanted = Wanted(run=asked.run, preset=asked.preset, use=asked.use, settings=settings)
+    return Scaling(wanted, **options).run()
+
+
 RECORDINGS = (
     ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
     ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
@@ -228,4 +241,20 @@ COMMANDS = (  # in the order in which they are used
         ),
     ),
     Command("checklist", checklist_steps, "what was checked, and what is to do", "", ()),
+    Command(
+        "scale",
+        scale_steps,
+        "what many GPUs would take, and what breaks first",
+        "--gpus 1 8 64",
+        (
+            ("hours", float, "H", "of speech (100,000)"),
+            ("gpus", int, "N...", "how many; several make a table (1 8 64)"),
+            ("card", str, "NAME", "t4, a100, h100 (h100)"),
+            ("network", str, "NAME", "between machines of 8: ib400, ib3200, eth25 (ib400)"),
+            ("disk", str, "NAME", "for checkpoints: nvme, volume, object (nvme)"),
+            ("clip_s", float, "S", "seconds of a recording (5)"),
+            ("write", Path, "FILE", "the whole page, with where each number is from (none)"),
+        ),
+        begins_run=False,
+    ),
 )
