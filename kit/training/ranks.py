@@ -23,6 +23,7 @@ from kit.training.recovery import is_oom
 from kit.training.settings import TrainError
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
+LARGE_BYTES = 2**20  # of one that is sent alone, as it lies
 # Between two words of the main process. It may plan, or hear a voice, for long; one that has died
 # is noticed at once, by its closed connection.
 WAIT = datetime.timedelta(hours=6)
@@ -117,7 +118,12 @@ class SeveralRanks(Ranks):
         for p in training:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
+        if self.world == 1:
+            return
         for gradients in buckets([p.grad for p in training]):
+            if len(gradients) == 1 and gradients[0].is_contiguous():
+                self._reduce(gradients[0])
+                continue
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             self._reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
@@ -205,9 +211,12 @@ def require_same(ranks: Ranks, what: str, value) -> None:
 
 
 def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """`tensors` in order, together as long as they have up to BUCKET_BYTES and one type."""
+    """The large ones of `tensors` alone, the others together up to BUCKET_BYTES, of one type."""
     bucket = []
     for tensor in tensors:
+        if tensor.nbytes >= LARGE_BYTES:
+            yield [tensor]
+            continue
         size_bytes = sum(each.nbytes for each in bucket) + tensor.nbytes
         if bucket and (size_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
             yield bucket

@@ -7,6 +7,7 @@ train.jsonl is then compared with that of a process alone. `RUNS` is read by bot
 import dataclasses
 import itertools
 import os
+import signal
 import sys
 from pathlib import Path
 from threading import Event
@@ -111,6 +112,7 @@ def run_out_of_memory_on_rank_1(ranks: Ranks) -> None:
 
 def main(folder: str, *names: str) -> None:
     ranks = join_ranks()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which may come before the words
     Path(folder).mkdir(exist_ok=True)
     Path(folder, f"pid-{ranks.rank}").write_text(str(os.getpid()))
     for name in names:
