@@ -81,7 +81,7 @@ class Answer(BaseHTTPRequestHandler):
         for path in sorted(self.server.folder.iterdir()):
             data = path.read_bytes()
             file = {"rfilename": path.name, "size": len(data), "blobId": "0" * 40}
-            if path.suffix == ".pth":
+            if path.suffix in (".pth", ".safetensors"):
                 sha256 = hashlib.sha256(data).hexdigest()
                 file["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
             siblings.append(file)

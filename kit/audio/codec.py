@@ -7,7 +7,7 @@ Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -36,8 +36,8 @@ class Codec(Protocol):
     """Sound <-> codes: an `nn.Module` made of a `CodecConfig`, whose weights say all that it is.
 
     One that inherits from this needs `encode`, `decode` and the figures; what else is here serves
-    as it stands. Making one gives the shape alone, at no cost: weights are trained by `fit`, or
-    loaded from a file.
+    as it stands. Making one gives the shape alone, at no cost: weights are trained by `fit`, taken
+    by `take_release`, or loaded from a file.
     """
 
     config: CodecConfig
@@ -59,6 +59,18 @@ class Codec(Protocol):
     def samples(self, codes: int) -> int:
         """How many samples the first `codes` codes of an utterance last."""
         return round(codes * self.sample_rate / self.frame_rate)
+
+    @property
+    def ahead(self) -> int:
+        """Codes after a code that its samples can depend on; before it, `context` of them."""
+        return self.context
+
+    def take_release(self, progress: Callable) -> str:
+        """Take weights that were trained elsewhere; whose, in words. "": it is trained here.
+
+        `progress(bytes, of bytes)` is called while they are fetched.
+        """
+        return ""
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:

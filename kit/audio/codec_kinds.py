@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kit.audio.codec import Codec, CodecConfig, CodecError
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.neucodec import NeuCodec
+from kit.audio.neucodec_release import NeuCodecConfig
 from kit.audio.xtts_codec import XTTSCodec, XTTSCodecConfig
 from kit.base.config import ConfigError, build
 from kit.base.weights_file import ForeignError, load_module, save_module
@@ -17,6 +19,7 @@ from kit.base.words import nearest
 CODECS: dict[str, tuple[type, type]] = {
     "mel": (MelCodecConfig, MelCodec),
     "xtts": (XTTSCodecConfig, XTTSCodec),
+    "neucodec": (NeuCodecConfig, NeuCodec),
 }
 DEFAULT = "mel"  # where none is named
 

@@ -1,6 +1,6 @@
 """Sound while the codes are still coming.
 
-A code's sound is settled once the codec has seen `context` codes after it. So the stream keeps the
+A code's sound is settled once the codec has seen `ahead` codes after it. So the stream keeps the
 last few codes, decodes them again with those that came since, and hands out the samples that no
 later code can change: put together they are what `decode` makes of all codes at once. Knows a
 codec's contract (codec.py); nothing of the model that makes the codes.
@@ -23,9 +23,9 @@ class AudioStream:
     >>> play(stream.finish())
 
     With a `speaker` (S,) the sound is made of states, too: each push hands on those of its codes.
-    `first` and `longest` count codes. The first sound comes once `context` + `first` codes are
+    `first` and `longest` count codes. The first sound comes once `ahead` + `first` codes are
     known; then every piece is twice as long as the one before, up to `longest`. Short pieces come
-    sooner, long ones cost less: with each, `context` codes on either side are decoded again.
+    sooner, long ones cost less: with each, the codes around it are decoded again.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class AudioStream:
         self.codec = codec
         self.speaker = speaker
         self.context = codec.context if speaker is None else codec.state_context
+        self.ahead = codec.ahead if speaker is None else codec.state_context
         self.first = first
         self.longest = longest
         self._begin()
@@ -54,7 +55,7 @@ class AudioStream:
         self.codes = torch.cat((self.codes.to(codes.device), codes))  # waits for no device
         if self.speaker is not None:
             self.states = states if self.states is None else torch.cat((self.states, states))
-        settled = self.start + len(self.codes) - self.context
+        settled = self.start + len(self.codes) - self.ahead
         if settled - self.heard < self.wanted:
             return torch.zeros(0)
         self.wanted = min(2 * self.wanted, self.longest)

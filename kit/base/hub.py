@@ -53,7 +53,7 @@ def fetch_model(
     if missing:
         raise HubError(
             f"{repository} at revision {revision} has no {listed(missing)}; it has "
-            f"{listed(sorted(files), 8)}. Name the repository and revision of an XTTS-v2."
+            f"{listed(sorted(files), 8)}. Name a repository and a revision that have them."
         )
     wanted = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)

@@ -41,12 +41,20 @@ THERE = "the one of before, with these settings, is used again"
 def fitted_codec(
     run: ActiveRun, config: CodecConfig, rows: list[Utterance], path: Path
 ) -> tuple[Codec, str]:
-    """The codec at `path` with these settings, trained on `rows` where there is none; and how."""
+    """The codec at `path` with these settings, trained on `rows` where there is none; and how.
+
+    One that was trained elsewhere is taken as it was released; CodecError and DownloadError say why
+    it cannot be had.
+    """
     there = load_codec(path) if path.exists() else None
     if there and there.config == config:
         return there, THERE
     torch.manual_seed(0)
     codec = make_codec(config)
+    release = codec.take_release(Ticker("bytes"))
+    if release:
+        save_codec(codec.eval(), path)
+        return codec, release
     unseen = [load_wave(row.audio, codec.heard_rate) for row in held_out_rows(rows)]
     course = codec.course(unseen)
     if course is None:

@@ -1,0 +1,381 @@
+"""NeuCodec: its tensors are called as released, its sound is the release's, refusals say why."""
+
+import dataclasses
+import importlib.metadata
+import json
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from hub import serving
+from torch import nn
+
+from kit.audio import neucodec, neucodec_ears
+from kit.audio.codec import CodecError
+from kit.audio.codec_kinds import codec_config, load_codec, make_codec, save_codec
+from kit.audio.neucodec import NeuCodec, block_spans
+from kit.audio.neucodec_decoder import code_digits
+from kit.audio.neucodec_ears import ears_missing, heard_codes, semantic_features
+from kit.audio.neucodec_release import WEIGHTS_FILE, NeuCodecConfig
+from kit.audio.streaming import AudioStream
+from kit.base.config import ConfigError
+from kit.base.download import DownloadError
+from kit.base.files import DiskError, file_digest
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.tuning.memory_plan import Step, parameter_count, plan_bytes
+
+SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
+SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
+SMALL = NeuCodecConfig(**SIZES, **SEMANTIC, block=8, before=5, after=3)
+with_transformers = pytest.mark.skipif(bool(ears_missing()), reason=ears_missing())
+
+
+@pytest.fixture(scope="module")
+def codec() -> NeuCodec:
+    torch.manual_seed(0)
+    return lively(NeuCodec(SMALL)).eval()
+
+
+def lively(module: nn.Module) -> nn.Module:
+    """`module` with weights under which every part of it is heard."""
+    for parameter in module.parameters():
+        spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.3
+        nn.init.normal_(parameter, std=spread)
+    return module
+
+
+def random_codes(count: int, rows: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, 65_536, (rows, count), generator=generator)
+
+
+def released_names() -> dict[str, tuple]:
+    """The half that speaks as `model.safetensors` of the release has it."""
+    c = 1024
+    found = {"quantizer.project_out": (2 * c, 8), "acoustic_decoder.fc": (c, 2 * c)}
+    found["acoustic_decoder.embed"] = (c, c, 7)
+    for net in ("prior_net", "post_net"):
+        for block in range(2):
+            for n in (1, 2):
+                found[f"acoustic_decoder.{net}.{block}.norm{n}"] = (c,)
+                found[f"acoustic_decoder.{net}.{block}.conv{n}"] = (c, c, 3)
+    found["acoustic_decoder.norm"] = (c,)
+    found["acoustic_decoder.head.linear"] = (1922, c)
+    names = {f"{name}.weight": shape for name, shape in found.items()}
+    names |= {f"{name}.bias": shape[:1] for name, shape in found.items()}
+    for i in range(12):
+        layer = f"acoustic_decoder.layers.{i}"
+        for part in "qkvo":
+            names[f"{layer}.self_attn.{part}_proj.weight"] = (c, c)
+        names[f"{layer}.mlp.fc1.weight"] = (4 * c, c)
+        names[f"{layer}.mlp.fc2.weight"] = (c, 4 * c)
+        names[f"{layer}.input_layernorm.weight"] = (c,)
+        names[f"{layer}.post_attention_layernorm.weight"] = (c,)
+    return names
+
+
+# What it is.
+
+
+def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
+    with torch.device("meta"):
+        codec = NeuCodec(NeuCodecConfig())
+    found = {name: tuple(tensor.shape) for name, tensor in codec.state_dict().items()}
+    assert found == released_names()
+    assert sum(p.numel() for p in codec.parameters()) == 187_639_682
+    assert (codec.vocab_size, codec.frame_rate) == (65_536, 50.0)
+    assert (codec.sample_rate, codec.heard_rate) == (24_000, 16_000)
+    assert (codec.context, codec.ahead) == (101, 61)
+
+
+def test_at_its_full_size_it_sounds():
+    codec = NeuCodec(NeuCodecConfig()).eval()
+    wave = codec.decode(random_codes(6))
+    assert wave.shape == (1, 6 * 480) and bool(torch.isfinite(wave).all())
+
+
+def test_every_code_has_digits_of_its_own_and_they_say_which():
+    codes = torch.arange(65_536)
+    digits = code_digits(codes)
+    assert digits.unique().tolist() == [-1.0, -0.5, 0.0, 0.5]
+    places = 4 ** torch.arange(8)
+    assert torch.equal(((digits * 2 + 2).long() * places).sum(-1), codes)
+
+
+def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
+    assert codec.decode(random_codes(20, rows=2)).shape == (2, codec.samples(20)) == (2, 9600)
+    assert codec.decode(random_codes(1)).shape == (1, 480)
+    assert codec.decode(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0)
+    for code in (-1, 65_536):
+        with pytest.raises(CodecError, match=r"must lie in 0\.\.65535"):
+            codec.decode(torch.tensor([[code]]))
+
+
+# The sound of a part.
+
+
+def test_utterances_are_cut_at_the_same_codes_wherever_a_part_begins():
+    assert block_spans(0, 20, 8) == [(0, 8), (8, 16), (16, 20)]
+    assert block_spans(5, 12, 8) == [(0, 3), (3, 11), (11, 12)]
+    assert block_spans(16, 8, 8) == [(0, 8)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 30])
+def test_a_stream_is_the_whole(codec, size):
+    codes = random_codes(97)
+    whole = codec.decode(codes)[0]
+    stream = AudioStream(codec, first=2, longest=16)
+    pieces = [stream.push(part) for part in codes[0].split(size)]
+    assert sum(map(len, pieces)) > 0  # some of it before all codes are there
+    again = torch.cat([*pieces, stream.finish()])
+    torch.testing.assert_close(again, whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
+
+
+def test_no_code_is_heard_further_than_it_says(codec):
+    codes = random_codes(97)
+    other = codes.clone()
+    other[0, 48] = (other[0, 48] + 30_000) % 65_536
+    moved = (codec.decode(codes) - codec.decode(other))[0].unflatten(0, (97, 480)).abs().amax(-1)
+    heard = moved.nonzero()[:, 0]
+    assert 48 - codec.ahead <= int(heard.min()) < 48 < int(heard.max()) <= 48 + codec.context
+
+
+def test_what_fits_a_block_is_sounded_in_one_go(codec):
+    codes = random_codes(8)
+    longer = NeuCodec(dataclasses.replace(SMALL, block=100)).eval()
+    longer.load_state_dict(codec.state_dict())
+    assert torch.equal(longer.decode(codes), codec.decode(codes))
+
+
+# Its file and its settings.
+
+
+def test_it_is_kept_in_a_file_without_the_half_that_hears(codec, tmp_path):
+    codec.config = dataclasses.replace(SMALL, sha256="ab" * 32)
+    save_codec(codec, tmp_path / "codec.safetensors")
+    again = load_codec(tmp_path / "codec.safetensors")
+    codes = random_codes(20)
+    assert again.config.sha256 == "ab" * 32 and again.config == SMALL
+    assert torch.equal(again.decode(codes), codec.decode(codes))
+    codec.config = SMALL
+
+
+def test_settings_are_checked():
+    assert isinstance(make_codec(codec_config({"kind": "neucodec", **SIZES})), NeuCodec)
+    for over, told in (
+        ({"width": 100}, "width = 100: must divide by 32 and by 16 heads"),
+        ({"semantic_width": 20}, "semantic_width = 20: must divide by 16"),
+        ({"block": 0}, "block = 0"),
+        ({"repository": "neucodec"}, "write OWNER/NAME"),
+        ({"revision": ""}, "write main, or a commit"),
+        ({"frames_per_code": 2}, "no setting `frames_per_code`"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            codec_config({"kind": "neucodec", **over})
+
+
+def test_65_536_codes_add_two_tables_to_the_model():
+    few = GPTConfig(layers=24, width=768, heads=12)
+    many = dataclasses.replace(few, code_vocab=65_538)
+    rows = 65_538 - few.code_vocab
+    assert parameter_count(many) - parameter_count(few) == rows * (2 * 768 + 1)
+    step = Step(rows=16, text_ids=100, codes=300, reference_frames=258, half=True, sdpa=True)
+    more_bytes = plan_bytes(many, step).parts["logits"] - plan_bytes(few, step).parts["logits"]
+    assert more_bytes == 2 * 16 * 304 * rows * 4
+    with torch.device("meta"):
+        assert SpeechGPT(many).config.stop_code == 65_537
+
+
+# The release.
+
+
+@pytest.fixture
+def folder(tmp_path, codec, monkeypatch):
+    """A folder with a small release; the half that hears is named, and heard by nobody."""
+    tensors = dict(codec.state_dict())
+    tensors["fc_encoder.weight"] = torch.ones(4, 4)
+    wanted = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    monkeypatch.setattr(neucodec, "require_ears", lambda: None)
+    monkeypatch.setattr(neucodec, "library_tensors", lambda config: wanted)
+    released = tmp_path / "release"
+    released.mkdir()
+    safetensors.torch.save_file(tensors, released / WEIGHTS_FILE)
+    return released
+
+
+def taking(folder, **over) -> NeuCodec:
+    config = dataclasses.replace(SMALL, **{"folder": str(folder), **over})
+    codec = NeuCodec(config).eval()
+    codec.told = codec.take_release(lambda *_: None)
+    return codec
+
+
+def test_a_release_is_taken_with_its_licence_and_its_version(folder, codec):
+    taken = taking(folder)
+    sha256 = file_digest(folder / WEIGHTS_FILE)
+    assert taken.config.sha256 == sha256
+    assert f"Apache-2.0, SHA-256 {sha256[:12]}" in taken.told and str(folder) in taken.told
+    codes = random_codes(20)
+    assert torch.equal(taken.decode(codes), codec.decode(codes))
+
+
+def test_what_is_not_the_release_is_refused_by_name(folder):
+    path = folder / WEIGHTS_FILE
+    whole = safetensors.torch.load_file(path)
+    without = {name: t for name, t in whole.items() if name != "acoustic_decoder.fc.bias"}
+    misshapen = {**whole, "quantizer.project_out.bias": torch.zeros(3)}
+    unknown = {**whole, "generator.head.out.bias": torch.zeros(3)}
+    damaged = {**whole, "acoustic_decoder.norm.bias": torch.full((64,), torch.nan)}
+    for tensors, told in (
+        (without, r"missing: acoustic_decoder\.fc\.bias"),
+        (misshapen, r"misshapen: quantizer\.project_out\.bias \(3,\), not \(128,\)"),
+        (unknown, r"unknown: generator\.head\.out\.bias"),
+        (damaged, r"acoustic_decoder\.norm\.bias is not finite"),
+    ):
+        safetensors.torch.save_file(tensors, path)
+        with pytest.raises(CodecError, match=told):
+            taking(folder)
+    path.write_bytes(b"<html>")
+    with pytest.raises(CodecError, match="damaged or no safetensors file"):
+        taking(folder)
+    path.unlink()
+    with pytest.raises(CodecError, match=r"has no model\.safetensors of NeuCodec"):
+        taking(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"?")
+    with pytest.raises(CodecError, match="lacks the half that hears and is a pickle"):
+        taking(folder)
+
+
+def test_another_version_is_not_taken_for_this_one(folder):
+    taken = taking(folder)
+    tensors = safetensors.torch.load_file(folder / WEIGHTS_FILE)
+    safetensors.torch.save_file(
+        {**tensors, "fc_encoder.weight": torch.zeros(4, 4)}, folder / WEIGHTS_FILE
+    )
+    with pytest.raises(CodecError, match="another NeuCodec than this codec was taken from"):
+        taken.encode(torch.zeros(1, 16_000))
+    with pytest.raises(CodecError, match=r"as `codec\.folder`, or its commit"):
+        taking(folder, sha256=taken.config.sha256)
+
+
+def test_it_is_fetched_once_from_a_hub(folder, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HF_HOME", str(home))
+    with serving(folder, "neuphonic/neucodec", "main") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        taken = taking("")
+        asked = len(hub.asked)
+        assert asked and taking("").config.sha256 == taken.config.sha256
+        assert len(hub.asked) == asked
+        with pytest.raises(DownloadError, match="no revision gone"):
+            taking("", revision="gone")
+    kept = home / "voicekit" / "neuphonic--neucodec@main"
+    assert str(kept) in taken.told
+    card = json.loads((kept / "download.json").read_text())
+    assert card["files"][WEIGHTS_FILE]["sha256"] == taken.config.sha256
+
+
+def test_without_a_network_or_room_it_says_what_to_do(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serving(folder, "neuphonic/neucodec", "main") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        full = SimpleNamespace(total=1, used=1, free=0)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: full)
+        with pytest.raises(DiskError):
+            taking("")
+        monkeypatch.undo()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(neucodec, "require_ears", lambda: None)
+    with pytest.raises(DownloadError, match=r"could not be reached.*name their folder"):
+        taking("")
+
+
+@pytest.mark.parametrize("version", [None, "5.16.4"])
+def test_without_transformers_it_says_how_to_install_it(version, codec, monkeypatch):
+    def told(name):
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(neucodec_ears.importlib.metadata, "version", told)
+    why = "is not installed" if version is None else "5.16.4 has no NeuCodec yet"
+    for asked in (lambda: codec.encode(torch.zeros(1, 16_000)), lambda: taking("/nowhere")):
+        with pytest.raises(CodecError, match=rf'{why}.*pip install "transformers>=5\.17"'):
+            asked()
+
+
+# Beside transformers' own, at random weights.
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """transformers' NeuCodec, and the folder of its release, of the small sizes."""
+    from transformers import NeuCodecModel
+
+    torch.manual_seed(0)
+    model = lively(NeuCodecModel(neucodec_ears.library_settings(SMALL))).eval()
+    released = tmp_path_factory.mktemp("released")
+    model.save_pretrained(released)
+    return model, released
+
+
+@with_transformers
+def test_the_names_are_those_of_transformers():
+    found = neucodec_ears.library_tensors(NeuCodecConfig())
+    assert sum(tensor.numel() for tensor in found.values()) == 629_937_706
+    speaks = ("acoustic_decoder.", "quantizer.project_out.")
+    half = {name: tuple(t.shape) for name, t in found.items() if name.startswith(speaks)}
+    assert half == released_names()
+    assert {name.split(".")[0] for name in found.keys() - half.keys()} == {
+        *("semantic_encoder", "semantic_adapter", "acoustic_encoder", "fc_encoder", "quantizer"),
+    }
+
+
+@with_transformers
+def test_it_sounds_as_transformers_does(library):
+    model, released = library
+    codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released), block=100)).eval()
+    assert "Apache-2.0" in codec.take_release(lambda *_: None)
+    codes = random_codes(60, rows=2)
+    with torch.no_grad():
+        theirs = model.decode(audio_codes=codes[:, None]).audio_values[:, 0]
+    loudest = float(theirs.abs().max())
+    torch.testing.assert_close(codec.decode(codes), theirs, atol=1e-4 * loudest, rtol=0)
+
+
+@with_transformers
+@pytest.mark.parametrize("samples", [100, 320, 16_000, 16_001, 40_123])
+def test_it_hears_as_transformers_does(library, samples):
+    from transformers import NeuCodecFeatureExtractor
+
+    model, released = library
+    wave = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
+    codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released))).eval()
+    codec.take_release(lambda *_: None)
+    codes = codec.encode(wave[None])
+    assert codes.shape == (1, max(1, samples // 320)) and not codec.quantizer.training
+    assert codes.ge(0).all() and codes.lt(65_536).all()
+    assert not any("encoder" in name for name in codec.state_dict())
+    if samples < 320:
+        return  # theirs has no frame of so short a clip
+    extractor = NeuCodecFeatureExtractor(padding_value=1.0)
+    told = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
+    padded = told["input_values"][0, 0]
+    torch.testing.assert_close(semantic_features(padded), told["input_features"][0])
+    with torch.no_grad():
+        theirs = model.encode(told["input_values"], told["input_features"]).audio_codes[:, 0]
+    assert torch.equal(codes, theirs.long())
+    assert len(codes.unique()) > 3 or samples == 320
+    assert torch.equal(heard_codes(model, wave), codes[0])
+
+
+@with_transformers
+def test_a_release_that_lacks_what_hears_is_refused(library, tmp_path):
+    tensors = safetensors.torch.load_file(library[1] / WEIGHTS_FILE)
+    del tensors["fc_encoder.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(CodecError, match=r"missing: fc_encoder\.weight"):
+        NeuCodec(dataclasses.replace(SMALL, folder=str(tmp_path))).take_release(lambda *_: None)
