@@ -6,6 +6,7 @@ file of its own, and an entry in `CODECS` (codec_kinds.py).
 Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -32,6 +33,15 @@ class CodecConfig(Protocol):
         """Codes per second."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatedClip:
+    """A recording, its codes, and what a model that was told them knew at each."""
+
+    wave: Tensor  # (L,) at the codec's `sample_rate`
+    codes: Tensor  # (N,)
+    states: Tensor  # (N, D), each the one that foretold its code
+
+
 class Codec(Protocol):
     """Sound <-> codes: an `nn.Module` made of a `CodecConfig`, whose weights say all that it is.
 
@@ -49,7 +59,7 @@ class Codec(Protocol):
     # Of a codec that can make its sound of a model's states and a speaker; 0 where it cannot.
     state_width: int = 0  # of the states that its sound is made of
     state_context: int = 0  # as `context`, of such sound
-    speaker_width: int = 0  # of who speaks
+    speaker_width: int = 0  # of who speaks; 0 where the states tell enough of that
 
     @property
     def heard_rate(self) -> int:
@@ -99,7 +109,7 @@ class Codec(Protocol):
         """Who speaks in a reference (L,) of `sample_rate` Hz, (`speaker_width`,).
 
         Raises VoiceReferenceError for one that no voice can be heard in. Asked only of a codec
-        with a `state_width`.
+        with a `speaker_width`.
         """
         raise NotImplementedError
 
@@ -130,6 +140,26 @@ class Codec(Protocol):
         such training.
         """
         return iter(())
+
+    def with_states(self, width: int) -> "Codec | None":
+        """A copy that can learn to make its sound of a model's states (..., `width`), too.
+
+        Its codes are the same. None where it has no such training.
+        """
+        return None
+
+    def learn_states(
+        self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
+    ) -> Iterator[tuple[int, float]]:
+        """Train what makes the sound on `clips`, yielding (step, error); the codes stay.
+
+        Leaves it on the CPU in eval mode.
+        """
+        raise NotImplementedError
+
+    def sound_error(self, clips: list[StatedClip]) -> float:
+        """How far the sound of the clips' codes and states is from them, as training sees it."""
+        raise NotImplementedError
 
 
 @torch.inference_mode()

@@ -42,12 +42,12 @@ def save_codec(codec: Codec, path: Path) -> None:
     save_module(path, codec, config=dataclasses.asdict(codec.config))
 
 
-def load_codec(path: Path) -> Codec:
+def load_codec(path: Path, cure: str = "run notebook 01_data_prep.") -> Codec:
     """The codec saved at `path`, in eval mode.
 
-    Raises CodecError when it is missing, damaged, or of a kind that is not in `CODECS`.
+    Raises CodecError, with `cure`, when it is missing, damaged, or of a kind not in `CODECS`.
     """
-    return load_module(path, _from_header, CodecError, "run notebook 01_data_prep.")
+    return load_module(path, _from_header, CodecError, cure)
 
 
 def _from_header(header: dict) -> Codec:

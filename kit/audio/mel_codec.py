@@ -3,10 +3,12 @@
 A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
 to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
 The decoder predicts log magnitudes, sharpened against critics where there is time for it, and
-Griffin-Lim finds a phase. Keeps the contract of codec.py.
+Griffin-Lim finds a phase. Codes leave much open; where a model is at hand, whose states know text
+and speaker and all codes before, the decoder takes those, too. Keeps the contract of codec.py.
 Knows nothing of text or the GPT.
 
-Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels.
+Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels, D width of
+a model's states.
 """
 
 import dataclasses
@@ -17,16 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.codec import Codec, CodecError
+from kit.audio.codec import Codec, CodecError, StatedClip
 from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
 from kit.audio.griffin_lim import GriffinLim
-from kit.audio.sharpening import Views, sharpen
+from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.config import require, require_within
 
 MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
 HELD_CROPS = 64  # stretches of held-out clips that the codec is judged by
+UNTOLD_SHARE = 0.1  # of the clips that are learnt without states, as a round trip has none
 NOISE_SHARE = 0.5  # of the clips of a training step whose numbers get noise in place of rounding
 
 
@@ -45,6 +48,7 @@ class MelCodecConfig(MelConfig, CourseConfig):
     crop_frames: int = 48  # mel frames per training clip
     lr: float = 4e-3
     sharpen_steps: int = 0  # of the decoder alone, afterwards, against critics; codes stay
+    state_width: int = 0  # of a model's states that the decoder takes, too; 0: none
 
     @property
     def frame_rate(self) -> float:
@@ -71,6 +75,7 @@ class MelCodecConfig(MelConfig, CourseConfig):
         require_within(self, 1, 1e6, "batch", "crop_frames")
         require_within(self, 1e-12, 10, "lr")
         require_within(self, 0, 1e9, "sharpen_steps")
+        require_within(self, 0, 65_536, "state_width")
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
@@ -126,6 +131,7 @@ class MelCodec(nn.Module, Codec):
         self.norm = nn.LayerNorm(c.width)  # without it tanh saturates, and all codes become two
         self.to_code = nn.Linear(c.width, len(c.levels))
         self.from_code = nn.Linear(len(c.levels), c.width)
+        self.from_state = nn.Linear(c.state_width, c.width) if c.state_width else None
         self.decoder = nn.Sequential(
             *(Block(c.width) for _ in range(c.blocks - 1)),
             nn.ConvTranspose1d(c.width, c.width, f, stride=f),
@@ -155,15 +161,32 @@ class MelCodec(nn.Module, Codec):
         frames = Block.reach * c.blocks + self.griffin_lim.context
         return Block.reach * (c.blocks - 1) + math.ceil(frames / c.frames_per_code)
 
+    @property
+    def state_width(self) -> int:
+        return self.config.state_width
+
+    @property
+    def state_context(self) -> int:
+        return self.context
+
     def quantized(self, mel: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T), T a multiple of frames_per_code -> values (B, N, Q), codes (B, N)."""
         h = self.encoder((mel + 5) / 3)  # roughly zero mean, unit spread
         z = self.to_code(self.norm(h.mT)).float()
         return self.fsq.quantize(z, NOISE_SHARE if self.training else 0.0)
 
-    def decode_values(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Quantised values (B, N, Q) -> log-mel (B, M, T), log-magnitude (B, F, T)."""
-        h = self.decoder(self.from_code(values).mT).mT
+    def decode_values(
+        self, values: Tensor, states: Tensor | None = None, untold: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Quantised values (B, N, Q) -> log-mel (B, M, T), log-magnitude (B, F, T).
+
+        With `states` (B, N, D) of these, too, but in the rows where `untold` (B, 1, 1) is true.
+        """
+        h = self.from_code(values)
+        if states is not None:
+            told = self.from_state(states)
+            h = h + (told if untold is None else told.masked_fill(untold, 0.0))
+        h = self.decoder(h.mT).mT
         return self.mel_head(h).mT.float() * 3 - 5, self.magnitude_head(h).mT.float() * 3 - 3
 
     @torch.inference_mode()
@@ -183,13 +206,21 @@ class MelCodec(nn.Module, Codec):
         return F.pad(mel, (0, -mel.shape[-1] % self.config.frames_per_code), mode="replicate")
 
     @torch.inference_mode()
-    def decode(self, codes: Tensor, first: int = 0) -> Tensor:
+    def decode(
+        self,
+        codes: Tensor,
+        first: int = 0,
+        states: Tensor | None = None,
+        speaker: Tensor | None = None,
+    ) -> Tensor:
+        """Codes (B, N) -> waveform (B, L), as `Codec.decode` does, without a use for `speaker`."""
         codes = codes.to(self.fsq.levels.device)
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise CodecError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
-        magnitude = self.decode_values(self.fsq.dequantize(codes).float())[1].exp()
+        states = None if states is None else states.to(codes.device)
+        magnitude = self.decode_values(self.fsq.dequantize(codes).float(), states)[1].exp()
         return self.griffin_lim(magnitude, first * self.config.frames_per_code)
 
     def _cropped(self, wave: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,27 +278,107 @@ class MelCodec(nn.Module, Codec):
     def sharpen(self, waves: list[Tensor], device: str, seed: int = 0) -> Iterator[tuple[int, int]]:
         c = self.config
         generator = torch.Generator().manual_seed(seed)
-        parts = (self.from_code, self.decoder, self.mel_head, self.magnitude_head)
-        decoder = [p for part in parts for p in part.parameters()]
+
+        def views() -> Views:
+            with torch.no_grad():
+                mel, magnitude = self._cropped(_crops(waves, c, c.batch, generator).to(device))
+                codes = self.quantized(mel)[1]
+            return self._views(mel, magnitude, codes)
+
         self.to(device).eval()
-        steps = sharpen(
-            decoder,
-            lambda: self._views(_crops(waves, c, c.batch, generator).to(device)),
-            c.sharpen_steps,
-            device,
-            seed,
-        )
-        for step, _ in steps:
+        for step, _ in sharpen(self._makers(), views, c.sharpen_steps, device, seed):
             yield step, c.sharpen_steps
         self.zero_grad(set_to_none=True)
         self.cpu()
 
-    def _views(self, wave: Tensor) -> Views:
-        """Log-magnitude and log-mel of (B, L), the same as its codes are decoded, and the error."""
+    def with_states(self, width: int) -> "MelCodec":
+        codec = MelCodec(dataclasses.replace(self.config, state_width=width))
+        weights = self.state_dict()
+        if self.state_width != width:
+            # Before it has learnt what states mean, they change nothing.
+            nn.init.zeros_(codec.from_state.weight)
+            nn.init.zeros_(codec.from_state.bias)
+            own = codec.state_dict()
+            weights.update({name: own[name] for name in ("from_state.weight", "from_state.bias")})
+        codec.load_state_dict(weights)
+        return codec.eval()
+
+    def learn_states(
+        self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
+    ) -> Iterator[tuple[int, float]]:
+        generator = torch.Generator().manual_seed(seed)
+        self.to(device).eval()
+        train = sharpen if self.config.sharpen_steps else train_maker
+        yield from train(
+            self._makers(),
+            lambda: self._stated_views(clips, self.config.batch, generator),
+            steps,
+            device,
+            seed,
+        )
+        self.zero_grad(set_to_none=True)
+        self.cpu()
+
+    @torch.no_grad()
+    def sound_error(self, clips: list[StatedClip]) -> float:
+        generator = torch.Generator().manual_seed(0)
+        return self._stated_views(clips, HELD_CROPS, generator, untold_share=0.0)[2].item()
+
+    def _stated_views(
+        self,
+        clips: list[StatedClip],
+        count: int,
+        generator: torch.Generator,
+        untold_share: float = UNTOLD_SHARE,
+    ) -> Views:
+        drawn = [self._stretch(clips, generator) for _ in range(count)]
+        device = self.fsq.levels.device
+        wave, codes, states = (torch.stack(part).to(device) for part in zip(*drawn, strict=True))
         with torch.no_grad():
-            mel, magnitude = self._cropped(wave)
-            codes = self.quantized(mel)[1]
-        mel_again, magnitude_again = self.decode_values(self.fsq.dequantize(codes).float())
+            mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(wave))
+        untold = torch.rand(count, 1, 1, generator=generator) < untold_share
+        return self._views(mel, magnitude, codes, states, untold.to(device))
+
+    def _makers(self) -> list[nn.Parameter]:
+        """What makes the sound of codes, and of states where it takes them."""
+        parts = [self.from_code, self.decoder, self.mel_head, self.magnitude_head]
+        parts += [self.from_state] if self.state_width else []
+        return [p for part in parts for p in part.parameters()]
+
+    @property
+    def _margin(self) -> int:
+        """Mel frames that the edge of a waveform cut out of another can change."""
+        return math.ceil(self.config.n_fft / 2 / self.config.hop_length)
+
+    def _stretch(
+        self, clips: list[StatedClip], generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Some codes of a clip chosen by chance, their states, and their sound with margins."""
+        c = self.config
+        clip = clips[int(torch.randint(len(clips), (), generator=generator))]
+        count = c.crop_frames // c.frames_per_code
+        start = int(torch.randint(max(1, len(clip.codes) - count + 1), (), generator=generator))
+        end = start + count
+        short = max(0, end - len(clip.codes))  # a clip that is shorter ends in its last code
+        codes = torch.cat((clip.codes[start:end], clip.codes[-1:].expand(short)))
+        states = torch.cat((clip.states[start:end], clip.states[-1:].expand(short, -1))).float()
+        hop = c.hop_length
+        first = (start * c.frames_per_code - self._margin) * hop
+        length = (c.crop_frames + 2 * self._margin - 1) * hop
+        wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
+        return wave[max(0, first) :][:length], codes, states
+
+    def _views(
+        self,
+        mel: Tensor,
+        magnitude: Tensor,
+        codes: Tensor,
+        states: Tensor | None = None,
+        untold: Tensor | None = None,
+    ) -> Views:
+        """Log-magnitude and log-mel, the same as codes (and states) are decoded, and the error."""
+        values = self.fsq.dequantize(codes).float()
+        mel_again, magnitude_again = self.decode_values(values, states, untold)
         # The sound is made of magnitudes; what they are as mels is what is heard of them.
         heard = self.mel.log_scale(magnitude_again.exp())
         error = F.l1_loss(heard, mel) + F.l1_loss(mel_again, mel)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import torchaudio
 from torch import Tensor, nn
 
 from kit.audio.codec import CodecError
@@ -104,6 +103,8 @@ def semantic_features(wave: Tensor) -> Tensor:
 
     Kaldi's, in 16-bit numbers, each mel with mean 0 and variance 1 over the clip.
     """
+    import torchaudio  # who only speaks does without
+
     mel = torchaudio.compliance.kaldi.fbank(
         wave[None].float() * 2**15,
         num_mel_bins=N_MELS,

@@ -21,7 +21,6 @@ from kit.audio.neucodec_decoder import GROUPS
 from kit.base.config import require, require_within
 from kit.base.files import file_digest, make_folder
 from kit.base.hub import fetch_model, fetched
-from kit.base.lock import held
 from kit.base.weights_file import tensor_faults
 from kit.base.words import brief
 
@@ -95,6 +94,8 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
         if not (folder / WEIGHTS_FILE).is_file():
             raise CodecError(f"{missing_in(folder)} Name the folder that it lies in.")
         return folder
+    from kit.base.lock import held  # who only speaks does without what it needs
+
     name = f"{config.repository.replace('/', '--')}@{config.revision}"
     folder = hub_home() / "voicekit" / name
     if fetched(folder, [WEIGHTS_FILE]):

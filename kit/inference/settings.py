@@ -37,3 +37,15 @@ class InferConfig:
             known = all(name in FORMATS for name in getattr(self, field))
             require(known, self, field, f"must be of {', '.join(FORMATS)}.")
         require_within(self, 1, MOST, "lengths", "batches", "rows", "sentences")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoundConfig:
+    """How long a codec's decoder learns from a model's states: a preset's section `sound`."""
+
+    steps: int = 0  # 0: not at all
+    clips: int = 1500  # recordings to learn from, at most
+
+    def __post_init__(self):
+        require_within(self, 0, 1e9, "steps")
+        require_within(self, 1, 1e6, "clips")

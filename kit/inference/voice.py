@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec
-from kit.audio.codec_kinds import load_codec
 from kit.audio.front_ends import make_front_end
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
@@ -32,6 +31,7 @@ from kit.inference.references import (
     load_references,
 )
 from kit.inference.sampling import GenerateConfig, seed_of
+from kit.inference.state_sound import codec_of_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
 from kit.text.normalize import TextError, normalize
@@ -68,6 +68,7 @@ class Voice:
     # speaker -> (S,), where the codec has a use for it
     vectors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
+    note: str = ""  # how its sound is made, where a listener should know
 
     @property
     def speakers(self) -> list[str]:
@@ -93,9 +94,9 @@ class Voice:
         return bool(width) and width == self.model.config.width
 
     def sound_note(self) -> str:
-        """Why the codec's own sound is not heard, where there is one; mostly nothing."""
+        """Why its sound is not the best there is; mostly nothing."""
         if self.made_of_states or not self.codec.state_width:
-            return ""
+            return self.note
         return (
             f"sound of codes alone, for the codec knows states of {self.codec.state_width} numbers "
             f"and this model's have {self.model.config.width}"
@@ -116,7 +117,7 @@ class Voice:
         if self.front_end.in_pieces:
             pieces[name] = [mel.shape[-1] for mel in mels]
         vectors = dict(self.vectors)
-        if self.codec.state_width:
+        if self.codec.speaker_width:
             vectors[name] = self.codec.speaker_of(wave, sample_rate).cpu()
         references = dict(self.references)
         references[name] = torch.cat(mels, dim=-1)
@@ -183,6 +184,8 @@ class Voice:
 
     def vector(self, speaker: str) -> Tensor:
         """Who `speaker` is to the codec, (S,). Raises VoiceError where that was never heard."""
+        if not self.codec.speaker_width:
+            return torch.zeros(0)
         if speaker not in self.vectors:
             raise VoiceError(
                 f"Of {speaker!r} there is no speaker vector, which this codec's sound is made of: "
@@ -345,9 +348,11 @@ def load_voice(
         model = load_model(files["model"])
     except ModelFileError as error:
         raise VoiceError(str(error)) from error
+    codec, note = codec_of_voice(folder, files["model"])
     voice = Voice(
         model=model.to(device),
-        codec=load_codec(files["codec"]),
+        codec=codec,
+        note=note,
         tokenizer=load_tokenizer(files["tokenizer"], language),
         references=kept.mels,
         front_end=make_front_end(kept.front_end),

@@ -6,6 +6,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from kit.audio.codec_kinds import load_codec
 from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError, build
@@ -31,7 +32,7 @@ class EvaluationData:
         self.recognizer = load_recognizer(run.path("recognizer.safetensors"))
         self.language = run.found("data", "language", "01_data_prep")
         self.voices = load_voices(run.folder, self.language, run.hw.device)
-        self.codec = self.voices["raw"].codec
+        self.codec = load_codec(run.path("codec.safetensors"))  # of codes alone
         self.rate_hz = self.codec.sample_rate
         self.front_end = self.voices["raw"].front_end
         self.sampling = build(GenerateConfig, run.section("generate"))

@@ -13,6 +13,7 @@ from kit.base.result_cache import kept_result
 from kit.dataset.ledger import Utterance
 from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
 from kit.inference.sampling import GenerateConfig
+from kit.inference.state_sound import SOUND
 from kit.inference.word_errors import WordPair, align_words
 from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker
@@ -26,6 +27,7 @@ OTHER_FILES = (
     "tokenizer.model",
     "references.safetensors",
     "recognizer.safetensors",
+    SOUND,  # where there is one
 )
 
 
@@ -81,7 +83,8 @@ class EvaluationReadings(EvaluationData):
     @functools.cached_property
     def digests(self) -> list[str]:
         """Of all that speaking and hearing take beside the model's weights."""
-        return [self.language, *(file_digest(self.run.folder / name) for name in OTHER_FILES)]
+        files = [self.run.folder / name for name in OTHER_FILES]
+        return [self.language, *(file_digest(path) for path in files if path.is_file())]
 
     @functools.cached_property
     def by_weights(self) -> dict[str, Reading]:

@@ -19,7 +19,7 @@ from kit.dataset.huggingface import HubConfig
 from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.sampling import GenerateConfig
-from kit.inference.settings import EvaluateConfig, InferConfig
+from kit.inference.settings import EvaluateConfig, InferConfig, SoundConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.text.train_tokenizer import TokenizerConfig
@@ -48,6 +48,7 @@ SECTIONS = {
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
+    "sound": SoundConfig,
     "trials": TrialConfig,
 }
 

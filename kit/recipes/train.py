@@ -32,6 +32,7 @@ from kit.recipes.several_gpus import (
     train_on_gpus,
 )
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
+from kit.recipes.state_sound import learn_sound
 from kit.recipes.train_plan import TrainingPlan
 from kit.recipes.train_ranks import next_orders, orders_of
 from kit.recipes.trained_parts import finetuning_figures
@@ -222,6 +223,12 @@ class Training(TrainingPlan):
         )
         return Result(line=line, figures=told)
 
+    def sound(self) -> Result:
+        """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""
+        if not self.session.finished():
+            return Result(line="Training has not ended: until then the sound is of codes alone.")
+        return learn_sound(self.data)
+
     def run(self) -> Iterator[Result]:
         """All of it with nobody watching, a result after the other; Ctrl-C leaves a checkpoint.
 
@@ -234,3 +241,5 @@ class Training(TrainingPlan):
             torch.set_num_threads(self.session.threads)  # nothing trains beside this thread now
         yield self.wait()
         yield self.summary()
+        if self.session.finished():
+            yield self.sound()

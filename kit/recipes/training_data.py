@@ -178,7 +178,7 @@ class TrainingData:
 
         Raises VoiceReferenceError for a clip that no voice can be heard in.
         """
-        if not self.codec.state_width:
+        if not self.codec.speaker_width:
             return {}
         recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
         found = {}

@@ -12,7 +12,7 @@ from helpers import CODEC, RATE, manifest, speech, trained_codec, waves, world
 from torch import Tensor
 
 from kit.audio.clip import resampling
-from kit.audio.codec import CodecError, mels_and_codes
+from kit.audio.codec import CodecError, StatedClip, mels_and_codes
 from kit.audio.codec_kinds import load_codec, save_codec
 from kit.audio.mel_codec import FSQ, MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig, filters
@@ -201,6 +201,65 @@ def test_sharpening_changes_the_sound_and_no_code(codec):
     assert torch.equal(found[0].encode(wave), codes)
     sounds = [made.decode(codes) for made in (codec, *found)]
     assert torch.equal(sounds[1], sounds[2]) and not torch.equal(sounds[0], sounds[1])
+
+
+def stated_clips(codec: MelCodec, width: int = 6) -> list[StatedClip]:
+    """Clips whose states tell how loud they are around each code."""
+    found = []
+    for wave in waves():
+        codes = codec.encode(wave[None])[0]
+        loudness = codec.mel.log_mel(wave[None])[0].mean(0)
+        loudness = loudness[:: codec.config.frames_per_code][: len(codes)]
+        states = loudness[:, None].expand(len(codes), width).half()
+        found.append(StatedClip(wave=wave, codes=codes, states=states))
+    return found
+
+
+@pytest.mark.parametrize("sharpen_steps", [0, 3])
+def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen_steps):
+    codec = copy.deepcopy(codec)
+    codec.config = dataclasses.replace(codec.config, sharpen_steps=sharpen_steps)
+    clips = stated_clips(codec)
+    stated = codec.with_states(6)
+    codes, states = clips[0].codes[None], clips[0].states[None].float()
+    before = codec.decode(codes)
+    assert codec.state_width == 0 and stated.state_width == 6 and stated.speaker_width == 0
+    assert torch.equal(stated.decode(codes, states=states), before)
+
+    error = stated.sound_error(clips)
+    steps = [step for step, _ in stated.learn_states(clips, 30, "cpu")]
+    assert steps == list(range(1, 31)) and not stated.training
+    assert stated.sound_error(clips) < error or sharpen_steps
+    after = stated.decode(codes, states=states)
+    assert not torch.equal(after, before) and torch.equal(codec.decode(codes), before)
+    assert not torch.equal(stated.decode(codes, states=states + 1), after)
+    assert torch.equal(stated.encode(clips[0].wave[None]), codec.encode(clips[0].wave[None]))
+
+    further = stated.with_states(6)  # what was learnt stays; of another model nothing is known
+    assert torch.equal(further.decode(codes, states=states), after)
+    other = stated.with_states(8)
+    assert torch.equal(
+        other.decode(codes, states=torch.randn(1, codes.shape[1], 8)), stated.decode(codes)
+    )
+
+
+def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):
+    stated = codec.with_states(2)
+    wave = waves()[0][:2000]
+    codes = codec.encode(wave[None])[0]
+    clip = StatedClip(wave=wave, codes=codes, states=torch.zeros(len(codes), 2).half())
+    losses = [error for _, error in stated.learn_states([clip], 3, "cpu")]
+    assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
+
+
+def test_a_codec_that_knows_states_is_kept_as_it_is(codec, tmp_path):
+    stated = codec.with_states(4)
+    torch.nn.init.normal_(stated.from_state.weight)
+    save_codec(stated, tmp_path / "codec.safetensors")
+    again = load_codec(tmp_path / "codec.safetensors")
+    codes, states = torch.arange(9)[None], torch.randn(1, 9, 4)
+    assert again.state_width == 4
+    assert torch.equal(again.decode(codes, states=states), stated.decode(codes, states=states))
 
 
 def test_a_codec_without_such_steps_is_not_sharpened(codec):

@@ -113,6 +113,19 @@ def test_a_code_outside_the_vocabulary_is_told(codec):
         stream.finish()
 
 
+def test_sound_made_of_states_comes_in_pieces_that_join_too(codec):
+    torch.manual_seed(0)
+    stated = codec.with_states(5)
+    torch.nn.init.normal_(stated.from_state.weight)
+    codes, states = some_codes(codec, 70), torch.randn(70, 5)
+    whole = stated.decode(codes[None], states=states[None])[0]
+    stream = AudioStream(stated, speaker=torch.zeros(0))
+    pieces = [stream.push(*pair) for pair in zip(codes.split(3), states.split(3))]
+    wave = torch.cat([*pieces, stream.finish()])
+    assert wave.shape == whole.shape and torch.allclose(wave, whole, atol=1e-5)
+    assert not torch.allclose(whole, stated.decode(codes[None])[0], atol=1e-3)
+
+
 @CUDA
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_codes_may_come_from_the_gpu(where):

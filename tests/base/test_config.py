@@ -29,7 +29,7 @@ from kit.dataset.long_recordings.transcript import WalkConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.decoder import DecoderConfig
 from kit.inference.sampling import GenerateConfig
-from kit.inference.settings import EvaluateConfig, InferConfig
+from kit.inference.settings import EvaluateConfig, InferConfig, SoundConfig
 from kit.inference.voice import Habits
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
@@ -63,6 +63,7 @@ SECTIONS = {
     "promise": Promise,
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
+    "sound": SoundConfig,
 }
 PLAIN = {"memory", "recordings"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

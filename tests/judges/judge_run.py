@@ -27,6 +27,7 @@ from kit.base.result_cache import kept_result
 from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.sampling import GenerateConfig
+from kit.inference.state_sound import SOUND
 from kit.inference.voice import load_voices
 from kit.model.weights import WEIGHTS
 from kit.notebook.tables import text_grid
@@ -35,7 +36,7 @@ from kit.recipes.evaluation_results import judges_table
 from kit.recipes.start import start
 
 SENTENCES = 20
-SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors")
+SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors", SOUND)
 REFERENCE_CLIPS = 10  # recordings of each speaker, of those trained on, that tell their voice
 
 
@@ -101,7 +102,8 @@ class JudgedRun:
             )
 
     def digest_of(self, *files: str) -> list[str]:
-        return [file_digest(self.run.folder / name) for name in files]
+        found = [self.run.folder / name for name in files]
+        return [file_digest(path) for path in found if path.is_file()]
 
     def spoken(self, weights: str) -> list[Tensor]:
         """The held-out sentences (L,) as the voice with `weights` reads them once."""

@@ -61,10 +61,10 @@ def begun(exported, tmp_path_factory) -> Preparation:
     return preparation
 
 
-def test_training_goes_on_where_the_voice_stood(base, begun):
+def test_training_goes_on_where_the_voice_stood(base, exported, begun):
     """The same recordings: the first step's loss is near the last of the voice, not of chance."""
     preparation, run = begun, start("goes on")
-    assert file_digest(run.folder / CODEC) == file_digest(base / CODEC)
+    assert file_digest(run.folder / CODEC) == file_digest(exported / CODEC)
     lines = [str(result) for result in preparation.results]
     assert any("text ids stay, 0 new ones" in line for line in lines)
     assert any("the one of before, with these settings, is used again" in line for line in lines)
