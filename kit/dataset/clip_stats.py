@@ -4,7 +4,8 @@ Results are appended to a cache file, a line a clip, keyed by path, size and dat
 check that was killed goes on from there, and a second one reads no audio. Large datasets are
 measured by processes, which also keeps a decoder that crashes on a damaged file from taking the
 notebook with it. They are plain subprocesses: a ProcessPoolExecutor imports the caller's script
-anew in each, and a single one that dies breaks it for all. Knows nothing of rules and texts.
+anew in each, and a single one that dies breaks it for all. Where torchrun has started several
+ranks, each measures a share of the clips in this way. Knows nothing of rules and texts.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
 from kit.base.config import CONFIGS
-from kit.base.files import appending, make_folder, writing
+from kit.base.files import appending, make_folder, write_atomic, writing
+from kit.base.work_group import LONE, WorkGroup
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
 FIELDS = dataclasses.fields(ClipMeasure)
@@ -43,36 +45,82 @@ def measure_clips(
     workers: int | None = None,
     processes: bool | None = None,
     progress: Callable = lambda *_: None,
+    group: WorkGroup = LONE,
 ) -> dict[str, ClipMeasure | str]:
     """The measure of every path, or in words why there is none.
 
     `workers` at a time (default: as many as this process has cores), as threads or `processes`
-    (default: whichever is faster). `progress(done, total)` is called as they are finished.
-    Raises DatasetError when the folder of a clip is gone, DiskError when `cache` cannot be written;
-    what was measured is in `cache`.
+    (default: whichever is faster), in each process of `group`. `progress(done, total)` is called as
+    they are finished. Raises DatasetError when the folder of a clip is gone, DiskError when `cache`
+    cannot be written, WorkError where another process of the group failed; what was measured is in
+    `cache`, or in parts beside it.
     """
+    cache = Path(cache)
     absolute = {path: os.path.abspath(path) for path in paths}
-    found = _known(cache, set(absolute.values()), decode_s)
-    todo = [path for path in dict.fromkeys(absolute.values()) if path not in found]
-    total = len(found) + len(todo)
+    order = list(dict.fromkeys(absolute.values()))
+    if _parts(cache):  # of a check that several processes did, and that was killed
+        _tidy(cache, order)
+    found = _known(cache, set(order), decode_s)
+    todo = [path for path in order if path not in found]
+    total = len(order)
+    before = len(found)
     if found:
-        progress(len(found), total)
-    workers = workers or _cores()
-    if processes is None:
-        processes = workers >= PROCESSES_FROM_CORES and len(todo) >= PROCESSES_FROM_CLIPS
-    measured = by_processes if processes else by_threads
+        progress(before, total)
     if todo:
-        make_folder(Path(cache).parent)
+        make_folder(cache.parent)
+        jobs = []
+        for number, share in enumerate(group.by_content(todo, str)):
+            job = MeasureJob(
+                paths=share,
+                cache=_part(cache, number) if number else cache,
+                decode_s=decode_s,
+                workers=workers,
+                processes=processes,
+                here=group.here,
+                before=before,
+                total=total,
+            )
+            jobs.append(job)
+        found.update(group.do(jobs, None, lambda done: progress(before + int(done), total)))
+        _tidy(cache, order)
+    if len(found) < total:
+        left = set(order) - found.keys()
+        found.update(_known(cache, left, decode_s))
+        for path in left - found.keys():  # could not be reached, which is not noted: why, in words
+            found[path] = _value(json.loads(measure_line(path, decode_s)))
+    return {path: found[place] for path, place in absolute.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureJob:
+    """The clips that one process measures. A clip is measured by itself: any share will do."""
+
+    paths: list[str]
+    cache: Path  # lines are appended to it
+    decode_s: float
+    workers: int | None
+    processes: bool | None
+    here: int  # processes like this one that share the machine's cores
+    before: int  # of `total` clips, measured already when the work was given out
+    total: int
+
+    def run(self, _tools, tell: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
+        workers = self.workers or max(1, _cores() // self.here)
+        apart = self.processes
+        if apart is None:
+            apart = workers >= PROCESSES_FROM_CORES and len(self.paths) >= PROCESSES_FROM_CLIPS
+        measured = by_processes if apart else by_threads
+        found = {}
         # Around all of it: what a full disk did not take is written again when the file is closed.
         with (
-            writing(cache),
-            appending(cache) as file,
-            contextlib.closing(measured(todo, workers, decode_s)) as chunks,
+            writing(self.cache),
+            appending(self.cache) as file,
+            contextlib.closing(measured(self.paths, workers, self.decode_s)) as chunks,
         ):
             for lines in chunks:
-                found.update(_take(lines, file, len(found), total))
-                progress(len(found), total)
-    return {path: found[place] for path, place in absolute.items()}
+                found.update(_take(lines, file, self.before + len(found), self.total))
+                tell(len(lines))
+        return found
 
 
 def _cores() -> int:
@@ -110,6 +158,35 @@ def _folder_is_gone(path: str) -> bool:
 # --- the cache --------------------------------------------------------------------------------
 
 
+def _part(cache: Path, number: int) -> Path:
+    """Where process `number` of a group notes what it has measured, until all have."""
+    return cache.with_name(f"{cache.stem}.{number}{cache.suffix}")
+
+
+def _parts(cache: Path) -> list[Path]:
+    """Those that are there."""
+    return sorted(cache.parent.glob(f"{cache.stem}.[0-9]*{cache.suffix}"))
+
+
+def _tidy(cache: Path, order: list[str]) -> None:
+    """Leave one line a recording in `cache`, in this `order`, those of others behind; no parts.
+
+    So it is the same file whoever measured what, and whatever was killed meanwhile.
+    """
+    parts = _parts(cache)
+    lines = {}
+    for file in (cache, *parts):
+        for line, entry in _lines(file):
+            if entry is not None:
+                lines[entry[0]] = line.rstrip(b"\n") + b"\n"
+    places = dict.fromkeys([*order, *lines])
+    whole = b"".join(lines[path] for path in places if path in lines)
+    if not cache.is_file() or cache.read_bytes() != whole:
+        write_atomic(cache, whole)
+    for part in parts:
+        part.unlink()
+
+
 def _known(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
     """What the cache holds of `paths`, of files that have not changed since."""
     found = {}
@@ -126,23 +203,32 @@ def _to_decode(value: ClipMeasure | str, decode_s: float) -> bool:
 
 def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | str]]:
     """(path, stamp, measure) of each line that can be read; a torn one is told of."""
-    if not Path(cache).is_file():
-        return
     lost = 0
-    with open(cache, "rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-                if row["format"] == FORMAT:
-                    yield _checked(row)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                if line.strip():
-                    lost += 1
+    for _, entry in _lines(cache):
+        if entry is None:
+            lost += 1
+        else:
+            yield entry
     if lost:
         warnings.warn(
             f"{cache}: {lost} damaged lines are left out, their recordings are measured again.",
             stacklevel=4,
         )
+
+
+def _lines(cache: Path) -> Iterator[tuple[bytes, tuple | None]]:
+    """Each line that is not of another format, with what it says; None for a damaged one."""
+    if not Path(cache).is_file():
+        return
+    with open(cache, "rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                if row["format"] == FORMAT:
+                    yield line, _checked(row)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                if line.strip():
+                    yield line, None
 
 
 def _checked(row: dict) -> tuple[str, tuple[int, int], ClipMeasure | str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from kit.audio.clip import ClipMeasure, DatasetError
 from kit.base.files import write_atomic
 from kit.base.words import brief
+from kit.base.work_group import LONE, WorkGroup
 from kit.dataset.checks import judge_rows
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.layouts import read_dataset
@@ -29,18 +30,22 @@ def check_dataset(
     into: Path,
     workers: int | None = None,
     progress: Callable = lambda *_: None,
+    group: WorkGroup = LONE,
 ) -> Ledger:
     """Read and check a folder or table; write manifest, ledger and warnings as JSONL under `into`.
 
     Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so a check
-    that was killed goes on. `progress(done, total)` is called along the way. Raises DatasetError
-    when `source` is no dataset or vanishes; what was refused is for `Ledger.require_usable`.
+    that was killed goes on; the processes of `group` share them. `progress(done, total)` is called
+    along the way. Raises DatasetError when `source` is no dataset or vanishes; what was refused is
+    for `Ledger.require_usable`.
     """
     into = Path(into)
     found = read_dataset(source, config)
     paths = [row.audio for row in found.rows]
     cache = into / "measures.jsonl"
-    measures = measure_clips(paths, cache, config.longest_s, workers, progress=progress)
+    measures = measure_clips(
+        paths, cache, config.longest_s, workers, progress=progress, group=group
+    )
     kept, refused, warned = judge_rows(found.rows, measures, config)
     figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
     ledger = Ledger(
