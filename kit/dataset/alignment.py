@@ -14,6 +14,7 @@ Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
 import dataclasses
 import math
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,10 +29,12 @@ from kit.audio.hearing import Heard, SpeechRecognizer
 from kit.audio.waveform import load_wave
 from kit.base.config import require, require_within
 from kit.base.files import digest
-from kit.base.result_cache import kept_result
+from kit.base.result_cache import keep_result, kept_result, read_result
+from kit.base.work_group import LONE, WorkGroup
 from kit.dataset.ledger import Finding, Utterance
 from kit.text.normalize import letters
 
+PART_BATCHES = 16  # batches whose results are kept together until all are there
 IMPOSSIBLE = -math.inf  # the score of a text that cannot be laid over its recording at all
 
 
@@ -169,13 +172,18 @@ def align_clips(
     A recording that cannot be read scores -inf, with the reason.
     """
     found: list = [None] * len(rows)
-    order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # little of a batch is padding
+    order = by_length(rows)
     for start in range(0, len(order), config.batch):
         at = order[start : start + config.batch]
         for i, alignment in zip(at, _align_batch([rows[i] for i in at], recognizer, config)):
             found[i] = alignment
         progress(min(start + config.batch, len(rows)), len(rows))
     return found
+
+
+def by_length(rows: list[Utterance]) -> list[int]:
+    """The numbers of `rows` from short to long: neighbours make batches with little padding."""
+    return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
 
 
 def align_clips_once(
@@ -185,24 +193,83 @@ def align_clips_once(
     config: AlignConfig,
     path: Path,
     progress: Callable = lambda *_: None,
+    group: WorkGroup = LONE,
 ) -> list[Alignment]:
     """`align_clips`, kept in the file `path`: the same clips, texts and recogniser, no new hearing.
 
-    `digests` change when the recordings do, one a row. The words' times are not kept.
+    `digests` change when the recordings do, one a row. The words' times are not kept. The processes
+    of `group` share the clips, and keep what they have done in parts beside `path`, so that it goes
+    on after a kill. Raises WorkError where one of them failed.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
+    folder = Path(path).with_suffix(".parts")
 
     def make() -> list[dict]:
-        made = [
-            dataclasses.asdict(alignment)
-            for alignment in align_clips(rows, recognizer, config, progress)
-        ]
-        for found in made:
-            del found["words"]
-        return made
+        return _align_in_parts(rows, recognizer, config, folder, key, progress, group)
 
-    return [Alignment(**found) for found in kept_result(path, key, make)]
+    found = kept_result(path, key, make)
+    shutil.rmtree(folder, ignore_errors=True)
+    return [Alignment(**values) for values in found]
+
+
+def _align_in_parts(
+    rows: list[Utterance],
+    recognizer: SpeechRecognizer,
+    config: AlignConfig,
+    folder: Path,
+    key: str,
+    progress: Callable,
+    group: WorkGroup,
+) -> list[dict]:
+    """The values of each row's alignment, without its words; parts that are in `folder` stand."""
+    order = by_length(rows)
+    size = PART_BATCHES * config.batch
+    parts = {}
+    for start in range(0, len(order), size):
+        parts[folder / f"{start // size:06d}.json"] = order[start : start + size]
+    missing = [part for part in parts if read_result(part, key) is None]
+    before = len(rows) - sum(len(parts[part]) for part in missing)
+    if before:
+        progress(before, len(rows))
+    jobs = []
+    # Whole batches are shared out: what is heard in a clip depends, in its last bits, on how far
+    # its batch is padded, so a batch holds the same clips however many processes there are. Parts
+    # stand in the order of length, so those dealt in turn take about the same time.
+    for share in group.in_turn(missing):
+        own = {part: [rows[i] for i in parts[part]] for part in share}
+        jobs.append(AlignJob(parts=own, key=key, config=config))
+    if missing:
+        group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
+    found: list = [None] * len(rows)
+    for part, members in parts.items():
+        for i, values in zip(members, read_result(part, key), strict=True):
+            found[i] = values
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AlignJob:
+    """The parts of an alignment that one process makes: for each file the rows it is of."""
+
+    parts: dict[Path, list[Utterance]]
+    key: str
+    config: AlignConfig
+
+    def run(self, recognizer: SpeechRecognizer, tell: Callable[[float], None]) -> None:
+        for part, rows in self.parts.items():
+            done = 0
+
+            def heard(now: int, _total: int) -> None:
+                nonlocal done
+                tell(now - done)
+                done = now
+
+            made = align_clips(rows, recognizer, self.config, heard)
+            values = [dataclasses.asdict(alignment) for alignment in made]
+            for each in values:
+                del each["words"]
+            keep_result(part, self.key, values)
 
 
 def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:

@@ -21,9 +21,10 @@ import soundfile
 from kit.audio.container import UnreadableError, open_sound
 from kit.audio.hearing import SpeechRecognizer
 from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
-from kit.base.result_cache import kept_result
+from kit.base.result_cache import kept_result, read_result
 from kit.base.wav import encode_wav
 from kit.base.words import no_utf8
+from kit.base.work_group import LONE, WorkGroup
 from kit.dataset.ledger import Utterance
 from kit.dataset.long_recordings.cut import CutConfig, Span, plan_cuts
 from kit.dataset.long_recordings.transcript import Walk, WalkConfig, read_tokens
@@ -101,35 +102,50 @@ class Cutter:
     walk: WalkConfig
 
     def cut_folder(
-        self, folder: Path, into: Path, progress: Callable = lambda *_: None
+        self,
+        folder: Path,
+        into: Path,
+        progress: Callable = lambda *_: None,
+        group: WorkGroup = LONE,
     ) -> list[Loss]:
         """Cut every recording under `folder` with a .txt beside it into the LJSpeech folder `into`.
 
         Writes wavs/, metadata.csv and losses.jsonl, and returns the losses. A recording that an
-        earlier call finished is not heard again. `progress(seconds done, in all)` counts audio.
-        Raises CutError where there is nothing to cut, DiskError before it starts when the disk is
-        too small.
+        earlier call finished is not heard again; the others are shared by the processes of `group`.
+        `progress(seconds done, in all)` counts audio. Raises CutError where there is nothing to
+        cut, DiskError before it starts when the disk is too small, WorkError where another process
+        failed.
         """
         folder = Path(folder)
         into = Path(into)
         recordings = find_recordings(folder)
         make_folder(into / "wavs")
         require_disk(into, sum(audio.stat().st_size for audio in recordings))
-        lengths_s = [_seconds(audio) for audio in recordings]
-        total_s = sum(lengths_s)
         hearing = (self.recognizer.fingerprint(), self.cuts, self.walk)
+        whole = []
+        for audio, name in zip(recordings, names_of(folder, recordings)):
+            key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), *hearing)
+            whole.append(LongRecording(audio=audio, name=name, key=key, seconds=_seconds(audio)))
+        todo = [each for each in whole if read_result(each.kept_in(into), each.key) is None]
+        total_s = sum(recording.seconds for recording in whole)
+        before_s = total_s - sum(recording.seconds for recording in todo)
+
+        def tell(done_s: float) -> None:
+            progress(round(before_s + done_s, 6), round(total_s, 6))
+
+        if before_s:
+            tell(0.0)
+        jobs = []
+        for share in group.in_turn(todo):
+            jobs.append(CutJob(recordings=list(share), into=into, cuts=self.cuts, walk=self.walk))
+        if todo:
+            group.do(jobs, self.recognizer, tell)
         rows = []
         losses = []
-        before_s = 0.0
-        for audio, name, length_s in zip(recordings, names_of(folder, recordings), lengths_s):
-            key = digest(name, _state(audio), _state(audio.with_suffix(".txt")), *hearing)
-            tell = shifted(progress, before_s, total_s)
-            cut = partial(self.cut_recording, audio, name, into, tell)
-            done = kept_result(into / "cut" / f"{name}.json", key, cut)
+        for recording in whole:
+            done = read_result(recording.kept_in(into), recording.key)
             rows += done["rows"]
             losses += [Loss(**loss) for loss in done["losses"]]
-            before_s += length_s
-            progress(before_s, total_s)
         _write_tables(into, rows, losses)
         return losses
 
@@ -175,7 +191,11 @@ class Cutter:
         return rows, lost + _missing(listener)
 
     def cut_rows(
-        self, rows: list[Utterance], into: Path, progress: Callable = lambda *_: None
+        self,
+        rows: list[Utterance],
+        into: Path,
+        progress: Callable = lambda *_: None,
+        group: WorkGroup = LONE,
     ) -> list[Utterance]:
         """The clips that recordings of `rows` make when they are cut in pauses, under `into`.
 
@@ -195,7 +215,7 @@ class Cutter:
             shutil.copystat(row.audio, audio.with_suffix(".txt"))
             owner[audio.stem] = row
         if rows:
-            self.cut_folder(whole, clips, progress)
+            self.cut_folder(whole, clips, progress, group)
         shutil.rmtree(whole)
         table = clips / "metadata.csv"
         lines = table.read_text(encoding="utf-8").splitlines() if rows else []
@@ -213,13 +233,46 @@ class Cutter:
         return made
 
 
-def shifted(progress: Callable, before_s: float, total_s: float) -> Callable:
-    """`progress` of the whole work, told of one recording that begins after `before_s` of it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LongRecording:
+    """One that is to be cut."""
 
-    def tell(done_s: float, _length_s: float) -> None:
-        progress(before_s + done_s, total_s)
+    audio: Path
+    name: str  # what those of its clips begin with
+    key: str  # changes with the recording, its transcript, and how it is heard and cut
+    seconds: float
 
-    return tell
+    def kept_in(self, into: Path) -> Path:
+        """What was made of it, once all of its clips are there."""
+        return into / "cut" / f"{self.name}.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CutJob:
+    """The recordings that one process cuts; each is heard by itself, so any share will do."""
+
+    recordings: list[LongRecording]
+    into: Path
+    cuts: CutConfig
+    walk: WalkConfig
+
+    def run(self, recognizer: SpeechRecognizer, tell: Callable[[float], None]) -> None:
+        cutter = Cutter(recognizer=recognizer, cuts=self.cuts, walk=self.walk)
+        for recording in self.recordings:
+            self._cut(recording, cutter, tell)
+
+    def _cut(self, recording: LongRecording, cutter: Cutter, tell: Callable[[float], None]) -> None:
+        heard_s = 0.0
+
+        def hear(now_s: float, _length_s: float) -> None:
+            nonlocal heard_s
+            if now_s < recording.seconds:  # its end counts once its clips are kept
+                tell(now_s - heard_s)
+                heard_s = now_s
+
+        cut = partial(cutter.cut_recording, recording.audio, recording.name, self.into, hear)
+        kept_result(recording.kept_in(self.into), recording.key, cut)
+        tell(recording.seconds - heard_s)
 
 
 def _state(path: Path) -> tuple:
