@@ -6,15 +6,18 @@ costs none, and any run that points at the folder shares it. An index, one file,
 of a manifest lies, with its text ids. Both stay on disk and are read a row at a time, so a corpus
 may be larger than memory. Every file carries its own checksums and is written whole or not at all;
 a damaged one is made again. Processes need no lock: names follow from content,
-and a claim only tells another builder which shard to begin with. The folder stays below
+and a claim only tells another builder which shard to begin with. Ranks of one preparation share the
+shards out among them. The folder stays below
 `max_cache_gib`; what lay unused longest goes first. Knows no batch and no model.
 
 Shapes: L samples, M mels, T reference frames.
 """
 
+import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from kit.audio.spectrogram import Mel, MelConfig
 from kit.audio.waveform import load_wave
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
 from kit.base.weights_file import arrays_digest
+from kit.base.work_group import LONE, WorkGroup
 from kit.batches.batching import DataConfig, chunks
 from kit.batches.code_shards import Clip, Codes, References, Shards, shard_clips
 from kit.batches.columns import Column, seal_columns
@@ -39,6 +43,7 @@ from kit.batches.shards import (
     claimed,
     make_room,
     seal,
+    split_by,
     sweep,
     touch,
     unseal,
@@ -76,6 +81,15 @@ def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = Non
         return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodingTools:
+    """What a code cache is made with."""
+
+    codec: Codec
+    front_end: Mel  # of the references
+    tokenizer: Tokenizer
+
+
 def build_cache(
     rows: list[Utterance],
     codec: Codec,
@@ -87,28 +101,44 @@ def build_cache(
     progress: Callable = lambda *_: None,
     digests: Sequence[str | None] | None = None,
     say: Callable[[str], None] = print,
+    group: WorkGroup = LONE,
 ) -> Path:
     """Encode what `folder` lacks of `rows`, one shard at a time; return the index of `rows`.
 
     `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known
     already: they must change when a recording does, and be of one kind from run to run.
-    `progress(done, total)` counts recordings; `say` hears of each damaged shard. An interrupted
-    build goes on with what is missing. Raises DatasetError for a recording that cannot be read,
-    DiskError for a full disk, CacheError when `rows` alone need more than `max_cache_gib`.
+    `progress(done, total)` counts recordings; `say` hears of each damaged shard. The processes of
+    `group`, which have EncodingTools, share the shards. An interrupted build goes on with what is
+    missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
+    CacheError when `rows` alone need more than `max_cache_gib`, WorkError where another process
+    failed.
     """
     folder = Path(folder)
     make_folder(folder)
     sweep(folder)
+    tools = EncodingTools(codec=codec, front_end=front_end, tokenizer=tokenizer)
     clips = clip_digests(rows, digests)
     found = find_clips(folder, key, set(clips), say)
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
-    total = len(found) + len(missing)
+    before = len(found)
+    total = before + len(missing)
     keep = shards_of(found.values())
-    progress(len(found), total)
-    for path in encode_missing(missing, codec, front_end, folder, key, config, keep):
+    progress(before, total)
+    require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
+    shards = missing_shards(missing, folder, key, config.shard)
+    jobs = []
+    # Whole shards are shared out. The clips of one are encoded in batches of their own, and what is
+    # encoded depends, in its last bits, on the batch; which clips a shard has does not depend on
+    # which other shards are there already, nor on who made them.
+    for share in group.in_turn(list(shards)):
+        own = {path: shards[path] for path in share}
+        jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
+    if missing:
+        group.do(jobs, tools, lambda done: progress(before + int(done), total))
+    for path in shards:
         found.update(shard_clips(path))
-        progress(len(found), total)
-    return write_index(rows, [found[clip] for clip in clips], tokenizer, folder, config)
+    texts = text_ids(rows, tools, folder, group)
+    return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
 
 
 def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
@@ -140,31 +170,36 @@ def shards_of(clips: Iterable[Clip]) -> set[Path]:
     return {clip.shard for clip in clips}
 
 
-def encode_missing(
-    missing: dict[str, Utterance],
-    codec: Codec,
-    front_end: Mel,
-    folder: Path,
-    key: str,
-    config: DataConfig,
-    keep: set[Path],
-) -> Iterator[Path]:
-    """Make the shards of the clips in `missing`; yield each once it is there."""
-    require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
-    parts = {
-        folder / f"codes-{key}-{digest(clips)}.safetensors": clips
-        for clips in chunks(list(missing), config.shard)
-    }
+def missing_shards(
+    missing: dict[str, Utterance], folder: Path, key: str, size: int
+) -> dict[Path, dict[str, Utterance]]:
+    """The shards that the clips in `missing` make, `size` in each: a file and its clips."""
+    found = {}
+    for clips in chunks(list(missing), size):
+        path = folder / f"codes-{key}-{digest(clips)}.safetensors"
+        found[path] = {clip: missing[clip] for clip in clips}
+    return found
 
-    def make(path: Path) -> None:
-        rows = [missing[clip] for clip in parts[path]]
-        shard = encode(rows, codec, front_end, config)
-        shard["clips"] = as_bytes(parts[path])
-        data = seal(shard)
-        make_room(folder, OWN, config.max_cache_gib, len(data), keep | set(parts))
-        write_atomic(path, data)
 
-    yield from claimed(list(parts), make)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodeJob:
+    """The shards that one process makes: for each file its clips, by their digests."""
+
+    shards: dict[Path, dict[str, Utterance]]
+    config: DataConfig
+    used: set[Path]  # files that no room may be made of
+
+    def run(self, tools: EncodingTools, tell: Callable[[float], None]) -> None:
+        def make(path: Path) -> None:
+            clips = self.shards[path]
+            shard = encode(list(clips.values()), tools.codec, tools.front_end, self.config)
+            shard["clips"] = as_bytes(list(clips))
+            data = seal(shard)
+            make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
+            write_atomic(path, data)
+
+        for path in claimed(list(self.shards), make):
+            tell(len(self.shards[path]))
 
 
 def encode(
@@ -195,17 +230,57 @@ def load_speech(path: str, rate_hz: int) -> Tensor:
     return torch.from_numpy(without_edges(load_wave(path, rate_hz).numpy(), rate_hz))
 
 
+def text_ids(
+    rows: list[Utterance], tools: EncodingTools, folder: Path, group: WorkGroup
+) -> list[np.ndarray]:
+    """The ids (N,) of each row's text."""
+    name = secrets.token_hex(6)  # another run may make an index here at this moment
+    parts = []
+    jobs = []
+    numbers = group.in_turn(range(len(rows)))
+    for number, own in enumerate(numbers):
+        # Named as what a kill leaves half-written, and swept up with that.
+        part = folder / f".texts-{name}.safetensors.{number}" if number else None
+        parts.append(part)
+        jobs.append(TokenizeJob(texts=[rows[i].text for i in own], part=part))
+    shares = [group.do(jobs, tools, lambda _: None)]
+    for part in parts[1:]:
+        table = unseal(part)
+        shares.append(split_by(table["ids"], table["counts"]))
+        part.unlink()
+    found: list = [None] * len(rows)
+    for own, ids in zip(numbers, shares, strict=True):
+        for i, row in zip(own, ids):
+            found[i] = row
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizeJob:
+    """The texts that one process makes ids of, to be left in the file `part`; None: returned."""
+
+    texts: list[str]
+    part: Path | None
+
+    def run(self, tools: EncodingTools, _tell) -> list[np.ndarray]:
+        found = [np.array(tools.tokenizer.encode(text), dtype=np.int32) for text in self.texts]
+        if self.part is not None:
+            counts = np.array([len(ids) for ids in found], dtype=np.int64)
+            ids = np.concatenate([np.zeros(0, dtype=np.int32), *found])
+            write_atomic(self.part, seal({"ids": ids, "counts": counts}))
+        return found
+
+
 def write_index(
     rows: list[Utterance],
     clips: list[Clip],
-    tokenizer: Tokenizer,
+    texts: list[np.ndarray],
     folder: Path,
     config: DataConfig,
 ) -> Path:
-    """Text ids of `rows` and where their codes lie, as a file named by its content."""
+    """The text ids of `rows` and where their codes lie, as a file named by its content."""
     found = []
-    for row, clip in zip(rows, clips):
-        text = np.array(tokenizer.encode(row.text), dtype=np.int32)
+    for row, clip, text in zip(rows, clips, texts, strict=True):
         found.append(
             IndexRow(id=row.id, speaker=row.speaker, split=row.split, text=text, clip=clip)
         )
