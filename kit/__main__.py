@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
 def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     """Take the recipe's steps, a printed line each, until its end or an interrupt.
 
-    Of several processes that torchrun has started the first does; the others train along.
+    Of several processes that torchrun has started the first does; the others help as it orders.
     """
     from kit.recipes.start import start, wait_patiently
 
@@ -73,8 +73,8 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         for result in options.command.results(options, options):
             print_result(result, options.tables)
         return 0
+    from kit.recipes.orders import follow_main, next_order
     from kit.recipes.settings import parse_settings
-    from kit.recipes.train_ranks import follow_main, next_orders
     from kit.training.ranks import join_ranks
 
     ranks = join_ranks()
@@ -91,7 +91,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         if interrupts.signals:
             break
     if ranks.several:
-        next_orders(ranks)  # none: the others may go
+        next_order(ranks)  # none: the others may go
     ranks.leave()
     if interrupts.signals:
         return interrupts.leave()
@@ -132,8 +132,12 @@ class Interrupts:
 
     def leave(self) -> int:
         """Say how to go on; the exit code a shell expects. To torchrun, any but 0 is a failure."""
-        print("Stopped. What was done is kept: the same command goes on from there.")
-        if self.ranks is not None and self.ranks.several:
+        several = self.ranks is not None and self.ranks.several
+        why = "Stopped"
+        if several and signal.SIGTERM in self.signals:
+            why += f" by torchrun: asked to, or another of the {self.ranks.world} processes ended"
+        print(f"{why}. What was done is kept: the same command goes on from there.", flush=True)
+        if several:
             return 0
         return 128 + (self.signals or [signal.SIGINT])[0]
 

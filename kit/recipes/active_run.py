@@ -25,7 +25,7 @@ class ActiveRun(Run):
     threads: Choice  # how many threads torch uses
     precision: Choice  # "fp32", "fp16" or "bf16"
     kept: Kept | None = None  # what keeps it elsewhere, too (KIT_MIRROR)
-    ranks: Ranks = ALONE  # the processes that train it together: see `train_ranks.py`
+    ranks: Ranks = ALONE  # the processes that work on it together: see `orders.py`
 
     def record(self, **figures) -> dict:
         """As `Run.record`. What is recorded is kept: it waits until all that is new was copied."""

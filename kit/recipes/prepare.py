@@ -1,7 +1,8 @@
 """From recordings to batches: ledger, tokenizer, codec, recogniser, and codes on disk.
 
 Every step keeps what it made in the run's folder and records its own figures; where that lies
-already, made from the same recordings with the same settings, it is used again.
+already, made from the same recordings with the same settings, it is used again. Processes that
+torchrun has started share the long ones (prepare_ranks.py).
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_batches import first_batches, record_lengths
 from kit.recipes.prepare_clips import align_texts, cut_too_long, cutter_for
 from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
+from kit.recipes.prepare_ranks import encoding_group, group_of
 from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.prepare_text import fitted_pieces
 from kit.recipes.rehearsal import Rehearsal
@@ -141,7 +143,7 @@ class Preparation:
         self.source.begin(run)
         self.folder = self.source.fetch(run)
         self.checked = check_dataset(
-            self.folder, self.rules, run.folder, progress=Ticker("checked")
+            self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
         )
         self.source.settle(run)
         found = results.of_ledger(self.checked, self.folder, self.source.language)
@@ -220,8 +222,7 @@ class Preparation:
                 line += f" Too long for a row, and so refused: {left:,} of the recordings."
             return Result(line=line)
         cutter = cutter_for(self.rules, self.recognizer)
-        into = self.active_run.path("long")
-        clips, count = cut_too_long(self.aligned, self.folder, self.rules, cutter, into)
+        clips, count = cut_too_long(self.active_run, self.aligned, self.folder, self.rules, cutter)
         self.cut = self.aligned.with_clips(clips)
         return Result(line=f"{len(clips)} clips from {count} recordings that were too long")
 
@@ -255,6 +256,7 @@ class Preparation:
             self.data_config,
             Ticker("encoded"),
             self.checked.digests(self.rows),
+            group=encoding_group(run, self.front_end.config, self.source.language),
         )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})

@@ -16,6 +16,7 @@ from kit.dataset.long_recordings.segment import Cutter
 from kit.dataset.long_recordings.transcript import WalkConfig
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_ranks import listening_group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,19 +39,22 @@ def align_texts(run: ActiveRun, ledger: Ledger, recognizer: SpeechRecognizer) ->
         config,
         run.path("aligned.json"),
         Ticker("aligned"),
+        listening_group(run),
     )
     return Aligned(rows=rows, alignments=alignments, matched=match(rows, alignments, config))
 
 
 def cut_too_long(
-    ledger: Ledger, folder: Path, rules: ManifestConfig, cutter: Cutter, into: Path
+    run: ActiveRun, ledger: Ledger, folder: Path, rules: ManifestConfig, cutter: Cutter
 ) -> tuple[list[Utterance], int]:
     """Clips of the recordings in `folder` that were refused as too long, and how many those are."""
     gone = {finding.id for finding in ledger.too_long}
     whole = []
     if gone:
         whole = [row for row in read_dataset(folder, rules).rows if row.id in gone]
-    return cutter.cut_rows(whole, into, Ticker("seconds heard")), len(gone)
+    into = run.path("long")
+    clips = cutter.cut_rows(whole, into, Ticker("seconds heard"), listening_group(run))
+    return clips, len(gone)
 
 
 def cutter_for(rules: ManifestConfig, recognizer: SpeechRecognizer) -> Cutter:

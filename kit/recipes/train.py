@@ -23,6 +23,7 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.orders import next_order
 from kit.recipes.several_gpus import (
     GPUS,
     DistantProfiler,
@@ -34,7 +35,7 @@ from kit.recipes.several_gpus import (
 from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
 from kit.recipes.state_sound import learn_sound
 from kit.recipes.train_plan import TrainingPlan
-from kit.recipes.train_ranks import next_orders, orders_of
+from kit.recipes.train_ranks import train_order
 from kit.recipes.trained_parts import finetuning_figures
 from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
@@ -107,7 +108,7 @@ class Training(TrainingPlan):
                 "quota_gb": (self.limits.quota_bytes or 0) / 1e9,
             }
             return train_on_gpus(self.active, values, gpus, options, self.profiler, stop)
-        next_orders(self.active.ranks, lambda: orders_of(self, values))
+        next_order(self.active.ranks, lambda: train_order(self, values))
         return self.session.run(values, stop)
 
     def listeners(self) -> tuple[Callable, ...]:

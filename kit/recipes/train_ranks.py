@@ -1,23 +1,21 @@
-"""A training that torchrun has started in several processes: one leads, the others follow.
+"""A training that torchrun has started in several processes: what the others need to train along.
 
-The main rank takes the recipe's steps as a process alone does: it plans, asks, prints and writes.
-Where it begins to train it gives `Orders`; every other rank waits for them, builds the same session
-from them, and trains along until it is told that nothing is left to do.
+Where the main rank begins to train it gives `TrainOrder`; every other rank builds the same session
+from it, and trains along to its end.
 """
 
 import dataclasses
-from collections.abc import Callable
 from threading import Event
 
 from kit.base.hardware import Choice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.train_plan import TrainingPlan
-from kit.training.ranks import RankLost, Ranks
+from kit.training.ranks import Ranks
 from kit.training.settings import TrainConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Orders:
+class TrainOrder:
     """What the main rank has settled, and the others are to do alike."""
 
     run: ActiveRun
@@ -27,10 +25,22 @@ class Orders:
     parallel: Choice  # "ddp" or "fsdp"
     asks_gate: bool  # whether the main rank hears the voice now and then
 
+    def follow(self, ranks: Ranks) -> None:
+        """Train along."""
+        plan = TrainingPlan(dataclasses.replace(self.run, ranks=ranks))
+        session = plan.session
+        plan.data.with_passes_of(self.micro_batch)
+        session.config = self.config
+        session.parallel = self.parallel
+        session.validation = plan.held_out()
+        session.gate = _not_asked if self.asks_gate else None
+        for _ in session.run(self.values, Event()):
+            pass
 
-def orders_of(plan: TrainingPlan, values: dict) -> Orders:
+
+def train_order(plan: TrainingPlan, values: dict) -> TrainOrder:
     """What other ranks need to train along with `plan`, once its checks are done."""
-    return Orders(
+    return TrainOrder(
         run=dataclasses.replace(plan.active, kept=None, ranks=Ranks()),
         config=plan.session.config,
         values=values,
@@ -38,36 +48,6 @@ def orders_of(plan: TrainingPlan, values: dict) -> Orders:
         parallel=plan.session.parallel,
         asks_gate=plan.session.gate is not None,
     )
-
-
-def follow_main(ranks: Ranks) -> None:
-    """What a rank other than the main one does: train along each time it is told to."""
-    orders = awaited_orders(ranks)
-    while orders is not None:
-        plan = TrainingPlan(dataclasses.replace(orders.run, ranks=ranks))
-        session = plan.session
-        plan.data.with_passes_of(orders.micro_batch)
-        session.config = orders.config
-        session.parallel = orders.parallel
-        session.validation = plan.held_out()
-        session.gate = _not_asked if orders.asks_gate else None
-        for _ in session.run(orders.values, Event()):
-            pass
-        orders = awaited_orders(ranks)
-    ranks.leave()
-
-
-def awaited_orders(ranks: Ranks) -> Orders | None:
-    """As `next_orders`; None, too, where the main rank has ended: it says why, or torchrun does."""
-    try:
-        return next_orders(ranks)
-    except RankLost:
-        return None
-
-
-def next_orders(ranks: Ranks, give: Callable[[], Orders | None] = lambda: None) -> Orders | None:
-    """What the main rank gives with `give()`, to every rank; None where there is nothing to do."""
-    return ranks.from_main(give)
 
 
 def _not_asked(model) -> dict:

@@ -1,4 +1,4 @@
-"""The processes that train one model together: who they are, what they share, what they agree on.
+"""The processes that work on one run together: who they are, what they share, what they agree on.
 
 `torchrun` starts them, and each makes its `Ranks` by `join_ranks`. A process alone is one, too: its
 answers are its own and cost nothing, so the loop asks without knowing how many there are. The first
@@ -8,6 +8,7 @@ torch.distributed; nothing of what is trained.
 
 import contextlib
 import datetime
+import functools
 import os
 import random
 import time
@@ -25,13 +26,15 @@ from kit.training.settings import TrainError
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
 LARGE_BYTES = 2**20  # of one that is sent alone, as it lies
 # Between two words of the main process. It may plan, or hear a voice, for long; one that has died
-# is noticed at once, by its closed connection.
+# is noticed at once, by its closed connection. What may take longer still is waited for by `meet`
+# and `await_call`, which look again and again.
 WAIT = datetime.timedelta(hours=6)
+LOOK_S = 0.1  # between two looks
 PARTING_S = 0.5
 
 
 class RankLost(RuntimeError):
-    """Another process of the same training has ended, so no step can be taken together."""
+    """Another process of the same run has ended, so nothing more can be done together."""
 
 
 class Ranks:
@@ -65,6 +68,12 @@ class Ranks:
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Leave the sum over the ranks in the gradients of `parameters`, alike on each."""
 
+    def await_call(self) -> None:
+        """Wait, however long, until the main rank has called the others to `from_main`."""
+
+    def call(self) -> None:
+        """Call the other ranks, on the main one."""
+
     def share(self, items: Sequence) -> Sequence:
         """Those of `items` that are this rank's to do."""
         return items[self.rank :: self.world]
@@ -87,6 +96,7 @@ class SeveralRanks(Ranks):
     def __init__(self):
         self.rank = dist.get_rank()
         self.world = dist.get_world_size()
+        self.calls = 0  # of the main rank, so far
 
     def sums(self, *numbers: float) -> tuple[float, ...]:
         total = torch.tensor(numbers, dtype=torch.float64)
@@ -107,6 +117,55 @@ class SeveralRanks(Ranks):
         with self._together():
             dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
         return found[0]
+
+    @functools.cached_property
+    def _store(self) -> dist.Store:
+        """Numbers and words that all of them see, where torchrun keeps its own."""
+        address = os.environ["MASTER_ADDR"]
+        store = dist.TCPStore(address, int(os.environ["MASTER_PORT"]), is_master=False)
+        # It outlives processes that torchrun starts again after a failure.
+        return dist.PrefixStore(f"kit {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+    def add(self, name: str, more: int) -> int:
+        """Add `more` to the number `name`, which is all ranks' and 0 at first; what it is now."""
+        with self._together():
+            return self._store.add(name, more)
+
+    def write(self, name: str, text: str) -> None:
+        """Leave `text` for `read` on any rank."""
+        with self._together():
+            self._store.set(name, text)
+
+    def read(self, name: str) -> str:
+        with self._together():
+            return self._store.get(name).decode()
+
+    def await_call(self) -> None:
+        # Not in `from_main`: a collective ends after WAIT, and hears no signal meanwhile.
+        self.calls += 1
+        while self.add("calls", 0) < self.calls:
+            time.sleep(LOOK_S)
+
+    def call(self) -> None:
+        self.calls += 1
+        self.add("calls", 1)
+
+    def hand_out(self, values: Sequence | None = None):
+        """The one of the main rank's `values` that is for this rank, by number."""
+        found = [None]
+        with self._together():
+            dist.scatter_object_list(found, list(values) if self.is_main else None, src=0)
+        return found[0]
+
+    def meet(self, look: Callable[[], None] = lambda: None) -> None:
+        """Wait until all ranks have come here; `look()` now and then meanwhile."""
+        with self._together():
+            others = dist.all_reduce(torch.zeros(1), async_op=True)
+        while not others.is_completed():
+            look()
+            time.sleep(LOOK_S)
+        with self._together():
+            others.wait()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         # Not by DistributedDataParallel, which sends them from within the last backward pass: a
@@ -154,7 +213,7 @@ class SeveralRanks(Ranks):
         """Know that one of the others has ended; the error that says so."""
         self.lost = True
         return RankLost(
-            f"Another of the {self.world} processes that train together has ended, or cannot be "
+            f"Another of the {self.world} processes that work together has ended, or cannot be "
             "reached."
         )
 

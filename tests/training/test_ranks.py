@@ -175,7 +175,7 @@ def killed(folder: Path, name: str, rng: random.Random) -> None:
     os.kill(int((folder / f"pid-{victim}").read_text()), signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "Another of the 2 processes that train together has ended" in err
+    assert "Another of the 2 processes that work together has ended" in err
     assert "the last checkpoint is" in err and "Give the same command again" in err
     tree, notes = checkpoint.load_newest(folder / name / "checkpoints")
     assert not notes and tree["run"]["step"] >= rows(folder, name)[-1]["step"] - 1
