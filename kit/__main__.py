@@ -135,7 +135,8 @@ class Interrupts:
         several = self.ranks is not None and self.ranks.several
         why = "Stopped"
         if several and signal.SIGTERM in self.signals:
-            why += f" by torchrun: asked to, or another of the {self.ranks.world} processes ended"
+            others = f"another of the {self.ranks.world} processes has ended"
+            why = f"Stopped: {others}, or torchrun was told to end"
         print(f"{why}. What was done is kept: the same command goes on from there.", flush=True)
         if several:
             return 0

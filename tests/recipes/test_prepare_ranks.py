@@ -1,0 +1,151 @@
+"""Preparation in several processes: the files of one, to the byte, whoever is killed on the way."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import corpus
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+JOB = Path(__file__).with_name("work_job.py")
+SLOW = "KIT_SLOW" in os.environ  # ten kills, with one, two and four processes
+# Parts and shards small enough that every rank has some of each; what is longer than 3 s is cut.
+ASKED = (
+    "--preset tiny --longest-s 3 --refuse-percent 100 --set align.batch=1 data.shard=5 "
+    "codec.steps=8 codec.sharpen_steps=1 recognizer.steps=8"
+)
+
+
+def prepare(runs: Path, processes: int, data: Path) -> subprocess.Popen:
+    """`kit prepare`, by torchrun where there are several processes; what it says goes to a file."""
+    words = [sys.executable, "-m"]
+    if processes > 1:
+        launcher = f"torch.distributed.run --standalone --nproc-per-node={processes} -m --"
+        words += launcher.split()
+    words += ["kit", "prepare", "--run", "mine", "--data", str(data), *ASKED.split()]
+    runs.mkdir(exist_ok=True)
+    own = dict(os.environ, KIT_RUNS=str(runs), PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    with open(runs / "said", "wb") as said:
+        return subprocess.Popen(words, cwd=ROOT, env=own, stdout=said, stderr=said)
+
+
+def said(runs: Path) -> str:
+    return (runs / "said").read_text(encoding="utf-8")
+
+
+def done(runs: Path, processes: int, data: Path) -> None:
+    assert prepare(runs, processes, data).wait(280) == 0, said(runs)
+
+
+def left(runs: Path) -> dict[str, bytes]:
+    """All files but the record, which holds times, and what a kill left half-written."""
+    found = {}
+    for path in sorted(runs.rglob("*")):
+        if path.is_file() and path.name[0] != "." and path.stem not in ("report", "said"):
+            found[str(path.relative_to(runs))] = path.read_bytes()
+    return found
+
+
+def same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if found[name] != wanted[name]] == []
+
+
+def process_of(torchrun: subprocess.Popen, rank: int) -> psutil.Process | None:
+    """The process of `rank`, once there is one."""
+    for process in psutil.Process(torchrun.pid).children():
+        try:
+            if process.environ().get("RANK") == str(rank):
+                return process
+        except psutil.Error:  # it has just ended
+            continue
+    return None
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, bytes]:
+    """What one process leaves."""
+    runs = tmp_path_factory.mktemp("alone") / "runs"
+    done(runs, 1, corpus())
+    return left(runs)
+
+
+def test_what_one_process_leaves_is_compared(alone):
+    names = {Path(name).name for name in alone}
+    assert {"ledger.jsonl", "measures.jsonl", "aligned.json", "tokenizer.model"} <= names
+    assert {"codec.safetensors", "recognizer.safetensors"} <= names
+    assert sum(name.startswith("codes-") for name in names) > 8
+    assert sum(name.startswith("index-") for name in names) == 1
+    assert any("long/clips/cut" in name for name in alone), "some were cut"
+
+
+def test_a_killed_process_ends_all_with_a_sentence_and_the_files_are_those_of_one(alone, tmp_path):
+    runs = tmp_path / "runs"
+    process = prepare(runs, 2, corpus())
+    while not list((runs / "mine").glob("aligned.parts/*.json")):
+        assert process.poll() is None, said(runs)
+        time.sleep(0.02)
+    process_of(process, 1).kill()
+    assert process.wait(60) != 0
+    assert "nother of the 2 processes" in said(runs)
+    assert "the same command" in said(runs)
+    assert said(runs).count("Traceback") == 1, "torchrun's own"
+    done(runs, 2, corpus())
+    same(left(runs), alone)
+    told = [line for line in said(runs).splitlines() if line.startswith(("aligned:", "encoded:"))]
+    assert any(line.startswith("aligned:") and "100 %" in line for line in told)
+    assert len([line for line in told if "done in" in line]) == 2, "the main rank alone tells"
+
+
+def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_words():
+    words = ["--standalone", "--nproc-per-node=2", str(JOB)]
+    job = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=dict(os.environ, PYTHONPATH=f"{ROOT}{os.pathsep}{JOB.parent}", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    told = job.stdout.splitlines()
+    done = [float(line.removeprefix("done: ")) for line in told if line.startswith("done: ")]
+    assert done == sorted(done) and done[-1] == 11.5 and len(done) > 2, job.stderr
+    assert "of the main rank: 0, loaded by it: 0" in told
+    assert "the error: The drive of rank 1 is gone." in told
+    assert job.returncode != 0 and job.stderr.count("Traceback") == 1, "torchrun's own"
+
+
+@pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
+def test_ten_kills_at_random_moments_change_nothing(alone, tmp_path):
+    """Of any rank, with one, two and four processes in turn, until ten were killed."""
+    rng = random.Random(0)
+    killed = []
+    for number in range(100):
+        runs = tmp_path / f"runs{number}"
+        while len(killed) < 10:
+            processes = rng.choice((1, 2, 4))
+            process = prepare(runs, processes, corpus())
+            began_s = time.monotonic()
+            after_s = rng.uniform(3, 10 + 3 * processes)
+            while process.poll() is None and time.monotonic() - began_s < after_s:
+                time.sleep(0.02)
+            if process.poll() is not None:
+                break  # it was done before its time
+            rank = rng.randrange(processes)
+            victim = process_of(process, rank) if processes > 1 else process
+            if victim is not None:
+                victim.kill()
+                line = said(runs).strip().splitlines()[-1:]
+                killed.append(f"{processes} processes, rank {rank}, {after_s:.1f} s: {line}")
+            process.wait(60)
+        done(runs, rng.choice((1, 2, 4)), corpus())
+        same(left(runs), alone)
+        if len(killed) == 10:
+            break
+        shutil.rmtree(runs)
+    print("\n".join(killed))
