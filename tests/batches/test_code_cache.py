@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 from helpers import DATA, code_cache, corpus, manifest, speech, tokenizer, trained_codec, world
+from shared_work import PretendedGroup
 
 from kit.audio.clip import KEPT_SILENCE_S, DatasetError
 from kit.audio.codec_kinds import load_codec
@@ -372,6 +373,21 @@ def test_a_build_killed_again_and_again_ends_as_if_it_had_not_been(processes, sm
             assert path.read_bytes() == contents(small)[path.name]
     run(processes, tmp_path, 1)
     assert contents(tmp_path) == contents(small)
+
+
+def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
+    alone = build(tmp_path / "alone", config=SMALL)
+    apart = tmp_path / "apart"
+    with pytest.raises(KeyboardInterrupt):
+        build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
+    made = shards(apart)
+    assert 0 < len(made) < 10
+    told = []
+    group = PretendedGroup(2)
+    index = build(apart, config=SMALL, group=group, progress=lambda *now: told.append(now))
+    assert index.name == alone.name and contents(apart) == contents(alone.parent)
+    assert told[0] == (3 * len(made), ROWS) and told[-1] == (ROWS, ROWS)
+    assert not list(apart.glob(".*"))
 
 
 def test_every_speaker_gets_a_reference():

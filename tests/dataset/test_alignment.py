@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.base.config import ConfigError
@@ -198,3 +199,26 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
     assert align(rows, sounds="abcdeg") == first and len(heard) == 4
     kept.write_text("{", encoding="utf-8")
     assert align(rows) == first and len(heard) == 5
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_alignments_go_on_after_a_kill_and_are_those_of_one_process(clips, tmp_path, size):
+    rows = clips[0][:90]
+    sounds = [row.id for row in rows]
+    config = AlignConfig(batch=2)  # three parts
+    alone = tmp_path / "alone.json"
+    wanted = align_clips_once(rows, sounds, HEAR, config, alone)
+    kept = tmp_path / "kept.json"
+    told = []
+
+    def tick(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 40:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        align_clips_once(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
+    again = align_clips_once(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
+    assert again == wanted and kept.read_bytes() == alone.read_bytes()
+    assert told[40] == 64, "two parts were whole"
+    assert told[-1] == 90 and not (tmp_path / "kept.parts").exists()

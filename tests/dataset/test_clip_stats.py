@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from clips import encoded, voice
+from shared_work import PretendedGroup
 
 from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
 from kit.dataset import clip_stats as measures
@@ -140,6 +141,36 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
     )
     found = measure_clips(clips, tmp_path / "c.jsonl", workers=1)
     assert again == clips[70:] and isinstance(found[clips[147]], ClipMeasure)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, size):
+    alone = measure_clips(clips, tmp_path / "alone.jsonl")
+    read.clear()
+    told = []
+    cache = tmp_path / "c.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        measure_clips(clips, cache, group=PretendedGroup(size, fails=size - 1))
+    assert 0 < len(read) < len(clips)
+    group = PretendedGroup(size + 1)
+    found = measure_clips(clips, cache, group=group, progress=lambda *now: told.append(now))
+    assert found == alone and list(found) == clips
+    assert sorted(read) == clips, "each once, over both tries"
+    assert told == sorted(told) and told[-1] == (150, 150)
+    assert cache.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
+
+
+def test_the_file_is_the_same_however_it_was_made(clips, tmp_path):
+    paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
+    measure_clips(clips, paths[0], workers=1)
+    measure_clips(clips, paths[1], workers=3, processes=True)
+    measure_clips(clips[90:], paths[2])
+    with paths[2].open("ab") as cut_short:
+        cut_short.write(paths[0].read_bytes()[:40])
+    with pytest.warns(UserWarning, match="1 damaged lines"):
+        measure_clips(clips, paths[2])
+    assert len({path.read_bytes() for path in paths}) == 1
 
 
 CHECK = """

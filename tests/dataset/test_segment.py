@@ -16,6 +16,7 @@ import pytest
 import soundfile
 import torch
 from helpers import EAR, few_words, in_time
+from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
 from kit.audio.hearing import alphabet_of
@@ -129,6 +130,24 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     waves = [torch.from_numpy(soundfile.read(clip, dtype="float32")[0]) for clip in clips]
     heard = recognizer.transcribe(Mel().log_mels(waves, RATE))
     assert cer(heard, [text for _, text in rows]) < 0.25
+
+
+def test_processes_that_share_the_recordings_cut_as_one_does(tmp_path):
+    for number in range(3):
+        texts = sentences(6, seed=number)
+        record(tmp_path / f"in/{number}.wav", paused(texts), " ".join(texts))
+    cut(tmp_path / "in", tmp_path / "alone")
+    with pytest.raises(KeyboardInterrupt):
+        cut(tmp_path / "in", tmp_path / "apart", group=PretendedGroup(3, fails=1))
+    told = []
+    group = PretendedGroup(2)
+    cut(tmp_path / "in", tmp_path / "apart", group=group, progress=lambda *now: told.append(now))
+    assert told == sorted(told) and told[0][0] > 0 and told[-1][0] == told[-1][1]
+    left = [
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+        for folder in (tmp_path / "alone", tmp_path / "apart")
+    ]
+    assert left[0] == left[1]
 
 
 def test_the_folder_is_a_dataset_like_any_other(tmp_path):

@@ -1,0 +1,46 @@
+"""Work is shared out by what it is: nothing is left out, done twice, or moved by its neighbours."""
+
+import pytest
+from shared_work import PretendedGroup
+
+from kit.base.work_group import LONE
+
+CLIPS = [f"/recordings/{number}.wav" for number in range(4000)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_every_item_is_one_process_s(size):
+    group = PretendedGroup(size)
+    for shares in (group.by_content(CLIPS, str), group.in_turn(CLIPS)):
+        assert len(shares) == size
+        assert sorted(clip for share in shares for clip in share) == sorted(CLIPS)
+        counts = [len(share) for share in shares]
+        assert max(counts) < 1.2 * min(counts), "about as many each"
+
+
+def test_a_share_by_content_does_not_depend_on_what_stands_before():
+    group = PretendedGroup(4)
+    whole = group.by_content(CLIPS, str)
+    fewer = group.by_content(CLIPS[1001::3], str)
+    assert all(set(some) <= set(share) for some, share in zip(fewer, whole))
+
+
+def test_few_items_are_dealt_out_evenly():
+    assert [list(share) for share in PretendedGroup(3).in_turn("abcd")] == [
+        ["a", "d"],
+        ["b"],
+        ["c"],
+    ]
+
+
+class Adding:
+    def run(self, tools, tell):
+        for _ in range(3):
+            tell(tools)
+        return "done"
+
+
+def test_a_process_alone_does_all_of_it():
+    told = []
+    assert LONE.do([Adding()], 2, told.append) == "done"
+    assert told == [2, 4, 6]
