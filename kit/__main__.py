@@ -21,7 +21,8 @@ Recordings in, a voice out. The commands are the notebooks, in the order they ar
 AFTERWARDS = """\
 A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything there is kept, and nothing finished is
 done again: give the same command once more after an interruption. Ctrl-C stops at the next safe
-moment, with a checkpoint; a second Ctrl-C leaves at once.
+moment, with a checkpoint; a second Ctrl-C leaves at once. Several processes share the work of
+prepare and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
 
 Exit codes: 0 done, 2 something is to be changed (one sentence says what), 130 stopped by Ctrl-C."""
 
