@@ -26,8 +26,8 @@ from kit.training.settings import TrainError
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
 LARGE_BYTES = 2**20  # of one that is sent alone, as it lies
 # Between two words of the main process. It may plan, or hear a voice, for long; one that has died
-# is noticed at once, by its closed connection. What may take longer still is waited for by `meet`
-# and `await_call`, which look again and again.
+# is noticed at once, by its closed connection. What may take longer still (recordings are fetched,
+# networks trained) is waited for by `await_call`, which looks again and again.
 WAIT = datetime.timedelta(hours=6)
 LOOK_S = 0.1  # between two looks
 PARTING_S = 0.5
@@ -158,7 +158,7 @@ class SeveralRanks(Ranks):
         return found[0]
 
     def meet(self, look: Callable[[], None] = lambda: None) -> None:
-        """Wait until all ranks have come here; `look()` now and then meanwhile."""
+        """Wait, up to WAIT, until all ranks have come here; `look()` now and then meanwhile."""
         with self._together():
             others = dist.all_reduce(torch.zeros(1), async_op=True)
         while not others.is_completed():

@@ -1,8 +1,8 @@
 """Preparation in several processes: the files of one, to the byte, whoever is killed on the way."""
 
+import contextlib
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -59,12 +59,10 @@ def same(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
 
 def process_of(torchrun: subprocess.Popen, rank: int) -> psutil.Process | None:
     """The process of `rank`, once there is one."""
-    for process in psutil.Process(torchrun.pid).children():
-        try:
+    with contextlib.suppress(psutil.Error):  # one has just ended
+        for process in psutil.Process(torchrun.pid).children():
             if process.environ().get("RANK") == str(rank):
                 return process
-        except psutil.Error:  # it has just ended
-            continue
     return None
 
 
@@ -122,30 +120,37 @@ def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_w
 
 @pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
 def test_ten_kills_at_random_moments_change_nothing(alone, tmp_path):
-    """Of any rank, with one, two and four processes in turn, until ten were killed."""
+    """Of any rank, with one, two and four processes in turn, until ten were killed at work."""
     rng = random.Random(0)
     killed = []
-    for number in range(100):
+    number = 0
+    while len(killed) < 10:
+        number += 1
         runs = tmp_path / f"runs{number}"
-        while len(killed) < 10:
-            processes = rng.choice((1, 2, 4))
-            process = prepare(runs, processes, corpus())
-            began_s = time.monotonic()
-            after_s = rng.uniform(3, 10 + 3 * processes)
-            while process.poll() is None and time.monotonic() - began_s < after_s:
-                time.sleep(0.02)
-            if process.poll() is not None:
-                break  # it was done before its time
-            rank = rng.randrange(processes)
-            victim = process_of(process, rank) if processes > 1 else process
-            if victim is not None:
-                victim.kill()
-                line = said(runs).strip().splitlines()[-1:]
-                killed.append(f"{processes} processes, rank {rank}, {after_s:.1f} s: {line}")
-            process.wait(60)
+        while len(killed) < 10 and killed_at_work(runs, rng, killed):
+            pass
         done(runs, rng.choice((1, 2, 4)), corpus())
         same(left(runs), alone)
-        if len(killed) == 10:
-            break
-        shutil.rmtree(runs)
     print("\n".join(killed))
+
+
+def killed_at_work(runs: Path, rng: random.Random, killed: list[str]) -> bool:
+    """Go on with a preparation and kill one of its processes; False where it was done before."""
+    processes = rng.choice((1, 2, 4))
+    process = prepare(runs, processes, corpus())
+    while "run mine" not in said(runs) and process.poll() is None:
+        time.sleep(0.02)
+    after_s = rng.uniform(0, 8)
+    end_s = time.monotonic() + after_s
+    while process.poll() is None and time.monotonic() < end_s:
+        time.sleep(0.02)
+    rank = rng.randrange(processes)
+    victim = process_of(process, rank) if processes > 1 else process
+    if victim is None or process.poll() is not None or "Report:" in said(runs):
+        process.wait(60)
+        return False
+    victim.kill()
+    line = said(runs).splitlines()[-1][:60]
+    killed.append(f"{processes} processes, rank {rank}, after {after_s:.1f} s: {line}")
+    assert process.wait(60) != 0
+    return True
