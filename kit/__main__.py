@@ -78,7 +78,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.settings import parse_settings
     from kit.training.ranks import join_ranks
 
-    ranks = join_ranks()
+    ranks = join_ranks(options.command.own_card)
     interrupts.ranks = ranks
     if not ranks.is_main:
         interrupts.ignore()  # the main one hears them, and stops all

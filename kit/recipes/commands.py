@@ -29,6 +29,7 @@ class Command:
     purpose: str
     example: str  # options that most will want
     options: tuple[tuple[str, Callable, str, str], ...]
+    own_card: bool = True  # whether each of several processes takes a GPU of its own
     begins_run: bool = True  # else `steps` is given the options, to find what they name
 
     def add_to(self, commands) -> None:
@@ -185,6 +186,7 @@ COMMANDS = (  # in the order in which they are used
             ("start_from", str, "PATH", "a voice to begin with: an export, another run (nothing)"),
             ("licence", str, "CPML", "accept that of a released XTTS-v2 to begin with (not yet)"),
         ),
+        own_card=False,
     ),
     Command(
         "benchmark",

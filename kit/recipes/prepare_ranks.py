@@ -23,7 +23,7 @@ from kit.recipes.orders import ending_when_told, next_order
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.training.ranks import RankLost, SeveralRanks
 
-PARTS = 1000  # the ranks' common numbers are whole: a thousandth of what is counted is one
+PARTS = 10**6  # the ranks' common numbers are whole: a millionth of what is counted is one
 LOOK_S = 0.2  # between two looks at what the other ranks have done
 
 

@@ -226,16 +226,17 @@ def is_lost_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def join_ranks() -> Ranks:
+def join_ranks(own_card: bool = True) -> Ranks:
     """This process's place among those that torchrun has started; alone where it has not.
 
-    Each takes a GPU of its own where there are any. Raises ConfigError where there are too few.
-    Call it before CUDA is used.
+    Each takes a GPU of its own where there are any, and raises ConfigError where there are too few:
+    unless `own_card` is False, for work that all but the main rank do on the CPU. Call it before
+    CUDA is used.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
     if not dist.is_initialized():
-        gpus = take_card()
+        gpus = own_card and take_card()
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=WAIT)
     return SeveralRanks()
 

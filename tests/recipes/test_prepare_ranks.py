@@ -119,6 +119,13 @@ def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_w
 
 
 @pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_leave_the_files_of_one(alone, tmp_path, processes):
+    done(tmp_path / "runs", processes, corpus())
+    same(left(tmp_path / "runs"), alone)
+
+
+@pytest.mark.skipif(not SLOW, reason="minutes: KIT_SLOW=1")
 def test_ten_kills_at_random_moments_change_nothing(alone, tmp_path):
     """Of any rank, with one, two and four processes in turn, until ten were killed at work."""
     rng = random.Random(0)

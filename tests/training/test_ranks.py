@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks_job import RUNS, SLOW, session, train
 
+from kit.base.config import ConfigError
 from kit.model.weights import load_model
 from kit.training import checkpoint
 from kit.training.logs import read_log
-from kit.training.ranks import Ranks
+from kit.training.ranks import Ranks, join_ranks
 
 JOB = Path(__file__).with_name("ranks_job.py")
 ROOT = JOB.parent.parent.parent
@@ -105,6 +107,18 @@ def test_what_one_process_is_asked_of_all_is_its_own():
     assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)
     assert ranks.all_told("a") == ["a"] and ranks.from_main(lambda: 7) == 7
     assert ranks.share([1, 2]) == [1, 2] and ranks.is_main
+
+
+def test_more_processes_than_gpus_may_prepare_but_not_train(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="--nproc-per-node=1"):
+        join_ranks()
+    begun = []
+    monkeypatch.setattr(dist, "init_process_group", lambda kind, timeout: begun.append(kind))
+    monkeypatch.setattr("kit.training.ranks.SeveralRanks", Ranks)
+    assert join_ranks(own_card=False).is_main and begun == ["gloo"]
 
 
 def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):

@@ -30,6 +30,7 @@ from kit.dataset.long_recordings.cut import CutConfig, Span, plan_cuts
 from kit.dataset.long_recordings.transcript import Walk, WalkConfig, read_tokens
 from kit.dataset.long_recordings.windows import Listener
 
+ROUNDING_S = 0.001  # so much may be lost where seconds are added up
 AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
 
@@ -131,7 +132,9 @@ class Cutter:
         before_s = total_s - sum(recording.seconds for recording in todo)
 
         def tell(done_s: float) -> None:
-            progress(round(before_s + done_s, 6), round(total_s, 6))
+            now_s = before_s + done_s
+            at_end = total_s - now_s < ROUNDING_S
+            progress(total_s if at_end else now_s, total_s)
 
         if before_s:
             tell(0.0)
