@@ -176,9 +176,9 @@ def _tidy(cache: Path, order: list[str]) -> None:
     parts = _parts(cache)
     lines = {}
     for file in (cache, *parts):
-        for line, entry in _lines(file):
-            if entry is not None:
-                lines[entry[0]] = line.rstrip(b"\n") + b"\n"
+        for line, row in _lines(file):
+            if row and isinstance(row["path"], str):
+                lines[row["path"]] = line.rstrip(b"\n") + b"\n"  # the last one counts
     places = dict.fromkeys([*order, *lines])
     whole = b"".join(lines[path] for path in places if path in lines)
     if not cache.is_file() or cache.read_bytes() != whole:
@@ -204,11 +204,11 @@ def _to_decode(value: ClipMeasure | str, decode_s: float) -> bool:
 def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | str]]:
     """(path, stamp, measure) of each line that can be read; a torn one is told of."""
     lost = 0
-    for _, entry in _lines(cache):
-        if entry is None:
+    for _, row in _lines(cache):
+        try:
+            yield _checked(row)
+        except (TypeError, KeyError):
             lost += 1
-        else:
-            yield entry
     if lost:
         warnings.warn(
             f"{cache}: {lost} damaged lines are left out, their recordings are measured again.",
@@ -216,8 +216,8 @@ def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | 
         )
 
 
-def _lines(cache: Path) -> Iterator[tuple[bytes, tuple | None]]:
-    """Each line that is not of another format, with what it says; None for a damaged one."""
+def _lines(cache: Path) -> Iterator[tuple[bytes, dict]]:
+    """Each line that is not of another format, with what it says; {} for a damaged one."""
     if not Path(cache).is_file():
         return
     with open(cache, "rb") as file:
@@ -225,10 +225,10 @@ def _lines(cache: Path) -> Iterator[tuple[bytes, tuple | None]]:
             try:
                 row = json.loads(line)
                 if row["format"] == FORMAT:
-                    yield line, _checked(row)
+                    yield line, row if "path" in row else {}
             except (ValueError, TypeError, KeyError, RecursionError):
                 if line.strip():
-                    yield line, None
+                    yield line, {}
 
 
 def _checked(row: dict) -> tuple[str, tuple[int, int], ClipMeasure | str]:
