@@ -30,7 +30,7 @@ from kit.audio.neucodec_release import (
     NeuCodecConfig,
     neucodec_folder,
     read_tensors,
-    require_tensors,
+    require_release_tensors,
     require_version,
 )
 
@@ -75,7 +75,7 @@ class NeuCodec(nn.Module, Codec):
         require_ears()  # before anything is fetched
         folder = neucodec_folder(self.config, progress)
         sha256 = require_version(folder, self.config)
-        require_tensors(folder, library_tensors(self.config))
+        require_release_tensors(folder, library_tensors(self.config))
         self.load_state_dict(read_tensors(folder, list(self.state_dict())))
         self.config = dataclasses.replace(self.config, sha256=sha256)
         return f"the released NeuCodec ({LICENCE}, SHA-256 {sha256[:12]}) in {folder}"
@@ -86,7 +86,7 @@ class NeuCodec(nn.Module, Codec):
         require_ears()
         folder = neucodec_folder(self.config)
         require_version(folder, self.config)
-        require_tensors(folder, library_tensors(self.config))
+        require_release_tensors(folder, library_tensors(self.config))
         return read_ears(folder, self.config)
 
     @torch.inference_mode()

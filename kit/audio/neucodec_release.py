@@ -135,7 +135,7 @@ def require_version(folder: Path, config: NeuCodecConfig) -> str:
     return found
 
 
-def require_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
+def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
     """Raise CodecError, naming them, unless the file holds exactly tensors as in `wanted`.
 
     Only its header is read; `wanted` may lie on the meta device.

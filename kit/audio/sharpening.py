@@ -74,7 +74,7 @@ def sharpen(
     maker = torch.optim.AdamW(parameters, RATE, BETAS)
     for step in range(1, steps + 1):
         real, made, error = views()
-        require_finite(error, step)
+        require_finite_error(error, step)
         if critics is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -97,14 +97,14 @@ def train_maker(
     maker = torch.optim.AdamW(parameters, ERROR_RATE, BETAS)
     for step in range(1, steps + 1):
         error = views()[2]
-        require_finite(error, step)
+        require_finite_error(error, step)
         warm = min(1.0, step / WARMUP_STEPS)
         maker.param_groups[0]["lr"] = ERROR_RATE * warm * (1 - (1 - FINAL_RATE) * step / steps)
         take_step(maker, error)
         yield step, error.item()
 
 
-def require_finite(error: Tensor, step: int) -> None:
+def require_finite_error(error: Tensor, step: int) -> None:
     if not torch.isfinite(error):
         raise ValueError(f"The error was {error.item()} at step {step} of sharpening.")
 

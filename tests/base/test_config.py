@@ -12,6 +12,7 @@ import yaml
 from kit.audio.codec_kinds import codec_config
 from kit.audio.fitting import CourseConfig
 from kit.audio.mel_codec import MelCodecConfig
+from kit.audio.neucodec_release import NeuCodecConfig
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import MelConfig
 from kit.audio.xtts_codec import XTTSCodecConfig
@@ -223,6 +224,7 @@ EVERY_CONFIG = (
     DecoderConfig,
     Habits,
     LoaderConfig,
+    NeuCodecConfig,
     StreamConfig,
     WalkConfig,
     XTTSCodecConfig,

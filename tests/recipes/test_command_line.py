@@ -121,7 +121,8 @@ def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
 
 def test_ctrl_c_stops_a_benchmark_which_then_goes_on(terminal, runs):
     words = ("benchmark", "--run", "timed", "--steps", "2", "--rounds", "1")
-    words += ("--set", "trials.leave_out=[compile, gradient_checkpointing, sdpa, ema_offload]")
+    # Where bf16 does not pay few are left to try; some must still be to come after the third.
+    words += ("--set", "trials.leave_out=[compile, ema_offload]")
     code, out, err = terminal.interrupt(has_lines(runs, "timed/bench/*.jsonl"), *words)
     assert code == 130, err
     assert out.splitlines()[-1].startswith("Stopped. What was done is kept") and err == ""
