@@ -56,17 +56,21 @@ class RunSource:
         corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
         return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
-    def codec_settings(self, run: ActiveRun) -> dict:
-        """The preset's codec, in which people need more bits than the built-in corpus does.
+    def section(self, run: ActiveRun, name: str) -> dict:
+        """The preset's section `name`, and over it what people's recordings need.
 
-        What was set for the run alone lies over that; a codec of another kind takes its place.
+        What was set for the run alone lies over both.
         """
-        settings = run.section("codec")
-        own = run.settings.get("codec", {})
-        if not self.data or "kind" in own:
+        settings = run.section(name)
+        if not self.data:
             return settings
-        people = run.section("recordings").get("codec", {})
-        return merge(merge(settings, people), own)
+        people = run.section("recordings").get(name, {})
+        return merge(merge(settings, people), run.settings.get(name, {}))
+
+    def codec_settings(self, run: ActiveRun) -> dict:
+        """The codec's section; of what people need nothing is meant for a codec of another kind."""
+        chosen = "kind" in run.settings.get("codec", {})
+        return run.section("codec") if chosen else self.section(run, "codec")
 
     def text_stamp(self) -> tuple:
         """Changes when the file `text` does, however large it is."""

@@ -17,6 +17,7 @@ from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
+from kit.recipes.prepare_source import RunSource, choose_source
 from kit.recipes.start_from import first_model, told_start
 from kit.recipes.trained_parts import finetuning_of, told_finetuning, told_rehearsal
 from kit.recipes.training_data import TrainingData
@@ -295,7 +296,7 @@ class TrainingPlan:
         session.config, line = shortened(
             session.config,
             self.plan().per_step_s,
-            build(Promise, run.section("promise")),
+            build(Promise, choose_source(run, RunSource())[0].section(run, "promise")),
             f"{run.threads.reason}; {run.precision.reason}",
             fixed=bool(self.asked_steps or self.begun_steps),
         )
@@ -323,13 +324,12 @@ class TrainingPlan:
     def trial_rows(self) -> list[dict]:
         """Rows of a few real steps of a throwaway model, on batches of usual length.
 
-        Where kernels are compiled for each length, that was done before: a run meets few anew.
+        Each goes through twice, and its second step counts: the first meets a length, memory and
+        threads that nothing is ready for, and took up to half as long again.
         """
         few_shapes = self.will_pad(self.speed.mixed_precision, compiled=False)
         usual = self.data.stream(few_shapes=few_shapes).usual(TRIAL_STEPS)
-        made = usual if few_shapes else []
-        rows = self.session.trial(self.values(), [*made, *usual])
-        return rows[len(made) :]
+        return self.session.trial(self.values(), [*usual, *usual])[len(usual) :]
 
     @once
     def switches(self) -> Result:

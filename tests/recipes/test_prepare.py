@@ -57,6 +57,14 @@ def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
     assert codec_config(settings)
 
 
+def test_what_people_recorded_is_trained_longer_unless_the_run_says_else():
+    run = start("promised", "cpu")
+    built_in, people = (RunSource(data=data).section(run, "promise") for data in ("", "clips"))
+    assert people == built_in | {"minutes": 20} and built_in["minutes"] < 20
+    own = dataclasses.replace(run, settings={"promise": {"minutes": 3}})
+    assert RunSource(data="clips").section(own, "promise")["minutes"] == 3
+
+
 def test_every_step_says_one_thing_and_draws_itself(prepared):
     results = prepared[1]
     assert len(results) == 11

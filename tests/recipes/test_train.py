@@ -355,13 +355,13 @@ def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monke
         taken.extend(batches)
         return [{"step": i} for i in range(len(batches))]
 
-    for precision, passes in (("bf16", 2), ("fp32", 1)):
+    for precision in ("bf16", "fp32"):
         taken.clear()
         run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
         training = Training(run)
         monkeypatch.setattr(training.session, "trial", trial)
         timed = len(training.trial_rows)
-        assert len(taken) == passes * timed and taken[:timed] == taken[-timed:]
+        assert len(taken) == 2 * timed and taken[:timed] == taken[-timed:]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
