@@ -43,7 +43,7 @@ from kit.tuning.session_plan import (
 )
 from kit.tuning.sharded_plan import choose_parallel, spread_verdict
 
-TRIAL_STEPS = 12
+TRIAL_STEPS = 8
 
 
 def once(step: Callable) -> Callable:
