@@ -74,6 +74,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         for result in options.command.results(options, options):
             print_result(result, options.tables)
         return 0
+    from kit.base.config import ConfigError
     from kit.recipes.orders import follow_main, next_order
     from kit.recipes.settings import parse_settings
     from kit.training.ranks import join_ranks
@@ -84,6 +85,12 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         interrupts.ignore()  # the main one hears them, and stops all
         follow_main(ranks)
         return 0
+    if ranks.several and not options.command.shared:
+        raise ConfigError(
+            f"`{options.command.name}` runs in one process, and torchrun has started "
+            f"{ranks.world}: leave torchrun out. Several share `prepare` and `train`, also of a "
+            "voice to begin with (`prepare --start-from`)."
+        )
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     run = dataclasses.replace(run, ranks=ranks)
     print(run, flush=True)

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from kit.audio.fitting import CourseError
+
 # Of the error and of the critics' features, beside what the critics say themselves. With a third of
 # the error and two and a half times the rate DNSMOS rises by a third less; critics that also see
 # what the maker was before take 2.6 points of CER and give nothing.
@@ -106,7 +108,10 @@ def train_maker(
 
 def require_finite_error(error: Tensor, step: int) -> None:
     if not torch.isfinite(error):
-        raise ValueError(f"The error was {error.item()} at step {step} of sharpening.")
+        raise CourseError(
+            f"The error was {error.item()} at step {step} of training the sound. Do without, with "
+            "`--set codec.sharpen_steps=0 sound.steps=0`, or look for a damaged recording."
+        )
 
 
 def critic_loss(critic: Critic, real: Tensor, made: Tensor) -> Tensor:

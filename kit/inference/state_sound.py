@@ -5,11 +5,12 @@ of the run's own weights; of any other weights it knows nothing, so their marks 
 """
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import safetensors
 
-from kit.audio.codec import Codec
+from kit.audio.codec import Codec, CodecError
 from kit.audio.codec_kinds import load_codec
 from kit.base.weights_file import save_module, saved_header, tensors_sha256
 
@@ -35,6 +36,17 @@ def knows_states(folder: Path, weights: Path) -> bool:
     except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
         return False  # where it is damaged, the codec's own sound serves
     return tensors_sha256(weights) in marks
+
+
+def sound_there(folder: Path, weights: list[Path]) -> Codec | None:
+    """The sound that knows the states of all `weights`; None where there is none, or a damaged."""
+    if not all(knows_states(folder, path) for path in weights):
+        return None
+    try:
+        return load_codec(folder / SOUND)
+    except CodecError:
+        warnings.warn(f"{folder / SOUND} is damaged: it is made again.", stacklevel=2)
+        return None
 
 
 def codec_of_voice(folder: Path, weights: Path) -> tuple[Codec, str]:

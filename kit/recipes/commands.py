@@ -29,7 +29,8 @@ class Command:
     purpose: str
     example: str  # options that most will want
     options: tuple[tuple[str, Callable, str, str], ...]
-    own_card: bool = True  # whether each of several processes takes a GPU of its own
+    shared: bool = False  # whether several processes, which torchrun starts, share its work
+    own_card: bool = True  # whether each of them takes a GPU of its own
     begins_run: bool = True  # else `steps` is given the options, to find what they name
 
     def add_to(self, commands) -> None:
@@ -186,6 +187,7 @@ COMMANDS = (  # in the order in which they are used
             ("start_from", str, "PATH", "a voice to begin with: an export, another run (nothing)"),
             ("licence", str, "CPML", "accept that of a released XTTS-v2 to begin with (not yet)"),
         ),
+        shared=True,
         own_card=False,
     ),
     Command(
@@ -209,6 +211,7 @@ COMMANDS = (  # in the order in which they are used
             *HOW_LONG,
             ("switches", plain_object, "JSON", "those of a panel, for this time alone (as kept)"),
         ),
+        shared=True,
     ),
     Command(
         "finetune",

@@ -18,7 +18,7 @@ from kit.base.config import build
 from kit.batches.code_cache import load_speech, speaker_references
 from kit.dataset.manifest import read_manifest
 from kit.inference.settings import SoundConfig
-from kit.inference.state_sound import codec_of_voice, knows_states, save_sound
+from kit.inference.state_sound import save_sound, sound_there
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
@@ -48,10 +48,10 @@ def learn_sound(data: TrainingData) -> Result:
     weights = [path for path in (run.folder / name for name in WEIGHTS.values()) if path.is_file()]
     models = [load_model(path) for path in weights]
     held_out = stated_clips(data, models, "held_out", HELD_OUT_CLIPS)
-    if all(knows_states(run.folder, path) for path in weights):
-        codec, _ = codec_of_voice(run.folder, weights[0])
+    there = sound_there(run.folder, weights)
+    if there is not None:
         line = "The sound knows the states of these weights already."
-        return dataclasses.replace(beside_codes(data, codec, held_out), line=line)
+        return dataclasses.replace(beside_codes(data, there, held_out), line=line)
     began_s = time.perf_counter()
     clips = stated_clips(data, models, "train", config.clips)
     if len(clips) < FEWEST_CLIPS:
@@ -112,7 +112,7 @@ def stated_clips(
         if len(there) == most:
             break
     there.sort(key=data.cache.length)  # like lengths together
-    references = speaker_references(data.cache)
+    references = speaker_references(data.cache, split)
     models = [model.to(data.run.hw.device) for model in models]
     found = []
     tick = Ticker("states of")

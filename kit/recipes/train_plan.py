@@ -28,9 +28,10 @@ from kit.training.settings import TrainConfig
 from kit.training.sharding import require_shardable
 from kit.training.switches import Applied, SpeedConfig, wants_few_shapes
 from kit.training.switches import switches as offered_switches
+from kit.training.torchrun import TorchrunRun
 from kit.tuning.ab_results import load_choice
 from kit.tuning.memory_plan import parameter_count, plan_bytes, trained_counts
-from kit.tuning.preflight import Workload, check_again, largest_micro_batch, preflight
+from kit.tuning.preflight import Verdict, Workload, check_again, largest_micro_batch, preflight
 from kit.tuning.session_plan import (
     Promise,
     SessionLimits,
@@ -200,6 +201,8 @@ class TrainingPlan:
             self.session.parallel = choose_parallel(work, ranks.world)
         if self.spread:
             return self.fits_together(work, ranks.world)
+        if not ranks.several and TorchrunRun(self.active.folder).main_rank is not None:
+            return self.fits_already(work)
         verdict = preflight(work)
         lines = [str(verdict)]
         if not verdict.fits:
@@ -236,6 +239,22 @@ class TrainingPlan:
         self.session.validation = self.held_out()
         reason = self.session.parallel.reason
         return Result(line=f"{self.verdict}\n{world} processes, fsdp: {reason}.")
+
+    def fits_already(self, work: Workload) -> Result:
+        """As `fits`, from the plan alone: processes that train the run have the memory by now."""
+        self.verdict = Verdict(
+            fits=True,
+            micro_batch=work.data.micro_batch,
+            planned_bytes=work.planned_bytes,
+            measured_bytes=None,
+            limit_bytes=int(work.max_memory_fraction * work.hw.memory_bytes),
+            tried=False,
+            change="",
+            untried="the run is in training at this moment",
+        )
+        self.session.check = partial(check_again, work, self.verdict)
+        self.session.validation = self.held_out()
+        return Result(line=str(self.verdict))
 
     def held_out(self) -> list:
         """The batches that validation goes through."""

@@ -22,6 +22,7 @@ from kit.base.config import ConfigError
 from kit.training import checkpoint
 from kit.training.recovery import is_oom
 from kit.training.settings import TrainError
+from kit.training.torchrun import ANOTHER_ENDED
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
 LARGE_BYTES = 2**20  # of one that is sent alone, as it lies
@@ -212,10 +213,7 @@ class SeveralRanks(Ranks):
     def lose(self) -> RankLost:
         """Know that one of the others has ended; the error that says so."""
         self.lost = True
-        return RankLost(
-            f"Another of the {self.world} processes that work together has ended, or cannot be "
-            "reached."
-        )
+        return RankLost(f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached.")
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from kit.training.settings import StepEvent, TrainError
 LOOK_S = 0.2  # between two looks at the log
 PROFILE_SIGNAL = getattr(signal, "SIGUSR1", None)  # not on Windows
 OWN_WORDS = "processes"  # the folder with what each process prints
+ANOTHER_ENDED = "processes that work together has ended"  # what a process that did not fail says
+TORCHS_OWN = re.compile(r"(\[rank\d+\]:)?\[[WI]\d")  # its log, which goes on as a process ends
 
 
 class TorchrunRun:
@@ -64,6 +67,7 @@ class TorchrunRun:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # a kernel's interrupt or restart is not meant for it
             )
 
     def events(self, stop: Event) -> Iterator[StepEvent]:
@@ -98,14 +102,20 @@ class TorchrunRun:
         return False
 
     def last_words(self) -> str:
-        """Why the run failed: what its main rank said last, else another one, else torchrun."""
+        """Why the run failed: what a rank said last, the main one before others, else torchrun.
+
+        One that only tells that another has ended is asked last.
+        """
         said = self.folder / OWN_WORDS
+        found = []
         for path in [*sorted(said.glob("*/*/*/stderr.log")), said / "torchrun.log"]:
             lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-            told = [line.strip() for line in lines if line.strip()]
-            if told:
-                return f"{told[-1]} (All that its processes said: {said}.)"
-        return f"torchrun ended with code {self.process.returncode} and said nothing."
+            told = [line.strip() for line in lines if line.strip() and not TORCHS_OWN.match(line)]
+            found += told[-1:]
+        if not found:
+            return f"torchrun ended with code {self.process.returncode} and said nothing."
+        words = min(found, key=lambda told: ANOTHER_ENDED in told)
+        return f"{words} (All that its processes said: {said}.)"
 
 
 class NewRows:

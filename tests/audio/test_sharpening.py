@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.audio.fitting import CourseError
 from kit.audio.sharpening import Critic, sharpen
 
 
@@ -34,5 +35,5 @@ def test_a_maker_of_shallow_harmonics_learns_to_make_them_deep():
 
 def test_where_the_error_is_no_number_it_ends():
     depth = nn.Parameter(torch.tensor(float("nan")))
-    with pytest.raises(ValueError, match="nan at step 1 of sharpening"):
+    with pytest.raises(CourseError, match=r"nan at step 1 of training the sound\. Do without"):
         next(sharpen([depth], lambda: ([], [], depth.sum()), 5, "cpu", 0))

@@ -3,6 +3,8 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,12 +14,13 @@ from test_train import active
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
+from kit.recipes import train_plan
 from kit.recipes.several_gpus import DistantProfiler, gpus_of, train_words
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.training.settings import TrainError
-from kit.training.torchrun import NewRows, TorchrunRun, as_event
+from kit.training.torchrun import ANOTHER_ENDED, NewRows, TorchrunRun, as_event
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = {"train": {"steps": 400, "checkpoint_every": 50, "val_every": 400, "gate_every": 0}}
@@ -131,6 +134,36 @@ def test_what_the_processes_could_not_do_is_told_in_their_words(tmp_path):
         list(run.events(threading.Event()))
 
 
+def test_who_failed_is_heard_before_who_only_lost_another(tmp_path):
+    run = TorchrunRun(tmp_path)
+    words = {
+        0: f"Another of the 2 {ANOTHER_ENDED}, or cannot be reached.",
+        1: "The disk is full.\n[rank1]:[W1123 10:00:00.1 ProcessGroupNCCL.cpp:1538] WARNING: ...",
+    }
+    for rank, said in words.items():
+        path = tmp_path / "processes" / "job" / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{said}\n")
+    (tmp_path / "processes" / "torchrun.log").write_text("exitcode: 2\n")
+    assert run.last_words().startswith("The disk is full. (All that")
+
+
+def test_an_interrupt_of_the_kernel_and_its_children_is_not_heard_by_the_training(tmp_path):
+    run = TorchrunRun(tmp_path)
+    run.begin(["kit", "--help"], 1, dict(os.environ))
+    assert os.getpgid(run.process.pid) != os.getpgid(0)
+    assert run.process.wait(timeout=120) == 0
+
+
+def test_what_is_in_training_already_is_planned_and_not_tried(tmp_path, monkeypatch):
+    """Its processes have the memory by now, that a trial of this one would want besides."""
+    training = Training(active(tmp_path))
+    monkeypatch.setattr(TorchrunRun, "main_rank", "another process")
+    monkeypatch.setattr(train_plan, "preflight", None)
+    assert "not tried (the run is in training at this moment)" in str(training.fits())
+    assert training.session.validation and training.verdict.fits
+
+
 def test_a_profile_is_asked_of_whoever_takes_the_steps(tmp_path):
     asked = []
     profiler = DistantProfiler(tmp_path)
@@ -138,6 +171,19 @@ def test_a_profile_is_asked_of_whoever_takes_the_steps(tmp_path):
     profiler.asked.set()
     profiler(None)
     assert asked == [1] and profiler.said == "Profiling in the main process."
+
+
+def test_what_several_processes_cannot_share_is_not_begun_by_them(tmp_path):
+    words = ["--standalone", "--nproc-per-node=2", "-m", "--", "kit", "evaluate", "--run", "none"]
+    found = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=dict(os.environ, KIT_RUNS=str(tmp_path), KIT_PRESET="tiny"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode != 0 and not (tmp_path / "none").exists()
+    assert "`evaluate` runs in one process, and torchrun has started 2: leave" in found.stderr
 
 
 def test_the_command_of_the_readme_is_one_that_torchrun_takes():

@@ -106,6 +106,9 @@ def test_a_damaged_one_is_told_or_passed_over(tmp_path):
     path.write_bytes(whole[:-8] + bytes(8))
     with pytest.raises(ValueError, match=r"sound\.safetensors.*delete it, or run `sound\(\)`"):
         load_voice(run.folder)
+    with pytest.warns(UserWarning, match=r"sound\.safetensors is damaged: it is made again"):
+        assert "steps on" in str(learn_sound(TrainingData(run)))
+    assert not load_voice(run.folder).sound_note()
 
 
 def test_recordings_that_are_gone_and_what_was_turned_off_are_told(tmp_path):
