@@ -25,6 +25,7 @@ from kit.base.words import nearest
 from kit.inference.compiled import CompiledSteps, GraphedSteps, GraphMemory
 from kit.inference.kv_cache import CacheMemory, KVCache, write
 from kit.inference.linear_formats import FORMATS, layer_for
+from kit.model.alignment_head import AlignmentHead
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
 
 # Log-mels (B, M, T), one reference a row; or for each row the pieces (M, T) of its reference, of
@@ -44,6 +45,7 @@ class DecoderConfig:
     compile: bool = False
     # Also keep the state that foretold each code: some codecs make sound of them.
     states: bool = False
+    alignment_head: AlignmentHead | None = None  # that follows the text, where one is known to
 
     def __post_init__(self):
         unknown = f"there is no such format.{nearest(self.weights, FORMATS)}"
@@ -63,12 +65,16 @@ class DecoderLayer(nn.Module):
         self.ln_1, self.ln_1_bias = norm(layer.ln_1, dtype)
         self.ln_2, self.ln_2_bias = norm(layer.ln_2, dtype)
 
+    def qkv(self, x: Tensor, rows: int) -> Tensor:
+        """Queries, keys and values of every head, (3, B, H, Q, d), of x (B * Q, D)."""
+        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias)
+        h = self.c_attn(h).view(rows, -1, 3, self.heads, x.shape[-1] // self.heads)
+        return h.permute(2, 0, 3, 1, 4)
+
     def forward(
         self, x: Tensor, k: Tensor, v: Tensor, input_pos: int | Tensor, mask: Tensor | None
     ) -> Tensor:
-        h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias)
-        h = self.c_attn(h).view(len(k), -1, 3, self.heads, k.shape[-1])
-        q, new_k, new_v = h.permute(2, 0, 3, 1, 4)  # (B, H, Q, d) each
+        q, new_k, new_v = self.qkv(x, len(k))
         k = write(k, new_k, input_pos)
         v = write(v, new_v, input_pos)
         h = attend(q.to(k.dtype), k, v, mask)
@@ -132,6 +138,7 @@ class Decoder(nn.Module):
         self.counter = nn.Buffer(positions, persistent=False)
         self.memory = CacheMemory(len(layers), self.cache_dtype, self.device)
         self.keeps_states = config.states
+        self.alignment_head = config.alignment_head
         self.compiled = None  # None: steps are eager
         self.warm_up_s: dict[tuple[int, int], float] = {}  # by rows and threads (0 on a GPU)
         if graphs:
@@ -205,13 +212,7 @@ class Decoder(nn.Module):
         """
         b, count, d = x.shape
         cache = self.new_cache(padding, count + longest + 1)  # never full: one more case to compile
-        mask = cache.mask
-        if mask is not None:
-            late = torch.full((count, count), float("-inf"), device=x.device).triu(1)
-            mask = mask[..., :count] + late
-            # A padding query sees itself, or its softmax would be NaN and spread.
-            mask.diagonal(dim1=-2, dim2=-1).zero_()
-            mask = mask.to(self.cache_dtype)
+        mask = self.hide_later(cache.mask, count)
         x = x.reshape(b * count, d).to(self.dtype)
         for layer, (k, v) in zip(self.layers, cache.layers):
             x = layer(x, k, v, 0, mask)
@@ -225,11 +226,8 @@ class Decoder(nn.Module):
         """Room for `positions` of each row; `padding` says how many on its left are none."""
         c = self.config
         rows = len(padding)
-        mask = None
-        if any(padding) or (rows > 1 and not self.shrinks):  # one graph, padded or not
-            padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
-            mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
-            mask = mask[:, None, None].to(self.cache_dtype)
+        graph = rows > 1 and not self.shrinks  # one graph, padded or not
+        mask = self.hide_padding(padding) if any(padding) or graph else None
         shape = (2, rows, c.heads, self.memory.positions(positions), c.width // c.heads)
         size = math.prod(shape)
         memory = self.memory.take(rows, size)
@@ -238,6 +236,22 @@ class Decoder(nn.Module):
             keys, values = flat[:size].view(shape)
             layers.append((keys, values))
         return KVCache(layers=layers, memory=memory, mask=mask)
+
+    def hide_padding(self, padding: list[int]) -> Tensor:
+        """A mask (B, 1, 1, N), -inf where a row has padding, of every position there may be."""
+        padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
+        mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
+        return mask[:, None, None].to(self.cache_dtype)
+
+    def hide_later(self, mask: Tensor | None, count: int) -> Tensor | None:
+        """`mask` of the first `count` positions, each of which sees none later; none stays none."""
+        if mask is None:
+            return None
+        late = torch.full((count, count), float("-inf"), device=mask.device).triu(1)
+        mask = mask[..., :count] + late
+        # A padding query sees itself, or its softmax would be NaN and spread.
+        mask.diagonal(dim1=-2, dim2=-1).zero_()
+        return mask.to(self.cache_dtype)
 
     def release(self, cache: KVCache) -> None:
         """Say that `cache` is done with: the next batch takes its memory again."""

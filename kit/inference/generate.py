@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kit.inference.alignment import alignment_scores
 from kit.inference.decoder import Conditioning, DecodeError, Decoder
 from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of
 from kit.model.gpt import SpeechGPT
@@ -100,10 +101,11 @@ def generate(
 ) -> list[Spoken]:
     """Codes for every row of `texts` (piece ids) in the voice of `cond`, as a decoder takes it.
 
-    With several `candidates` each text is read that often, and the reading with the highest mean
-    log-probability is kept: a slip (a word left out, said twice) is less likely than what was
-    meant, also to the model that made it. One that ended by itself goes before one that was cut;
-    where all were cut, the text is read again at half the temperature, `retries` times at most.
+    With several `candidates` each text is read that often, and the best reading is kept: a slip (a
+    word left out, said twice) has a lower mean log-probability than what was meant, also by the
+    model that made it, and its attention leaves the text's order (`follow`). One that ended by
+    itself goes before one that was cut; where all were cut, the text is read again at half the
+    temperature, `retries` times at most.
     Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
     """
     if len(cond) != len(texts):
@@ -124,14 +126,21 @@ def generate(
 def best_of(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, config: GenerateConfig
 ) -> list[Spoken]:
-    """The likeliest of each text's candidates."""
+    """The best of each text's candidates: the likeliest, which also follows its text."""
     many = config.candidates if config.temperature else 1  # greedy readings are all alike
     each = [text for text in texts for _ in range(many)]
     seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
     heard = rows_of(cond, [i for i in range(len(texts)) for _ in range(many)])
     rows = decode(decoder, each, heard, config, seeds)
-    groups = (rows[i : i + many] for i in range(0, len(rows), many))
-    return [max(group, key=lambda r: (r.stopped, r.log_prob)) for group in groups]
+    worth = [row.log_prob for row in rows]
+    if many > 1 and config.follow and decoder.alignment_head:
+        sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
+        worth = [score + config.follow * nats for score, nats in zip(worth, sure)]
+    best = []
+    for first in range(0, len(rows), many):
+        group = range(first, first + many)
+        best.append(rows[max(group, key=lambda i: (rows[i].stopped, worth[i]))])
+    return best
 
 
 def decode(

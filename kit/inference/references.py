@@ -1,6 +1,6 @@
 """What a voice keeps of its speakers: how each sounds to the GPT, and to a codec that asks for it.
 
-One file, `references.safetensors`, with the habits of the recordings beside it. Knows no model and
+One file, `references.safetensors`, with the habits of the voice beside it. Runs no model and reads
 no text.
 
 Shapes: M mels, T frames, S speaker width, L samples.
@@ -19,6 +19,7 @@ from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import build, require_within
 from kit.base.files import write_atomic
 from kit.base.weights_file import contents, file_bytes
+from kit.model.alignment_head import AlignmentHead
 
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order that the header tells
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
@@ -30,13 +31,28 @@ class VoiceError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How the recordings were spoken that a voice was trained on; 0: not known."""
+    """How a voice reads: as the recordings were spoken that it was trained on."""
 
-    longest_text: int = 0  # ids said in one go
-    pace: float = 0.0  # codes a text id takes where it is slow
+    longest_text: int = 0  # ids said in one go; 0: not known
+    pace: float = 0.0  # codes a text id takes where it is slow; 0: not known
+    alignment_layer: int = -1  # of the head that follows the text; -1: none is known to
+    alignment_head: int = -1  # in that layer
 
     def __post_init__(self):
         require_within(self, 0, 1e6, "longest_text", "pace")
+        require_within(self, -1, 1e6, "alignment_layer", "alignment_head")
+
+    @property
+    def head(self) -> AlignmentHead | None:
+        """The head of the voice's model that follows the text, where one is known to."""
+        if min(self.alignment_layer, self.alignment_head) < 0:
+            return None
+        return AlignmentHead(self.alignment_layer, self.alignment_head)
+
+    def aligned_by(self, head: AlignmentHead | None) -> "Habits":
+        """These habits, with `head` as the one that follows the text."""
+        layer, number = head or (-1, -1)
+        return dataclasses.replace(self, alignment_layer=layer, alignment_head=number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -76,12 +76,19 @@ class Voice:
 
     def using(self, weights: str = "fp32", compile: bool = False) -> "Voice":
         """This voice, its GPT ready to speak in another number format, or compiled."""
-        config = DecoderConfig(weights=weights, compile=compile, states=self.made_of_states)
-        decoder = Decoder(self.model, config)
-        return dataclasses.replace(self, decoder=decoder)
+        return dataclasses.replace(self, decoder=self._decoder(weights, compile))
 
     def ready(self) -> Decoder:
-        return self.decoder or Decoder(self.model, DecoderConfig(states=self.made_of_states))
+        return self.decoder or self._decoder()
+
+    def _decoder(self, weights: str = "fp32", compile: bool = False) -> Decoder:
+        config = DecoderConfig(
+            weights=weights,
+            compile=compile,
+            states=self.made_of_states,
+            alignment_head=self.habits.head,
+        )
+        return Decoder(self.model, config)
 
     @property
     def made_of_states(self) -> bool:
@@ -419,5 +426,12 @@ def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
                 f"{files[part]} has {found:,} {what}, {files['model']} goes with {wanted:,}: they "
                 f"are of different runs. Take both from one run, or {cure}"
             )
+    head = voice.habits.head
+    if head and not (head.layer < shape.layers and head.head < shape.heads):
+        raise VoiceError(
+            f"{files['references']} tells of head {head.head} in layer {head.layer}, "
+            f"{files['model']} has {shape.layers} layers of {shape.heads} heads: they are of "
+            f"different runs. Take both from one run, or {cure}"
+        )
     if not voice.references:
         raise VoiceError(f"{files['references']} holds no speaker: {cure}")

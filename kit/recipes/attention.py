@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast
+from kit.model.alignment_head import follows_of_heads, text_maps
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch
 from kit.training.settings import StepEvent
@@ -61,27 +61,5 @@ def kept_attention(folder: Path) -> dict[int, np.ndarray]:
 
 def best_map(model: SpeechGPT, row: Batch) -> Tensor:
     """The map (N, T), of all layers and heads, in which the codes follow the text best."""
-    row = row.to(next(model.parameters()).device)
-    maps = text_maps(model, row).flatten(0, 1).cpu()
-    return maps[int(torch.stack([follows(each) for each in maps]).argmax())]
-
-
-def text_maps(model: SpeechGPT, row: Batch) -> Tensor:
-    """How much each code of `row` looks at each text piece: (layers, heads, N, T)."""
-    latents = model.config.latents
-    first_code = latents + int((row.tokens < model.config.text_vocab).sum())
-    weights = torch.cat(model.attention(row))
-    return weights[:, :, first_code:, latents:first_code]
-
-
-def follows(attention: Tensor) -> Tensor:
-    """How well a map (N, T) follows the text: 0 not at all, 1 in a straight line.
-
-    The correlation of where in the text a code looks with when it comes, times the share of all
-    its looking that goes to the text.
-    """
-    share = attention.sum(-1)
-    where = (attention * torch.arange(attention.shape[1])).sum(-1) / share
-    when = torch.arange(len(attention), dtype=where.dtype)
-    correlation = torch.corrcoef(torch.stack((where, when)))[0, 1].nan_to_num()
-    return correlation * share.mean()
+    best = int(follows_of_heads(model, row).argmax())
+    return text_maps(model, row).flatten(0, 1)[best].cpu()

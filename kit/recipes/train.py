@@ -15,6 +15,7 @@ import torch
 
 from kit.base.config import build
 from kit.inference.sampling import GenerateConfig
+from kit.model.alignment_head import AlignmentHead, find_alignment_head
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import plain_state
 from kit.model.weights import WEIGHTS, load_model
@@ -41,6 +42,8 @@ from kit.training.logs import read_log, tensorboard_log, wandb_log
 from kit.training.run import summary as run_figures
 from kit.training.settings import StepEvent, TrainError
 from kit.tuning.monitor import Monitor
+
+ALIGNED_ROWS = 8  # training rows that show which head follows the text
 
 
 class Training(TrainingPlan):
@@ -198,11 +201,13 @@ class Training(TrainingPlan):
 
     def summary(self) -> Result:
         """The figures of the run, recorded; leaves a reference clip a speaker beside the model."""
-        self.data.save_references()
+        head = self.alignment_head()
+        self.data.save_references(head)
         state = self.session.state
         figures = run_figures(self.rows(), state.applied if state else None)
         recorded = dict(figures)
         recorded["finished"] = self.session.finished()
+        recorded["alignment_head"] = head and head._asdict()
         recorded["finetune"] = finetuning_figures(self.model, self.session.finetuning)
         recorded["finetune"]["rehearsal"] = self.data.rehearsal_figures()
         if state and self.pads(state.applied):
@@ -223,6 +228,12 @@ class Training(TrainingPlan):
             f"{figures['val_loss']:.3f}"
         )
         return Result(line=line, figures=told)
+
+    def alignment_head(self) -> AlignmentHead | None:
+        """The head of the finished model that follows the text, by a few rows; None: none does."""
+        if not self.session.finished():
+            return None
+        return find_alignment_head(self.trained(), self.data.middle_rows(ALIGNED_ROWS))
 
     def sound(self) -> Result:
         """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""

@@ -29,6 +29,7 @@ from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
+from kit.model.alignment_head import AlignmentHead
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import rehearsed_rows
@@ -130,12 +131,19 @@ class TrainingData:
 
     def middle_row(self) -> Batch:
         """The training row of middling length, alone and so without padding."""
+        return self.middle_rows(1)[0]
+
+    def middle_rows(self, most: int) -> list[Batch]:
+        """Up to `most` training rows of about middling length, each alone; the middle one first."""
         stream = self.stream()
         rows = self.cache.some_of("train")
         order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
-        middle = int(order[len(order) // 2])
-        texts, codes, references, _ = stream.part([middle], [middle], 1)
-        return pack(self.model, texts, codes, references)
+        middle = len(order) // 2
+        found = []
+        for row in order[middle : middle + most].tolist():
+            texts, codes, references, _ = stream.part([row], [row], 1)
+            found.append(pack(self.model, texts, codes, references))
+        return found
 
     def rows(self, split: str = "train") -> int:
         return len(self.cache.of_split(split))
@@ -193,12 +201,16 @@ class TrainingData:
         held_out = of_split(read_manifest(self.run.folder), "held_out")
         return [row for row in held_out if voice.can_say(row.text)][:most]
 
-    def save_references(self) -> None:
-        """Leave one reference clip a speaker in the run's folder: it goes with the voice."""
+    def save_references(self, head: AlignmentHead | None = None) -> None:
+        """Leave one reference clip a speaker in the run's folder: it goes with the voice.
+
+        So do its habits, and which `head` of its model follows the text.
+        """
         path = self.run.path("references.safetensors")
         references = speaker_references(self.cache)
+        habits = self.habits.aligned_by(head)
         front_end = self.front_end.config
-        save_references(references, path, self.habits, front_end, self.speaker_vectors)
+        save_references(references, path, habits, front_end, self.speaker_vectors)
 
     def with_passes_of(self, micro_batch: int) -> None:
         """Cut the same effective batches into passes of `micro_batch` rows from here on."""

@@ -242,6 +242,7 @@ INFINITE = {(ManifestConfig, "pace_deviations")}
 NEGATIVE = {(AlignConfig, "weak"), (AlignConfig, "hopeless"), (WalkConfig, "accept")}
 NEGATIVE |= {(GenerateConfig, "seed"), (ManifestConfig, "least_snr_db")}
 NEGATIVE |= {(XTTSCodecConfig, "mel_stats")}
+NEGATIVE |= {(Habits, "alignment_layer"), (Habits, "alignment_head")}
 
 
 def with_value(cls, name: str, value):

@@ -376,3 +376,8 @@ def test_a_card_whose_settings_would_never_end_is_refused(folder):
 def test_habits_no_voice_can_have_are_refused(folder, habits):
     sealed(folder, habits=habits)
     refused(folder, rf"Habits\.{next(iter(habits))} = .*: must lie in 0 to")
+
+
+def test_a_head_that_the_model_does_not_have_is_refused(folder):
+    sealed(folder, habits={"alignment_layer": 9, "alignment_head": 0})
+    refused(folder, r"tells of head 0 in layer 9, .* has 2 layers of 2 heads")

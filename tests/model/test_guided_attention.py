@@ -8,10 +8,12 @@ import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 
 from kit.base.config import ConfigError
+from kit.model import alignment_head
+from kit.model.alignment_head import find_alignment_head, follows
 from kit.model.gpt import SpeechGPT
 from kit.model.guided_attention import WIDTH
 from kit.model.sequence import EffectiveBatch, pack
-from kit.recipes.attention import best_map, follows
+from kit.recipes.attention import best_map
 from kit.training.loop import train
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
@@ -101,8 +103,8 @@ def spelt(count: int, seed: int) -> EffectiveBatch:
     return EffectiveBatch(micro=[batch], position={})
 
 
-def follows_after(guide: float) -> float:
-    """How well the best head follows a text that was not learnt, after a hundred steps."""
+def trained_with(guide: float) -> SpeechGPT:
+    """A model after a hundred steps."""
     steps = 100
     config = dataclasses.replace(
         TRAIN, steps=steps, lr=3e-3, warmup_steps=5, guide=guide, guide_steps=60, val_every=steps
@@ -110,11 +112,15 @@ def follows_after(guide: float) -> float:
     trained = state(config)
     for _ in train(trained, (spelt(16, seed) for seed in range(steps))):
         pass
-    return float(follows(best_map(trained.model, spelt(1, 1000).micro[0])))
+    return trained.model
 
 
-def test_a_head_follows_the_text_sooner():
-    guided = follows_after(1.0)
-    alone = follows_after(0.0)
-    print(f"guided {guided:.2f}, alone {alone:.2f}")
-    assert guided > 0.6 and guided > alone + 0.2
+def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
+    models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
+    unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
+    found = {guide: float(follows(best_map(m, unlearnt[0]))) for guide, m in models.items()}
+    print(found)
+    assert found[1.0] > 0.6 and found[1.0] > found[0.0] + 0.2
+    monkeypatch.setattr(alignment_head, "STRAIGHT", 0.6)
+    assert find_alignment_head(models[1.0], unlearnt) == (GPT.layers // 2, 0)
+    assert find_alignment_head(models[0.0], unlearnt) is None

@@ -17,11 +17,14 @@ from kit.base.hardware import Choice
 from kit.base.words import clock
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.manifest import write_manifest
+from kit.inference.references import load_references
+from kit.model import alignment_head
+from kit.model.alignment_head import AlignmentHead, follows
 from kit.model.weights import trained_with
 from kit.notebook.progress import Worker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.attention import follows, kept_attention
+from kit.recipes.attention import kept_attention
 from kit.recipes.train import Training
 from kit.recipes.train_plan import TRIAL_STEPS
 from kit.training.logs import read_log
@@ -107,6 +110,19 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     told = "begun with 6 steps and keeps them, whatever `train.steps` says (9): set STEPS"
     assert told in str(next(Training(asked).run())) and told in str(Training(asked).size())
     assert "keeps them" not in str(Training(asked, steps=9).size())
+
+
+def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
+    def recorded() -> dict:
+        return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
+
+    references = tmp_path / "references.safetensors"
+    list(Training(active(tmp_path)).run())
+    assert recorded() is None, "six steps teach no head to follow"
+    assert load_references(references).habits.head is None
+    monkeypatch.setattr(alignment_head, "STRAIGHT", -1.0)
+    list(Training(active(tmp_path)).run())
+    assert AlignmentHead(**recorded()) == load_references(references).habits.head
 
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, monkeypatch, capsys):
