@@ -43,7 +43,7 @@ from kit.training.run import summary as run_figures
 from kit.training.settings import StepEvent, TrainError
 from kit.tuning.monitor import Monitor
 
-ALIGNED_ROWS = 8  # training rows that show which head follows the text
+ALIGNED_ROWS = 4  # training rows that show which head follows the text
 
 
 class Training(TrainingPlan):
