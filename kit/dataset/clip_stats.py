@@ -31,11 +31,11 @@ FORMAT = 2  # of a cache line; lines of another format are measured again
 FIELDS = dataclasses.fields(ClipMeasure)
 CHUNK = 64  # clips between two appended pieces of the cache
 READY = "ready\n"  # the first line of a process that measures
-# A clip takes a quarter millisecond, nearly half of it under Python's lock: two threads still gain,
-# more do not. A process costs 0.2 s to start and a fifth more work in all (12,380 clips: 4.6 s of
-# processor time against 3.6), which pays from three cores and about this many clips on.
-PROCESSES_FROM_CORES = 3
-PROCESSES_FROM_CLIPS = 4000
+# A clip takes a quarter millisecond, nearly half of it under Python's lock: where two cores are two
+# threads of one, two threads take twice as long as one does (4,000 clips: 2.3 s for 1.2). Two
+# processes take 1.05 s, of which 0.25 s to start: they pay from about this many clips on.
+PROCESSES_FROM_CORES = 2
+PROCESSES_FROM_CLIPS = 1000
 
 
 def measure_clips(

@@ -6,6 +6,7 @@ Deterministic: one configuration, one folder, byte for byte. espeak-ng (GPL-3) i
 its C interface, never bundled. Knows nothing of tokens, codecs or models.
 """
 
+import collections
 import dataclasses
 import json
 import random
@@ -269,12 +270,12 @@ def _forget_others(folder: Path, key: str) -> None:
 
 def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:
     """`metadata.csv` for training, `metadata_NAME.csv` for each other split."""
-    tables: dict[str, str] = {}
+    tables = collections.defaultdict(list)
     for name, text, speaker in rows:
         split = name.rsplit("_", 1)[0]
-        tables[split] = tables.get(split, "") + f"{name}|{text}|{text}|voice{speaker}\n"
-    for split, table in tables.items():
-        write_atomic(folder / f"metadata_{split}.csv", table)
+        tables[split].append(f"{name}|{text}|{text}|voice{speaker}\n")
+    for split, lines in tables.items():
+        write_atomic(folder / f"metadata_{split}.csv", "".join(lines))
 
 
 if __name__ == "__main__":
