@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.audio.spectrogram import squared_magnitude
+
 SPEAKER_RATE = 16_000  # Hz
 N_FFT = 512  # samples, as are the next two
 WIN_LENGTH = 400
@@ -48,7 +50,7 @@ class PowerMel(nn.Module):
         spectrum = torch.stft(
             wave, N_FFT, HOP_LENGTH, WIN_LENGTH, window=window, return_complex=True
         )
-        return (spectrum.abs().square().mT @ self.mel_scale.fb).mT
+        return (squared_magnitude(spectrum).mT @ self.mel_scale.fb).mT
 
 
 class SqueezeExcitation(nn.Module):

@@ -34,6 +34,7 @@ READY = "ready\n"  # the first line of a process that measures
 # A clip takes a quarter millisecond, nearly half of it under Python's lock: where two cores are two
 # threads of one, two threads take twice as long as one does (4,000 clips: 2.3 s for 1.2). Two
 # processes take 1.05 s, of which 0.25 s to start: they pay from about this many clips on.
+# For fewer there are threads, which gain where a drive keeps one waiting.
 PROCESSES_FROM_CORES = 2
 PROCESSES_FROM_CLIPS = 1000
 
