@@ -24,6 +24,7 @@ from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import RunSource
 from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import step_seconds
@@ -151,7 +152,15 @@ class Setup:
         promise = build(Promise, run.section("promise"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
         slow = speed_words(run.hw, run.threads, run.precision)
-        return Result(line=forecast(self.train, step_s, promise, slow))
+        line = forecast(self.train, step_s, promise, slow)
+        own = build(Promise, RunSource(data="a person's").section(run, "promise"))
+        if own.minutes > promise.minutes:
+            line += (
+                f"\nThat is for the built-in corpus. With recordings of your own, training gets "
+                f"{own.minutes:g} minutes, and what prepares them takes longer, too: "
+                "01_data_prep and 02_train say how long."
+            )
+        return Result(line=line)
 
     def summary(self) -> Result:
         """What was written, and what comes next."""

@@ -70,6 +70,13 @@ def test_a_slow_machine_is_told_what_makes_it_slow_and_trains_less(tmp_path, mon
     assert "GFLOP/s" in told and "In all about" in told
 
 
+def test_whoever_brings_recordings_is_told_that_they_take_longer(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
+    told = str(Setup(start("own", "cpu")).time())
+    assert "recordings of your own, training gets 20 minutes" in told
+
+
 def test_without_a_use_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     setup = Setup(start("other", "tiny"))
