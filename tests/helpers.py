@@ -31,10 +31,11 @@ from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware
 from kit.base.weights_file import checksum
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, build_cache, speaker_references
+from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.code_shards import Clip
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.batches.columns import LoadedColumns
+from kit.batches.encoding import build_cache
 from kit.batches.index import Index, IndexRow, index_columns
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset, write_manifest

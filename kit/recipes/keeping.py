@@ -19,7 +19,7 @@ from kit.base.config import ConfigError, build
 from kit.base.files import digest, replacing
 from kit.base.mirror import WAIT_S, Mirror
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import cache_key
+from kit.batches.encoding import cache_key
 from kit.dataset.ledger import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
 from kit.notebook.run_record import Run

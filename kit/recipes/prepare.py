@@ -15,7 +15,8 @@ from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel
 from kit.base.config import ConfigError, build
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, build_cache, cache_key
+from kit.batches.code_cache import CodeCache
+from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, ledger_limits, length_report
 from kit.dataset.ledger import ManifestConfig, Utterance, of_split
 from kit.dataset.manifest import check_dataset, write_checked, write_fixed

@@ -17,7 +17,7 @@ from kit.audio.front_ends import make_front_end
 from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.work_group import LONE, Job, WorkError, WorkGroup
-from kit.batches.code_cache import EncodingTools
+from kit.batches.encoding import EncodingTools
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.orders import ending_when_told, next_order
 from kit.text.tokenizer_kinds import load_tokenizer

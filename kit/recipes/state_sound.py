@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kit.audio.codec import Codec, StatedClip
 from kit.base.config import build
-from kit.batches.code_cache import load_speech, speaker_references
+from kit.batches.code_cache import speaker_references
+from kit.batches.encoding import load_speech
 from kit.dataset.manifest import read_manifest
 from kit.inference.settings import SoundConfig
 from kit.inference.state_sound import save_sound, sound_there

@@ -18,20 +18,18 @@ from shared_work import PretendedGroup
 
 from kit.audio.clip import KEPT_SILENCE_S, DatasetError
 from kit.audio.codec_kinds import load_codec
+from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import DEFAULT_MEL, Mel
 from kit.audio.waveform import load_wave
 from kit.base.files import DiskError
 from kit.batches.code_cache import (
     CacheError,
     CodeCache,
-    build_cache,
-    cache_key,
-    clip_digests,
     longest_text,
-    reference_mel,
     slowest_pace,
     speaker_references,
 )
+from kit.batches.encoding import build_cache, cache_key, clip_digests
 from kit.dataset.manifest import read_manifest
 from kit.text.tokenizer import Tokenizer
 

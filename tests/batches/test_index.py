@@ -11,13 +11,7 @@ from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
 from kit.batches import code_shards, columns
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import (
-    CacheError,
-    CodeCache,
-    longest_text,
-    reference_rows,
-    slowest_pace,
-)
+from kit.batches.code_cache import CacheError, CodeCache, longest_text, reference_rows, slowest_pace
 from kit.batches.code_stream import CodeStream
 from kit.batches.shards import as_bytes, seal, unseal
 

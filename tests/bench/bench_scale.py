@@ -32,9 +32,10 @@ from kit.base.config import build, load_preset
 from kit.base.files import file_digest
 from kit.base.wav import encode_wav
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CodeCache, encode
+from kit.batches.code_cache import CodeCache
 from kit.batches.code_shards import Clip
 from kit.batches.code_stream import CodeStream
+from kit.batches.encoding import encode
 from kit.batches.index import IndexRow, index_columns
 from kit.dataset.ledger import Utterance
 from kit.model.sequence import GPTConfig, collate

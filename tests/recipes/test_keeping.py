@@ -13,7 +13,7 @@ from helpers import code_index, trained_codec, world
 from kit.audio.spectrogram import DEFAULT_MEL
 from kit.base.config import ConfigError
 from kit.base.mirror import stamps
-from kit.batches.code_cache import cache_key
+from kit.batches.encoding import cache_key
 from kit.dataset.ledger import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
 from kit.recipes import colab, keeping

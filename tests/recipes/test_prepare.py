@@ -115,8 +115,8 @@ def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepare
         "kit.audio.mel_codec.MelCodec.fit",
         "kit.recipes.prepare_networks.train_recognizer",
         "kit.dataset.alignment.align_clips",
-        "kit.batches.code_cache.clip_digest",
-        "kit.batches.code_cache.encode",
+        "kit.batches.encoding.clip_digest",
+        "kit.batches.encoding.encode",
         "kit.dataset.clip_stats.measure_clip",
     ):
         monkeypatch.setattr(name, None)

@@ -1,0 +1,297 @@
+"""Makes the code cache: clips encoded once to codes and references, kept in safetensors shards.
+
+A shard is filed under the digests of its clips' bytes and under the codec that made it. So new rows
+cost only their own encoding, a changed text costs none, and any run that points at the folder
+shares it. Every file is written whole or not at all; a damaged one is made again. Processes need no
+lock: names follow from content, and a claim only tells another builder which shard to begin with.
+Ranks of one preparation share the shards out among them. The folder stays below `max_cache_gib`;
+what lay unused longest goes first.
+
+Shapes: L samples, N text ids.
+"""
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kit.audio.clip import KEPT_SILENCE_S, DatasetError, without_edges
+from kit.audio.codec import Codec, mels_and_codes
+from kit.audio.reference import reference_mel
+from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.waveform import load_wave
+from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
+from kit.base.weights_file import arrays_digest
+from kit.base.work_group import LONE, WorkGroup
+from kit.batches.batching import DataConfig, chunks
+from kit.batches.code_shards import Clip, shard_clips
+from kit.batches.columns import seal_columns
+from kit.batches.index import IndexRow, index_columns
+from kit.batches.shards import (
+    CacheError,
+    as_bytes,
+    claimed,
+    make_room,
+    seal,
+    split_by,
+    sweep,
+    touch,
+    unseal,
+)
+from kit.dataset.ledger import Utterance
+from kit.text.tokenizer import Tokenizer
+
+# What may be removed to make room: nothing else that lies in the folder is the cache's.
+OWN = ("codes-*.safetensors", "index-*.safetensors")
+CLIPS_AT_ONCE = 32  # encoded together
+
+
+def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
+    """Names what a shard is made with: changes with the codec's weights and the references."""
+    return digest(file_digest(codec_path), front_end, config.reference_frames, KEPT_SILENCE_S)
+
+
+def clip_digest(path: str) -> str:
+    """32 hex digits that change when any byte of the recording does."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32]
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be read ({error.strerror}): put it back, or run "
+            "notebook 01_data_prep from its top to check the recordings again."
+        ) from error
+
+
+def clip_digests(rows: list[Utterance], known: Sequence[str | None] | None = None) -> list[str]:
+    """A digest of every recording: the one in `known`, in the order of `rows`, or `clip_digest`."""
+    pairs = list(zip(rows, known or [None] * len(rows), strict=True))
+    with ThreadPoolExecutor(2) as pool:  # hashing lets go of Python's lock
+        return list(pool.map(lambda pair: pair[1] or clip_digest(pair[0].audio), pairs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodingTools:
+    """What a code cache is made with."""
+
+    codec: Codec
+    front_end: Mel  # of the references
+    tokenizer: Tokenizer
+
+
+def build_cache(
+    rows: list[Utterance],
+    codec: Codec,
+    front_end: Mel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    key: str,
+    config: DataConfig,
+    progress: Callable = lambda *_: None,
+    digests: Sequence[str | None] | None = None,
+    say: Callable[[str], None] = print,
+    group: WorkGroup = LONE,
+) -> Path:
+    """Encode what `folder` lacks of `rows`, one shard at a time; return the index of `rows`.
+
+    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known
+    already: they must change when a recording does, and be of one kind from run to run.
+    `progress(done, total)` counts recordings; `say` hears of each damaged shard. The processes of
+    `group`, which have EncodingTools, share the shards. An interrupted build goes on with what is
+    missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
+    CacheError when `rows` alone need more than `max_cache_gib`, WorkError where another process
+    failed.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    sweep(folder)
+    tools = EncodingTools(codec=codec, front_end=front_end, tokenizer=tokenizer)
+    clips = clip_digests(rows, digests)
+    found = find_clips(folder, key, set(clips), say)
+    missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
+    before = len(found)
+    total = before + len(missing)
+    keep = shards_of(found.values())
+    progress(before, total)
+    require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
+    shards = missing_shards(missing, folder, key, config.shard)
+    jobs = []
+    # Whole shards are shared out. The clips of one are encoded in batches of their own, and what is
+    # encoded depends, in its last bits, on the batch; which clips a shard has does not depend on
+    # which other shards are there already, nor on who made them.
+    for share in group.in_turn(list(shards)):
+        own = {path: shards[path] for path in share}
+        jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
+    if missing:
+        group.do(jobs, tools, lambda done: progress(before + int(done), total))
+    for path in shards:
+        found.update(shard_clips(path))
+    texts = text_ids(rows, tools, folder, group)
+    return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
+
+
+def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
+    """About what one clip takes in a shard: half floats, and 4 bytes a code of some 10 s."""
+    n_mels = front_end.config.n_mels
+    return 2 * n_mels * config.reference_frames + round(40 * codec.frame_rate)
+
+
+def find_clips(
+    folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
+) -> dict[str, Clip]:
+    """Where those of `wanted` lie that are encoded.
+
+    Every shard of `key` is checked; a damaged one is told and removed.
+    """
+    found: dict[str, Clip] = {}
+    for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
+        try:
+            clips = shard_clips(path)
+        except CacheError as error:
+            say(f"{error} Its clips are encoded again.")
+            path.unlink(missing_ok=True)
+            continue
+        found.update((name, clip) for name, clip in clips.items() if name in wanted)
+    return found
+
+
+def shards_of(clips: Iterable[Clip]) -> set[Path]:
+    return {clip.shard for clip in clips}
+
+
+def missing_shards(
+    missing: dict[str, Utterance], folder: Path, key: str, size: int
+) -> dict[Path, dict[str, Utterance]]:
+    """The shards that the clips in `missing` make, `size` in each: a file and its clips."""
+    found = {}
+    for clips in chunks(list(missing), size):
+        path = folder / f"codes-{key}-{digest(clips)}.safetensors"
+        found[path] = {clip: missing[clip] for clip in clips}
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodeJob:
+    """The shards that one process makes: for each file its clips, by their digests."""
+
+    shards: dict[Path, dict[str, Utterance]]
+    config: DataConfig
+    used: set[Path]  # files that no room may be made of
+
+    def run(self, tools: EncodingTools, tell: Callable[[float], None]) -> None:
+        def make(path: Path) -> None:
+            clips = self.shards[path]
+            shard = encode(list(clips.values()), tools.codec, tools.front_end, self.config)
+            shard["clips"] = as_bytes(list(clips))
+            data = seal(shard)
+            make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
+            write_atomic(path, data)
+
+        for path in claimed(list(self.shards), make):
+            tell(len(self.shards[path]))
+
+
+def encode(
+    rows: list[Utterance], codec: Codec, front_end: Mel, config: DataConfig
+) -> dict[str, np.ndarray]:
+    """Codes and references of `rows` as a shard's tensors; a few waveforms in memory at a time."""
+    codes: list = [None] * len(rows)
+    references: list = [None] * len(rows)
+    order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
+    for at in chunks(order, CLIPS_AT_ONCE):
+        waves = [load_speech(rows[i].audio, codec.heard_rate) for i in at]
+        for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
+            codes[i] = found.numpy().astype(np.int32)
+            references[i] = reference_mel(mel, config.reference_frames).half().numpy()
+    return {
+        "codes": np.concatenate(codes),
+        "code_counts": np.array([len(c) for c in codes]),
+        "references": np.stack(references),
+    }
+
+
+def load_speech(path: str, rate_hz: int) -> Tensor:
+    """The recording (L,) at `path`, at `rate_hz`, without the silence around its speech.
+
+    Half a second of it before every sentence, and a voice that is not sure yet begins with the code
+    of silence and stays with it.
+    """
+    return torch.from_numpy(without_edges(load_wave(path, rate_hz).numpy(), rate_hz))
+
+
+def text_ids(
+    rows: list[Utterance], tools: EncodingTools, folder: Path, group: WorkGroup
+) -> list[np.ndarray]:
+    """The ids (N,) of each row's text."""
+    name = secrets.token_hex(6)  # another run may make an index here at this moment
+    parts = []
+    jobs = []
+    numbers = group.in_turn(range(len(rows)))
+    for number, own in enumerate(numbers):
+        # Named as what a kill leaves half-written, and swept up with that.
+        part = folder / f".texts-{name}.safetensors.{number}" if number else None
+        parts.append(part)
+        jobs.append(TokenizeJob(texts=[rows[i].text for i in own], part=part))
+    shares = [group.do(jobs, tools, lambda _: None)]
+    for part in parts[1:]:
+        table = unseal(part)
+        shares.append(split_by(table["ids"], table["counts"]))
+        part.unlink()
+    found: list = [None] * len(rows)
+    for own, ids in zip(numbers, shares, strict=True):
+        for i, row in zip(own, ids):
+            found[i] = row
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizeJob:
+    """The texts that one process makes ids of, to be left in the file `part`; None: returned."""
+
+    texts: list[str]
+    part: Path | None
+
+    def run(self, tools: EncodingTools, _tell) -> list[np.ndarray]:
+        found = [np.array(tools.tokenizer.encode(text), dtype=np.int32) for text in self.texts]
+        if self.part is not None:
+            counts = np.array([len(ids) for ids in found], dtype=np.int64)
+            ids = np.concatenate([np.zeros(0, dtype=np.int32), *found])
+            write_atomic(self.part, seal({"ids": ids, "counts": counts}))
+        return found
+
+
+def write_index(
+    rows: list[Utterance],
+    clips: list[Clip],
+    texts: list[np.ndarray],
+    folder: Path,
+    config: DataConfig,
+) -> Path:
+    """The text ids of `rows` and where their codes lie, as a file named by its content."""
+    found = []
+    for row, clip, text in zip(rows, clips, texts, strict=True):
+        found.append(
+            IndexRow(id=row.id, speaker=row.speaker, split=row.split, text=text, clip=clip)
+        )
+    columns = index_columns(found)
+    shards = shards_of(clips)
+    index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
+    if not is_whole(index):
+        size_bytes = sum(column.nbytes for column in columns.values())
+        make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})
+        seal_columns(columns, index)
+    touch({index, *shards})
+    return index
+
+
+def is_whole(path: Path) -> bool:
+    try:
+        unseal(path)
+    except CacheError:
+        return False
+    return True
