@@ -148,7 +148,7 @@ def test_a_check_that_cannot_judge_refuses_nothing_and_says_why():
 def test_a_check_that_can_judge_refuses_as_ever():
     clips = rows(*[(20, 1.0)] * 9)
     found = match(clips, scored(*[-0.01] * 8, -3.0), AlignConfig())
-    assert found.judged and found.lowest == pytest.approx(-0.41)
+    assert found.judged and list(found.limits.values()) == [pytest.approx(-0.41)]
     assert [f.id for f in found.mismatched] == ["8"] and found.note.startswith("1 of 9 clips")
 
 

@@ -5,8 +5,10 @@ through any text at all. Where the text is what was said the two are the same an
 word too many, a word too few or a recording cut short costs several nats a character, wherever in
 the clip it is. Silence costs nothing, whatever a recogniser that never met it makes of it. (The
 alignment is torchaudio's; scoring it this way: Kürzinger et al. 2020.) The recogniser is one
-trained on recordings of the same language, as notebook 01 does; it may have learned from the very
-clips it judges, for a few wrong ones teach it nothing. Knows nothing of how clips are mended.
+trained on recordings of the same language, as notebook 01 does; it may have learnt from the very
+clips it judges, for a few wrong ones teach it little. What it learnt from fits better than what it
+never heard (a small corpus it knows by heart), so the two kinds have a limit each. Knows nothing of
+how clips are mended.
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
 """
@@ -36,6 +38,10 @@ from kit.text.normalize import letters
 
 PART_BATCHES = 16  # batches whose results are kept together until all are there
 IMPOSSIBLE = -math.inf  # the score of a text that cannot be laid over its recording at all
+NO_LIMIT = -1e9  # below it lies IMPOSSIBLE alone
+# The kinds of clips that are compared with each other.
+LEARNT = "learnt from"
+NEVER_HEARD = "never heard"
 
 
 class AlignError(ValueError):
@@ -320,17 +326,44 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     return middle - max(config.spread * spread, config.least_gap)
 
 
+def kind_of(row: Utterance) -> str:
+    """Which clips `row` is compared with: its recogniser learns from the training split alone."""
+    return LEARNT if row.split == "train" else NEVER_HEARD
+
+
+def lowest_scores(
+    rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
+) -> dict[str, float]:
+    """`lowest_score` of each kind of clip that `rows` has.
+
+    Raises AlignError where the scores of the clips learnt from tell nothing apart, or of all, where
+    none was learnt from. Where only those of the others do, these have no limit.
+    """
+    by_kind: dict[str, list[Alignment]] = {}
+    for row, alignment in zip(rows, alignments, strict=True):
+        by_kind.setdefault(kind_of(row), []).append(alignment)
+    first = LEARNT if LEARNT in by_kind else NEVER_HEARD
+    found = {first: lowest_score(by_kind.pop(first, []), config)}
+    for kind, own in by_kind.items():
+        try:
+            found[kind] = lowest_score(own, config)
+        except AlignError:
+            continue
+    return found
+
+
 def refuse_mismatched(
     rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
 ) -> tuple[list[Utterance], list[Finding]]:
     """`rows` whose text and audio belong together, and ledger rows for the others.
 
-    Raises AlignError as `lowest_score` does.
+    Raises AlignError as `lowest_scores` does.
     """
-    lowest = lowest_score(alignments, config)
+    limits = lowest_scores(rows, alignments, config)
     kept = []
     refused = []
-    for row, alignment in zip(rows, alignments):
+    for row, alignment in zip(rows, alignments, strict=True):
+        lowest = limits.get(kind_of(row), NO_LIMIT)
         if alignment.score >= lowest:
             kept.append(row)
         else:
@@ -343,23 +376,27 @@ class Match:
     """What became of a check of texts against recordings."""
 
     mismatched: list[Finding]
-    lowest: float | None  # the score below which clips were refused; None: nothing could be judged
+    limits: dict[str, float]  # the score below which clips of a kind were refused; {}: none judged
     note: str  # in words
 
     @property
     def judged(self) -> bool:
-        return self.lowest is not None
+        return bool(self.limits)
 
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
     """`refuse_mismatched`, or, where the scores tell nothing apart, nothing refused and why."""
     try:
-        lowest = lowest_score(alignments, config)
+        limits = lowest_scores(rows, alignments, config)
     except AlignError as error:
-        return Match(mismatched=[], lowest=None, note=f"not judged: {error}")
+        return Match(mismatched=[], limits={}, note=f"not judged: {error}")
     mismatched = refuse_mismatched(rows, alignments, config)[1]
     note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
-    return Match(mismatched=mismatched, lowest=lowest, note=note)
+    gone = {finding.id for finding in mismatched}
+    unjudged = sum(kind_of(row) not in limits and row.id not in gone for row in rows)
+    if unjudged:
+        note += f"; {unjudged:,} that the recogniser never heard it knows too little of to judge"
+    return Match(mismatched=mismatched, limits=limits, note=note)
 
 
 def _mismatch(row: Utterance, alignment: Alignment, lowest: float) -> Finding:

@@ -156,8 +156,8 @@ def of_alignment(heard: Aligned, ledger: Ledger, rate_hz: int) -> Result:
     pairs = worst(heard.rows, heard.alignments, WORST_DRAWN)
     poor = [max(found.score, LOWEST_DRAWN) for _, found in pairs]
     drawn = {"the worst clips": (range(1, len(poor) + 1), poor)}
-    if matched.judged:
-        drawn["limit"] = ([1, len(poor)], [matched.lowest] * 2)
+    for kind, lowest in matched.limits.items():
+        drawn[f"limit, clips {kind}"] = ([1, len(poor)], [max(lowest, LOWEST_DRAWN)] * 2)
     sounds = [_player(row, found, rate_hz) for row, found in pairs[:WORST_HEARD]]
     lost = f"{ledger.lost_percent:.2f} % of the hours are refused"
     stay = f"{len(ledger.kept):,} utterances stay, {lost}"

@@ -1,14 +1,16 @@
 """`make judges RUN=name`: what judges that nobody here trained find in a run.
 
 Held-out sentences as recorded, through Griffin-Lim from their true magnitudes, through the codec,
-and, where the run is trained, as each set of weights reads them once. It leaves a table, all that
-was heard in runs/NAME/judges.json, and the figures in the run's record, where 03_evaluate_ema shows
-them. What was judged before, of the same files, is not judged again.
+and, where the run is trained, as each set of weights reads them: once, and as it speaks by the
+preset. It leaves a table, all that was heard in runs/NAME/judges.json, and the figures in the run's
+record, where 03_evaluate_ema shows them. What was judged before, of the same files, is not judged
+again.
 """
 
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -66,7 +68,11 @@ class JudgedRun:
         self.rate_hz = self.codec.sample_rate
         trained = (run.folder / WEIGHTS["raw"]).is_file()
         self.voices = load_voices(run.folder, self.language) if trained else {}
-        self.read_once = build(GenerateConfig, run.section("generate"), candidates=1)
+        as_it_speaks = build(GenerateConfig, run.section("generate"))
+        self.readings = {
+            "read once": dataclasses.replace(as_it_speaks, candidates=1),
+            "as it speaks": as_it_speaks,
+        }
         held_out = of_split(self.rows, "held_out")[:sentences]
         if trained:
             held_out = [row for row in held_out if self.voices["raw"].can_say(row.text)]
@@ -91,24 +97,24 @@ class JudgedRun:
             depends_on=self.digest_of("codec.safetensors"),
             waves=lambda: [codec.round_trip(wave) for wave in recordings],
         )
-        for name in self.voices:
+        for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             yield Variant(
-                name=f"{name}, read once",
+                name=f"{weights}, {reading}",
                 depends_on=[
-                    *self.digest_of(WEIGHTS[name], *SPEAKING),
-                    dataclasses.asdict(self.read_once),
+                    *self.digest_of(WEIGHTS[weights], *SPEAKING),
+                    dataclasses.asdict(config),
                 ],
-                waves=functools.partial(self.spoken, name),
+                waves=functools.partial(self.spoken, weights, config),
             )
 
     def digest_of(self, *files: str) -> list[str]:
         found = [self.run.folder / name for name in files]
         return [file_digest(path) for path in found if path.is_file()]
 
-    def spoken(self, weights: str) -> list[Tensor]:
-        """The held-out sentences (L,) as the voice with `weights` reads them once."""
+    def spoken(self, weights: str, config: GenerateConfig) -> list[Tensor]:
+        """The held-out sentences (L,) as the voice with `weights` reads them."""
         speakers = [row.speaker for row in self.held_out]
-        speech = self.voices[weights].speak(self.texts, speakers, self.read_once)
+        speech = self.voices[weights].speak(self.texts, speakers, config)
         return [one.wave for one in speech]
 
     def references(self, judges: Judges) -> list[np.ndarray]:
