@@ -24,6 +24,10 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
 
+BY_HEART = (
+    1.5  # so many times its training loss a model's held-out loss marks a corpus learnt by heart
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
@@ -149,10 +153,26 @@ class Check:
     problem: str  # in words, with what to do; "" where it passes
 
 
-def gate_checks(scores: Scores, floor_cer: float, worst_cer: float) -> list[Check]:
-    """All that a voice is asked for before it is used."""
-    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): train longer"
-    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: train longer"
+def cure_of(loss: float | None, held_out_loss: float | None) -> str:
+    """What may make a voice clearer, by its loss on what it trained on, and on held-out speech.
+
+    None: not known.
+    """
+    if loss is None or held_out_loss is None or held_out_loss <= BY_HEART * loss:
+        return "train longer"
+    return (
+        f"it knows its recordings by heart (loss {loss:.2f}, of held-out ones "
+        f"{held_out_loss:.2f}), so more steps teach it nothing; more recordings would, or a voice "
+        "to begin with (START_FROM in 01_data_prep, --start-from)"
+    )
+
+
+def gate_checks(
+    scores: Scores, floor_cer: float, worst_cer: float, cure: str = "train longer"
+) -> list[Check]:
+    """All that a voice is asked for before it is used; `cure` is `cure_of`'s."""
+    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {cure}"
+    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {cure}"
     runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
     pace = f"speech lasts {scores.duration_ratio:.2f} times the recordings"
     return [

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from kit.base.config import build
 from kit.base.words import in_gib
 from kit.dataset.ledger import ManifestConfig
-from kit.inference.evaluate import Check, Scores, gate_checks
+from kit.inference.evaluate import Check, Scores, cure_of, gate_checks
 from kit.inference.settings import EvaluateConfig
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
@@ -133,7 +133,9 @@ class Checklist:
             sentences=found["sentences"],
         )
         worst_cer = build(EvaluateConfig, self.active_run.section("evaluate")).worst_cer
-        return gate_checks(scores, found["cer_floor"], worst_cer)
+        train = self.report.get("train", {})
+        cure = cure_of(train.get("loss"), train.get("val_loss"))
+        return gate_checks(scores, found["cer_floor"], worst_cer, cure)
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {self.active_run.name}"

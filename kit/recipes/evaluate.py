@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kit.base.config import build
 from kit.base.files import file_digest
-from kit.inference.evaluate import Scores, gate_checks, problems_of, save_samples
+from kit.inference.evaluate import Scores, cure_of, gate_checks, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
 from kit.inference.word_errors import count_kinds
 from kit.model.weights import WEIGHTS
@@ -167,7 +167,9 @@ class Evaluation:
         """The gate: intelligible, ends its sentences, keeps its pace."""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
-        checks = gate_checks(scores, floor_cer, self.config.worst_cer)
+        train = self.active_run.report().get("train", {})
+        cure = cure_of(train.get("loss"), train.get("val_loss"))
+        checks = gate_checks(scores, floor_cer, self.config.worst_cer, cure)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         figures = {"gate": problems or "passed"}

@@ -76,3 +76,9 @@ def test_what_does_not_pass_says_what_to_do(run, section, figures, what, cure):
     run.record(**{section: figures})
     found = to_do(run)
     assert list(found) == [what] and cure in found[what]
+
+
+def test_a_voice_that_knows_its_recordings_by_heart_needs_more_of_them(run):
+    run.record(**SOUND)
+    run.record(train={"loss": 2.2, "val_loss": 6.9}, eval={"cer": 0.5})
+    assert "more recordings would" in to_do(run)["intelligible"]
