@@ -326,7 +326,7 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     return middle - max(config.spread * spread, config.least_gap)
 
 
-def kind_of(row: Utterance) -> str:
+def clip_kind(row: Utterance) -> str:
     """Which clips `row` is compared with: its recogniser learns from the training split alone."""
     return LEARNT if row.split == "train" else NEVER_HEARD
 
@@ -341,7 +341,7 @@ def lowest_scores(
     """
     by_kind: dict[str, list[Alignment]] = {}
     for row, alignment in zip(rows, alignments, strict=True):
-        by_kind.setdefault(kind_of(row), []).append(alignment)
+        by_kind.setdefault(clip_kind(row), []).append(alignment)
     first = LEARNT if LEARNT in by_kind else NEVER_HEARD
     found = {first: lowest_score(by_kind.pop(first, []), config)}
     for kind, own in by_kind.items():
@@ -363,7 +363,7 @@ def refuse_mismatched(
     kept = []
     refused = []
     for row, alignment in zip(rows, alignments, strict=True):
-        lowest = limits.get(kind_of(row), NO_LIMIT)
+        lowest = limits.get(clip_kind(row), NO_LIMIT)
         if alignment.score >= lowest:
             kept.append(row)
         else:
@@ -393,7 +393,7 @@ def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfi
     mismatched = refuse_mismatched(rows, alignments, config)[1]
     note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
     gone = {finding.id for finding in mismatched}
-    unjudged = sum(kind_of(row) not in limits and row.id not in gone for row in rows)
+    unjudged = sum(clip_kind(row) not in limits and row.id not in gone for row in rows)
     if unjudged:
         note += f"; {unjudged:,} that the recogniser never heard it knows too little of to judge"
     return Match(mismatched=mismatched, limits=limits, note=note)
