@@ -24,9 +24,8 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
 
-BY_HEART = (
-    1.5  # so many times its training loss a model's held-out loss marks a corpus learnt by heart
-)
+# A held-out loss so many times the training loss is that of a corpus known by heart.
+BY_HEART = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
