@@ -359,7 +359,12 @@ def refuse_mismatched(
 
     Raises AlignError as `lowest_scores` does.
     """
-    limits = lowest_scores(rows, alignments, config)
+    return _split_at(lowest_scores(rows, alignments, config), rows, alignments)
+
+
+def _split_at(
+    limits: dict[str, float], rows: list[Utterance], alignments: list[Alignment]
+) -> tuple[list[Utterance], list[Finding]]:
     kept = []
     refused = []
     for row, alignment in zip(rows, alignments, strict=True):
@@ -390,10 +395,9 @@ def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfi
         limits = lowest_scores(rows, alignments, config)
     except AlignError as error:
         return Match(mismatched=[], limits={}, note=f"not judged: {error}")
-    mismatched = refuse_mismatched(rows, alignments, config)[1]
+    kept, mismatched = _split_at(limits, rows, alignments)
     note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
-    gone = {finding.id for finding in mismatched}
-    unjudged = sum(clip_kind(row) not in limits and row.id not in gone for row in rows)
+    unjudged = sum(clip_kind(row) not in limits for row in kept)
     if unjudged:
         note += f"; {unjudged:,} that the recogniser never heard it knows too little of to judge"
     return Match(mismatched=mismatched, limits=limits, note=note)
