@@ -1,10 +1,11 @@
 """What half an hour of a person gains from a voice that has learnt to read synthetic speech.
 
-`python tests/judges/warm_start.py --recordings runs/corpus-ru --folder runs/warm`: a
+`PYTHONPATH=. python tests/judges/warm_start.py --recordings runs/corpus-ru --folder runs/warm`: a
 base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
 in as many steps; the judges hear both say sentences of the person that none of the three has met,
 as text or as sound. All three have one codec, the person's. Each step is a command of the kit in a
-run of its own in the folder: interrupted, it goes on where it was.
+run of its own in the folder: interrupted, it goes on where it was. `--base FOLDER` takes a base
+that another engine has spoken, `--no-control` leaves the voice from nothing out.
 """
 
 import argparse
@@ -112,6 +113,15 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
     return [(name, text, f"voice{speaker}") for name, text, speaker in rows]
 
 
+def ready_base(source: Path, count: int) -> Spoken:
+    """The first `count` rows of an LJSpeech folder, with their voices where it tells them."""
+    rows = []
+    for line in (source / "metadata.csv").read_text(encoding="utf-8").splitlines()[:count]:
+        name, text, *more = line.split("|")
+        rows.append((name, text, more[1] if len(more) > 1 else "voice0"))
+    return rows
+
+
 def kit(folder: Path, run: str, command: str, *words: object) -> None:
     """A command of the kit, once: a mark in its run's folder says that it has ended."""
     mark = folder / "runs" / run / f"{command}-ended"
@@ -130,12 +140,17 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     rows = recordings_of(source)
     judged, rows = rows[:JUDGED], rows[JUDGED:]
     person = [(*row, "person") for row in first_minutes(source, rows, options.minutes)]
-    texts = any_sentences(rows[len(person) :], options.sentences)
-    base = speak_base(folder / "spoken", options.language, texts)
+    if options.base:
+        spoken = options.base.resolve()
+        base = ready_base(spoken, options.sentences)
+    else:
+        spoken = folder / "spoken"
+        texts = any_sentences(rows[len(person) :], options.sentences)
+        base = speak_base(spoken, options.language, texts)
     write_folder(folder / "person", source, person)
-    write_folder(folder / "base", folder / "spoken", base)
+    write_folder(folder / "base", spoken, base)
     common = ("--language", options.language)
-    preset = ("--preset", options.preset, "--set", *NO_JUDGE)
+    preset = ("--preset", options.preset, "--set", *NO_JUDGE, *options.set)
 
     def prepare(run: str, data: str, *words: object) -> None:
         kit(folder, run, "setup", *preset)
@@ -149,9 +164,14 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     prepare("base", "base")
     kit(folder, "base", "train", "--steps", options.base_steps)
     prepare("from-base", "person", "--start-from", folder / "runs" / "base")
-    for run in ("from-base", "from-nothing"):
+    for run in learnt_from(options):
         kit(folder, run, "train", "--steps", options.steps)
     return judged
+
+
+def learnt_from(options: argparse.Namespace) -> tuple[str, ...]:
+    """The runs that learn the person."""
+    return ("from-base",) if options.no_control else ("from-base", "from-nothing")
 
 
 def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
@@ -159,7 +179,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     os.environ["KIT_RUNS"] = str(folder / "runs")
     judges = Judges(options.language, folder / "judges")
     source = options.recordings
-    names = ("from-base", "from-nothing", "base")
+    names = (*learnt_from(options), "base")
     runs = {name: start(name) for name in names}
     voices = {name: load_voices(run.folder, options.language) for name, run in runs.items()}
     codec = voices["from-base"]["raw"].codec
@@ -202,6 +222,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=16000, help="of synthetic speech")
     parser.add_argument("--base-steps", type=int, default=4000)
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
+    parser.add_argument("--base", type=Path, help="an LJSpeech folder, not espeak-ng's")
+    parser.add_argument("--set", nargs="*", default=[], help="values of the preset, of all runs")
+    parser.add_argument("--no-control", action="store_true", help="no voice from nothing")
     options = parser.parse_args()
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()
