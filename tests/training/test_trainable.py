@@ -95,7 +95,8 @@ def test_adapters_begin_at_the_loss_of_the_base(tmp_path):
     first = next(plain.run(ON, Event()))
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
     adapted = next(finetune_session(tmp_path / "lora", TRAIN, lora).run(ON, Event()))
-    assert adapted.loss == first.loss
+    # To the rounding of fp32: some processors multiply by a frozen matrix with another kernel.
+    assert adapted.loss == pytest.approx(first.loss, rel=1e-6)
 
 
 @pytest.fixture
