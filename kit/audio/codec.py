@@ -141,6 +141,16 @@ class Codec(Protocol):
         """
         return iter(())
 
+    def train_vocoder(
+        self, waves: list[Tensor], device: str, seed: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Train the network that makes samples, after `sharpen`; codes stay.
+
+        On the clips (L,) that the codec was fitted on, yielding (step, steps); nothing where it
+        has no such network.
+        """
+        return iter(())
+
     def with_states(self, width: int) -> "Codec | None":
         """A copy that can learn to make its sound of a model's states (..., `width`), too.
 

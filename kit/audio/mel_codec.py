@@ -2,10 +2,10 @@
 
 A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
 to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
-The decoder predicts log magnitudes, sharpened against critics where there is time for it, and
-Griffin-Lim finds a phase. Codes leave much open; where a model is at hand, whose states know text
-and speaker and all codes before, the decoder takes those, too. Keeps the contract of codec.py.
-Knows nothing of text or the GPT.
+The decoder predicts log magnitudes, sharpened against critics where there is time for it;
+Griffin-Lim finds a phase, or a neural vocoder that was trained to. Codes leave much open; where a
+model is at hand, whose states know text and speaker and all codes before, the decoder takes those,
+too. Keeps the contract of codec.py. Knows nothing of text or the GPT.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels, D width of
 a model's states.
@@ -25,6 +25,7 @@ from kit.audio.fitting import Course, CourseConfig, train_course
 from kit.audio.griffin_lim import GriffinLim
 from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.vocoder import Vocoder, VocoderConfig, train_vocoder
 from kit.base.config import require, require_within
 
 MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
@@ -37,7 +38,7 @@ NOISE_SHARE = 0.5  # of the clips of a training step whose numbers get noise in 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig(MelConfig, CourseConfig):
+class MelCodecConfig(MelConfig, CourseConfig, VocoderConfig):
     kind: str = "mel"
     levels: tuple = (8, 8, 5, 5)  # of each quantised number; their product is the vocabulary
     frames_per_code: int = 2  # mel frames one code stands for
@@ -67,6 +68,7 @@ class MelCodecConfig(MelConfig, CourseConfig):
     def __post_init__(self):
         MelConfig.__post_init__(self)
         CourseConfig.__post_init__(self)
+        VocoderConfig.__post_init__(self)
         require_within(self, 2, 1000, "levels")
         vocabulary = math.prod(self.levels)
         few = 2 <= vocabulary <= MOST_CODES
@@ -115,7 +117,7 @@ class FSQ(nn.Module):
 
 
 class MelCodec(nn.Module, Codec):
-    """Convolutional autoencoder over log-mels with an FSQ bottleneck and a Griffin-Lim vocoder."""
+    """Convolutional autoencoder over log-mels with an FSQ bottleneck, and a vocoder."""
 
     def __init__(self, config: MelCodecConfig):
         super().__init__()
@@ -143,6 +145,7 @@ class MelCodec(nn.Module, Codec):
         self.mel_head = nn.Linear(c.width, c.n_mels)
         self.magnitude_head = nn.Linear(c.width, c.n_fft // 2 + 1)
         self.griffin_lim = GriffinLim(c.n_fft, c.hop_length, c.griffin_lim_iters)
+        self.vocoder = Vocoder(c, c.n_fft, c.hop_length) if c.vocoder_steps else None
 
     @property
     def sample_rate(self) -> int:
@@ -161,7 +164,8 @@ class MelCodec(nn.Module, Codec):
     def context(self) -> int:
         """Codes to either side that the samples of a code can depend on, and none further."""
         c = self.config
-        frames = Block.reach * c.blocks + self.griffin_lim.context
+        sound = self.vocoder or self.griffin_lim
+        frames = Block.reach * c.blocks + sound.context
         return Block.reach * (c.blocks - 1) + math.ceil(frames / c.frames_per_code)
 
     @property
@@ -223,8 +227,10 @@ class MelCodec(nn.Module, Codec):
         if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise CodecError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
         states = None if states is None else states.to(codes.device)
-        magnitude = self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
-        magnitude = with_quieter_pauses(magnitude).exp()
+        log_magnitude = self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
+        if self.vocoder:
+            return self.vocoder(log_magnitude)
+        magnitude = with_quieter_pauses(log_magnitude).exp()
         return self.griffin_lim(magnitude, first * self.config.frames_per_code)
 
     def _cropped(self, wave: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,6 +298,26 @@ class MelCodec(nn.Module, Codec):
         self.to(device).eval()
         for step, _ in sharpen(self._makers(), views, c.sharpen_steps, device, seed):
             yield step, c.sharpen_steps
+        self.zero_grad(set_to_none=True)
+        self.cpu()
+
+    def train_vocoder(
+        self, waves: list[Tensor], device: str, seed: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        c = self.config
+        if not c.vocoder_steps:
+            return
+        generator = torch.Generator().manual_seed(seed)
+
+        @torch.no_grad()
+        def pairs() -> tuple[Tensor, Tensor]:
+            wave = _crops(waves, c, c.batch, generator).to(device)
+            values = self.fsq.dequantize(self.quantized(self._cropped(wave)[0])[1]).float()
+            return self.decode_values(values)[1], wave
+
+        self.to(device).eval()
+        for step, _ in train_vocoder(self.vocoder, self.mel, pairs, device, seed):
+            yield step, c.vocoder_steps
         self.zero_grad(set_to_none=True)
         self.cpu()
 

@@ -65,12 +65,17 @@ class Critic(nn.Module):
 
 
 def sharpen(
-    parameters: list[nn.Parameter], views: Callable[[], Views], steps: int, device: str, seed: int
+    parameters: list[nn.Parameter],
+    views: Callable[[], Views],
+    steps: int,
+    device: str,
+    seed: int,
+    in_turns: bool = False,
 ) -> Iterator[tuple[int, float]]:
     """Train `parameters` on what `views` makes of them, for `steps`, yielding (step, error).
 
-    There is a critic for each spectrogram of a view; they are made here, and thrown away. Raises
-    ValueError where the error is not finite.
+    There is a critic for each spectrogram of a view; they are made here, and thrown away. They look
+    at every step, or `in_turns`, one at each. Raises ValueError where the error is not finite.
     """
     critics = None
     maker = torch.optim.AdamW(parameters, RATE, BETAS)
@@ -85,10 +90,12 @@ def sharpen(
         warm = min(1.0, step / WARMUP_STEPS)
         judges.param_groups[0]["lr"] = RATE * warm
         maker.param_groups[0]["lr"] = RATE * warm * (1 - (1 - FINAL_RATE) * step / steps)
-        judged = [critic_loss(*pair) for pair in zip(critics, real, made, strict=True)]
-        take_step(judges, sum(judged))
-        told = [maker_loss(*pair) for pair in zip(critics, real, made, strict=True)]
-        take_step(maker, ERROR_WEIGHT * error + sum(told))
+        looks = list(zip(critics, real, made, strict=True))
+        if in_turns:
+            looks = [looks[step % len(looks)]]
+        take_step(judges, sum(critic_loss(*look) for look in looks))
+        told = sum(maker_loss(*look) for look in looks) * len(critics) / len(looks)
+        take_step(maker, ERROR_WEIGHT * error + told)
         yield step, error.item()
 
 

@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
 from kit.notebook.open_run import find_run
 from kit.notebook.result import Result
-from kit.notebook.run_record import Run
+from kit.notebook.run_record import SETTINGS, Run
 from kit.notebook.tables import flat
 from kit.recipes.keeping import Kept, pack_clips
 from kit.recipes.settings import check_settings
 from kit.training.ranks import ALONE, Ranks
+
+SETTINGS_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,20 @@ class ActiveRun(Run):
         return self.kept.run.held_by_all(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
-        flat_settings = ", ".join(f"{name} = {value}" for name, value in flat(self.settings))
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
-            + (f"set {flat_settings}, " if self.settings else "")
+            + (f"set {self.settings_in_words()}, " if self.settings else "")
             + f"{self.hw.name}, {self.precision.value}, {self.threads.value} threads"
         )
+
+    def settings_in_words(self) -> str:
+        """The first few values laid over the preset: a run that begins with a voice has dozens."""
+        values = [f"{name} = {value}" for name, value in flat(self.settings)]
+        more = len(values) - SETTINGS_SHOWN
+        if more > 1:
+            values[SETTINGS_SHOWN:] = [f"and {more} values more ({SETTINGS})"]
+        return ", ".join(values)
 
     __repr__ = __str__
 

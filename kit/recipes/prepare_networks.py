@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -65,16 +66,26 @@ def fitted_codec(
     waves = [load_wave(row.audio, codec.heard_rate) for row in chosen]
     steps = codec.fit(waves, run.hw.device, run.precision.value, course=course)
     figures = course.follow(steps, Ticker("codec step"))
-    began_s = time.perf_counter()
-    sharpened = 0
-    ticker = Ticker("sharpening step")
-    for sharpened, total in codec.sharpen(waves, run.hw.device):
-        ticker(sharpened, total)
-    figures["sharpened"] = {"steps": sharpened, "seconds": time.perf_counter() - began_s}
+    figures["sharpened"] = followed(codec.sharpen(waves, run.hw.device), "sharpening step")
+    figures["vocoder"] = followed(codec.train_vocoder(waves, run.hw.device), "vocoder step")
     run.record(codec=figures)
     save_codec(codec, path)
     how = f"held-out loss {course.figure:.3f} {course.ending}"
-    return codec, f"{how}; its sound sharpened in {sharpened:,} steps" if sharpened else how
+    if figures["sharpened"]["steps"]:
+        how += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
+    if figures["vocoder"]["steps"]:
+        how += f"; its vocoder trained for {figures['vocoder']['steps']:,} steps"
+    return codec, how
+
+
+def followed(training: Iterable[tuple[int, int]], what: str) -> dict:
+    """Go through a training that yields (step, steps), with progress; its steps and seconds."""
+    began_s = time.perf_counter()
+    step = 0
+    ticker = Ticker(what)
+    for step, steps in training:
+        ticker(step, steps)
+    return {"steps": step, "seconds": time.perf_counter() - began_s}
 
 
 def fitted_recognizer(

@@ -203,6 +203,54 @@ def test_sharpening_changes_the_sound_and_no_code(codec):
     assert torch.equal(sounds[1], sounds[2]) and not torch.equal(sounds[0], sounds[1])
 
 
+def with_vocoder(codec: MelCodec) -> MelCodec:
+    """The same codes, and a small neural vocoder that has learnt nothing yet."""
+    small = {"vocoder_steps": 4, "vocoder_width": 16, "vocoder_blocks": 1}
+    torch.manual_seed(0)
+    made = MelCodec(dataclasses.replace(codec.config, **small))
+    made.load_state_dict(codec.state_dict(), strict=False)
+    return made.eval()
+
+
+def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
+    found = []
+    for _ in range(2):
+        made = with_vocoder(codec)
+        before = made.decode(torch.arange(40)[None])
+        assert list(made.train_vocoder(waves(), "cpu")) == [(step, 4) for step in (1, 2, 3, 4)]
+        assert not made.training
+        assert not torch.equal(made.decode(torch.arange(40)[None]), before)
+        found.append(made)
+    wave = waves()[0][None]
+    codes = codec.encode(wave)
+    assert torch.equal(found[0].encode(wave), codes)
+    assert torch.equal(found[0].decode(codes), found[1].decode(codes))
+    assert codec.decode(codes).shape == found[0].decode(codes).shape
+    save_codec(found[0], tmp_path / "codec.safetensors")
+    again = load_codec(tmp_path / "codec.safetensors")
+    assert torch.equal(again.decode(codes), found[0].decode(codes))
+    states = torch.randn(1, codes.shape[1], 6)
+    stated = again.with_states(6)
+    assert torch.equal(stated.decode(codes, states=states), found[0].decode(codes))
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (40, 70), (69, 70)])
+def test_a_part_of_a_vocoders_sound_is_as_in_the_whole(codec, start, end):
+    voiced = with_vocoder(codec)
+    codes = torch.randint(0, codec.vocab_size, (1, 70))
+    first = max(0, start - voiced.context)
+    part = voiced.decode(codes[:, first : end + voiced.context], first)
+    part = part[:, (start - first) * PER_CODE :][:, : (end - start) * PER_CODE]
+    whole = voiced.decode(codes)[:, start * PER_CODE : end * PER_CODE]
+    assert torch.allclose(part, whole, atol=1e-5)
+
+
+def test_a_vocoder_waits_for_far_fewer_codes():
+    usual = MelCodecConfig(frames_per_code=2)
+    neural = MelCodec(dataclasses.replace(usual, vocoder_steps=1))
+    assert neural.ahead < MelCodec(usual).ahead / 2
+
+
 def stated_clips(codec: MelCodec, width: int = 6) -> list[StatedClip]:
     """Clips whose states tell how loud they are around each code."""
     found = []
@@ -264,7 +312,7 @@ def test_a_codec_that_knows_states_is_kept_as_it_is(codec, tmp_path):
 
 def test_a_codec_without_such_steps_is_not_sharpened(codec):
     before = file_bytes(codec.state_dict(), {})
-    assert not list(codec.sharpen(waves(), "cpu"))
+    assert not list(codec.sharpen(waves(), "cpu")) + list(codec.train_vocoder(waves(), "cpu"))
     assert file_bytes(codec.state_dict(), {}) == before
 
 

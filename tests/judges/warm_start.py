@@ -3,9 +3,12 @@
 `PYTHONPATH=. python tests/judges/warm_start.py --recordings runs/corpus-ru --folder runs/warm`: a
 base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
 in as many steps; the judges hear both say sentences of the person that none of the three has met,
-as text or as sound. All three have one codec, the person's. Each step is a command of the kit in a
-run of its own in the folder: interrupted, it goes on where it was. `--base FOLDER` takes a base
-that another engine has spoken, `--no-control` leaves the voice from nothing out.
+as text or as sound. All three have one codec, the person's, or with `--codec-along N` one that has
+also learnt from N of the base's sentences. Each step is a command of the kit in a run of its own in
+the folder: interrupted, it goes on where it was. `--base FOLDER` takes a base that another engine
+has spoken, `--no-control` leaves the voice from nothing out, `--along N` lets the person's voice
+read N of the base's sentences along, in the base's voices, so that it goes on reading while it
+learns to sound like the person.
 """
 
 import argparse
@@ -37,6 +40,7 @@ PACE = 0.62
 JUDGED = 20  # sentences of the person, kept from all but the judges
 FEWEST_WORDS, MOST_WORDS = 3, 12  # in a sentence of words in any order
 LONGEST_S = 14.0
+PERSON = "person"
 NO_JUDGE = ["recognizer.steps=50", "recognizer.minutes=0"]  # Whisper judges here
 
 Rows = list[tuple[str, str]]  # name and text
@@ -77,15 +81,17 @@ def any_sentences(rows: Rows, count: int) -> list[str]:
     return texts
 
 
-def write_folder(folder: Path, source: Path, rows: Spoken) -> None:
-    """An LJSpeech folder of `rows` whose sound lies in another, `source`."""
+def write_folder(folder: Path, *parts: tuple[Path, Spoken]) -> None:
+    """An LJSpeech folder of rows whose sound lies in others, the source of each part."""
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
-    for name, _, _ in rows:
-        link = wavs / f"{name}.wav"
-        if not link.exists():
-            link.symlink_to((source / "wavs" / link.name).resolve())
-    lines = [f"{name}|{text}|{text}|{speaker}\n" for name, text, speaker in rows]
+    lines = []
+    for source, rows in parts:
+        for name, text, speaker in rows:
+            link = wavs / f"{name}.wav"
+            if not link.exists():
+                link.symlink_to((source / "wavs" / link.name).resolve())
+            lines.append(f"{name}|{text}|{text}|{speaker}\n")
     write_atomic(folder / "metadata.csv", "".join(lines))
 
 
@@ -139,7 +145,7 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     source = options.recordings
     rows = recordings_of(source)
     judged, rows = rows[:JUDGED], rows[JUDGED:]
-    person = [(*row, "person") for row in first_minutes(source, rows, options.minutes)]
+    person = [(*row, PERSON) for row in first_minutes(source, rows, options.minutes)]
     if options.base:
         spoken = options.base.resolve()
         base = ready_base(spoken, options.sentences)
@@ -147,8 +153,11 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
         spoken = folder / "spoken"
         texts = any_sentences(rows[len(person) :], options.sentences)
         base = speak_base(spoken, options.language, texts)
-    write_folder(folder / "person", source, person)
-    write_folder(folder / "base", spoken, base)
+    write_folder(folder / "person", (source, person))
+    write_folder(folder / "base", (spoken, base))
+    for name, count in (("both", options.along), ("codec", options.codec_along)):
+        along = random.Random(2).sample(base, count)
+        write_folder(folder / name, (source, person), (spoken, along))
     common = ("--language", options.language)
     preset = ("--preset", options.preset, "--set", *NO_JUDGE, *options.set)
 
@@ -156,14 +165,20 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
         kit(folder, run, "setup", *preset)
         kit(folder, run, "prepare", "--data", folder / data, *common, *words)
 
+    def take_codec(run: str, of: str) -> None:
+        kit(folder, run, "setup", *preset)
+        codec = folder / "runs" / run / "codec.safetensors"
+        if not codec.exists():
+            shutil.copyfile(folder / "runs" / of / codec.name, codec)
+
+    if options.codec_along:
+        prepare("codec", "codec")
+        take_codec("from-nothing", "codec")
     prepare("from-nothing", "person")
-    kit(folder, "base", "setup", *preset)
-    codec = folder / "runs" / "base" / "codec.safetensors"
-    if not codec.exists():
-        shutil.copyfile(folder / "runs" / "from-nothing" / codec.name, codec)
+    take_codec("base", "from-nothing")
     prepare("base", "base")
     kit(folder, "base", "train", "--steps", options.base_steps)
-    prepare("from-base", "person", "--start-from", folder / "runs" / "base")
+    prepare("from-base", "both", "--start-from", folder / "runs" / "base")
     for run in learnt_from(options):
         kit(folder, run, "train", "--steps", options.steps)
     return judged
@@ -201,14 +216,18 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     judge("recordings", recorded)
     judge("codec's round trip", [codec.round_trip(wave) for wave in recorded])
     for name, run in runs.items():
-        once = build(GenerateConfig, run.section("generate"), candidates=1)
+        ways = {
+            "read once": build(GenerateConfig, run.section("generate"), candidates=1),
+            "as it speaks": build(GenerateConfig, run.section("generate")),
+        }
         for weights, voice in voices[name].items():
-            speaker = voice.speakers[0]
-            said = voice.speak(texts, speaker, once)
-            for number, speech in enumerate(said[:3]):
-                path = folder / f"{name}-{weights}-{number}.wav"
-                soundfile.write(path, speech.wave.numpy(), rate_hz)
-            judge(f"{name}, {weights}", [speech.wave for speech in said])
+            speaker = PERSON if PERSON in voice.speakers else voice.speakers[0]
+            for way, settings in ways.items():
+                said = voice.speak(texts, speaker, settings)
+                for number, speech in enumerate(said[:3]):
+                    path = folder / f"{name}-{weights}-{way.replace(' ', '-')}-{number}.wav"
+                    soundfile.write(path, speech.wave.numpy(), rate_hz)
+                judge(f"{name}, {weights}, {way}", [speech.wave for speech in said])
     return {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
 
 
@@ -224,6 +243,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150, help="on the person, for each of the two")
     parser.add_argument("--base", type=Path, help="an LJSpeech folder, not espeak-ng's")
     parser.add_argument("--set", nargs="*", default=[], help="values of the preset, of all runs")
+    parser.add_argument("--along", type=int, default=0, help="of the base's sentences, read along")
+    parser.add_argument("--codec-along", type=int, default=0, help="of them, for the codec")
     parser.add_argument("--no-control", action="store_true", help="no voice from nothing")
     options = parser.parse_args()
     folder = options.folder.resolve()

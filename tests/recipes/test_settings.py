@@ -82,6 +82,15 @@ def test_settings_stay_with_the_run_and_a_later_one_is_laid_over():
     assert later.record()["settings"]["train"] == {"lr": 2e-4}
 
 
+def test_a_run_with_dozens_of_settings_shows_the_first_and_says_where_the_others_are():
+    few = start("few", "tiny", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
+    assert "preset tiny, set train.lr = 0.0001, speed.ema = False, " in str(few)
+    sizes = [f"model.{name}=2" for name in ("layers", "heads", "latents", "cond_blocks")]
+    rates = ["train.lr=1e-4", "train.muon_lr=1e-3", "train.keep=1", "train.guide=0"]
+    many = str(start("many", "tiny", settings=parse_settings(sizes + rates)))
+    assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in many
+
+
 def test_a_damaged_file_of_settings_is_told_with_the_cure(runs):
     start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
     (runs / "mine" / "settings.yaml").write_text("train\n")
