@@ -1,4 +1,7 @@
-"""Codec and recogniser of a run: trained on its recordings, or taken as they lie there."""
+"""Codec and recogniser of a run: trained on its recordings, or taken as they lie there.
+
+Shapes: L samples.
+"""
 
 import dataclasses
 import random
@@ -7,9 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kit.audio.codec import Codec, CodecConfig
 from kit.audio.codec_kinds import load_codec, make_codec, save_codec
+from kit.audio.fitting import Course
 from kit.audio.hearing import SpeechRecognizer, alphabet_of
 from kit.audio.recognizer import (
     Recognizer,
@@ -45,10 +50,10 @@ def fitted_codec(
     """The codec at `path` with these settings, trained on `rows` where there is none; and how.
 
     One that was trained elsewhere is taken as it was released; CodecError and DownloadError say why
-    it cannot be had.
+    it cannot be had. Interrupted, it goes on after the last part that was trained to its end.
     """
-    there = load_codec(path) if path.exists() else None
-    if there and there.config == config:
+    there = same_codec(path, config)
+    if there:
         return there, THERE
     torch.manual_seed(0)
     codec = make_codec(config)
@@ -64,18 +69,62 @@ def fitted_codec(
     train = of_split(rows, "train")
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
     waves = [load_wave(row.audio, codec.heard_rate) for row in chosen]
-    steps = codec.fit(waves, run.hw.device, run.precision.value, course=course)
-    figures = course.follow(steps, Ticker("codec step"))
-    figures["sharpened"] = followed(codec.sharpen(waves, run.hw.device), "sharpening step")
-    figures["vocoder"] = followed(codec.train_vocoder(waves, run.hw.device), "vocoder step")
-    run.record(codec=figures)
+    codec = trained_codec(run, codec, course, waves, path)
+    return codec, codec_in_words(run.report()["codec"])
+
+
+def trained_codec(
+    run: ActiveRun, codec: Codec, course: Course, waves: list[Tensor], path: Path
+) -> Codec:
+    """`codec`, trained on `waves` (L,), recorded and left at `path`.
+
+    What it is after each part of the training lies beside `path` until all have ended.
+    """
+    device = run.hw.device
+
+    def fit(codec: Codec) -> dict:
+        steps = codec.fit(waves, device, run.precision.value, course=course)
+        figures = course.follow(steps, Ticker("codec step"))
+        figures["ending"] = course.ending
+        return figures
+
+    def sharpen(codec: Codec) -> dict:
+        return {"sharpened": followed(codec.sharpen(waves, device), "sharpening step")}
+
+    def train_vocoder(codec: Codec) -> dict:
+        return {"vocoder": followed(codec.train_vocoder(waves, device), "vocoder step")}
+
+    parts = {"fitted": fit, "sharpened": sharpen, "sounding": train_vocoder}
+    left = {name: path.with_name(f"codec-{name}.safetensors") for name in parts}
+    for name, train in parts.items():
+        there = same_codec(left[name], codec.config)
+        if there:
+            codec = there
+        else:
+            run.record(codec=train(codec))
+            save_codec(codec, left[name])
     save_codec(codec, path)
-    how = f"held-out loss {course.figure:.3f} {course.ending}"
+    for part in left.values():
+        part.unlink()
+    return codec
+
+
+def same_codec(path: Path, config: CodecConfig) -> Codec | None:
+    """The codec at `path`, where it has these settings; None where there is none, or another."""
+    codec = load_codec(path) if path.exists() else None
+    return codec if codec and codec.config == config else None
+
+
+def codec_in_words(figures: dict) -> str:
+    """How it was trained, of what `fitted_codec` recorded."""
+    told = figures["ending"]
+    if figures["held_out"] is not None:  # there were held-out recordings
+        told = f"held-out loss {figures['held_out']:.3f} {told}"
     if figures["sharpened"]["steps"]:
-        how += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
+        told += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
     if figures["vocoder"]["steps"]:
-        how += f"; its vocoder trained for {figures['vocoder']['steps']:,} steps"
-    return codec, how
+        told += f"; its vocoder trained in {figures['vocoder']['steps']:,} steps"
+    return told
 
 
 def followed(training: Iterable[tuple[int, int]], what: str) -> dict:

@@ -5,6 +5,7 @@ import json
 from shutil import make_archive
 
 import pytest
+import torch
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.clip import DatasetError
@@ -15,7 +16,7 @@ from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_networks import THERE, fitted_recognizer
+from kit.recipes.prepare_networks import THERE, fitted_codec, fitted_recognizer
 from kit.recipes.prepare_source import RunSource
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
@@ -128,6 +129,35 @@ def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepare
     for section in ("codec", "recognizer", "text"):
         assert after[section] == before[section]
     assert after["data"]["codes"] == before["data"]["codes"]
+
+
+def test_a_codec_that_was_interrupted_goes_on_after_what_was_trained(
+    prepared, monkeypatch, tmp_path
+):
+    run = start("interrupted")
+    settings = {"width": 16, "blocks": 1, "steps": 2, "minutes": 0, "sharpen_steps": 2}
+    settings |= {"vocoder_steps": 2, "vocoder_width": 8, "vocoder_blocks": 1}
+    config = codec_config(settings)
+    rows = prepared[0].checked.kept
+    path = tmp_path / "codec.safetensors"
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kit.audio.mel_codec.MelCodec.train_vocoder", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            fitted_codec(run, config, rows, path)
+    assert not path.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("kit.audio.mel_codec.MelCodec.fit", stopped)
+        patched.setattr("kit.audio.mel_codec.MelCodec.sharpen", stopped)
+        resumed, how = fitted_codec(run, config, rows, path)
+    assert how.endswith("sharpened in 2 steps; its vocoder trained in 2 steps")
+    assert [part.name for part in tmp_path.iterdir()] == ["codec.safetensors"]
+    whole, _ = fitted_codec(start("uninterrupted"), config, rows, tmp_path / "whole.safetensors")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
 def test_a_step_taken_too_early_names_the_one_before():
