@@ -118,6 +118,10 @@ class Codec(Protocol):
         heard = resampled(wave, self.sample_rate, self.heard_rate)
         return self.decode(self.encode(heard[None]))[0]
 
+    def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
+        """The `round_trip` of a clip (L,), and what other means would make of it, by name."""
+        return {"codec round trip": self.round_trip(wave)}
+
     def course(self, held: list[Tensor]) -> Course | None:
         """How long `fit` trains, judged by clips (L,) it never learns from; None: not at all."""
         return None

@@ -230,8 +230,20 @@ class MelCodec(nn.Module, Codec):
         log_magnitude = self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
         if self.vocoder:
             return self.vocoder(log_magnitude)
-        magnitude = with_quieter_pauses(log_magnitude).exp()
-        return self.griffin_lim(magnitude, first * self.config.frames_per_code)
+        return self.by_griffin_lim(log_magnitude, first * self.config.frames_per_code)
+
+    def by_griffin_lim(self, log_magnitude: Tensor, first: int = 0) -> Tensor:
+        """Log-magnitude (B, F, T) -> waveform (B, L); `first` is the number of its first frame."""
+        return self.griffin_lim(with_quieter_pauses(log_magnitude).exp(), first)
+
+    @torch.inference_mode()
+    def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
+        sounds = {"codec round trip": self.round_trip(wave)}
+        if self.vocoder:
+            values = self.fsq.dequantize(self.encode(wave[None])).float()
+            again = self.by_griffin_lim(self.decode_values(values)[1])
+            sounds["the same codes by Griffin-Lim"] = again[0]
+        return sounds
 
     def _cropped(self, wave: Tensor) -> tuple[Tensor, Tensor]:
         """Log-mel (B, M, T) and log-magnitude (B, F, T) of (B, L), T the frames of a crop."""

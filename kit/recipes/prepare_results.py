@@ -140,9 +140,11 @@ def of_growth(found: Result, before: dict, after: dict, told: str) -> Result:
 def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:
     """A recording before and after the codec, to look at and to listen to."""
     wave = load_wave(row.audio, codec.sample_rate)
-    again = codec.round_trip(wave)
-    waves = {"recording": wave, "codec round trip": again}
-    captions = {f"recording: {row.text}": wave, "codec round trip": again}
+    again = codec.round_trips(wave)
+    waves = {"recording": wave}
+    waves.update(again)
+    captions = {f"recording: {row.text}": wave}
+    captions.update(again)
     return Result(
         line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {how}",
         pictures=[mel_picture(waves, codec.sample_rate, front_end)],

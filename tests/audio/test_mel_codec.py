@@ -226,6 +226,10 @@ def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
     assert torch.equal(found[0].encode(wave), codes)
     assert torch.equal(found[0].decode(codes), found[1].decode(codes))
     assert codec.decode(codes).shape == found[0].decode(codes).shape
+    trips = found[0].round_trips(wave[0])
+    assert torch.equal(trips["codec round trip"], found[0].decode(codes)[0])
+    assert torch.equal(trips["the same codes by Griffin-Lim"], codec.decode(codes)[0])
+    assert list(codec.round_trips(wave[0])) == ["codec round trip"]
     save_codec(found[0], tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
     assert torch.equal(again.decode(codes), found[0].decode(codes))

@@ -15,6 +15,7 @@ from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.neucodec_release import NeuCodecConfig
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import MelConfig
+from kit.audio.vocoder import VocoderConfig
 from kit.audio.xtts_codec import XTTSCodecConfig
 from kit.audio.xtts_mel import XTTSMelConfig
 from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge, require
@@ -221,6 +222,7 @@ def test_write_atomic_leaves_old_or_new_and_no_litter(tmp_path, monkeypatch):
 EVERY_CONFIG = (
     *SECTIONS.values(),
     CourseConfig,
+    VocoderConfig,
     CutConfig,
     DecoderConfig,
     Habits,

@@ -92,11 +92,12 @@ class JudgedRun:
                 depends_on=dataclasses.asdict(codec.config),
                 waves=lambda: [true_magnitudes(codec, wave) for wave in recordings],
             )
-        yield Variant(
-            name="codec's round trip",
-            depends_on=self.digest_of("codec.safetensors"),
-            waves=lambda: [codec.round_trip(wave) for wave in recordings],
-        )
+        for name in codec.round_trips(recordings[0]):
+            yield Variant(
+                name=name,
+                depends_on=self.digest_of("codec.safetensors"),
+                waves=functools.partial(self.after_round_trip, name, recordings),
+            )
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             yield Variant(
                 name=f"{weights}, {reading}",
@@ -110,6 +111,10 @@ class JudgedRun:
     def digest_of(self, *files: str) -> list[str]:
         found = [self.run.folder / name for name in files]
         return [file_digest(path) for path in found if path.is_file()]
+
+    def after_round_trip(self, name: str, recordings: list[Tensor]) -> list[Tensor]:
+        """What the codec leaves of recordings (L,), by the means called `name`."""
+        return [self.codec.round_trips(wave)[name] for wave in recordings]
 
     def spoken(self, weights: str, config: GenerateConfig) -> list[Tensor]:
         """The held-out sentences (L,) as the voice with `weights` reads them."""
