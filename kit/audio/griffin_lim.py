@@ -25,6 +25,22 @@ def overlap_add(frames: Tensor, hop: int) -> Tensor:
     return total.flatten(1)
 
 
+def windowed_sum(spectrum: Tensor, window: Tensor, hop: int) -> Tensor:
+    """Spectrum (B, T, F) -> its windowed frames, added up (B, (T - 1) * hop + n_fft)."""
+    return overlap_add(torch.fft.irfft(spectrum, len(window)).mul_(window), hop)
+
+
+def window_weight(window: Tensor, frames: int, hop: int) -> Tensor:
+    """What each sample of a `windowed_sum` of so many frames is to be divided by (1, ...)."""
+    square = window.square().expand(1, frames, -1)
+    return overlap_add(square, hop).clamp(min=1e-8)  # a window begins with 0
+
+
+def uncentred(wave: Tensor, window: Tensor, frames: int, hop: int) -> Tensor:
+    """The samples (B, frames * hop) of a `windowed_sum` whose frames are centred."""
+    return wave[:, len(window) // 2 :][:, : frames * hop]
+
+
 class GriffinLim(nn.Module):
     """Magnitude (B, F, T) -> waveform (B, T * hop); `n_fft` must be a multiple of `hop`."""
 
@@ -54,22 +70,17 @@ class GriffinLim(nn.Module):
         Their phase starts from noise that follows from a frame's number alone.
         """
         magnitude, frames = magnitude.mT, magnitude.shape[-1]
-        square = self.window.square().expand(1, frames, -1)
-        weight = overlap_add(square, self.hop).clamp(min=1e-8)  # a window begins with 0
+        weight = window_weight(self.window, frames, self.hop)
         number = torch.arange(first, first + frames, device=self.window.device)
         spectrum = magnitude * self.start[number % NOISE_FRAMES]
         before = torch.zeros_like(spectrum)
         magnitude = magnitude.to(spectrum.dtype)
-        for _ in range(self.iters):
-            wave = self._sum(spectrum).div_(weight)  # in place: a fifth less time
+        for _ in range(self.iters):  # in place: a fifth less time
+            wave = windowed_sum(spectrum, self.window, self.hop).div_(weight)
             rebuilt = torch.fft.rfft(wave.unfold(-1, self.n_fft, self.hop) * self.window)
             # rebuilt + MOMENTUM * (rebuilt - before), but for a factor that turns no phase.
             angles = torch.sub(rebuilt, before, alpha=MOMENTUM / (1 + MOMENTUM))
             spectrum = angles.sgn_().mul_(magnitude)
             before = rebuilt
-        wave = self._sum(spectrum).div_(weight)
-        return wave[:, self.n_fft // 2 :][:, : frames * self.hop]  # frames are centred
-
-    def _sum(self, spectrum: Tensor) -> Tensor:
-        """Spectrum (B, T, F) -> its windowed frames, added up (B, L + n_fft - hop)."""
-        return overlap_add(torch.fft.irfft(spectrum, self.n_fft).mul_(self.window), self.hop)
+        wave = windowed_sum(spectrum, self.window, self.hop).div_(weight)
+        return uncentred(wave, self.window, frames, self.hop)

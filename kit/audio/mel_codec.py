@@ -227,10 +227,14 @@ class MelCodec(nn.Module, Codec):
         if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise CodecError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
         states = None if states is None else states.to(codes.device)
-        log_magnitude = self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
+        log_magnitude = self.log_magnitude_of(codes, states)
         if self.vocoder:
             return self.vocoder(log_magnitude)
         return self.by_griffin_lim(log_magnitude, first * self.config.frames_per_code)
+
+    def log_magnitude_of(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
+        """Codes (B, N), with `states` (B, N, D) where there are -> log-magnitude (B, F, T)."""
+        return self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
 
     def by_griffin_lim(self, log_magnitude: Tensor, first: int = 0) -> Tensor:
         """Log-magnitude (B, F, T) -> waveform (B, L); `first` is the number of its first frame."""
@@ -238,10 +242,10 @@ class MelCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
-        sounds = {"codec round trip": self.round_trip(wave)}
+        codes = self.encode(wave[None])
+        sounds = {"codec round trip": self.decode(codes)[0]}
         if self.vocoder:
-            values = self.fsq.dequantize(self.encode(wave[None])).float()
-            again = self.by_griffin_lim(self.decode_values(values)[1])
+            again = self.by_griffin_lim(self.log_magnitude_of(codes))
             sounds["the same codes by Griffin-Lim"] = again[0]
         return sounds
 
@@ -324,8 +328,7 @@ class MelCodec(nn.Module, Codec):
         @torch.no_grad()
         def pairs() -> tuple[Tensor, Tensor]:
             wave = _crops(waves, c, c.batch, generator).to(device)
-            values = self.fsq.dequantize(self.quantized(self._cropped(wave)[0])[1]).float()
-            return self.decode_values(values)[1], wave
+            return self.log_magnitude_of(self.encode(wave)), wave
 
         self.to(device).eval()
         for step, _ in train_vocoder(self.vocoder, self.mel, pairs, device, seed):

@@ -2,7 +2,7 @@
 
 Griffin-Lim goes back and forth until a phase fits the magnitudes. This says in one go which phase
 each bin has and what its magnitude lacks, and one inverse transform makes samples of that: no
-upsampling layers, a tenth of the context. It learns from spectrograms of what it made, through
+upsampling layers, a third of the context. It learns from spectrograms of what it made, through
 windows short enough for the pulses of a voice and long enough for its harmonics, first by their
 error, then against critics (sharpening.py). Knows frames and samples; nothing of codes or mels.
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.audio.convnext import Block
-from kit.audio.griffin_lim import overlap_add
+from kit.audio.griffin_lim import uncentred, window_weight, windowed_sum
 from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, squared_magnitude
 from kit.base.config import require_within
@@ -82,10 +82,10 @@ class Vocoder(nn.Module):
         log_magnitude = log_magnitude.mT + self.to_more(h).float()
         magnitude = log_magnitude.clamp(max=LOUDEST).exp()
         spectrum = torch.polar(magnitude, self.to_phase(h).float())  # (B, T, F)
-        frames = torch.fft.irfft(spectrum, self.n_fft) * self.window
-        weight = overlap_add(self.window.square().expand(1, frames.shape[1], -1), self.hop)
-        wave = overlap_add(frames, self.hop) / weight.clamp(min=1e-8)  # a window begins with 0
-        return wave[:, self.n_fft // 2 :][:, : frames.shape[1] * self.hop]
+        frames = spectrum.shape[1]
+        weight = window_weight(self.window, frames, self.hop)
+        wave = windowed_sum(spectrum, self.window, self.hop) / weight
+        return uncentred(wave, self.window, frames, self.hop)
 
 
 def train_vocoder(

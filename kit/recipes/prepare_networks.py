@@ -94,18 +94,17 @@ def trained_codec(
     def train_vocoder(codec: Codec) -> dict:
         return {"vocoder": followed(codec.train_vocoder(waves, device), "vocoder step")}
 
-    parts = {"fitted": fit, "sharpened": sharpen, "sounding": train_vocoder}
-    left = {name: path.with_name(f"codec-{name}.safetensors") for name in parts}
-    for name, train in parts.items():
-        there = same_codec(left[name], codec.config)
+    fitted = path.with_name("codec-fitted.safetensors")
+    sharpened = path.with_name("codec-sharpened.safetensors")
+    for train, left in ((fit, fitted), (sharpen, sharpened), (train_vocoder, path)):
+        there = same_codec(left, codec.config)
         if there:
             codec = there
         else:
             run.record(codec=train(codec))
-            save_codec(codec, left[name])
-    save_codec(codec, path)
-    for part in left.values():
-        part.unlink()
+            save_codec(codec, left)
+    fitted.unlink()
+    sharpened.unlink()
     return codec
 
 

@@ -84,7 +84,7 @@ class JudgedRun:
     def variants(self) -> Iterator[Variant]:
         """All that it is heard as."""
         codec = self.codec
-        recordings = [load_wave(row.audio, self.rate_hz) for row in self.held_out]
+        recordings = self.recordings
         yield Variant(name="recordings", depends_on="", waves=lambda: recordings)
         if isinstance(codec, MelCodec):
             yield Variant(
@@ -96,7 +96,7 @@ class JudgedRun:
             yield Variant(
                 name=name,
                 depends_on=self.digest_of("codec.safetensors"),
-                waves=functools.partial(self.after_round_trip, name, recordings),
+                waves=functools.partial(self.after_round_trip, name),
             )
         for weights, (reading, config) in itertools.product(self.voices, self.readings.items()):
             yield Variant(
@@ -112,9 +112,17 @@ class JudgedRun:
         found = [self.run.folder / name for name in files]
         return [file_digest(path) for path in found if path.is_file()]
 
-    def after_round_trip(self, name: str, recordings: list[Tensor]) -> list[Tensor]:
-        """What the codec leaves of recordings (L,), by the means called `name`."""
-        return [self.codec.round_trips(wave)[name] for wave in recordings]
+    @functools.cached_property
+    def recordings(self) -> list[Tensor]:
+        return [load_wave(row.audio, self.rate_hz) for row in self.held_out]
+
+    @functools.cached_property
+    def round_trips(self) -> list[dict[str, Tensor]]:
+        return [self.codec.round_trips(wave) for wave in self.recordings]
+
+    def after_round_trip(self, name: str) -> list[Tensor]:
+        """What the codec leaves of the recordings (L,), by the means called `name`."""
+        return [sounds[name] for sounds in self.round_trips]
 
     def spoken(self, weights: str, config: GenerateConfig) -> list[Tensor]:
         """The held-out sentences (L,) as the voice with `weights` reads them."""
