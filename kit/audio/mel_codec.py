@@ -1,11 +1,11 @@
 """Audio <-> discrete codes: the small mel codec behind the embedded default.
 
 A log-mel spectrogram goes through a convolutional encoder to a few numbers per code, each rounded
-to a handful of levels (finite scalar quantisation, Mentzer et al. 2023: no codebook to collapse).
-The decoder predicts log magnitudes, sharpened against critics where there is time for it;
-Griffin-Lim finds a phase, or a neural vocoder that was trained to. Codes leave much open; where a
-model is at hand, whose states know text and speaker and all codes before, the decoder takes those,
-too. Keeps the contract of codec.py. Knows nothing of text or the GPT.
+to a handful of levels (fsq.py). The decoder predicts log magnitudes, sharpened against critics
+where there is time for it; Griffin-Lim finds a phase, or a neural vocoder that was trained to.
+Codes leave much open; where a model is at hand, whose states know text and speaker and all codes
+before, the decoder takes those, too. Keeps the contract of codec.py. Knows nothing of text or the
+GPT.
 
 Shapes: B batch, L samples, T mel frames, N codes, M mels, F frequency bins, C channels, D width of
 a model's states.
@@ -14,6 +14,7 @@ a model's states.
 import dataclasses
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from kit.audio.codec import Codec, CodecError, StatedClip
 from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
+from kit.audio.fsq import FSQ
 from kit.audio.griffin_lim import GriffinLim
 from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, MelConfig
@@ -84,36 +86,6 @@ class MelCodecConfig(MelConfig, CourseConfig, VocoderConfig):
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
-
-
-class FSQ(nn.Module):
-    """Finite scalar quantisation: (B, N, len(levels)) real numbers <-> integer codes (B, N)."""
-
-    def __init__(self, levels: tuple):
-        super().__init__()
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        basis = torch.cumprod(torch.tensor((1, *levels[:-1])), 0)
-        self.register_buffer("basis", basis, persistent=False)
-
-    def quantize(self, z: Tensor, noise_share: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Values in [-1, 1] with a straight-through gradient, and the codes they stand for.
-
-        `noise_share` of the rows, drawn by chance, get noise as wide as a level in place of
-        rounding: its gradient is true, where the straight-through one is a guess (Balle et al.
-        2017; half of each: Parker et al. 2024).
-        """
-        top = (self.levels - 1) / 2
-        bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1
-        rounded = bounded.round()
-        value = bounded + (rounded - bounded).detach()
-        if noise_share:
-            noisy = torch.rand(len(z), 1, 1, device=z.device) < noise_share
-            value = torch.where(noisy, bounded + torch.rand_like(bounded) - 0.5, value)
-        return value / top - 1, (rounded.long() * self.basis).sum(-1)
-
-    def dequantize(self, codes: Tensor) -> Tensor:
-        digits = codes[..., None] // self.basis % self.levels
-        return digits / ((self.levels - 1) / 2) - 1
 
 
 class MelCodec(nn.Module, Codec):
@@ -311,11 +283,9 @@ class MelCodec(nn.Module, Codec):
                 codes = self.quantized(mel)[1]
             return self._views(mel, magnitude, codes)
 
-        self.to(device).eval()
-        for step, _ in sharpen(self._makers(), views, c.sharpen_steps, device, seed):
-            yield step, c.sharpen_steps
-        self.zero_grad(set_to_none=True)
-        self.cpu()
+        with self._training_on(device):
+            for step, _ in sharpen(self._makers(), views, c.sharpen_steps, device, seed):
+                yield step, c.sharpen_steps
 
     def train_vocoder(
         self, waves: list[Tensor], device: str, seed: int = 0
@@ -330,11 +300,9 @@ class MelCodec(nn.Module, Codec):
             wave = _crops(waves, c, c.batch, generator).to(device)
             return self.log_magnitude_of(self.encode(wave)), wave
 
-        self.to(device).eval()
-        for step, _ in train_vocoder(self.vocoder, self.mel, pairs, device, seed):
-            yield step, c.vocoder_steps
-        self.zero_grad(set_to_none=True)
-        self.cpu()
+        with self._training_on(device):
+            for step, _ in train_vocoder(self.vocoder, self.mel, pairs, device, seed):
+                yield step, c.vocoder_steps
 
     def with_states(self, width: int) -> "MelCodec":
         codec = MelCodec(dataclasses.replace(self.config, state_width=width))
@@ -352,17 +320,23 @@ class MelCodec(nn.Module, Codec):
         self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
     ) -> Iterator[tuple[int, float]]:
         generator = torch.Generator().manual_seed(seed)
-        self.to(device).eval()
         train = sharpen if self.config.sharpen_steps else train_maker
-        yield from train(
-            self._makers(),
-            lambda: self._stated_views(clips, self.config.batch, generator),
-            steps,
-            device,
-            seed,
-        )
-        self.zero_grad(set_to_none=True)
-        self.cpu()
+
+        def views() -> Views:
+            return self._stated_views(clips, self.config.batch, generator)
+
+        with self._training_on(device):
+            yield from train(self._makers(), views, steps, device, seed)
+
+    @contextmanager
+    def _training_on(self, device: str) -> Iterator[None]:
+        """On `device` while a part of it learns, and back on the CPU, without gradients."""
+        self.to(device).eval()
+        try:
+            yield
+        finally:
+            self.zero_grad(set_to_none=True)
+            self.cpu()
 
     @torch.no_grad()
     def sound_error(self, clips: list[StatedClip]) -> float:

@@ -75,10 +75,8 @@ class Vocoder(nn.Module):
         return frames + math.ceil(self.n_fft / self.hop / 2)
 
     def forward(self, log_magnitude: Tensor) -> Tensor:
-        h = self.blocks(
-            self.from_magnitude((log_magnitude + 3) / 3)
-        )  # about zero mean, unit spread
-        h = self.norm(h.mT)
+        h = self.from_magnitude((log_magnitude + 3) / 3)  # about zero mean, unit spread
+        h = self.norm(self.blocks(h).mT)
         log_magnitude = log_magnitude.mT + self.to_more(h).float()
         magnitude = log_magnitude.clamp(max=LOUDEST).exp()
         spectrum = torch.polar(magnitude, self.to_phase(h).float())  # (B, T, F)

@@ -14,7 +14,8 @@ from torch import Tensor
 from kit.audio.clip import resampling
 from kit.audio.codec import CodecError, StatedClip, mels_and_codes
 from kit.audio.codec_kinds import load_codec, save_codec
-from kit.audio.mel_codec import FSQ, MelCodec, MelCodecConfig
+from kit.audio.fsq import FSQ
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig, filters
 from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError
