@@ -164,10 +164,10 @@ class Codec(Protocol):
 
     def learn_states(
         self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
-    ) -> Iterator[tuple[int, float]]:
-        """Train what makes the sound on `clips`, yielding (step, error); the codes stay.
+    ) -> Iterator[tuple[int, int]]:
+        """Train what makes the sound on `clips`, yielding (step, of how many); the codes stay.
 
-        Leaves it on the CPU in eval mode.
+        `steps` for each part that is trained in its turn. Leaves it on the CPU in eval mode.
         """
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ from kit.audio.fsq import FSQ
 from kit.audio.griffin_lim import GriffinLim
 from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.vocoder import Vocoder, VocoderConfig, train_vocoder
+from kit.audio.vocoder import Pair, Vocoder, VocoderConfig, train_vocoder, tune_vocoder
 from kit.base.config import require, require_within
 
 MOST_CODES = 2**20  # in a vocabulary: 32 times any codec of today
@@ -86,6 +86,22 @@ class MelCodecConfig(MelConfig, CourseConfig, VocoderConfig):
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretches:
+    """Parts of clips, of one length."""
+
+    wave: Tensor  # (B, L), with margins
+    margin: int  # samples at either end that only the spectrogram of the part needs
+    codes: Tensor  # (B, N)
+    states: Tensor  # (B, N, D), each the one that foretold its code
+    untold: Tensor  # (B, 1, 1): rows that are learnt without states
+
+    @property
+    def inner_wave(self) -> Tensor:
+        """The sound from the middle of the first frame to that of the last."""
+        return self.wave[:, self.margin : -self.margin]
 
 
 class MelCodec(nn.Module, Codec):
@@ -296,7 +312,7 @@ class MelCodec(nn.Module, Codec):
         generator = torch.Generator().manual_seed(seed)
 
         @torch.no_grad()
-        def pairs() -> tuple[Tensor, Tensor]:
+        def pairs() -> Pair:
             wave = _crops(waves, c, c.batch, generator).to(device)
             return self.log_magnitude_of(self.encode(wave)), wave
 
@@ -318,15 +334,27 @@ class MelCodec(nn.Module, Codec):
 
     def learn_states(
         self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
-    ) -> Iterator[tuple[int, float]]:
+    ) -> Iterator[tuple[int, int]]:
+        batch = self.config.batch
         generator = torch.Generator().manual_seed(seed)
         train = sharpen if self.config.sharpen_steps else train_maker
+        in_all = 2 * steps if self.vocoder else steps
 
         def views() -> Views:
-            return self._stated_views(clips, self.config.batch, generator)
+            return self._stated_views(self._stretches(clips, batch, generator))
+
+        @torch.no_grad()
+        def pairs() -> Pair:
+            drawn = self._stretches(clips, batch, generator)
+            values = self.fsq.dequantize(drawn.codes).float()
+            return self.decode_values(values, drawn.states, drawn.untold)[1], drawn.inner_wave
 
         with self._training_on(device):
-            yield from train(self._makers(), views, steps, device, seed)
+            for step, _ in train(self._makers(), views, steps, device, seed):
+                yield step, in_all
+            if self.vocoder:  # what it is given to sound has changed
+                for step, _ in tune_vocoder(self.vocoder, self.mel, pairs, steps, device, seed):
+                    yield steps + step, in_all
 
     @contextmanager
     def _training_on(self, device: str) -> Iterator[None]:
@@ -341,22 +369,27 @@ class MelCodec(nn.Module, Codec):
     @torch.no_grad()
     def sound_error(self, clips: list[StatedClip]) -> float:
         generator = torch.Generator().manual_seed(0)
-        return self._stated_views(clips, HELD_CROPS, generator, untold_share=0.0)[2].item()
+        drawn = self._stretches(clips, HELD_CROPS, generator, untold_share=0.0)
+        return self._stated_views(drawn)[2].item()
 
-    def _stated_views(
+    def _stretches(
         self,
         clips: list[StatedClip],
         count: int,
         generator: torch.Generator,
         untold_share: float = UNTOLD_SHARE,
-    ) -> Views:
+    ) -> "Stretches":
         drawn = [self._stretch(clips, generator) for _ in range(count)]
         device = self.fsq.levels.device
         wave, codes, states = (torch.stack(part).to(device) for part in zip(*drawn, strict=True))
-        with torch.no_grad():
-            mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(wave))
         untold = torch.rand(count, 1, 1, generator=generator) < untold_share
-        return self._views(mel, magnitude, codes, states, untold.to(device))
+        margin = self._margin * self.config.hop_length
+        return Stretches(wave, margin, codes, states, untold.to(device))
+
+    def _stated_views(self, drawn: "Stretches") -> Views:
+        with torch.no_grad():
+            mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(drawn.wave))
+        return self._views(mel, magnitude, drawn.codes, drawn.states, drawn.untold)
 
     def _makers(self) -> list[nn.Parameter]:
         """What makes the sound of codes, and of states where it takes them."""

@@ -33,6 +33,10 @@ FLOOR = 1e-4  # of squared magnitudes: below it two silences are alike
 # critics have anything to say.
 ERROR_SHARE = 1 / 3
 
+# Log-magnitudes (B, F, T) as a vocoder will be asked to sound, and the recordings (B, L) they stand
+# for, of T frames or a little less.
+Pair = tuple[Tensor, Tensor]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VocoderConfig:
@@ -89,26 +93,41 @@ class Vocoder(nn.Module):
 def train_vocoder(
     vocoder: Vocoder,
     ear: Mel,
-    pairs: Callable[[], tuple[Tensor, Tensor]],
+    pairs: Callable[[], Pair],
     device: str,
     seed: int,
 ) -> Iterator[tuple[int, float]]:
     """Train it for `config.vocoder_steps`, yielding (step, error); `ear` hears where it errs most.
 
-    `pairs()` gives log-magnitudes (B, F, T) as it will be asked to sound, and the recordings (B, L)
-    they stand for, of T frames or a little less. Raises CourseError where the error is not finite.
+    Raises CourseError where the error is not finite.
     """
-    parameters = list(vocoder.parameters())
     alone = math.ceil(ERROR_SHARE * vocoder.config.vocoder_steps)
+    views = views_through(vocoder, ear, pairs)
+    yield from train_maker(list(vocoder.parameters()), views, alone, device, seed)
     against = vocoder.config.vocoder_steps - alone
+    for step, error in tune_vocoder(vocoder, ear, pairs, against, device, seed):
+        yield alone + step, error
 
+
+def tune_vocoder(
+    vocoder: Vocoder,
+    ear: Mel,
+    pairs: Callable[[], Pair],
+    steps: int,
+    device: str,
+    seed: int,
+) -> Iterator[tuple[int, float]]:
+    """As `train_vocoder`, one that has found a phase: against critics from its first step."""
+    views = views_through(vocoder, ear, pairs)
+    yield from sharpen(list(vocoder.parameters()), views, steps, device, seed, in_turns=True)
+
+
+def views_through(vocoder: Vocoder, ear: Mel, pairs: Callable[[], Pair]) -> Callable[[], Views]:
     def views() -> Views:
         log_magnitude, wave = pairs()
         return views_of(wave, vocoder(log_magnitude)[:, : wave.shape[1]], ear)
 
-    yield from train_maker(parameters, views, alone, device, seed)
-    for step, error in sharpen(parameters, views, against, device, seed, in_turns=True):
-        yield alone + step, error
+    return views
 
 
 def views_of(real: Tensor, made: Tensor, ear: Mel) -> Views:

@@ -62,8 +62,8 @@ def learn_sound(data: TrainingData) -> Result:
         )
     before = codec.sound_error(held_out) if held_out else None
     ticker = Ticker("sound step")
-    for step, _ in codec.learn_states(clips, config.steps, run.hw.device):
-        ticker(step, config.steps)
+    for step, steps in codec.learn_states(clips, config.steps, run.hw.device):
+        ticker(step, steps)
     save_sound(codec, run.folder, weights)
     figures = {"steps": config.steps, "clips": len(clips)}
     line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"

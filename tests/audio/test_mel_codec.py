@@ -17,6 +17,7 @@ from kit.audio.codec_kinds import load_codec, save_codec
 from kit.audio.fsq import FSQ
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig, filters
+from kit.audio.vocoder import Vocoder, views_of
 from kit.audio.waveform import load_wave
 from kit.base.config import ConfigError
 from kit.base.weights_file import NotFiniteError, file_bytes
@@ -271,8 +272,8 @@ def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen
     assert torch.equal(stated.decode(codes, states=states), before)
 
     error = stated.sound_error(clips)
-    steps = [step for step, _ in stated.learn_states(clips, 30, "cpu")]
-    assert steps == list(range(1, 31)) and not stated.training
+    steps = list(stated.learn_states(clips, 30, "cpu"))
+    assert steps == [(step, 30) for step in range(1, 31)] and not stated.training
     assert stated.sound_error(clips) < error or sharpen_steps
     after = stated.decode(codes, states=states)
     assert not torch.equal(after, before) and torch.equal(codec.decode(codes), before)
@@ -292,8 +293,44 @@ def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):
     wave = waves()[0][:2000]
     codes = codec.encode(wave[None])[0]
     clip = StatedClip(wave=wave, codes=codes, states=torch.zeros(len(codes), 2).half())
-    losses = [error for _, error in stated.learn_states([clip], 3, "cpu")]
-    assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
+    assert len(list(stated.learn_states([clip], 3, "cpu"))) == 3
+    assert 0 < stated.sound_error([clip]) < 10
+
+
+def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
+    shape = dataclasses.replace(
+        codec.config, vocoder_steps=40, vocoder_width=24, vocoder_blocks=1, lr=2e-3
+    )
+    codec = MelCodec(shape)
+    list(codec.train_vocoder(waves(), "cpu"))
+    clips = stated_clips(codec)
+    stated = codec.with_states(6)
+    before = copy.deepcopy(stated)
+    steps = list(stated.learn_states(clips, 40, "cpu"))
+    assert steps == [(step, 80) for step in range(1, 81)]
+
+    def error(vocoder: Vocoder) -> float:
+        """Of the clips as `stated` decodes their states, through `vocoder`."""
+        found = []
+        for clip in clips:
+            magnitude = stated.log_magnitude_of(clip.codes[None], clip.states[None].float())
+            made = vocoder(magnitude)[:, : len(clip.wave)]
+            wave = clip.wave[None, : made.shape[1]]
+            found.append(views_of(wave, made, stated.mel)[2].item())
+        return sum(found)
+
+    with torch.no_grad():
+        assert error(stated.vocoder) < error(before.vocoder)
+    wave = waves()[0][None]
+    assert torch.equal(stated.encode(wave), codec.encode(wave))
+
+
+def test_an_interrupted_training_leaves_a_codec_that_can_be_used(codec):
+    stated = codec.with_states(6)
+    steps = stated.learn_states(stated_clips(codec), 30, "cpu")
+    next(steps)
+    steps.close()
+    assert all(p.grad is None for p in stated.parameters())
 
 
 def test_a_codec_that_knows_states_is_kept_as_it_is(codec, tmp_path):
