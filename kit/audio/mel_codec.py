@@ -27,6 +27,7 @@ from kit.audio.fsq import FSQ
 from kit.audio.griffin_lim import GriffinLim
 from kit.audio.sharpening import Views, sharpen, train_maker
 from kit.audio.spectrogram import Mel, MelConfig
+from kit.audio.stretches import Stretches, StretchShape, crops, stretches
 from kit.audio.vocoder import Pair, Vocoder, VocoderConfig, train_vocoder, tune_vocoder
 from kit.base.config import require, require_within
 
@@ -62,6 +63,11 @@ class MelCodecConfig(MelConfig, CourseConfig, VocoderConfig):
         return self.frames_per_s / self.frames_per_code
 
     @property
+    def crop_samples(self) -> int:
+        """Of a training clip, from the middle of its first frame to that of its last."""
+        return (self.crop_frames - 1) * self.hop_length
+
+    @property
     def mel_config(self) -> MelConfig:
         """The log-mels it begins with."""
         names = [field.name for field in dataclasses.fields(MelConfig)]
@@ -86,22 +92,6 @@ class MelCodecConfig(MelConfig, CourseConfig, VocoderConfig):
         ok = self.crop_frames % self.frames_per_code == 0
         require(ok, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Stretches:
-    """Parts of clips, of one length."""
-
-    wave: Tensor  # (B, L), with margins
-    margin: int  # samples at either end that only the spectrogram of the part needs
-    codes: Tensor  # (B, N)
-    states: Tensor  # (B, N, D), each the one that foretold its code
-    untold: Tensor  # (B, 1, 1): rows that are learnt without states
-
-    @property
-    def inner_wave(self) -> Tensor:
-        """The sound from the middle of the first frame to that of the last."""
-        return self.wave[:, self.margin : -self.margin]
 
 
 class MelCodec(nn.Module, Codec):
@@ -253,12 +243,13 @@ class MelCodec(nn.Module, Codec):
         """Ends when the loss on `held` is low or falls no more; without any, after `steps`."""
         if not held:
             return Course(self.config)
-        crops = _crops(held, self.config, HELD_CROPS, torch.Generator().manual_seed(0))
+        samples = self.config.crop_samples
+        held_crops = crops(held, samples, HELD_CROPS, torch.Generator().manual_seed(0))
 
         @torch.no_grad()
         def look() -> float:
             self.eval()
-            loss = self.loss(crops.to(self.mel_head.weight.device)).item()
+            loss = self.loss(held_crops.to(self.mel_head.weight.device)).item()
             self.train()
             return loss
 
@@ -281,7 +272,7 @@ class MelCodec(nn.Module, Codec):
         yield from train_course(
             course or Course(c),
             self,
-            lambda: self.loss(_crops(waves, c, c.batch, generator).to(device)),
+            lambda: self.loss(crops(waves, c.crop_samples, c.batch, generator).to(device)),
             device,
             precision,
             lr=c.lr,
@@ -295,7 +286,8 @@ class MelCodec(nn.Module, Codec):
 
         def views() -> Views:
             with torch.no_grad():
-                mel, magnitude = self._cropped(_crops(waves, c, c.batch, generator).to(device))
+                wave = crops(waves, c.crop_samples, c.batch, generator).to(device)
+                mel, magnitude = self._cropped(wave)
                 codes = self.quantized(mel)[1]
             return self._views(mel, magnitude, codes)
 
@@ -313,7 +305,7 @@ class MelCodec(nn.Module, Codec):
 
         @torch.no_grad()
         def pairs() -> Pair:
-            wave = _crops(waves, c, c.batch, generator).to(device)
+            wave = crops(waves, c.crop_samples, c.batch, generator).to(device)
             return self.log_magnitude_of(self.encode(wave)), wave
 
         with self._training_on(device):
@@ -378,15 +370,18 @@ class MelCodec(nn.Module, Codec):
         count: int,
         generator: torch.Generator,
         untold_share: float = UNTOLD_SHARE,
-    ) -> "Stretches":
-        drawn = [self._stretch(clips, generator) for _ in range(count)]
-        device = self.fsq.levels.device
-        wave, codes, states = (torch.stack(part).to(device) for part in zip(*drawn, strict=True))
-        untold = torch.rand(count, 1, 1, generator=generator) < untold_share
-        margin = self._margin * self.config.hop_length
-        return Stretches(wave, margin, codes, states, untold.to(device))
+    ) -> Stretches:
+        c = self.config
+        shape = StretchShape(
+            codes=c.crop_frames // c.frames_per_code,
+            code_samples=c.frames_per_code * c.hop_length,
+            samples=c.crop_samples,
+            margin=self._margin * c.hop_length,
+        )
+        drawn = stretches(clips, shape, count, generator, untold_share)
+        return drawn.to(self.fsq.levels.device)
 
-    def _stated_views(self, drawn: "Stretches") -> Views:
+    def _stated_views(self, drawn: Stretches) -> Views:
         with torch.no_grad():
             mel, magnitude = (x[..., self._margin : -self._margin] for x in self.mel(drawn.wave))
         return self._views(mel, magnitude, drawn.codes, drawn.states, drawn.untold)
@@ -401,24 +396,6 @@ class MelCodec(nn.Module, Codec):
     def _margin(self) -> int:
         """Mel frames that the edge of a waveform cut out of another can change."""
         return math.ceil(self.config.n_fft / 2 / self.config.hop_length)
-
-    def _stretch(
-        self, clips: list[StatedClip], generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Some codes of a clip chosen by chance, their states, and their sound with margins."""
-        c = self.config
-        clip = clips[int(torch.randint(len(clips), (), generator=generator))]
-        count = c.crop_frames // c.frames_per_code
-        start = int(torch.randint(max(1, len(clip.codes) - count + 1), (), generator=generator))
-        end = start + count
-        short = max(0, end - len(clip.codes))  # a clip that is shorter ends in its last code
-        codes = torch.cat((clip.codes[start:end], clip.codes[-1:].expand(short)))
-        states = torch.cat((clip.states[start:end], clip.states[-1:].expand(short, -1))).float()
-        hop = c.hop_length
-        first = (start * c.frames_per_code - self._margin) * hop
-        length = (c.crop_frames + 2 * self._margin - 1) * hop
-        wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
-        return wave[max(0, first) :][:length], codes, states
 
     def _views(
         self,
@@ -444,18 +421,3 @@ def with_quieter_pauses(magnitude: Tensor) -> Tensor:
     What is made of codes has no true silence (log-mels end at a floor), so it hisses between words.
     """
     return magnitude - F.relu(QUIETER_BELOW - magnitude)
-
-
-def _crops(
-    waves: list[Tensor], config: MelCodecConfig, count: int, generator: torch.Generator
-) -> Tensor:
-    """`count` stretches of clips chosen by chance (count, L), each of `crop_frames` frames."""
-    length = (config.crop_frames - 1) * config.hop_length
-    return torch.stack([_crop(waves, length, generator) for _ in range(count)])
-
-
-def _crop(waves: list[Tensor], length: int, generator: torch.Generator) -> Tensor:
-    wave = waves[int(torch.randint(len(waves), (), generator=generator))]
-    wave = F.pad(wave, (0, max(0, length - len(wave))))
-    start = int(torch.randint(len(wave) - length + 1, (), generator=generator))
-    return wave[start : start + length]
