@@ -98,7 +98,7 @@ def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
     for section, keys in OF_THE_DEMO.items():
         for key in keys:
             assert preset[section][key] != demo[section].get(key), f"{section}.{key}"
-    for key in ("muon_lr", "muon_steps"):  # nothing reads them beside AdamW
+    for key in ("muon_lr", "muon_steps", "conditioner_lr"):  # nothing reads them beside AdamW
         assert key not in preset["train"]
 
 

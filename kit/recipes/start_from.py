@@ -121,7 +121,8 @@ def settings_to_begin_with(run: ActiveRun, beginning: Beginning) -> dict:
 
 def gentler(train: dict) -> dict:
     """The learning rates with which to train on what a preset's `train` has trained."""
-    rates = {name: GENTLER * train[name] for name in ("lr", "muon_lr") if name in train}
+    names = ("lr", "muon_lr", "conditioner_lr")
+    rates = {name: GENTLER * train[name] for name in names if name in train}
     return {name: float(f"{rate:.3g}") for name, rate in rates.items()}
 
 

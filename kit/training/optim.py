@@ -54,22 +54,28 @@ def make_optimizers(
 
     What is frozen is left out. `precision` (bf16, fp16, fp32) is that of the run's products; those
     of Muon are of it, too. `undecayed` are matrices without weight decay. `eight_bit` keeps AdamW's
-    moments in 8 bits. Each parameter group keeps its peak learning rate as `peak_lr`.
+    moments in 8 bits. What listens to references may have a rate of its own (`conditioner_lr`): its
+    output is normed, so nothing holds back a layer that grows, and one that has grown too large
+    hears no difference any more. Each parameter group keeps its peak learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
+    listening = set(model.conditioner.parameters()) if config.conditioner_lr else set()
     matrices = []
     if config.optimizer == "muon":
         matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
-    trunk = set(matrices)
+    elsewhere = set(matrices) | listening
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     tables.update(undecayed)
-    rest = [p for p in training if p not in trunk]
+    rest = [p for p in training if p not in elsewhere]
     plain = [p for p in rest if p.ndim < 2 or p in tables]
     decayed = [p for p in rest if p.ndim >= 2 and p not in tables]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
+    heard = [p for p in training if p in listening]
+    if heard:
+        groups.append({"params": heard, "weight_decay": 0.0, "lr": config.conditioner_lr})
     settings = {"lr": config.lr, "betas": config.betas}
     if eight_bit:
         made = [adam8bit.adamw(groups, **settings)]

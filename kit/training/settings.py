@@ -28,6 +28,7 @@ class TrainConfig:
     optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
+    conditioner_lr: float = 0.0  # peak learning rate of what listens to references; 0: `lr`
     muon_steps: int = 5  # Newton-Schulz iterations: a third of a small model's step; 3 nearly do
     warmup_steps: int = 50
     schedule: str = "constant"  # after the warm-up: a name in `kit/training/schedules.py`
@@ -68,6 +69,7 @@ class TrainConfig:
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill
+        require_within(self, 0, 10, "conditioner_lr")
         require_within(self, 0, 1, "final_lr", "weight_decay")
         require_within(self, 0, 100, "guide")
         require_within(self, 1, 1e9, "guide_steps")

@@ -70,7 +70,8 @@ def test_training_goes_on_where_the_voice_stood(base, exported, begun):
     assert any("the one of before, with these settings, is used again" in line for line in lines)
     settings = run.section("train")
     assert settings["guide"] == 0, "it has heads that follow the text"
-    assert (settings["lr"], settings["muon_lr"]) == (0.002, 0.00667), "a third of the preset's"
+    rates = [settings[name] for name in ("lr", "muon_lr", "conditioner_lr")]
+    assert rates == [0.002, 0.00667, 0.0002], "a third of the preset's"
     cold = [row["loss"] for row in read_log(base / "train.jsonl")]
     list(Training(run).run())
     assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
