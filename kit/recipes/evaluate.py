@@ -10,6 +10,7 @@ from kit.base.config import build
 from kit.base.files import file_digest
 from kit.inference.evaluate import Scores, cure_of, gate_checks, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
+from kit.inference.whose_voice import Recording, cost_by_speaker
 from kit.inference.word_errors import count_kinds
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, curves
@@ -19,8 +20,10 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_readings import EvaluationReadings
 from kit.recipes.sounds import mel_picture, players_of
 from kit.training.logs import held_out_losses, read_log
+from kit.training.settings import TrainConfig
 
 SAMPLES = 3  # recordings that go to samples/
+TOLD = 48  # recordings that are told whose voice they are
 
 
 class Evaluation:
@@ -62,6 +65,7 @@ class Evaluation:
         yield self.compare_weights()
         yield self.best_of_several()
         yield self.harder_sentences()
+        yield self.whose_voice()
         yield self.losses()
         yield self.word_errors()
         yield self.verdict()
@@ -134,6 +138,29 @@ class Evaluation:
         line = f"CER by kind of sentence: {results.error_rates(scores)}"
         picture = results.split_bars(floors, scores)
         return self.recorded(line, figures, picture, results.scores_table(scores))
+
+    def whose_voice(self) -> Result:
+        """What a code costs, told the speaker's own reference, and told somebody else's."""
+        data = self.data
+        voice = data.voices[self.weights]
+        recordings = [
+            Recording(text=row.text, speaker=row.speaker, wave=data.recording(row))
+            for row in data.held_out[:TOLD]
+        ]
+        costs = cost_by_speaker(voice, recordings)
+        if not costs:
+            return Result(line="Whose voice: there is one, so nobody is taken for another.")
+        deaf = [name for name, found in costs.items() if not found.is_heard]
+        line = f"Whose voice: {results.whose_voice(costs)}"
+        if deaf:
+            train = build(TrainConfig, self.active_run.section("train"))
+            line += (
+                f"\n{', '.join(deaf)}: it does not hear who is to speak, so they may sound alike."
+                " Train longer, or with a lower `train.conditioner_lr` "
+                f"(it was {train.conditioner_lr or train.lr:g})."
+            )
+        figures = {"whose_voice": {name: vars(found) for name, found in costs.items()}}
+        return self.recorded(line, figures, results.whose_voice_bars(costs))
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""

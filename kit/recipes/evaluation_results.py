@@ -1,6 +1,7 @@
 """What each step of an evaluation shows: bars and tables of its figures."""
 
 from kit.inference.evaluate import Check, NoiseFloor, Scores
+from kit.inference.whose_voice import CodeCost
 from kit.inference.word_errors import WordPair, count_kinds, word_records
 from kit.notebook.plots import Figure, bars, grouped_bars
 
@@ -29,6 +30,20 @@ def split_bars(floors: dict[str, NoiseFloor], scores: dict[str, Scores]) -> Figu
         "recordings": [100 * floors[split].cer for split in scores],
     }
     return grouped_bars(list(scores), groups, "%", "Character error rate by kind of sentence")
+
+
+def whose_voice(costs: dict[str, CodeCost]) -> str:
+    """What a code costs by speaker, in words."""
+    told = [f"{name} {each.own:.3f} ({each.other:.3f})" for name, each in costs.items()]
+    return f"nats a code told the own reference (another's): {', '.join(told)}"
+
+
+def whose_voice_bars(costs: dict[str, CodeCost]) -> Figure:
+    groups = {
+        "told the own reference": [found.own for found in costs.values()],
+        "told another's": [found.other for found in costs.values()],
+    }
+    return grouped_bars(list(costs), groups, "nats a code", "Does it hear who is to speak?")
 
 
 def kind_bars(pairs: list[WordPair], on_codec: list[WordPair]) -> Figure:

@@ -24,9 +24,9 @@ SMALL = {
 # What report.json says under `eval`, which later notebooks and the checklist read.
 RECORDED = (
     "raw_loss ema_loss weights candidates gate cer_floor cer_codec cer_raw cer_ema cer eos_rate "
-    "duration_ratio sentences runaway_rate unseen long free_order"
+    "duration_ratio sentences runaway_rate unseen long free_order whose_voice"
 ).split()
-STEPS = 10
+STEPS = 11
 SAYABLE = 3  # of the four sentences, one has a letter that no training text has
 
 
@@ -65,7 +65,7 @@ def run(tmp_path_factory) -> ActiveRun:
 def evaluated(run) -> tuple[Evaluation, dict]:
     """An evaluation that took every step, and its results by step."""
     evaluation = Evaluation(run)
-    names = "hear floor weights best harder losses words verdict judges samples".split()
+    names = "hear floor weights best harder whose losses words verdict judges samples".split()
     return evaluation, dict(zip(names, evaluation.run(), strict=True))
 
 
@@ -99,10 +99,20 @@ def test_every_figure_is_recorded_under_its_name(evaluated, run):
 
 def test_pictures_come_with_every_comparison(evaluated):
     results = evaluated[1]
-    for name in ("floor", "weights", "best", "harder", "losses", "words", "samples"):
+    for name in ("floor", "weights", "best", "harder", "whose", "losses", "words", "samples"):
         assert results[name].pictures, name
     assert "EMA is" in str(results["losses"])
     assert len(results["best"].grid) == 4  # headings, raw, ema, best of several
+
+
+def test_it_says_whether_the_voice_hears_who_is_to_speak(evaluated, run):
+    told = str(evaluated[1]["whose"])
+    costs = run.report()["eval"]["whose_voice"]
+    assert set(costs) <= set(evaluated[0].data.voices["raw"].speakers) and costs
+    assert all(f"{name} {cost['own']:.3f} (" in told for name, cost in costs.items())
+    assert ("may sound alike" in told) == any(
+        cost["other"] - cost["own"] <= 0.001 * cost["own"] for cost in costs.values()
+    )
 
 
 def test_an_untrained_voice_does_not_pass_and_is_told_why(evaluated, run):
