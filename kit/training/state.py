@@ -215,6 +215,7 @@ class TrainState:
             },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
             "optimizer_name": self.config.optimizer,
+            "conditioner": self._conditioner_rate(),
             "finetuning": json.dumps(self.finetuning.identity()),
         }
 
@@ -256,6 +257,14 @@ class TrainState:
                 f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
                 f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
             )
+        rate, now_rate = tree.get("conditioner", SHARED_RATE), self._conditioner_rate()
+        if rate != now_rate:
+            cure = "0" if rate == SHARED_RATE else "its rate"
+            raise TrainError(
+                f"The checkpoint was trained with {rate} for the conditioner, now {now_rate} is "
+                f"asked for. Go on as before with `--set train.conditioner_lr={cure}`, or choose "
+                "another KIT_RUN for a new run."
+            )
         was = json.loads(tree.get("finetuning", ALL_OF_IT))
         now = self.finetuning.identity()
         names = sorted(was.keys() | now.keys())
@@ -268,6 +277,10 @@ class TrainState:
                 f"The checkpoint's run trained something else: {', '.join(pairs)}. Set `finetune` "
                 "and `lora` as they were, or choose another KIT_RUN for a new run."
             )
+
+    def _conditioner_rate(self) -> str:
+        """Whether the optimizer has a group for what listens to references."""
+        return OWN_RATE if self.config.conditioner_lr else SHARED_RATE
 
     def restore(self, tree: dict) -> None:
         """Go on from a checkpoint's tree. Raises TrainError and CheckpointError, as above."""
@@ -336,6 +349,8 @@ PARTS = {
     "shape": str,
     "optimizer_name": str,
 }
+# The rate of what listens to references; earlier checkpoints do not say, and had the second.
+OWN_RATE, SHARED_RATE = "a learning rate of its own", "the rate of the rest"
 ALL_OF_IT = '{"method": "full"}'  # `finetuning` of what was saved before there was a choice
 RUN_PARTS = {"step": int, "steps": int, "position": str}
 

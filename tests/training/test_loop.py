@@ -498,6 +498,18 @@ def test_a_checkpoint_with_a_setting_of_a_later_kit_is_told():
         state().restore(tree)
 
 
+def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_told():
+    tree = state().tree()
+    del tree["conditioner"]  # as it was written then
+    own = dataclasses.replace(TRAIN, conditioner_lr=1e-4)
+    with pytest.raises(TrainError, match=r"rate of the rest.*`--set train.conditioner_lr=0`"):
+        state(own).restore(tree)
+    state().restore(tree)
+    with pytest.raises(TrainError, match=r"rate of its own for the conditioner, now the rate"):
+        state().restore(state(own).tree())
+    state(own).restore(state(own).tree())
+
+
 def test_a_checkpoint_of_another_optimizer_is_told():
     muon = dataclasses.replace(TRAIN, optimizer="muon")
     with pytest.raises(TrainError, match="optimizer"):
