@@ -18,7 +18,7 @@ LEAST_GAIN = 0.001  # of the cost of a code, below which nothing is heard
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recording:
+class SpokenClip:
     text: str
     speaker: str
     wave: Tensor  # (L,) at the codec's `sample_rate`
@@ -36,7 +36,7 @@ class CodeCost:
         return self.other - self.own > LEAST_GAIN * self.own
 
 
-def cost_by_speaker(voice: Voice, recordings: list[Recording]) -> dict[str, CodeCost]:
+def cost_by_speaker(voice: Voice, recordings: list[SpokenClip]) -> dict[str, CodeCost]:
     """What the codes of each speaker's recordings cost; nothing for a voice with one speaker.
 
     Somebody else is the next speaker by name. Recordings that are too long for the model, or of a
@@ -53,7 +53,7 @@ def cost_by_speaker(voice: Voice, recordings: list[Recording]) -> dict[str, Code
     return found
 
 
-def coded(voice: Voice, recordings: list[Recording]) -> list[tuple[list[int], list[int]]]:
+def coded(voice: Voice, recordings: list[SpokenClip]) -> list[tuple[list[int], list[int]]]:
     """Text ids and codes of those recordings that fit into the model."""
     shape = voice.model.config
     rows = []

@@ -10,7 +10,7 @@ from kit.base.config import build
 from kit.base.files import file_digest
 from kit.inference.evaluate import Scores, cure_of, gate_checks, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
-from kit.inference.whose_voice import Recording, cost_by_speaker
+from kit.inference.whose_voice import SpokenClip, cost_by_speaker
 from kit.inference.word_errors import count_kinds
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, curves
@@ -144,7 +144,7 @@ class Evaluation:
         data = self.data
         voice = data.voices[self.weights]
         recordings = [
-            Recording(text=row.text, speaker=row.speaker, wave=data.recording(row))
+            SpokenClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
             for row in data.held_out[:TOLD]
         ]
         costs = cost_by_speaker(voice, recordings)

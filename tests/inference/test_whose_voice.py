@@ -7,7 +7,7 @@ import torch
 from helpers import opinionated_voice
 
 from kit.inference.voice import Voice
-from kit.inference.whose_voice import CodeCost, Recording, cost_by_speaker
+from kit.inference.whose_voice import CodeCost, SpokenClip, cost_by_speaker
 
 
 @pytest.fixture(scope="module")
@@ -15,11 +15,11 @@ def voice(tmp_path_factory) -> Voice:
     return opinionated_voice(tmp_path_factory.mktemp("voice"))
 
 
-def recordings(voice: Voice, count: int = 20) -> list[Recording]:
+def recordings(voice: Voice, count: int = 20) -> list[SpokenClip]:
     chance = torch.Generator().manual_seed(0)
     texts = ["ሰላም", "ሰላም ሰላም"]
     return [
-        Recording(
+        SpokenClip(
             text=texts[i % 2],
             speaker=voice.speakers[i % 2],
             wave=0.1 * torch.randn(4000 + 100 * i, generator=chance),
@@ -62,7 +62,7 @@ def test_one_speaker_is_nobody_elses(voice):
 
 def test_what_is_too_long_for_the_model_is_left_out(voice):
     rows = recordings(voice, 2)
-    long = Recording(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
-    stranger = Recording(text="ሰላም", speaker="nobody", wave=rows[0].wave)
+    long = SpokenClip(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
+    stranger = SpokenClip(text="ሰላም", speaker="nobody", wave=rows[0].wave)
     assert cost_by_speaker(voice, [*rows, long, stranger]) == cost_by_speaker(voice, rows)
     assert cost_by_speaker(voice, [long]) == {}
