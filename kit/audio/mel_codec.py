@@ -210,9 +210,11 @@ class MelCodec(nn.Module, Codec):
             return self.vocoder(log_magnitude)
         return self.by_griffin_lim(log_magnitude, first * self.config.frames_per_code)
 
-    def log_magnitude_of(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
-        """Codes (B, N), with `states` (B, N, D) where there are -> log-magnitude (B, F, T)."""
-        return self.decode_values(self.fsq.dequantize(codes).float(), states)[1]
+    def log_magnitude_of(
+        self, codes: Tensor, states: Tensor | None = None, untold: Tensor | None = None
+    ) -> Tensor:
+        """Codes (B, N) -> log-magnitude (B, F, T); `states` and `untold` as in `decode_values`."""
+        return self.decode_values(self.fsq.dequantize(codes).float(), states, untold)[1]
 
     def by_griffin_lim(self, log_magnitude: Tensor, first: int = 0) -> Tensor:
         """Log-magnitude (B, F, T) -> waveform (B, L); `first` is the number of its first frame."""
@@ -338,8 +340,8 @@ class MelCodec(nn.Module, Codec):
         @torch.no_grad()
         def pairs() -> Pair:
             drawn = self._stretches(clips, batch, generator)
-            values = self.fsq.dequantize(drawn.codes).float()
-            return self.decode_values(values, drawn.states, drawn.untold)[1], drawn.inner_wave
+            magnitude = self.log_magnitude_of(drawn.codes, drawn.states, drawn.untold)
+            return magnitude, drawn.inner_wave
 
         with self._training_on(device):
             for step, _ in train(self._makers(), views, steps, device, seed):

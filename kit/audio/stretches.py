@@ -38,8 +38,13 @@ class Stretches:
         return self.wave[:, self.margin : -self.margin]
 
     def to(self, device: torch.device) -> "Stretches":
-        moved = {name: getattr(self, name).to(device) for name in ("wave", "codes", "states")}
-        return dataclasses.replace(self, **moved, untold=self.untold.to(device))
+        return dataclasses.replace(
+            self,
+            wave=self.wave.to(device),
+            codes=self.codes.to(device),
+            states=self.states.to(device),
+            untold=self.untold.to(device),
+        )
 
 
 def stretches(

@@ -69,7 +69,7 @@ def coded(voice: Voice, recordings: list[SpokenClip]) -> list[tuple[list[int], l
 @torch.inference_mode()
 def cost(voice: Voice, rows: list[tuple[list[int], list[int]]], speaker: str) -> float:
     """Nats a code of `rows`, text ids and codes, told that `speaker` says them."""
-    device = voice.ready().device
+    device = voice.model.final_norm.weight.device
     reference = voice.reference(speaker).to(device)
     nats = codes = 0
     for first in range(0, len(rows), ROWS_AT_ONCE):
