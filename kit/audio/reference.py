@@ -72,8 +72,12 @@ def reference_mels(
 
 
 def reference_mel(mel: Tensor, frames: int) -> Tensor:
-    """The middle `frames` of a log-mel (M, T), repeated first when there are too few."""
+    """The loudest `frames` in a row of a log-mel (M, T), repeated first when there are too few.
+
+    Not the middle: in one of ten recordings of a person that is a pause, which has no voice in it.
+    """
     while mel.shape[-1] < frames:
         mel = torch.cat((mel, mel), dim=-1)
-    start = (mel.shape[-1] - frames) // 2
+    loudness = mel.mean(dim=0).unfold(0, frames, 1).mean(dim=1)
+    start = int(loudness.argmax())
     return mel[:, start : start + frames]

@@ -54,7 +54,8 @@ CLIPS_AT_ONCE = 32  # encoded together
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
     """Names what a shard is made with: changes with the codec's weights and the references."""
-    return digest(file_digest(codec_path), front_end, config.reference_frames, KEPT_SILENCE_S)
+    heard = ("loudest", config.reference_frames)
+    return digest(file_digest(codec_path), front_end, heard, KEPT_SILENCE_S)
 
 
 def clip_digest(path: str) -> str:

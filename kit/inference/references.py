@@ -128,7 +128,7 @@ def require_pieces(mels: dict[str, Tensor], pieces: dict[str, list[int]]) -> Non
 def listened(wave: Tensor, sample_rate: int, front_end: Mel, frames: int) -> list[Tensor]:
     """The log-mels (M, T) of a reference (L,) as a voice was trained to hear one.
 
-    The middle `frames` of it (0: the whole); but where the front end listens in pieces, each of
+    The loudest `frames` of it (0: the whole); but where the front end listens in pieces, each of
     them. Raises VoiceReferenceError for one that no voice can be heard in.
     """
     require_reference(wave, sample_rate)
