@@ -12,6 +12,7 @@ from kit.inference.evaluate import Check, Scores, cure_of, gate_checks
 from kit.inference.settings import EvaluateConfig
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
+from kit.recipes.evaluation_results import whose_voice_checks
 
 MISSING = "not yet"
 LEAST_HOURS = 1.0  # from nothing, a model learns little from less speech
@@ -135,7 +136,8 @@ class Checklist:
         worst_cer = build(EvaluateConfig, self.active_run.section("evaluate")).worst_cer
         train = self.report.get("train", {})
         cure = cure_of(train.get("loss"), train.get("val_loss"))
-        return gate_checks(scores, found["cer_floor"], worst_cer, cure)
+        checks = gate_checks(scores, found["cer_floor"], worst_cer, cure)
+        return checks + whose_voice_checks(self.active_run)
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {self.active_run.name}"

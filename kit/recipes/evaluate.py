@@ -20,7 +20,6 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_readings import EvaluationReadings
 from kit.recipes.sounds import mel_picture, players_of
 from kit.training.logs import held_out_losses, read_log
-from kit.training.settings import TrainConfig
 
 SAMPLES = 3  # recordings that go to samples/
 TOLD = 48  # recordings that are told whose voice they are
@@ -150,17 +149,12 @@ class Evaluation:
         costs = cost_by_speaker(voice, recordings)
         if not costs:
             return Result(line="Whose voice: there is one, so nobody is taken for another.")
-        deaf = [name for name, found in costs.items() if not found.is_heard]
-        line = f"Whose voice: {results.whose_voice(costs)}"
-        if deaf:
-            train = build(TrainConfig, self.active_run.section("train"))
-            line += (
-                f"\n{', '.join(deaf)}: it does not hear who is to speak, so they may sound alike."
-                " Train longer, or with a lower `train.conditioner_lr` "
-                f"(it was {train.conditioner_lr or train.lr:g})."
-            )
         figures = {"whose_voice": {name: vars(found) for name, found in costs.items()}}
-        return self.recorded(line, figures, results.whose_voice_bars(costs))
+        self.active_run.record(eval=figures)
+        deaf = problems_of(results.whose_voice_checks(self.active_run))
+        line = "\n".join([f"Whose voice: {results.whose_voice(costs)}", *deaf])
+        pictures = [results.whose_voice_bars(costs)]
+        return Result(line=line, pictures=pictures, figures=figures, shown=False)
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""
@@ -191,12 +185,13 @@ class Evaluation:
         )
 
     def verdict(self) -> Result:
-        """The gate: intelligible, ends its sentences, keeps its pace."""
+        """The gate: intelligible, ends its sentences, keeps its pace, hears who is to speak."""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
         train = self.active_run.report().get("train", {})
         cure = cure_of(train.get("loss"), train.get("val_loss"))
         checks = gate_checks(scores, floor_cer, self.config.worst_cer, cure)
+        checks += results.whose_voice_checks(self.active_run)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         figures = {"gate": problems or "passed"}

@@ -1,9 +1,12 @@
 """What each step of an evaluation shows: bars and tables of its figures."""
 
+from kit.base.config import build
 from kit.inference.evaluate import Check, NoiseFloor, Scores
 from kit.inference.whose_voice import CodeCost
 from kit.inference.word_errors import WordPair, count_kinds, word_records
 from kit.notebook.plots import Figure, bars, grouped_bars
+from kit.notebook.run_record import Run
+from kit.training.settings import TrainConfig
 
 WORST_WORDS = 12  # in the table
 
@@ -36,6 +39,27 @@ def whose_voice(costs: dict[str, CodeCost]) -> str:
     """What a code costs by speaker, in words."""
     told = [f"{name} {each.own:.3f} ({each.other:.3f})" for name, each in costs.items()]
     return f"nats a code told the own reference (another's): {', '.join(told)}"
+
+
+def whose_voice_checks(run: Run) -> list[Check]:
+    """What is asked of a voice with several speakers, of the costs in its record; else nothing."""
+    recorded = run.report().get("eval", {}).get("whose_voice", {})
+    if not recorded:
+        return []
+    train = build(TrainConfig, run.section("train"))
+    deaf = [name for name, cost in recorded.items() if not CodeCost(**cost).is_heard]
+    problem = (
+        f"{', '.join(deaf)}: it does not hear who is to speak, so they may sound alike; train "
+        "longer, or with a lower train.conditioner_lr "
+        f"(it was {train.conditioner_lr or train.lr:g})"
+    )
+    check = Check(
+        what="hears who is to speak",
+        found=f"{len(recorded) - len(deaf)} of {len(recorded)} speakers",
+        wanted="all of them",
+        problem=problem if deaf else "",
+    )
+    return [check]
 
 
 def whose_voice_bars(costs: dict[str, CodeCost]) -> Figure:

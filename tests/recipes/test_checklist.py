@@ -78,6 +78,16 @@ def test_what_does_not_pass_says_what_to_do(run, section, figures, what, cure):
     assert list(found) == [what] and cure in found[what]
 
 
+def test_a_voice_that_does_not_hear_who_is_to_speak_is_not_ready(run):
+    heard = {"anna": {"own": 1.331, "other": 1.704}, "boris": {"own": 1.391, "other": 1.391}}
+    run.record(**SOUND)
+    run.record(eval={"whose_voice": heard})
+    (problem,) = to_do(run).values()
+    assert problem.startswith("boris: it does not hear who is to speak")
+    run.record(eval={"whose_voice": {"boris": {"own": 1.391, "other": 1.45}}})
+    assert str(Checklist(run).result()) == "All 13 checks pass: the voice is ready."
+
+
 def test_a_voice_that_knows_its_recordings_by_heart_needs_more_of_them(run):
     run.record(**SOUND)
     run.record(train={"loss": 2.2, "val_loss": 6.9}, eval={"cer": 0.5})
