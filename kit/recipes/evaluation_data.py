@@ -9,13 +9,13 @@ from torch import Tensor
 from kit.audio.codec_kinds import load_codec
 from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.waveform import load_wave
-from kit.base.config import ConfigError, build
+from kit.base.config import ConfigError
 from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.evaluate import transcribe
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voices
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import sampling_of
 
 
 class EvaluationData:
@@ -35,7 +35,7 @@ class EvaluationData:
         self.codec = load_codec(run.path("codec.safetensors"))  # of codes alone
         self.rate_hz = self.codec.sample_rate
         self.front_end = self.voices["raw"].front_end
-        self.sampling = build(GenerateConfig, run.section("generate"))
+        self.sampling = sampling_of(run)
         self.read_once = dataclasses.replace(self.sampling, candidates=1)
         written = of_split(self.rows, "held_out")[:sentences]
         self.held_out = self.sayable(written)

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 
-from kit.base.config import build
 from kit.dataset.ledger import of_split
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
@@ -23,6 +22,7 @@ from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.base_languages import BaseLanguages
 from kit.recipes.export_coqui import export_for_coqui
 from kit.recipes.prepare import Preparation
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.release_files import RELEASE
 from kit.recipes.spoken_samples import spoken_samples
 from kit.recipes.start_from import first_model, folder_of, tokenizer_of_start
@@ -136,7 +136,7 @@ class FineTune:
 
     @cached_property
     def sampling(self) -> GenerateConfig:
-        return build(GenerateConfig, self.active_run.section("generate"))
+        return sampling_of(self.active_run)
 
     def first_voice(self) -> BaseLanguages:
         """The voice that the run began with, and its languages; not kept: it is as large again."""

@@ -8,6 +8,7 @@ from kit.dataset.archive import ArchiveConfig
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.inference.sampling import GenerateConfig
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
 from kit.streams.open import require_known
@@ -91,3 +92,12 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str
     source = build(RunSource, begun, **wanted)
     kept = [name for name, value in begun.items() if value and name not in wanted]
     return source, [f"As this run was begun: {source}."] if kept else []
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """How the voice of `run` speaks, as the recordings it was begun with need it.
+
+    `over` lies over that.
+    """
+    source, _ = choose_source(run, RunSource())
+    return build(GenerateConfig, source.section(run, "generate"), **over)

@@ -30,6 +30,7 @@ from kit.notebook.result import Result
 from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_languages import BaseLanguages
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start_from import BEGUN, TOKENIZER
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.training.trainable import FinetuneConfig
@@ -101,7 +102,7 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
     """
     warm = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     once = {"candidates": 1, "retries": 0}
-    return build(GenerateConfig, run.section("generate"), **warm, **once)
+    return sampling_of(run, **warm, **once)
 
 
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:

@@ -10,11 +10,11 @@ from kit.base.words import nearest
 from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import voices_by_format
-from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import InferConfig
 from kit.inference.voice import Speech, Voice, VoiceError, load_voice
 from kit.notebook.result import Sound
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import sampling_of
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
 
@@ -36,7 +36,7 @@ class RunVoice:
         self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
         self.speaker = self.voice.speakers[0]
         self.rate_hz = self.voice.codec.sample_rate
-        self.sampling = build(GenerateConfig, run.section("generate"))
+        self.sampling = sampling_of(run)
         self.read_once = replace(self.sampling, candidates=1)
         rows = of_split(read_manifest(run.folder), "held_out")
         self.held_out = [row for row in rows if self.voice.can_say(row.text)]

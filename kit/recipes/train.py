@@ -13,8 +13,6 @@ from threading import Event
 
 import torch
 
-from kit.base.config import build
-from kit.inference.sampling import GenerateConfig
 from kit.model.alignment_head import AlignmentHead, find_alignment_head
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import plain_state
@@ -25,6 +23,7 @@ from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
 from kit.recipes.orders import next_order
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.several_gpus import (
     GPUS,
     DistantProfiler,
@@ -130,7 +129,7 @@ class Training(TrainingPlan):
             row = self.data.middle_row()
             found.append(AttentionLog(lambda: session.state, row, self.attention_folder))
         if sentences and not self.spread:
-            speaking = build(GenerateConfig, run.section("generate"), candidates=1)
+            speaking = sampling_of(run, candidates=1)
             voice = self.data.voice()
             folder = self.samples_folder
             found.append(SampleLog(lambda: session.state, voice, sentences[0], speaking, folder))

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from kit.audio.recognizer_kinds import load_recognizer
 from kit.base.config import build
 from kit.inference.evaluate import hearing, recognizer_doubt
-from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import EvaluateConfig
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.training_data import TrainingData
 
 GATE_SENTENCES = 24  # held out, spoken at each hearing
@@ -19,7 +19,7 @@ def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Calla
     if not sentences:
         return None, "no gate"
     recognizer = load_recognizer(run.path("recognizer.safetensors"))
-    config = build(GenerateConfig, run.section("generate"), candidates=1)
+    config = sampling_of(run, candidates=1)
     gate = hearing(data.voice(), sentences, recognizer, config)
     return gate, f"gate: {len(sentences)} sentences every {every} steps"
 

@@ -23,7 +23,6 @@ from torch import Tensor
 from kit.audio.codec_kinds import load_codec
 from kit.audio.mel_codec import MelCodec
 from kit.audio.waveform import load_wave
-from kit.base.config import build
 from kit.base.files import digest, file_digest, write_atomic
 from kit.base.result_cache import kept_result
 from kit.dataset.ledger import of_split
@@ -35,6 +34,7 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.tables import text_grid
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_results import judges_table
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20
@@ -68,7 +68,7 @@ class JudgedRun:
         self.rate_hz = self.codec.sample_rate
         trained = (run.folder / WEIGHTS["raw"]).is_file()
         self.voices = load_voices(run.folder, self.language) if trained else {}
-        as_it_speaks = build(GenerateConfig, run.section("generate"))
+        as_it_speaks = sampling_of(run)
         self.readings = {
             "read once": dataclasses.replace(as_it_speaks, candidates=1),
             "as it speaks": as_it_speaks,

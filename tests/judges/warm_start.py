@@ -26,10 +26,9 @@ from judge_run import REFERENCE_CLIPS, figures
 from judges import Judges
 
 from kit.audio.waveform import load_wave
-from kit.base.config import build
 from kit.base.files import write_atomic
-from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import load_voices
+from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start import start
 from kit.text.espeak import run_apart
 
@@ -217,8 +216,8 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     judge("codec's round trip", [codec.round_trip(wave) for wave in recorded])
     for name, run in runs.items():
         ways = {
-            "read once": build(GenerateConfig, run.section("generate"), candidates=1),
-            "as it speaks": build(GenerateConfig, run.section("generate")),
+            "read once": sampling_of(run, candidates=1),
+            "as it speaks": sampling_of(run),
         }
         for weights, voice in voices[name].items():
             speaker = PERSON if PERSON in voice.speakers else voice.speakers[0]

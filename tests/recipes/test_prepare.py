@@ -17,7 +17,7 @@ from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
 from kit.recipes.prepare import Preparation
 from kit.recipes.prepare_networks import THERE, fitted_codec, fitted_recognizer
-from kit.recipes.prepare_source import RunSource
+from kit.recipes.prepare_source import RunSource, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
 
@@ -64,6 +64,17 @@ def test_what_people_recorded_is_trained_longer_unless_the_run_says_else():
     assert people == built_in | {"minutes": 20} and built_in["minutes"] < 20
     own = dataclasses.replace(run, settings={"promise": {"minutes": 3}})
     assert RunSource(data="clips").section(own, "promise")["minutes"] == 3
+
+
+def test_a_person_is_drawn_warmer_than_the_built_in_corpus_unless_the_run_says_else():
+    run = start("drawn", "cpu")
+    assert sampling_of(run).temperature == 0.3
+    run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
+    assert sampling_of(run) == dataclasses.replace(sampling_of(run), temperature=0.9, candidates=8)
+    assert sampling_of(run, candidates=1).candidates == 1
+    own = {"generate": {"temperature": 0.5}}
+    run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
+    assert sampling_of(run).temperature == 0.5
 
 
 def test_every_step_says_one_thing_and_draws_itself(prepared):
