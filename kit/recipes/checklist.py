@@ -8,11 +8,10 @@ from collections.abc import Callable
 from kit.base.config import build
 from kit.base.words import in_gib
 from kit.dataset.ledger import ManifestConfig
-from kit.inference.evaluate import Check, Scores, cure_of, gate_checks
-from kit.inference.settings import EvaluateConfig
+from kit.inference.evaluate import Check, Scores
 from kit.notebook.result import Result
 from kit.notebook.run_record import Run
-from kit.recipes.evaluation_results import whose_voice_checks
+from kit.recipes.evaluation_results import voice_checks
 
 MISSING = "not yet"
 LEAST_HOURS = 1.0  # from nothing, a model learns little from less speech
@@ -133,11 +132,7 @@ class Checklist:
             runaway_rate=found["runaway_rate"],
             sentences=found["sentences"],
         )
-        worst_cer = build(EvaluateConfig, self.active_run.section("evaluate")).worst_cer
-        train = self.report.get("train", {})
-        cure = cure_of(train.get("loss"), train.get("val_loss"))
-        checks = gate_checks(scores, found["cer_floor"], worst_cer, cure)
-        return checks + whose_voice_checks(self.active_run)
+        return voice_checks(self.active_run, scores, found["cer_floor"])
 
     def command(self, name: str) -> str:
         return f"python -m kit {name} --run {self.active_run.name}"

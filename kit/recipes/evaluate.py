@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kit.base.config import build
 from kit.base.files import file_digest
-from kit.inference.evaluate import Scores, cure_of, gate_checks, problems_of, save_samples
+from kit.inference.evaluate import Scores, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
 from kit.inference.whose_voice import SpokenClip, cost_by_speaker
 from kit.inference.word_errors import count_kinds
@@ -188,10 +188,7 @@ class Evaluation:
         """The gate: intelligible, ends its sentences, keeps its pace, hears who is to speak."""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
-        train = self.active_run.report().get("train", {})
-        cure = cure_of(train.get("loss"), train.get("val_loss"))
-        checks = gate_checks(scores, floor_cer, self.config.worst_cer, cure)
-        checks += results.whose_voice_checks(self.active_run)
+        checks = results.voice_checks(self.active_run, scores, floor_cer)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
         figures = {"gate": problems or "passed"}

@@ -1,7 +1,8 @@
 """What each step of an evaluation shows: bars and tables of its figures."""
 
 from kit.base.config import build
-from kit.inference.evaluate import Check, NoiseFloor, Scores
+from kit.inference.evaluate import Check, NoiseFloor, Scores, cure_of, gate_checks
+from kit.inference.settings import EvaluateConfig
 from kit.inference.whose_voice import CodeCost
 from kit.inference.word_errors import WordPair, count_kinds, word_records
 from kit.notebook.plots import Figure, bars, grouped_bars
@@ -60,6 +61,17 @@ def whose_voice_checks(run: Run) -> list[Check]:
         problem=problem if deaf else "",
     )
     return [check]
+
+
+def voice_checks(run: Run, scores: Scores, floor_cer: float) -> list[Check]:
+    """All that the voice of `run` is asked for before it is used.
+
+    `scores` are its own, `floor_cer` is the recogniser's on the recordings.
+    """
+    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
+    train = run.report().get("train", {})
+    cure = cure_of(train.get("loss"), train.get("val_loss"))
+    return gate_checks(scores, floor_cer, worst_cer, cure) + whose_voice_checks(run)
 
 
 def whose_voice_bars(costs: dict[str, CodeCost]) -> Figure:

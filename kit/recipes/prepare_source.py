@@ -94,10 +94,12 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str
     return source, [f"As this run was begun: {source}."] if kept else []
 
 
-def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
-    """How the voice of `run` speaks, as the recordings it was begun with need it.
-
-    `over` lies over that.
-    """
+def section_as_begun(run: ActiveRun, name: str) -> dict:
+    """The section `name`, as the recordings that `run` was begun with need it."""
     source, _ = choose_source(run, RunSource())
-    return build(GenerateConfig, source.section(run, "generate"), **over)
+    return source.section(run, name)
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """How the voice of `run` speaks, as its recordings need it; `over` lies over that."""
+    return build(GenerateConfig, section_as_begun(run, "generate"), **over)

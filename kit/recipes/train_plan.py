@@ -17,7 +17,7 @@ from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.benchmark import measured_effects
-from kit.recipes.prepare_source import RunSource, choose_source
+from kit.recipes.prepare_source import section_as_begun
 from kit.recipes.start_from import first_model, told_start
 from kit.recipes.trained_parts import finetuning_of, told_finetuning, told_rehearsal
 from kit.recipes.training_data import TrainingData
@@ -315,7 +315,7 @@ class TrainingPlan:
         session.config, line = shortened(
             session.config,
             self.plan().per_step_s,
-            build(Promise, choose_source(run, RunSource())[0].section(run, "promise")),
+            build(Promise, section_as_begun(run, "promise")),
             f"{run.threads.reason}; {run.precision.reason}",
             fixed=bool(self.asked_steps or self.begun_steps),
         )
