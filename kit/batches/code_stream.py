@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class CodeStream(IterableDataset):
     sum gradients and target counts over the ranks. A rank's last batch of an epoch may be empty.
     `rehearsal` is the share of an epoch's rows that are of the cache's split "rehearsal", beside
     every row of `split`: the next so many of them, in an order of their own; 0 leaves them out.
+    `text_dropout` is the share of rows, by chance, that come without their text.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class CodeStream(IterableDataset):
         rank: int = 0,
         world: int = 1,
         rehearsal: float = 0.0,
+        text_dropout: float = 0.0,
     ):
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world} ranks: it must lie in 0..{world - 1}.")
         self.cache = cache
         self.config = config
         self.collate = collate
+        self.text_dropout = text_dropout
         self.rank = rank
         self.world = world
         self.split = split
@@ -240,18 +243,25 @@ class CodeStream(IterableDataset):
         voice = {}
         for i, speaker in zip(members, self.cache.speakers(members).tolist()):
             voice[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
+        chance = random.Random(f"{key} texts")  # apart: references are drawn as they ever were
+        untold = {i for i in members if chance.random() < self.text_dropout}
         mine = members[self.rank :: self.world]
         lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
         parts = [
-            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows))
+            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows), untold)
             for rows in micro_batches(mine, lengths, self.config)
         ]
         return self.collate(parts, position)
 
-    def part(self, rows: list[int], voices: list[int], longest: int) -> tuple:
-        """One micro-batch, as `collate` takes it; `longest` is the tokens of its longest row."""
+    def part(
+        self, rows: list[int], voices: list[int], longest: int, untold: Container[int] = ()
+    ) -> tuple:
+        """One micro-batch, as `collate` takes it; `longest` is the tokens of its longest row.
+
+        Rows of `untold` have no text.
+        """
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
-        texts = [self.cache.texts[i].tolist() for i in rows]
+        texts = [[] if i in untold else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
         return (texts, codes, cond, padded(longest, self.config))
 

@@ -168,22 +168,30 @@ class Decoder(nn.Module):
         self.compiled = None
         self.memory = CacheMemory(len(self.layers), self.cache_dtype, self.device)
 
-    def prompt(self, texts: list[list[int]], cond: Conditioning) -> tuple[Tensor, list[int]]:
+    def prompt(
+        self, texts: list[list[int]], cond: Conditioning, untold: bool = False
+    ) -> tuple[Tensor, list[int]]:
         """`latents | START text STOP | START` of every row, padded on the left, and the padding.
 
         Embeddings (B, P, D) in fp32. `cond` is the reference of each row, as `latents` takes them.
+        With `untold` as many rows follow (2B, P, D), of the same references without their text.
         Raises DecodeError for an empty text, one longer than the model's positions, or damaged
         mels.
         """
         c = self.config
-        rows = []
-        start = self.embed(torch.tensor([c.start_code], device=self.device), 0).float()
-        for text, latents in zip(texts, self.latents(cond), strict=True):
+        for text in texts:
             if not 0 < len(text) <= c.max_text - 2:
                 raise DecodeError(
                     f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
                     "Split it into sentences."
                 )
+        rows = []
+        start = self.embed(torch.tensor([c.start_code], device=self.device), 0).float()
+        heard = self.latents(cond)
+        if untold:
+            texts = [*texts, *[[]] * len(texts)]
+            heard = heard.repeat(2, 1, 1)
+        for text, latents in zip(texts, heard, strict=True):
             ids = torch.tensor([c.start_text, *text, c.stop_text], device=self.device)
             said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
             rows.append(torch.cat((latents, said, start)))

@@ -4,7 +4,8 @@ Finished rows leave the batch. Whether a row ended by STOP or by the length limi
 one that was cut is read again, cooler, before that is accepted. Knows the decoder and the sampler;
 nothing of text, codecs or files.
 
-Shapes: B rows still speaking, R rows asked for, V code vocabulary, M mels, T mel frames.
+Shapes: B rows still speaking, R rows asked for, V code vocabulary, M mels, T mel frames. With
+guidance every row is read twice, 2B in all: those with their text, then those without.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from kit.inference.alignment import alignment_scores
 from kit.inference.decoder import Conditioning, DecodeError, Decoder
-from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of
+from kit.inference.sampling import GenerateConfig, Noise, guided, penalize, sample, seed_of
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
@@ -105,12 +106,13 @@ def generate(
     word left out, said twice) has a lower mean log-probability than what was meant, also by the
     model that made it, and its attention leaves the text's order (`follow`). One that ended by
     itself goes before one that was cut; where all were cut, the text is read again at half the
-    temperature, `retries` times at most.
+    temperature, `retries` times at most. `guidance` takes a model that was taught for it.
     Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
     """
     if len(cond) != len(texts):
         raise GenerationError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
     decoder = model if isinstance(model, Decoder) else Decoder(model)
+    config = as_taught(config, decoder.config)
     found = best_of(decoder, texts, cond, config)
     for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
         cut = [i for i, row in enumerate(found) if not row.stopped]
@@ -121,6 +123,11 @@ def generate(
         again = dict(zip(cut, again))
         found = [again.get(i, row) for i, row in enumerate(found)]
     return found
+
+
+def as_taught(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
+    """`config`, without guidance for a model that has never learnt to speak without a text."""
+    return config if model.text_dropout else replace(config, guidance=1.0)
 
 
 def best_of(
@@ -173,7 +180,7 @@ def decoding(
 ) -> Iterator[Said]:
     """A code a step for every row; yields what was said at each look at who has finished."""
     c = decoder.config
-    x, padding = decoder.prompt(texts, cond)
+    x, padding = decoder.prompt(texts, cond, untold=config.reads_twice)
     limits = [length_limit(c, config, len(text)) for text in texts]
     said = nothing_said(decoder, limits)
     live = Live.at_start(x, padding, limits, config, c, seeds)
@@ -182,7 +189,8 @@ def decoding(
     try:
         for n in range(longest):
             codes, score = next_codes(logits, live, config, c, n)
-            said.add(live.rows, n, codes, score, cache.state)
+            state = None if cache.state is None else cache.state[: len(codes)]
+            said.add(live.rows, n, codes, score, state)
             live.done |= (codes == c.stop_code) | (live.limits <= n)
             if decoder.device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
                 yield said
@@ -193,17 +201,23 @@ def decoding(
                     going_on = ~live.done
                     codes = codes[going_on]
                     live.keep(going_on)
-                    cache.keep(going_on)
+                    cache.keep(both_ways(going_on, config))
             if config.repetition_penalty != 1:
                 live.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
-                logits = decoder.decode_one(codes, n + 1, cache)
+                logits = decoder.decode_one(both_ways(codes, config), n + 1, cache)
             else:
-                live.x = torch.cat((live.x, decoder.embed(codes, n + 1)[:, None]), dim=1)
+                new = decoder.embed(both_ways(codes, config), n + 1)
+                live.x = torch.cat((live.x, new[:, None]), dim=1)
                 decoder.release(cache)
                 logits, cache = decoder.prefill(live.x, live.padding, 0)
     finally:  # also where whoever listens has heard enough
         decoder.release(cache)
+
+
+def both_ways(rows: Tensor, config: GenerateConfig) -> Tensor:
+    """What holds for `rows` (B,), for all that are read: with guidance (2B,)."""
+    return rows.repeat(2) if config.reads_twice else rows
 
 
 def nothing_said(decoder: Decoder, limits: list[int]) -> Said:
@@ -231,8 +245,8 @@ class Live:
     limits: Tensor  # (B,) codes each may have
     done: Tensor  # (B,) bool, at its end since the last look
     seen: Tensor  # (B, V) bool, codes it has said
-    x: Tensor  # (B, P, D) its prompt; without a cache, all it has said, too
-    padding: list[int]  # positions on the left that are none
+    x: Tensor  # (B or 2B, P, D) its prompt; without a cache, all it has said, too
+    padding: list[int]  # positions on the left that are none, of each row of `x`
     noise: Noise | None  # None: greedy
 
     @staticmethod
@@ -264,8 +278,9 @@ class Live:
         self.limits = self.limits[rows]
         self.done = self.done[rows]
         self.seen = self.seen[rows]
-        self.x = self.x[rows]
-        self.padding = [p for p, kept in zip(self.padding, rows.tolist()) if kept]
+        every = rows.repeat(len(self.x) // len(rows))
+        self.x = self.x[every]
+        self.padding = [p for p, kept in zip(self.padding, every.tolist()) if kept]
         if self.noise:
             self.noise.keep(rows)
 
@@ -273,9 +288,12 @@ class Live:
 def next_codes(
     logits: Tensor, live: Live, config: GenerateConfig, c: GPTConfig, n: int
 ) -> tuple[Tensor, Tensor]:
-    """The n-th code of every row (B,), and its log-probability before anything is filtered."""
+    """The n-th code of every row (B,), and its log-probability, told the text and unfiltered."""
+    told = logits[: len(live.rows)]
+    logits = guided(told, logits[len(told) :], config.guidance) if config.reads_twice else told
+    told[:, c.start_code] = float("-inf")
+    expected = told.log_softmax(-1)
     logits[:, c.start_code] = float("-inf")
-    expected = logits.log_softmax(-1)
     if n < config.exact_codes:
         logits[:, c.stop_code] = float("-inf")
     if config.repetition_penalty != 1:

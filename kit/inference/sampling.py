@@ -1,8 +1,9 @@
 """From logits to the next code: the filters everybody uses, in the order transformers has them.
 
-Repetition penalty (Keskar et al. 2019), temperature, top-k, top-p (Holtzman et al. 2020), then one
-draw. Every row draws from a stream of its own, decided by the seed and by its text: with the same
-logits it says the same, whichever others share its batch. Knows logits alone.
+Guidance by the text (Ho & Salimans 2022), repetition penalty (Keskar et al. 2019), temperature,
+top-k, top-p (Holtzman et al. 2020), then one draw. Every row draws from a stream of its own, decided
+by the seed and by its text: with the same logits it says the same, whichever others share its
+batch. Knows logits alone.
 
 Shapes: B rows, V code vocabulary, K codes that are left to choose from.
 """
@@ -27,6 +28,9 @@ class GenerateConfig:
     top_k: int = 20  # 0 keeps all
     top_p: float = 0.95
     repetition_penalty: float = 1.0
+    # How far from what it would say without a text, where a voice has learnt that, too
+    # (`model.text_dropout`): 1 as far as it is, 2 twice as far. Each row is then read twice.
+    guidance: float = 1.0
     candidates: int = 1  # readings drawn of each text; the best by likelihood and `follow` is kept
     # What a nat of following the text weighs beside a nat of likelihood, where the model has a head
     # that does; 0: likelihood alone.
@@ -45,6 +49,8 @@ class GenerateConfig:
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         penalty = 0 < self.repetition_penalty < math.inf
         require(penalty, self, "repetition_penalty", "must be more than 0; 1 is none.")
+        guided = 1 <= self.guidance <= 100
+        require(guided, self, "guidance", "must lie in 1 (none) to 100.")
         some = 0 < self.candidates <= MANY
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
         patient = 0 <= self.retries <= MOST_RETRIES
@@ -55,9 +61,24 @@ class GenerateConfig:
         longest = 0 <= self.max_codes_per_text_id <= 1e6
         require(longest, self, "max_codes_per_text_id", "must lie in 0 to a million.")
 
+    @property
+    def reads_twice(self) -> bool:
+        """Whether each row is also read without its text."""
+        return self.guidance != 1
+
+    @property
+    def rows_a_text(self) -> int:
+        """How many rows go through the model together for each text."""
+        return self.candidates * (1 + self.reads_twice)
+
     def choices(self, vocabulary: int) -> int:
         """How many codes are left to choose from after top-k."""
         return min(self.top_k or vocabulary, vocabulary)
+
+
+def guided(told: Tensor, untold: Tensor, guidance: float) -> Tensor:
+    """Logits (B, V) that lean to the text: those read with it, away from those read without it."""
+    return torch.lerp(untold, told, guidance)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:

@@ -23,7 +23,7 @@ from kit.audio.streaming import AudioStream
 from kit.base.files import file_digest
 from kit.base.wav import encode_wav
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
-from kit.inference.generate import Spoken, decoding, generate
+from kit.inference.generate import Spoken, as_taught, decoding, generate
 from kit.inference.references import (
     Habits,
     VoiceError,
@@ -52,6 +52,7 @@ class Speech:
     stopped: bool  # False: a part was cut at its length limit, also when read again
     parts: tuple[str, ...] = ()  # what was said in one go
     temperature: float = 0.0  # the lowest a part was read at
+    guidance: float = 1.0  # it was read with; 1 is none
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -149,7 +150,12 @@ class Voice:
         return True
 
     def within(self, config: GenerateConfig) -> GenerateConfig:
-        """`config` with a length limit near this voice's own pace: what is longer is babble."""
+        """`config` as this voice can follow it.
+
+        With a length limit near its own pace, as what is longer is babble, and without guidance
+        where it was never taught for that.
+        """
+        config = as_taught(config, self.model.config)
         slow = PATIENCE * self.habits.pace or math.inf
         limit = min(config.max_codes_per_text_id, slow)
         return dataclasses.replace(config, max_codes_per_text_id=limit)
@@ -223,7 +229,8 @@ class Voice:
         each = [(part, speaker) for mine, speaker in zip(parts, speakers) for part in mine]
         spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
         rows = [[next(spoken) for _ in mine] for mine in parts]
-        return [self._speech(*row) for row in zip(texts, speakers, parts, rows)]
+        guidance = self.within(config).guidance
+        return [self._speech(*row, guidance) for row in zip(texts, speakers, parts, rows)]
 
     def _spoken(
         self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
@@ -237,7 +244,7 @@ class Voice:
         config = self.within(config)
         decoder = self.ready()
         found = {}
-        many = max(1, batch // config.candidates)
+        many = max(1, batch // config.rows_a_text)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = self.conditioning([speakers[i] for i in at], decoder.device)
             found.update(zip(at, generate(decoder, [ids[i] for i in at], cond, config)))
@@ -245,7 +252,12 @@ class Voice:
         return [found[i] for i in range(len(ids))]
 
     def _speech(
-        self, text: str, speaker: str, parts: list[SpokenPart], rows: list[Spoken]
+        self,
+        text: str,
+        speaker: str,
+        parts: list[SpokenPart],
+        rows: list[Spoken],
+        guidance: float,
     ) -> Speech:
         waves = [self.sound(row.codes, row.states, speaker) for row in rows]
         pauses = [part.pause_s for part in parts]
@@ -256,6 +268,7 @@ class Voice:
             stopped=all(row.stopped for row in rows),
             parts=tuple(part.text for part in parts),
             temperature=min(row.temperature for row in rows),
+            guidance=guidance,
         )
 
     def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
@@ -319,6 +332,11 @@ def remark(speech: Speech, config: GenerateConfig) -> str:
         return cut_off(speech.text)
     if speech.temperature < config.temperature:
         return f"Read again, at temperature {speech.temperature:g}: before, it found no end."
+    if speech.guidance < config.guidance:
+        return (
+            "Read without guidance: this voice has never learnt to speak without a text. Train it "
+            "with `model.text_dropout` above 0, or set `generate.guidance` to 1."
+        )
     return ""
 
 

@@ -38,6 +38,9 @@ class GPTConfig:
     perceiver_head_width: int = 64
     n_mels: int = 80
     dropout: float = 0.0
+    # Of the rows in training, so many have no text: the model learns what is likely of itself, too,
+    # and can be guided away from that when it speaks (`generate.guidance`).
+    text_dropout: float = 0.0
     stop_targets: int = 4  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
     # Where START and STOP stand in each vocabulary; None: the last but one id, and the last.
@@ -56,6 +59,7 @@ class GPTConfig:
         require(self.width % self.heads == 0, self, "width", f"must divide by {self.heads} heads.")
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
+        require_within(self, 0, 0.9, "text_dropout")
         require_within(self, 1, 1000, "layers")
         require_within(self, 0, 1000, "cond_blocks", "perceiver_layers")
         require_within(self, 1, 65_536, "width", "heads", "perceiver_heads")

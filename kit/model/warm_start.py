@@ -15,7 +15,7 @@ from kit.model.weights import ModelFileError
 
 # What may differ: how a model is trained, how many rows its tables have, and where in them START
 # and STOP of the text are written down.
-FREE = {"dropout", "text_weight", "text_stop_input", "stop_targets"}
+FREE = {"dropout", "text_dropout", "text_weight", "text_stop_input", "stop_targets"}
 TABLES = {"text_vocab", "max_text", "max_code", "start_text_id", "stop_text_id"}
 POSITIONS = {"max_text": "text_position.weight", "max_code": "code_position.weight"}
 TEXT_ROWS = ("text_embedding.weight", "text_head.weight", "text_head.bias")

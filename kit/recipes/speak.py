@@ -23,6 +23,7 @@ SETTINGS = {  # of GenerateConfig
     "temperature": "0 takes the likeliest code, 1 draws as the model weighs them",
     "top_k": "only so many of the likeliest codes are drawn from; 0: all",
     "top_p": "only the likeliest that make up this share",
+    "guidance": "how far from what is likely without the text; 1: not at all",
     "candidates": "readings of a text; the best is kept: likely, and along the text",
     "follow": "what going along the text weighs beside being likely; 0: nothing",
     "retries": "of a reading that found no end, each at half the temperature",

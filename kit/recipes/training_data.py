@@ -32,6 +32,7 @@ from kit.inference.voice import Voice
 from kit.model.alignment_head import AlignmentHead
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.prepare_source import section_as_begun
 from kit.recipes.rehearsal import rehearsed_rows
 from kit.text.tokenizer_kinds import load_tokenizer
 from kit.training.ranks import ALONE
@@ -57,7 +58,7 @@ class TrainingData:
         self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
         self.model = build(
             GPTConfig,
-            run.section("model"),
+            section_as_begun(run, "model"),
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
@@ -114,6 +115,7 @@ class TrainingData:
             rank=ranks.rank,
             world=ranks.world,
             rehearsal=self.rehearsal if split == "train" else 0.0,
+            text_dropout=self.model.text_dropout if split == "train" else 0.0,
         )
 
     def padded(self, few_shapes: bool) -> DataConfig:

@@ -97,9 +97,12 @@ def test_every_preset_builds_all_its_sections(name):
 def test_what_recordings_of_people_get_is_laid_over_a_section_that_there_is(name):
     preset = load_preset(name)
     people = preset.get("recordings", {})
-    assert set(people) <= {"codec", "generate", "promise"}
+    assert set(people) <= {"codec", "generate", "model", "promise"}
+    model = build(GPTConfig, merge(preset["model"], people.get("model", {})))
+    # Guidance takes a model that has learnt to speak without a text.
+    guided = build(GenerateConfig, merge(preset["generate"], people.get("generate", {})))
+    assert bool(model.text_dropout) == guided.reads_twice
     build(Promise, merge(preset.get("promise", {}), people.get("promise", {})))
-    build(GenerateConfig, merge(preset["generate"], people.get("generate", {})))
     codec = merge(preset["codec"], people.get("codec", {}))
     built = codec_config(codec)
     assert all(getattr(built, key) == value for key, value in people.get("codec", {}).items())

@@ -63,6 +63,39 @@ def test_what_a_run_sees_never_changes_with_the_kit(over, order, references):
         assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == wanted
 
 
+def told(rank=0, world=1, **over) -> dict[tuple, bool]:
+    """Of each utterance of an epoch, by its place and codes: whether it comes with its text."""
+    config = dataclasses.replace(DATA, **over)
+    taken = CodeStream(
+        code_cache(), "train", config, keep, rank=rank, world=world, text_dropout=0.25
+    )
+    found = {}
+    for number, batch in enumerate(itertools.islice(taken, len(taken.plan(0)))):
+        for texts, codes, *_ in batch[0]:
+            found |= {(number, *code): bool(text) for text, code in zip(texts, codes)}
+    return found
+
+
+def test_some_rows_come_without_their_text_the_same_ones_however_they_are_split():
+    whole = told()
+    assert len(whole) == 60 and 0.1 < 1 - sum(whole.values()) / 60 < 0.4
+    assert told(micro_batch=1) == whole
+    assert told(rank=0, world=2) | told(rank=1, world=2) == whole
+
+
+def test_rows_without_a_text_change_neither_order_nor_references():
+    config = dataclasses.replace(DATA)
+    wanted = CodeStream(code_cache(), "train", config, keep)
+    found = CodeStream(code_cache(), "train", config, keep, text_dropout=0.5)
+    assert found.identity == wanted.identity
+    for (one, place), (other, its_place) in itertools.islice(zip(found, wanted), 12):
+        assert place == its_place
+        for mine, theirs in zip(one, other):
+            assert mine[1] == theirs[1] and torch.equal(mine[2], theirs[2])
+            assert mine[3] == theirs[3]  # padded alike: the plan goes by what rows could hold
+            assert all(text in ([], its) for text, its in zip(mine[0], theirs[0]))
+
+
 @pytest.mark.parametrize("over", [{}, {"effective_tokens": 900}])
 def test_every_utterance_exactly_once_an_epoch(over):
     s = stream(**over)

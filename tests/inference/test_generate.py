@@ -23,12 +23,13 @@ GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)
 SAMPLED = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, seed=3)
 MANY = dataclasses.replace(SAMPLED, candidates=4)
+GUIDED = dataclasses.replace(SAMPLED, guidance=2.0)
 
 
 @pytest.fixture(scope="module")
 def model():
     """A random model with opinions: codes differ, and some rows find STOP before others."""
-    model = opinionated_model()
+    model = opinionated_model(text_dropout=0.1)
     model.code_head.bias.data[GPT.stop_code] = 0
     return model
 
@@ -43,7 +44,9 @@ def plain(spoken) -> list[tuple]:
 
 
 @pytest.mark.parametrize(
-    "config", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"]
+    "config",
+    [GREEDY, SAMPLED, PENALIZED, GUIDED],
+    ids=["greedy", "sampled", "penalized", "guided"],
 )
 def test_the_cache_changes_no_code(model, config):
     uncached = dataclasses.replace(config, kv_cache=False)
@@ -52,7 +55,9 @@ def test_the_cache_changes_no_code(model, config):
     assert len({len(codes) for codes, _ in cached}) > 1  # rows left the batch at different times
 
 
-@pytest.mark.parametrize("config", [GREEDY, PENALIZED, MANY], ids=["greedy", "sampled", "four"])
+@pytest.mark.parametrize(
+    "config", [GREEDY, PENALIZED, MANY, GUIDED], ids=["greedy", "sampled", "four", "guided"]
+)
 def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     texts, cond = requests(6)
     decoder = Decoder(model)
@@ -72,6 +77,41 @@ def test_greedy_codes_are_the_training_paths_own_choice(model):
         chosen = logits.argmax(-1)[: len(row.codes) + 1].tolist()
         assert chosen[:-1] == row.codes.tolist()
         assert (chosen[-1] == GPT.stop_code) == row.stopped
+
+
+def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> torch.Tensor:
+    """What the training path expects at each code and after the last, (N + 1, V)."""
+    batch = pack(GPT, [text], [codes], mel[None])
+    return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_at])[: len(codes) + 1]
+
+
+@pytest.mark.parametrize("guidance", [1.5, 3.0])
+def test_guidance_leans_to_the_text_away_from_no_text(model, guidance):
+    # The training path's own choice: told + (guidance - 1) * (told - untold).
+    texts, cond = requests(4)
+    config = dataclasses.replace(GREEDY, guidance=guidance)
+    found = generate(model, texts, cond, config)
+    assert plain(found) != plain(generate(model, texts, cond, GREEDY))
+    for text, mel, row in zip(texts, cond, found):
+        codes = row.codes.tolist()
+        told = code_logits(model, text, codes, mel)
+        untold = code_logits(model, [], codes, mel)
+        leaning = told + (guidance - 1) * (told - untold)
+        leaning[:, GPT.start_code] = float("-inf")
+        chosen = leaning.argmax(-1).tolist()
+        assert chosen[: len(codes)] == codes and (chosen[-1] == GPT.stop_code) == row.stopped
+        # How likely it is, is told without guidance.
+        told[:, GPT.start_code] = float("-inf")
+        said = torch.tensor([*codes, GPT.stop_code])[: len(codes) + row.stopped, None]
+        mean = told.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
+        assert row.log_prob == pytest.approx(mean, rel=1e-3)
+
+
+def test_a_model_that_always_had_a_text_speaks_without_guidance(model):
+    untaught = copy.deepcopy(model)
+    untaught.config = dataclasses.replace(model.config, text_dropout=0.0)
+    wanted = plain(generate(model, *requests(), SAMPLED))
+    assert plain(generate(untaught, *requests(), GUIDED)) == wanted
 
 
 def test_a_seed_decides_every_code(model):
@@ -253,8 +293,9 @@ def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache, monkeypatch):
     # What CUDA graphs replay, step by step on the CPU: positions as tensors, one cache for all.
     decoder = graphed(model, monkeypatch)
     config = dataclasses.replace(SAMPLED, kv_cache=kv_cache)
-    for count in (1, 3):
+    for count, guidance in ((1, 1.0), (3, 1.0), (3, 2.0)):
         texts, cond = requests(count)
+        config = dataclasses.replace(config, guidance=guidance)
         wanted = plain(generate(model, texts, cond, config))
         assert plain(generate(decoder, texts, cond, config)) == wanted
 

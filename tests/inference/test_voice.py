@@ -119,6 +119,12 @@ def test_how_a_speech_came_about_is_told(voice):
     assert remark(make(stopped=True, temperature=0.6), config) == ""
     assert "Read again, at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
     assert "was cut off" in remark(make(stopped=False, temperature=0.15), config)
+    asked = dataclasses.replace(config, guidance=2.0)
+    assert "has never learnt to speak without a text" in remark(
+        make(stopped=True, temperature=0.6), asked
+    )
+    guided = make(stopped=True, temperature=0.6, guidance=2.0)
+    assert remark(guided, asked) == ""
 
 
 def test_an_unknown_speaker_names_the_known_ones(voice):
