@@ -1,9 +1,9 @@
 """From logits to the next code: the filters everybody uses, in the order transformers has them.
 
 Guidance by the text (Ho & Salimans 2022), repetition penalty (Keskar et al. 2019), temperature,
-top-k, top-p (Holtzman et al. 2020), then one draw. Every row draws from a stream of its own, decided
-by the seed and by its text: with the same logits it says the same, whichever others share its
-batch. Knows logits alone.
+top-k, top-p (Holtzman et al. 2020), then one draw. Every row draws from a stream of its own, set by
+the seed and by its text: with the same logits it says the same, whichever others share its batch.
+Knows logits alone.
 
 Shapes: B rows, V code vocabulary, K codes that are left to choose from.
 """
