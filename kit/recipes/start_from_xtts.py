@@ -17,7 +17,7 @@ from kit.model.xtts import CONFIG_FILE, DVAE_FILE, VOCABULARY_FILE, WEIGHTS_FILE
 
 LICENCE = "CPML"
 # Of a run's model: how a release was trained, which a run is free to change and had better not.
-TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout")
+TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "text_dropout")
 # How its makers fine-tune it: a preset's rates are those of a model that knows nothing yet.
 FINE_TUNING = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}

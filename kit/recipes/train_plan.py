@@ -365,6 +365,12 @@ class TrainingPlan:
             f"{when} rows are padded to {len(lengths)} lengths, {lengths[0]} to {lengths[-1]} "
             "tokens."
         )
+        untold = self.data.model.text_dropout
+        if untold:
+            padding += (
+                f" {untold:.0%} of the rows come without their text: a voice that knows both can be "
+                "guided by its text (`generate.guidance`)."
+            )
         return Result(line=f"Switches: {whose}. {padding}", figures=figures)
 
     @once

@@ -35,6 +35,17 @@ def trained_run(folder, **sections) -> ActiveRun:
     return run
 
 
+def test_what_people_recorded_is_learnt_without_its_text_at_times_and_never_judged_so(tmp_path):
+    run = active(tmp_path)
+    assert TrainingData(run).model.text_dropout == 0
+    language = run.figure("data", "language")
+    run.record(data={"source": {"data": "my/recordings", "language": language}})
+    data = TrainingData(run)
+    assert data.model.text_dropout == 0.15
+    assert data.stream("train").text_dropout == 0.15
+    assert data.stream("held_out").text_dropout == 0
+
+
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
     run = trained_run(tmp_path_factory.mktemp("sound"))
