@@ -368,8 +368,8 @@ class TrainingPlan:
         untold = self.data.model.text_dropout
         if untold:
             padding += (
-                f" {untold:.0%} of the rows come without their text: a voice that knows both can be "
-                "guided by its text (`generate.guidance`)."
+                f" {untold:.0%} of the rows come without their text: a voice that knows both can "
+                "be guided by its text (`generate.guidance`)."
             )
         return Result(line=f"Switches: {whose}. {padding}", figures=figures)
 
