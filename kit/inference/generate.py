@@ -201,13 +201,13 @@ def decoding(
                     going_on = ~live.done
                     codes = codes[going_on]
                     live.keep(going_on)
-                    cache.keep(both_ways(going_on, config))
+                    cache.keep(told_and_untold(going_on, config))
             if config.repetition_penalty != 1:
                 live.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
-                logits = decoder.decode_one(both_ways(codes, config), n + 1, cache)
+                logits = decoder.decode_one(told_and_untold(codes, config), n + 1, cache)
             else:
-                new = decoder.embed(both_ways(codes, config), n + 1)
+                new = decoder.embed(told_and_untold(codes, config), n + 1)
                 live.x = torch.cat((live.x, new[:, None]), dim=1)
                 decoder.release(cache)
                 logits, cache = decoder.prefill(live.x, live.padding, 0)
@@ -215,7 +215,7 @@ def decoding(
         decoder.release(cache)
 
 
-def both_ways(rows: Tensor, config: GenerateConfig) -> Tensor:
+def told_and_untold(rows: Tensor, config: GenerateConfig) -> Tensor:
     """What holds for `rows` (B,), for all that are read: with guidance (2B,)."""
     return rows.repeat(2) if config.reads_twice else rows
 
