@@ -200,8 +200,9 @@ def decoding(
                 if decoder.shrinks and ended >= len(live.done) / 2:
                     going_on = ~live.done
                     codes = codes[going_on]
-                    live.keep(going_on)
-                    cache.keep(told_and_untold(going_on, config))
+                    read_on = told_and_untold(going_on, config)
+                    live.keep(going_on, read_on)
+                    cache.keep(read_on)
             if config.repetition_penalty != 1:
                 live.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
@@ -272,15 +273,14 @@ class Live:
             noise=Noise(seeds, config.choices(c.code_vocab), device) if drawn else None,
         )
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with the rows of this mask (B,) alone."""
+    def keep(self, rows: Tensor, read: Tensor) -> None:
+        """Go on with the rows of this mask (B,) alone; `read` is that of the rows of `x`."""
         self.rows = self.rows[rows]
         self.limits = self.limits[rows]
         self.done = self.done[rows]
         self.seen = self.seen[rows]
-        every = rows.repeat(len(self.x) // len(rows))
-        self.x = self.x[every]
-        self.padding = [p for p, kept in zip(self.padding, every.tolist()) if kept]
+        self.x = self.x[read]
+        self.padding = [p for p, kept in zip(self.padding, read.tolist()) if kept]
         if self.noise:
             self.noise.keep(rows)
 
@@ -289,11 +289,13 @@ def next_codes(
     logits: Tensor, live: Live, config: GenerateConfig, c: GPTConfig, n: int
 ) -> tuple[Tensor, Tensor]:
     """The n-th code of every row (B,), and its log-probability, told the text and unfiltered."""
-    told = logits[: len(live.rows)]
-    logits = guided(told, logits[len(told) :], config.guidance) if config.reads_twice else told
+    told = logits
+    if config.reads_twice:
+        told, untold = logits.chunk(2)
+        logits = guided(told, untold, config.guidance)
+        logits[:, c.start_code] = float("-inf")
     told[:, c.start_code] = float("-inf")
     expected = told.log_softmax(-1)
-    logits[:, c.start_code] = float("-inf")
     if n < config.exact_codes:
         logits[:, c.stop_code] = float("-inf")
     if config.repetition_penalty != 1:

@@ -225,12 +225,12 @@ class Voice:
             )
         for speaker in speakers:
             self.reference(speaker)
+        config = self.within(config)
         parts = [self.parts(text) for text in texts]
         each = [(part, speaker) for mine, speaker in zip(parts, speakers) for part in mine]
         spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
         rows = [[next(spoken) for _ in mine] for mine in parts]
-        guidance = self.within(config).guidance
-        return [self._speech(*row, guidance) for row in zip(texts, speakers, parts, rows)]
+        return [self._speech(*row, config.guidance) for row in zip(texts, speakers, parts, rows)]
 
     def _spoken(
         self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
@@ -241,7 +241,6 @@ class Voice:
         """
         ids = [self.ids(part.text) for part in parts]
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        config = self.within(config)
         decoder = self.ready()
         found = {}
         many = max(1, batch // config.rows_a_text)

@@ -100,7 +100,13 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
     Colder, or of fewer codes, they would teach to expect less than it does: what is to be kept is
     all that it expects (docs/measurements.md).
     """
-    warm = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    warm = {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "guidance": 1.0,
+    }
     once = {"candidates": 1, "retries": 0}
     return sampling_of(run, **warm, **once)
 

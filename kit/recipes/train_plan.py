@@ -365,13 +365,14 @@ class TrainingPlan:
             f"{when} rows are padded to {len(lengths)} lengths, {lengths[0]} to {lengths[-1]} "
             "tokens."
         )
+        line = f"Switches: {whose}. {padding}"
         untold = self.data.model.text_dropout
         if untold:
-            padding += (
+            line += (
                 f" {untold:.0%} of the rows come without their text: a voice that knows both can "
                 "be guided by its text (`generate.guidance`)."
             )
-        return Result(line=f"Switches: {whose}. {padding}", figures=figures)
+        return Result(line=line, figures=figures)
 
     @once
     def judge(self) -> Result:
