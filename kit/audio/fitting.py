@@ -68,6 +68,7 @@ class Course:
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why it has ended
+        self.cut_short = False  # whether only the minutes ended it
         self.began_s = clock()
 
     @property
@@ -124,8 +125,10 @@ class Course:
         if len(self.ends) > 1 and self.figure > (1 - self.config.least_gain) * min(self.ends[:-1]):
             return "falls no more"
         if further_steps < self.cycle_steps:  # a shorter cycle would undo what this one has learnt
-            minutes = self.config.minutes
-            return f"the limit of {minutes:g} minutes" if minutes else "the steps asked for"
+            if not self.config.minutes:
+                return "the steps asked for"
+            self.cut_short = True
+            return f"the limit of {self.config.minutes:g} minutes, while it still got better"
         return ""
 
     def follow(
@@ -154,6 +157,7 @@ class Course:
             "steps": self.step,
             "seconds": round(self.clock() - self.began_s, 1),
             "ended": self.reason,
+            "cut_short": self.cut_short,
             "overflows": self.skipped,
             "held_out_by_step": [list(pair) for pair in self.looks],
         }

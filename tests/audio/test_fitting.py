@@ -179,9 +179,10 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
     found = course([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
-    assert found.step == 30 and found.reason == "the limit of 0.5 minutes"
+    assert found.step == 30 and found.cut_short
+    assert found.reason == "the limit of 0.5 minutes, while it still got better"
     never = course([0.9], seconds_a_step=1.0, minutes=0.0)
-    assert never.step == 10 and never.reason == "the steps asked for"
+    assert never.step == 10 and never.reason == "the steps asked for" and not never.cut_short
 
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():

@@ -175,6 +175,14 @@ def test_a_codec_that_was_interrupted_goes_on_after_what_was_trained(
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
+def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(prepared, tmp_path):
+    run = start("cut-short")
+    config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
+    _, how = fitted_codec(run, config, prepared[0].checked.kept, tmp_path / "codec.safetensors")
+    assert "while it still got better (`--set codec.minutes=30`" in how
+    assert run.report()["codec"]["cut_short"]
+
+
 def test_a_step_taken_too_early_names_the_one_before():
     preparation = Preparation(start("early"), str(corpus()))
     with pytest.raises(ConfigError, match=r"no `checked` yet: `check\(\)` makes it"):
