@@ -68,12 +68,20 @@ class Course:
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
         self.reason = ""  # why it has ended
-        self.cut_short = False  # whether only the minutes ended it
         self.began_s = clock()
 
     @property
     def done(self) -> bool:
         return bool(self.reason)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether only the minutes ended it."""
+        return self.reason == self._out_of_time
+
+    @property
+    def _out_of_time(self) -> str:
+        return f"the limit of {self.config.minutes:g} minutes, while it still got better"
 
     @property
     def figure(self) -> float:
@@ -125,10 +133,7 @@ class Course:
         if len(self.ends) > 1 and self.figure > (1 - self.config.least_gain) * min(self.ends[:-1]):
             return "falls no more"
         if further_steps < self.cycle_steps:  # a shorter cycle would undo what this one has learnt
-            if not self.config.minutes:
-                return "the steps asked for"
-            self.cut_short = True
-            return f"the limit of {self.config.minutes:g} minutes, while it still got better"
+            return self._out_of_time if self.config.minutes else "the steps asked for"
         return ""
 
     def follow(
