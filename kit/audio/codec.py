@@ -62,6 +62,11 @@ class Codec(Protocol):
     speaker_width: int = 0  # of who speaks; 0 where the states tell enough of that
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        """Of each number that a code stands for, the first changes fastest; else the vocabulary."""
+        return (self.vocab_size,)
+
+    @property
     def heard_rate(self) -> int:
         """Hz, of the waveforms that go in: mostly that of those that come out."""
         return self.sample_rate

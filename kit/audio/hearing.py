@@ -47,8 +47,19 @@ class SpeechRecognizer(Protocol):
 
     def encode(self, text: str) -> Tensor:
         """Character ids (N,) of `text`, from 1, those outside the alphabet left out."""
-        ids = [self.alphabet.find(char) + 1 for char in letters(text)]
-        return torch.tensor([i for i in ids if i])
+        return character_ids(self.alphabet, text)
+
+
+def character_ids(alphabet: str, text: str) -> Tensor:
+    """Ids (N,) of the characters of `text`, from 1, those outside the alphabet left out."""
+    ids = [alphabet.find(char) + 1 for char in letters(text)]
+    return torch.tensor([i for i in ids if i], dtype=torch.long)
+
+
+def transcripts(alphabet: str, log_probs: list[Tensor]) -> list[str]:
+    """The likeliest characters of each row (S, A), as CTC reads them."""
+    best = [row.argmax(-1).unique_consecutive().tolist() for row in log_probs]
+    return ["".join(alphabet[i - 1] for i in row if i) for row in best]
 
 
 def alphabet_of(texts: list[str]) -> str:

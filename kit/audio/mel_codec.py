@@ -135,6 +135,10 @@ class MelCodec(nn.Module, Codec):
         return self.config.frame_rate
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(self.config.levels)
+
+    @property
     def vocab_size(self) -> int:
         return math.prod(self.config.levels)
 

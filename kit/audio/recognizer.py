@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kit.audio.convnext import Block
 from kit.audio.fitting import Course, CourseConfig, train_course
-from kit.audio.hearing import Heard, SpeechRecognizer
+from kit.audio.hearing import Heard, SpeechRecognizer, transcripts
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
 from kit.base.config import build, require_within
 from kit.base.files import digest
@@ -100,8 +100,7 @@ class Recognizer(nn.Module, SpeechRecognizer):
     @torch.inference_mode()
     def transcribe(self, mels: list[Tensor]) -> list[str]:
         """Greedy transcript of each log-mel (M, T)."""
-        best = [row.argmax(-1).unique_consecutive().tolist() for row in self.log_probs(mels)]
-        return ["".join(self.alphabet[i - 1] for i in row if i) for row in best]
+        return transcripts(self.alphabet, self.log_probs(mels))
 
     def loss(self, mels: list[Tensor], texts: list[str]) -> Tensor:
         targets = [self.encode(t) for t in texts]
@@ -187,7 +186,7 @@ def train_recognizer(
     order = sorted(range(len(mels)), key=lengths.__getitem__)
 
     def batch_loss() -> Tensor:
-        rows = neighbours(order, lengths, c, generator)
+        rows = neighbours(order, lengths, c.batch, c.batch_frames, generator)
         return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
 
     yield from train_course(
@@ -204,12 +203,15 @@ def train_recognizer(
 
 
 def neighbours(
-    order: list[int], lengths: list[int], config: RecognizerConfig, generator: torch.Generator
+    order: list[int], lengths: list[int], most: int, most_frames: int, generator: torch.Generator
 ) -> list[int]:
-    """A batch drawn by chance from `order`, which goes from short to long (`lengths` in frames)."""
-    start = int(torch.randint(max(1, len(order) - config.batch), (), generator=generator))
-    rows = order[start : start + config.batch]
-    room = max(1, config.batch_frames // lengths[rows[-1]])
+    """A batch drawn by chance from `order`, which goes from short to long (`lengths` in frames).
+
+    `most` rows, padded no more than `most_frames` frames.
+    """
+    start = int(torch.randint(max(1, len(order) - most), (), generator=generator))
+    rows = order[start : start + most]
+    room = max(1, most_frames // lengths[rows[-1]])
     if room < len(rows):
         first = int(torch.randint(len(rows) - room + 1, (), generator=generator))
         rows = rows[first : first + room]

@@ -29,6 +29,7 @@ from kit.base.files import (
 )
 from kit.base.weights_file import is_sound
 from kit.base.words import brief, nearest
+from kit.inference.code_reader import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
 from kit.inference.references import Habits, VoiceError, load_references, save_references
 from kit.inference.sampling import GenerateConfig
@@ -40,6 +41,7 @@ from kit.text.tokenizer_kinds import load_tokenizer
 
 FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"
+# Of every voice; one that has a reader of its codes has that, too.
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
 # What is not rounded to int8 is fp16.
 WEIGHTS = {
@@ -71,6 +73,7 @@ safetensors and sentencepiece alone. Loading checks every file, and runs none.
 | codec.safetensors | codes in, sound out |
 | tokenizer.model | text in, ids out (SentencePiece) |
 | references.safetensors | how each speaker sounds: log-mels, with some codecs a vector |
+| reader.safetensors | codes in, letters out: chooses among readings (some voices) |
 | voice.json | language, speakers, number format, sampling; size and SHA-256 of each file |
 
 ## Licence
@@ -138,6 +141,8 @@ def export_voice(
             voice.vectors,
             voice.pieces,
         )
+        if voice.reader is not None:
+            save_reader(voice.reader, new / READER)
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
         card["checksum"] = digest(card)
         write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
@@ -159,6 +164,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         kit = importlib.metadata.version("voicekit-notebooks")
     except importlib.metadata.PackageNotFoundError:
         kit = None
+    names = [*FILES, READER] if voice.reader is not None else FILES
     return Card(
         format_version=FORMAT,
         language=voice.language,
@@ -168,7 +174,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         habits=dataclasses.asdict(voice.habits),
         model=dataclasses.asdict(voice.model.config),
         sampling=dataclasses.asdict(sampling),
-        files={name: size_and_digest(folder / name) for name in FILES},
+        files={name: size_and_digest(folder / name) for name in names},
         versions={"torch": torch.__version__, "kit": kit},
     )
 
@@ -268,6 +274,10 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         language_code(card.language)  # text is read by rules of the kit, or by none
         for path in (model, codec, tokens, references):
             verify(path, card.files[path.name])
+        reader = None
+        if READER in card.files:
+            verify(folder / READER, card.files[READER])
+            reader = load_reader(folder / READER)
         kept = load_references(references)
         voice = Voice(
             model=restored(model, build(GPTConfig, card.model)),
@@ -279,6 +289,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             vectors=kept.vectors,
             habits=build(Habits, card.habits),
             language=card.language,
+            reader=reader,
         )
     except VoiceError:
         raise

@@ -10,7 +10,7 @@ guidance every row is read twice, 2B in all: those with their text, then those w
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -22,6 +22,8 @@ from kit.inference.sampling import GenerateConfig, Noise, guided, penalize, samp
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
+# How badly each row of codes (N,) says its text, given as piece ids: nats a letter.
+Misfit = Callable[[list[list[int]], list[Tensor]], list[float]]
 CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
 
 
@@ -98,28 +100,33 @@ class Said:
 
 
 def generate(
-    model: Decoder | SpeechGPT, texts: list[list[int]], cond: Conditioning, config: GenerateConfig
+    model: Decoder | SpeechGPT,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    misfit: Misfit | None = None,
 ) -> list[Spoken]:
     """Codes for every row of `texts` (piece ids) in the voice of `cond`, as a decoder takes it.
 
     With several `candidates` each text is read that often, and the best reading is kept: a slip (a
     word left out, said twice) has a lower mean log-probability than what was meant, also by the
-    model that made it, and its attention leaves the text's order (`follow`). One that ended by
-    itself goes before one that was cut; where all were cut, the text is read again at half the
-    temperature, `retries` times at most. `guidance` takes a model that was taught for it.
+    model that made it, its attention leaves the text's order (`follow`), and whoever reads its
+    codes back reads something else (`reread`, by `misfit`). One that ended by itself goes before
+    one that was cut; where all were cut, the text is read again at half the temperature, `retries`
+    times at most. `guidance` takes a model that was taught for it.
     Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
     """
     if len(cond) != len(texts):
         raise GenerationError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
     decoder = model if isinstance(model, Decoder) else Decoder(model)
     config = as_taught(config, decoder.config)
-    found = best_of(decoder, texts, cond, config)
+    found = best_of(decoder, texts, cond, config, misfit)
     for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
         cut = [i for i, row in enumerate(found) if not row.stopped]
         if not cut:
             break
         config = replace(config, temperature=config.temperature / 2)
-        again = best_of(decoder, [texts[i] for i in cut], rows_of(cond, cut), config)
+        again = best_of(decoder, [texts[i] for i in cut], rows_of(cond, cut), config, misfit)
         again = dict(zip(cut, again))
         found = [again.get(i, row) for i, row in enumerate(found)]
     return found
@@ -131,9 +138,13 @@ def as_taught(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
 
 
 def best_of(
-    decoder: Decoder, texts: list[list[int]], cond: Conditioning, config: GenerateConfig
+    decoder: Decoder,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    misfit: Misfit | None,
 ) -> list[Spoken]:
-    """The best of each text's candidates: the likeliest, which also follows its text."""
+    """The best of each text's candidates: the likeliest, which also follows and says its text."""
     many = config.candidates if config.temperature else 1  # greedy readings are all alike
     each = [text for text in texts for _ in range(many)]
     seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
@@ -143,6 +154,9 @@ def best_of(
     if many > 1 and config.follow and decoder.alignment_head:
         sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
         worth = [score + config.follow * nats for score, nats in zip(worth, sure)]
+    if many > 1 and config.reread and misfit:
+        astray = misfit(each, [row.codes for row in rows])
+        worth = [score - config.reread * nats for score, nats in zip(worth, astray)]
     best = []
     for first in range(0, len(rows), many):
         group = range(first, first + many)

@@ -31,10 +31,14 @@ class GenerateConfig:
     # How far from what it would say without a text, where a voice has learnt that, too
     # (`model.text_dropout`): 1 as far as it is, 2 twice as far. Each row is then read twice.
     guidance: float = 1.0
-    candidates: int = 1  # readings drawn of each text; the best by likelihood and `follow` is kept
+    # Readings drawn of each text; the best by likelihood, `follow` and `reread` is kept.
+    candidates: int = 1
     # What a nat of following the text weighs beside a nat of likelihood, where the model has a head
     # that does; 0: likelihood alone.
     follow: float = 3.0
+    # What a nat a letter weighs by which a reading does not say its text, where the voice has what
+    # reads codes back (code_reader.py); 0: it is not asked.
+    reread: float = 1.0
     retries: int = 2  # of a reading that was cut at its limit, each at half the temperature before
     max_codes_per_text_id: float = 12.0  # length limit: so many codes a text id, plus 40, at most
     seed: int = 0
@@ -55,7 +59,9 @@ class GenerateConfig:
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
         patient = 0 <= self.retries <= MOST_RETRIES
         require(patient, self, "retries", f"must lie in 0 (none) to {MOST_RETRIES}.")
-        require(0 <= self.follow <= 1e6, self, "follow", "must lie in 0 (off) to a million.")
+        for field in ("follow", "reread"):
+            weight = 0 <= getattr(self, field) <= 1e6
+            require(weight, self, field, "must lie in 0 (off) to a million.")
         require(self.exact_codes >= 0, self, "exact_codes", "must be 0 (off) or more.")
         require_within(self, 0, 1e6, "repetition_penalty", "exact_codes")
         longest = 0 <= self.max_codes_per_text_id <= 1e6

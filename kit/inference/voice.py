@@ -22,6 +22,7 @@ from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
 from kit.base.files import file_digest
 from kit.base.wav import encode_wav
+from kit.inference.code_reader import CodeReader, reader_of
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import Spoken, as_taught, decoding, generate
 from kit.inference.references import (
@@ -69,6 +70,7 @@ class Voice:
     # speaker -> (S,), where the codec has a use for it
     vectors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
+    reader: CodeReader | None = None  # that reads codes back, to choose among readings
     note: str = ""  # how its sound is made, where a listener should know
 
     @property
@@ -152,10 +154,12 @@ class Voice:
     def within(self, config: GenerateConfig) -> GenerateConfig:
         """`config` as this voice can follow it.
 
-        With a length limit near its own pace, as what is longer is babble, and without guidance
-        where it was never taught for that.
+        With a length limit near its own pace, as what is longer is babble; without guidance where
+        it was never taught for that, and not read back where it has nothing that could.
         """
         config = as_taught(config, self.model.config)
+        if self.reader is None:
+            config = dataclasses.replace(config, reread=0.0)
         slow = PATIENCE * self.habits.pace or math.inf
         limit = min(config.max_codes_per_text_id, slow)
         return dataclasses.replace(config, max_codes_per_text_id=limit)
@@ -246,9 +250,17 @@ class Voice:
         many = max(1, batch // config.rows_a_text)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = self.conditioning([speakers[i] for i in at], decoder.device)
-            found.update(zip(at, generate(decoder, [ids[i] for i in at], cond, config)))
+            rows = generate(decoder, [ids[i] for i in at], cond, config, self.misfit)
+            found.update(zip(at, rows))
         decoder.tidy()
         return [found[i] for i in range(len(ids))]
+
+    def misfit(self, texts: list[list[int]], codes: list[Tensor]) -> list[float]:
+        """How badly each row of codes (N,) says its text, given as ids: nats a letter.
+
+        To be asked of a voice with a `reader`.
+        """
+        return self.reader.misfit([self.tokenizer.decode(ids) for ids in texts], codes)
 
     def _speech(
         self,
@@ -387,6 +399,8 @@ def load_voice(
     )
     require_one_run(voice, files, again)
     require_same_files(files, again)
+    made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
+    voice.reader = reader_of(folder, made_by)
     return voice.using()
 
 

@@ -18,6 +18,7 @@ from kit.dataset.archive import ArchiveConfig
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig
+from kit.inference.code_reader import CodeReaderConfig
 from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import EvaluateConfig, InferConfig, SoundConfig
 from kit.model.lora import LoRAConfig
@@ -49,6 +50,7 @@ SECTIONS = {
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
     "sound": SoundConfig,
+    "reader": CodeReaderConfig,
     "trials": TrialConfig,
 }
 

@@ -22,6 +22,7 @@ from kit.notebook.plots import heatmaps
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.attention import AttentionLog, kept_attention
+from kit.recipes.code_reader import learn_reader
 from kit.recipes.orders import next_order
 from kit.recipes.prepare_source import sampling_of
 from kit.recipes.several_gpus import (
@@ -240,6 +241,10 @@ class Training(TrainingPlan):
             return Result(line="Training has not ended: until then the sound is of codes alone.")
         return learn_sound(self.data)
 
+    def reader(self) -> Result:
+        """Train what reads codes back: the voice keeps those of its readings that say the text."""
+        return learn_reader(self.data)
+
     def run(self) -> Iterator[Result]:
         """All of it with nobody watching, a result after the other; Ctrl-C leaves a checkpoint.
 
@@ -254,3 +259,4 @@ class Training(TrainingPlan):
         yield self.summary()
         if self.session.finished():
             yield self.sound()
+            yield self.reader()

@@ -29,6 +29,7 @@ from kit.dataset.ledger import ManifestConfig
 from kit.dataset.long_recordings.cut import CutConfig
 from kit.dataset.long_recordings.transcript import WalkConfig
 from kit.dataset.synthetic import CorpusConfig
+from kit.inference.code_reader import CodeReaderConfig
 from kit.inference.decoder import DecoderConfig
 from kit.inference.sampling import GenerateConfig
 from kit.inference.settings import EvaluateConfig, InferConfig, SoundConfig
@@ -66,6 +67,7 @@ SECTIONS = {
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
     "sound": SoundConfig,
+    "reader": CodeReaderConfig,
 }
 PLAIN = {"memory", "recordings"}  # read key by key
 PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -97,7 +99,7 @@ def test_every_preset_builds_all_its_sections(name):
 def test_what_recordings_of_people_get_is_laid_over_a_section_that_there_is(name):
     preset = load_preset(name)
     people = preset.get("recordings", {})
-    assert set(people) <= {"codec", "generate", "model", "promise"}
+    assert set(people) <= {"codec", "generate", "model", "promise", "reader"}
     model = build(GPTConfig, merge(preset["model"], people.get("model", {})))
     # Guidance takes a model that has learnt to speak without a text.
     guided = build(GenerateConfig, merge(preset["generate"], people.get("generate", {})))

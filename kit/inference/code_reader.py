@@ -1,0 +1,230 @@
+"""What a reading's codes say, read back: a small network from audio codes to characters.
+
+A voice reads a text several times, and whoever heard it would know which reading to keep. This
+network is trained on the codes of the recordings and their texts, and never sees the model: it says
+how badly a reading's codes fit its text, without making sound of them. So CLVP ranks the readings
+of TorToiSe (Betker 2023); here by connectionist temporal classification (Graves et al. 2006), which
+some hours of speech can teach. Knows codes and characters; nothing of sound or the GPT.
+
+Shapes: B batch, N codes, A alphabet + blank.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from kit.audio.convnext import Block
+from kit.audio.fitting import Course, CourseConfig, train_course
+from kit.audio.hearing import character_ids, transcripts
+from kit.audio.recognizer import cer, neighbours
+from kit.base.config import build, require_within
+from kit.base.weights_file import load_module, save_module, saved_header
+
+READER = "reader.safetensors"  # in a run's folder, and in an exported voice's
+FOREIGN = 0.05  # share of codes that are another in training: a voice says some wrong ones
+UNHEARD = 0.08  # share that is not told
+WORST = 20.0  # nats a letter: of codes that are fewer than the letters, too
+
+
+class CodeReaderError(ValueError):
+    """A reader of codes that is missing or damaged; the message says what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CodeReaderConfig(CourseConfig):
+    width: int = 192  # channels
+    blocks: int = 6  # residual blocks
+    steps: int = 1600  # training steps, at least
+    minutes: float = 10.0  # no further cycle of them begins that would end after these
+    good: float = 0.05  # character error rate on held-out rows that is good enough
+    batch: int = 24  # rows per training step, at most ...
+    batch_codes: int = 12_000  # ... and codes
+    lr: float = 2e-3
+    rows: int = 0  # recordings it learns from, at most; 0: there is none
+    # Of a speaker with few rows, each counts as so many, at most: as far as the most have.
+    most_repeats: int = 4
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_within(self, 1, 65_536, "width")
+        require_within(self, 1, 1000, "blocks", "most_repeats")
+        require_within(self, 1, 1e9, "batch", "batch_codes")
+        require_within(self, 1e-12, 10, "lr")
+        require_within(self, 0, 1e9, "rows")
+
+
+class CodeReader(nn.Module):
+    """Codes -> characters of one `alphabet`; index 0 is the CTC blank.
+
+    A code stands for numbers of so many `levels`, of which each has an embedding: what codes share
+    is learnt once. Of a codec whose codes are not made of numbers, `levels` is its vocabulary.
+    """
+
+    def __init__(self, config: CodeReaderConfig, alphabet: str, levels: tuple):
+        super().__init__()
+        self.config = config
+        self.alphabet = alphabet
+        self.levels = tuple(levels)
+        # One more of each: of a code that is not told.
+        self.embeddings = nn.ModuleList(nn.Embedding(n + 1, config.width) for n in self.levels)
+        self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, len(alphabet) + 1)
+
+    def forward(self, codes: Tensor) -> Tensor:  # (B, N) -> (B, N, A) log-probabilities
+        """`codes` below 0 are not told."""
+        told = codes >= 0
+        rest = codes.clamp(min=0)
+        h = 0
+        for levels, embedding in zip(self.levels, self.embeddings):
+            h = h + embedding(torch.where(told, rest % levels, levels))
+            rest = rest // levels
+        h = self.blocks(h.mT).mT
+        return self.head(self.norm(h)).float().log_softmax(-1)
+
+    @torch.inference_mode()
+    def read(self, codes: list[Tensor]) -> list[str]:
+        """What each row of codes (N,) says, as far as it can be told."""
+        rows = self(padded(codes).to(self.head.weight.device)).cpu()
+        return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
+
+    @torch.inference_mode()
+    def misfit(self, texts: list[str], codes: list[Tensor]) -> list[float]:
+        """How badly each row of codes (N,) fits its text: nats a letter, 0 the best."""
+        targets = [character_ids(self.alphabet, text) for text in texts]
+        nats = self._ctc(padded(codes), codes, targets)  # infinite where there is no way through
+        letters = torch.tensor([max(1, len(target)) for target in targets])
+        return (nats / letters).clamp(max=WORST).tolist()
+
+    def loss(self, codes: list[Tensor], texts: list[str]) -> Tensor:
+        """CTC of a batch in training, in nats a letter; some codes are hidden, some are others."""
+        targets = [character_ids(self.alphabet, text) for text in texts]
+        row = padded(codes)
+        chance = torch.rand(row.shape)
+        others = torch.randint(math.prod(self.levels), row.shape)
+        row = torch.where(chance < FOREIGN, others, row)
+        row = torch.where(chance > 1 - UNHEARD, -1, row)
+        letters = torch.tensor([max(1, len(target)) for target in targets])
+        # Fewer codes than letters: such a row has no way through, and teaches nothing.
+        return (self._ctc(row, codes, targets, zero_infinity=True) / letters).mean()
+
+    def _ctc(
+        self, row: Tensor, codes: list[Tensor], targets: list[Tensor], zero_infinity: bool = False
+    ) -> Tensor:
+        """CTC (B,) of each row of `row` (B, N), in nats."""
+        log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()  # (N, B, A)
+        lengths = torch.tensor([len(c) for c in codes])
+        counts = torch.tensor([len(target) for target in targets])
+        return F.ctc_loss(
+            log_probs,
+            torch.cat(targets),
+            lengths,
+            counts,
+            reduction="none",
+            zero_infinity=zero_infinity,
+        )
+
+
+def padded(codes: list[Tensor]) -> Tensor:
+    """Rows of codes (N,) as one (B, N), a column at least; what is added is not told."""
+    rows = pad_sequence([c.long().cpu() for c in codes], batch_first=True, padding_value=-1)
+    return rows if rows.shape[1] else F.pad(rows, (0, 1), value=-1)
+
+
+def reader_course(reader: CodeReader, held: list[tuple[Tensor, str]]) -> Course:
+    """A course that ends when the error rate on `held` is low or falls no more.
+
+    `held` are (codes (N,), text) pairs that training never sees.
+    """
+    if not held:
+        return Course(reader.config)
+    codes, texts = (list(column) for column in zip(*held))
+
+    def look() -> float:
+        reader.eval()
+        found = cer(reader.read(codes), texts)
+        reader.train()
+        return found
+
+    return Course(reader.config, look)
+
+
+def train_reader(
+    reader: CodeReader,
+    codes: list[Tensor],
+    texts: list[str],
+    device: str,
+    precision: str,
+    course: Course,
+    seed: int = 0,
+) -> Iterator[tuple[int, float]]:
+    """Fit `reader` to (codes (N,), text) pairs, yielding (step, loss).
+
+    Batches hold neighbours in length. Leaves it on the CPU, to be used.
+    """
+    c = reader.config
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [len(row) for row in codes]
+    order = sorted(range(len(codes)), key=lengths.__getitem__)
+
+    def batch_loss() -> Tensor:
+        rows = neighbours(order, lengths, c.batch, c.batch_codes, generator)
+        return reader.loss([codes[i] for i in rows], [texts[i] for i in rows])
+
+    yield from train_course(
+        course,
+        reader,
+        batch_loss,
+        device,
+        precision,
+        lr=c.lr,
+        betas=(0.9, 0.999),
+        warmup_share=0.15,
+        clip_norm=1.0,
+    )
+
+
+def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:
+    """Weights and what makes them in one file; `parts` are the SHA-256 of what made its ids."""
+    save_module(
+        path,
+        reader,
+        config=dataclasses.asdict(reader.config),
+        alphabet=reader.alphabet,
+        levels=reader.levels,
+        parts=parts or {},
+    )
+
+
+def load_reader(path: Path) -> CodeReader:
+    """The reader saved at `path`. Raises CodeReaderError where it is missing or damaged."""
+    cure = "delete it, or run `reader()` of 02_train again."
+    return load_module(path, _from_header, CodeReaderError, cure)
+
+
+def _from_header(header: dict) -> CodeReader:
+    config = build(CodeReaderConfig, header["config"])
+    return CodeReader(config, header["alphabet"], tuple(header["levels"]))
+
+
+def reader_of(folder: Path, parts: dict[str, str]) -> CodeReader | None:
+    """The reader in a run's `folder` that knows the ids of `parts`; None where there is none.
+
+    Of a codec or tokenizer of before it would read other codes. Raises CodeReaderError where it is
+    damaged.
+    """
+    path = Path(folder) / READER
+    try:
+        known = saved_header(path)["parts"]
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
+        return load_reader(path)  # which says what is wrong with it
+    return load_reader(path) if known == parts else None
