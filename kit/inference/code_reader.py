@@ -92,21 +92,21 @@ class CodeReader(nn.Module):
     @torch.inference_mode()
     def read(self, codes: list[Tensor]) -> list[str]:
         """What each row of codes (N,) says, as far as it can be told."""
-        rows = self(padded(codes).to(self.head.weight.device)).cpu()
+        rows = self(pad_codes(codes).to(self.head.weight.device)).cpu()
         return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
 
     @torch.inference_mode()
     def misfit(self, texts: list[str], codes: list[Tensor]) -> list[float]:
         """How badly each row of codes (N,) fits its text: nats a letter, 0 the best."""
         targets = [character_ids(self.alphabet, text) for text in texts]
-        nats = self._ctc(padded(codes), codes, targets)  # infinite where there is no way through
+        nats = self._ctc(pad_codes(codes), codes, targets)  # infinite where there is no way through
         letters = torch.tensor([max(1, len(target)) for target in targets])
         return (nats / letters).clamp(max=WORST).tolist()
 
     def loss(self, codes: list[Tensor], texts: list[str]) -> Tensor:
         """CTC of a batch in training, in nats a letter; some codes are hidden, some are others."""
         targets = [character_ids(self.alphabet, text) for text in texts]
-        row = padded(codes)
+        row = pad_codes(codes)
         chance = torch.rand(row.shape)
         others = torch.randint(math.prod(self.levels), row.shape)
         row = torch.where(chance < FOREIGN, others, row)
@@ -132,7 +132,7 @@ class CodeReader(nn.Module):
         )
 
 
-def padded(codes: list[Tensor]) -> Tensor:
+def pad_codes(codes: list[Tensor]) -> Tensor:
     """Rows of codes (N,) as one (B, N), a column at least; what is added is not told."""
     rows = pad_sequence([c.long().cpu() for c in codes], batch_first=True, padding_value=-1)
     return rows if rows.shape[1] else F.pad(rows, (0, 1), value=-1)

@@ -15,7 +15,7 @@ from kit.inference.code_reader import (
     CodeReaderConfig,
     CodeReaderError,
     load_reader,
-    padded,
+    pad_codes,
     reader_course,
     reader_of,
     save_reader,
@@ -116,7 +116,7 @@ def test_codes_are_taken_apart_as_the_codec_makes_them():
 
 
 def test_what_is_added_is_not_told():
-    assert padded([torch.tensor([3]), torch.tensor([0, 1])]).tolist() == [[3, -1], [0, 1]]
+    assert pad_codes([torch.tensor([3]), torch.tensor([0, 1])]).tolist() == [[3, -1], [0, 1]]
 
 
 def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_path):
