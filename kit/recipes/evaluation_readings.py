@@ -11,6 +11,7 @@ import itertools
 from kit.base.files import digest, file_digest
 from kit.base.result_cache import kept_result
 from kit.dataset.ledger import Utterance
+from kit.inference.code_reader import READER
 from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
 from kit.inference.sampling import GenerateConfig
 from kit.inference.state_sound import SOUND
@@ -27,7 +28,8 @@ OTHER_FILES = (
     "tokenizer.model",
     "references.safetensors",
     "recognizer.safetensors",
-    SOUND,  # where there is one
+    SOUND,  # where there is one, as of the next
+    READER,
 )
 
 

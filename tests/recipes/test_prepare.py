@@ -70,7 +70,7 @@ def test_a_person_is_drawn_warmer_than_the_built_in_corpus_unless_the_run_says_e
     run = start("drawn", "cpu")
     assert sampling_of(run).temperature == 0.3
     run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
-    asked = {"temperature": 0.9, "candidates": 8, "guidance": 2.0}
+    asked = {"temperature": 0.9, "candidates": 32, "guidance": 2.0}
     assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
     assert sampling_of(run, candidates=1).candidates == 1
     own = {"generate": {"temperature": 0.5}}

@@ -86,7 +86,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert any(line.startswith("It fits. micro_batch 8: planned") for line in lines)
     assert any("Training: 6 steps of" in line for line in lines) and "no gate" in lines[4]
     assert (
-        lines[-3] == "Trained to step 6 of 6."
+        lines[-4] == "Trained to step 6 of 6."
         and "Finished: step 6 of 6" in capsys.readouterr().out
     )
     left = {path.name for path in tmp_path.iterdir()}
@@ -101,7 +101,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
 
     log = (tmp_path / "train.jsonl").read_bytes()
     again = [str(result) for result in Training(active(tmp_path)).run()]
-    assert again[0] == "Trained to step 6 of 6." and len(again) == 3
+    assert again[0] == "Trained to step 6 of 6." and len(again) == 4
     assert again[2] == "The sound knows the states of these weights already."
     assert (tmp_path / "train.jsonl").read_bytes() == log
     assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
@@ -137,7 +137,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, m
     assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
     assert stopped_short.trained().config == stopped_short.model, "as it stands"
     training = Training(active(tmp_path, **longer), steps=stopped + 4)
-    assert [str(result) for result in training.run()][-3].startswith("Trained to step")
+    assert [str(result) for result in training.run()][-4].startswith("Trained to step")
     rows = read_log(tmp_path / "train.jsonl")
     assert [row["step"] for row in rows] == list(range(1, stopped + 5))
     assert f"resumed from step {stopped}" in rows[stopped]["note"]
