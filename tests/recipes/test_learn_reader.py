@@ -8,11 +8,12 @@ from test_state_sound import BRIEF, trained_run
 from test_train import active
 
 from kit.base.files import file_digest
-from kit.inference.code_reader import READER, CodeReaderError
+from kit.inference.code_reader import READER, CodeReaderError, save_reader
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice import VoiceError, load_voice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.code_reader import evened_out, learn_reader
+from kit.recipes.evaluation_readings import EvaluationReadings
 from kit.recipes.training_data import TrainingData
 
 ASKED = {"rows": 60}
@@ -133,3 +134,16 @@ def test_speakers_with_few_recordings_count_as_far_as_the_others():
     assert sorted(found) == sorted([*range(6), *[6, 7, 8] * 2, *[9] * 4])
     assert evened_out(rows, speakers, most=4) == found
     assert sorted(evened_out(rows, speakers, most=1)) == rows
+
+
+def test_what_was_spoken_with_another_reader_is_spoken_anew(learnt):
+    run, _ = learnt
+    before = EvaluationReadings(run, 4).digests
+    path = run.path(READER)
+    kept = path.read_bytes()
+    save_reader(load_voice(run.folder).reader, path)
+    assert EvaluationReadings(run, 4).digests != before
+    path.unlink()
+    assert EvaluationReadings(run, 4).digests != before
+    path.write_bytes(kept)
+    assert EvaluationReadings(run, 4).digests == before
