@@ -177,7 +177,9 @@ def train_recognizer(
 ) -> Iterator[tuple[int, float]]:
     """Fit `model` to (log-mel (M, T), text) pairs, yielding (step, loss).
 
-    Batches hold neighbours in length, so that little is padding. Leaves it on the CPU, to be used.
+    Likewise another one that learns to write down what goes on in frames, with `loss`, `transcribe`
+    and a `config` as the recogniser has: a reader of codes, to (codes (N,), text) pairs. Batches
+    hold neighbours in length, so that little is padding. Leaves it on the CPU, to be used.
     `course` says how long; without one, `model.config.steps`.
     """
     c = model.config
@@ -186,7 +188,7 @@ def train_recognizer(
     order = sorted(range(len(mels)), key=lengths.__getitem__)
 
     def batch_loss() -> Tensor:
-        rows = neighbours(order, lengths, c.batch, c.batch_frames, generator)
+        rows = neighbours(order, lengths, c, generator)
         return model.loss([mels[i] for i in rows], [texts[i] for i in rows])
 
     yield from train_course(
@@ -203,15 +205,12 @@ def train_recognizer(
 
 
 def neighbours(
-    order: list[int], lengths: list[int], most: int, most_frames: int, generator: torch.Generator
+    order: list[int], lengths: list[int], config: RecognizerConfig, generator: torch.Generator
 ) -> list[int]:
-    """A batch drawn by chance from `order`, which goes from short to long (`lengths` in frames).
-
-    `most` rows, padded no more than `most_frames` frames.
-    """
-    start = int(torch.randint(max(1, len(order) - most), (), generator=generator))
-    rows = order[start : start + most]
-    room = max(1, most_frames // lengths[rows[-1]])
+    """A batch drawn by chance from `order`, which goes from short to long (`lengths` in frames)."""
+    start = int(torch.randint(max(1, len(order) - config.batch), (), generator=generator))
+    rows = order[start : start + config.batch]
+    room = max(1, config.batch_frames // lengths[rows[-1]])
     if room < len(rows):
         first = int(torch.randint(len(rows) - room + 1, (), generator=generator))
         rows = rows[first : first + room]

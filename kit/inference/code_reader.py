@@ -11,7 +11,6 @@ Shapes: B batch, N codes, A alphabet + blank.
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import safetensors
@@ -21,9 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from kit.audio.convnext import Block
-from kit.audio.fitting import Course, CourseConfig, train_course
+from kit.audio.fitting import CourseConfig
 from kit.audio.hearing import character_ids, transcripts
-from kit.audio.recognizer import cer, neighbours
 from kit.base.config import build, require_within
 from kit.base.weights_file import load_module, save_module, saved_header
 
@@ -45,7 +43,7 @@ class CodeReaderConfig(CourseConfig):
     minutes: float = 10.0  # no further cycle of them begins that would end after these
     good: float = 0.05  # character error rate on held-out rows that is good enough
     batch: int = 24  # rows per training step, at most ...
-    batch_codes: int = 12_000  # ... and codes
+    batch_frames: int = 12_000  # ... and codes
     lr: float = 2e-3
     rows: int = 0  # recordings it learns from, at most; 0: there is none
     # Of a speaker with few rows, each counts as so many, at most: as far as the most have.
@@ -55,7 +53,7 @@ class CodeReaderConfig(CourseConfig):
         super().__post_init__()
         require_within(self, 1, 65_536, "width")
         require_within(self, 1, 1000, "blocks", "most_repeats")
-        require_within(self, 1, 1e9, "batch", "batch_codes")
+        require_within(self, 1, 1e9, "batch", "batch_frames")
         require_within(self, 1e-12, 10, "lr")
         require_within(self, 0, 1e9, "rows")
 
@@ -90,7 +88,7 @@ class CodeReader(nn.Module):
         return self.head(self.norm(h)).float().log_softmax(-1)
 
     @torch.inference_mode()
-    def read(self, codes: list[Tensor]) -> list[str]:
+    def transcribe(self, codes: list[Tensor]) -> list[str]:
         """What each row of codes (N,) says, as far as it can be told."""
         rows = self(pad_codes(codes).to(self.head.weight.device)).cpu()
         return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
@@ -98,31 +96,27 @@ class CodeReader(nn.Module):
     @torch.inference_mode()
     def misfit(self, texts: list[str], codes: list[Tensor]) -> list[float]:
         """How badly each row of codes (N,) fits its text: nats a letter, 0 the best."""
-        targets = [character_ids(self.alphabet, text) for text in texts]
-        nats = self._ctc(pad_codes(codes), codes, targets)  # infinite where there is no way through
-        letters = torch.tensor([max(1, len(target)) for target in targets])
-        return (nats / letters).clamp(max=WORST).tolist()
+        return self._nats(pad_codes(codes), codes, texts).clamp(max=WORST).tolist()
 
     def loss(self, codes: list[Tensor], texts: list[str]) -> Tensor:
         """CTC of a batch in training, in nats a letter; some codes are hidden, some are others."""
-        targets = [character_ids(self.alphabet, text) for text in texts]
         row = pad_codes(codes)
         chance = torch.rand(row.shape)
         others = torch.randint(math.prod(self.levels), row.shape)
         row = torch.where(chance < FOREIGN, others, row)
         row = torch.where(chance > 1 - UNHEARD, -1, row)
-        letters = torch.tensor([max(1, len(target)) for target in targets])
         # Fewer codes than letters: such a row has no way through, and teaches nothing.
-        return (self._ctc(row, codes, targets, zero_infinity=True) / letters).mean()
+        return self._nats(row, codes, texts, zero_infinity=True).mean()
 
-    def _ctc(
-        self, row: Tensor, codes: list[Tensor], targets: list[Tensor], zero_infinity: bool = False
+    def _nats(
+        self, row: Tensor, codes: list[Tensor], texts: list[str], zero_infinity: bool = False
     ) -> Tensor:
-        """CTC (B,) of each row of `row` (B, N), in nats."""
-        log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()  # (N, B, A)
-        lengths = torch.tensor([len(c) for c in codes])
+        """CTC (B,) of each row of `row` (B, N), in nats a letter; infinite where none fits."""
+        targets = [character_ids(self.alphabet, text) for text in texts]
         counts = torch.tensor([len(target) for target in targets])
-        return F.ctc_loss(
+        lengths = torch.tensor([len(c) for c in codes])
+        log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()  # (N, B, A)
+        nats = F.ctc_loss(
             log_probs,
             torch.cat(targets),
             lengths,
@@ -130,65 +124,13 @@ class CodeReader(nn.Module):
             reduction="none",
             zero_infinity=zero_infinity,
         )
+        return nats / counts.clamp(min=1)
 
 
 def pad_codes(codes: list[Tensor]) -> Tensor:
     """Rows of codes (N,) as one (B, N), a column at least; what is added is not told."""
     rows = pad_sequence([c.long().cpu() for c in codes], batch_first=True, padding_value=-1)
     return rows if rows.shape[1] else F.pad(rows, (0, 1), value=-1)
-
-
-def reader_course(reader: CodeReader, held: list[tuple[Tensor, str]]) -> Course:
-    """A course that ends when the error rate on `held` is low or falls no more.
-
-    `held` are (codes (N,), text) pairs that training never sees.
-    """
-    if not held:
-        return Course(reader.config)
-    codes, texts = (list(column) for column in zip(*held))
-
-    def look() -> float:
-        reader.eval()
-        found = cer(reader.read(codes), texts)
-        reader.train()
-        return found
-
-    return Course(reader.config, look)
-
-
-def train_reader(
-    reader: CodeReader,
-    codes: list[Tensor],
-    texts: list[str],
-    device: str,
-    precision: str,
-    course: Course,
-    seed: int = 0,
-) -> Iterator[tuple[int, float]]:
-    """Fit `reader` to (codes (N,), text) pairs, yielding (step, loss).
-
-    Batches hold neighbours in length. Leaves it on the CPU, to be used.
-    """
-    c = reader.config
-    generator = torch.Generator().manual_seed(seed)
-    lengths = [len(row) for row in codes]
-    order = sorted(range(len(codes)), key=lengths.__getitem__)
-
-    def batch_loss() -> Tensor:
-        rows = neighbours(order, lengths, c.batch, c.batch_codes, generator)
-        return reader.loss([codes[i] for i in rows], [texts[i] for i in rows])
-
-    yield from train_course(
-        course,
-        reader,
-        batch_loss,
-        device,
-        precision,
-        lr=c.lr,
-        betas=(0.9, 0.999),
-        warmup_share=0.15,
-        clip_norm=1.0,
-    )
 
 
 def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:

@@ -22,7 +22,7 @@ from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
 from kit.base.files import file_digest
 from kit.base.wav import encode_wav
-from kit.inference.code_reader import CodeReader, reader_of
+from kit.inference.code_reader import READER, CodeReader, reader_of
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import Spoken, as_taught, decoding, generate
 from kit.inference.references import (
@@ -399,8 +399,9 @@ def load_voice(
     )
     require_one_run(voice, files, again)
     require_same_files(files, again)
-    made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
-    voice.reader = reader_of(folder, made_by)
+    if (folder / READER).is_file():
+        made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
+        voice.reader = reader_of(folder, made_by)
     return voice.using()
 
 

@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from kit.audio.hearing import alphabet_of
+from kit.audio.recognizer import recognizer_course, train_recognizer
 from kit.base.config import build
 from kit.inference.code_reader import (
     READER,
     CodeReader,
     CodeReaderConfig,
     CodeReaderError,
-    reader_course,
     reader_of,
     save_reader,
-    train_reader,
 )
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
@@ -52,9 +51,9 @@ def learn_reader(data: TrainingData) -> Result:
     texts, codes = texts_and_codes(data, repeated)
     torch.manual_seed(0)
     reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
-    course = reader_course(reader, list(zip(held[1], held[0])))
+    course = recognizer_course(reader, list(zip(held[1], held[0])))
     device, precision = run.hw.device, run.precision.value
-    steps = train_reader(reader, codes, texts, device, precision, course)
+    steps = train_recognizer(reader, codes, texts, device, precision, course=course)
     figures = course.follow(steps, Ticker("reader step"))
     figures["rows"] = len(members)
     save_reader(reader, run.path(READER), data.parts)
@@ -95,5 +94,8 @@ def shown(reader: CodeReader, held: tuple[list[str], list[Tensor]], line: str) -
     texts, codes = (column[:SHOWN] for column in held)
     if not texts:
         return Result(line=f"{line}.")
-    grid = [("held-out text", "read from the recording's codes"), *zip(texts, reader.read(codes))]
+    grid = [
+        ("held-out text", "read from the recording's codes"),
+        *zip(texts, reader.transcribe(codes)),
+    ]
     return Result(line=f"{line}.", grid=grid)

@@ -111,12 +111,12 @@ def test_a_step_on_long_clips_takes_fewer_of_them_and_every_clip_has_its_turn():
     config = RecognizerConfig(batch=6, batch_frames=4000)
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(300):
-        rows = neighbours(list(range(20)), lengths, config.batch, config.batch_frames, generator)
+        rows = neighbours(list(range(20)), lengths, config, generator)
         assert len(rows) * lengths[rows[-1]] <= 4000 and rows == [*range(rows[0], rows[-1] + 1)]
         assert len(rows) == 6 or lengths[rows[0]] > 100  # short ones go together in full
         seen.update(rows)
     assert set(range(19)) <= seen
-    alone = neighbours([0], [9999], config.batch, config.batch_frames, generator)
+    alone = neighbours([0], [9999], config, generator)
     assert alone == [0]  # longer than the limit: a batch by itself
 
 

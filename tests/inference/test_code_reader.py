@@ -7,6 +7,7 @@ import torch
 from helpers import trained_codec
 
 from kit.audio.fitting import Course
+from kit.audio.recognizer import recognizer_course, train_recognizer
 from kit.base.config import ConfigError
 from kit.inference.code_reader import (
     READER,
@@ -16,10 +17,8 @@ from kit.inference.code_reader import (
     CodeReaderError,
     load_reader,
     pad_codes,
-    reader_course,
     reader_of,
     save_reader,
-    train_reader,
 )
 
 LETTERS = "abcdef"
@@ -56,8 +55,8 @@ def made(config: CodeReaderConfig = CONFIG) -> CodeReader:
 def trained() -> tuple[CodeReader, Course]:
     reader = made()
     held = spoken(20, seed=1)
-    course = reader_course(reader, list(zip(*held)))
-    for _ in train_reader(reader, *spoken(80, seed=0), "cpu", "fp32", course):
+    course = recognizer_course(reader, list(zip(*held)))
+    for _ in train_recognizer(reader, *spoken(80, seed=0), "cpu", "fp32", course=course):
         pass
     return reader, course
 
@@ -65,7 +64,7 @@ def trained() -> tuple[CodeReader, Course]:
 def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
     reader, course = trained
     codes, texts = spoken(20, seed=2)
-    read = reader.read(codes)
+    read = reader.transcribe(codes)
     assert sum(a == b for a, b in zip(read, texts)) >= 18
     assert course.figure < 0.05 and course.ending.startswith("after 150 steps")
 
