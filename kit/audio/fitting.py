@@ -163,6 +163,7 @@ class Course:
             "seconds": round(self.clock() - self.began_s, 1),
             "ended": self.reason,
             "cut_short": self.cut_short,
+            "minutes": self.config.minutes,  # it had, at most
             "overflows": self.skipped,
             "held_out_by_step": [list(pair) for pair in self.looks],
         }

@@ -33,7 +33,8 @@ from kit.inference.code_reader import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
 from kit.inference.references import Habits, VoiceError, load_references, save_references
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, require_one_run
+from kit.inference.voice import Voice
+from kit.inference.voice_files import require_one_run
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.text.normalize import language_code

@@ -2,8 +2,8 @@
 
 Holds the GPT, the codec, the tokenizer and a reference per speaker. A long text is cut into parts
 of the length the voice was trained on, and joined again; each utterance comes back with whether it
-found its own end. `stream` hands out sound while codes are still being made. `load_voice` reads
-what the training notebooks left in a run's folder. Knows no metric and no widget.
+found its own end. `stream` hands out sound while codes are still being made. Knows no file, no
+metric and no widget: `voice_files` reads what the training notebooks left.
 
 Shapes: M mels, T reference frames, S speaker width, L samples, N codes, D width of the states.
 """
@@ -11,34 +11,23 @@ Shapes: M mels, T reference frames, S speaker width, L samples, N codes, D width
 import dataclasses
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec
-from kit.audio.front_ends import make_front_end
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
-from kit.base.files import file_digest
 from kit.base.wav import encode_wav
-from kit.inference.code_reader import READER, CodeReader, reader_of
+from kit.inference.code_reader import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import Spoken, as_taught, decoding, generate
-from kit.inference.references import (
-    Habits,
-    VoiceError,
-    listened,
-    load_references,
-)
+from kit.inference.references import Habits, VoiceError, listened
 from kit.inference.sampling import GenerateConfig, seed_of
-from kit.inference.state_sound import codec_of_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
 from kit.text.normalize import TextError, normalize
 from kit.text.piece_tokenizer import PieceTokenizer
 from kit.text.sentences import SpokenPart, fade, join, split
-from kit.text.tokenizer_kinds import load_tokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 LONGEST_S = 30.0  # of a reference; what follows is not listened to
@@ -356,114 +345,3 @@ def cut_off(text: str) -> str:
         f"The voice did not find the end of {text!r} and was cut off. Try a shorter sentence, a "
         "lower temperature, or train longer."
     )
-
-
-def load_voice(
-    folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
-) -> Voice:
-    """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
-    folder = Path(folder)
-    if (folder / "voice.json").is_file():
-        raise VoiceError(
-            f"{folder} is an exported voice: kit.inference.export.load_export reads it."
-        )
-    if not (folder / weights).is_file() and weights == WEIGHTS["ema"]:
-        raise VoiceError(
-            f"{folder} has no {weights}: its training kept no average (`ema` was off), or has not "
-            "ended. Run notebook 02_train to its end, then 03_evaluate_ema."
-        )
-    files = {
-        "model": folder / weights,
-        "codec": folder / "codec.safetensors",
-        "tokenizer": folder / "tokenizer.model",
-        "references": folder / "references.safetensors",
-    }
-    again = "run notebooks 01_data_prep to 02_train again, in a run of its own."
-    kept = load_references(files["references"])
-    try:
-        model = load_model(files["model"])
-    except ModelFileError as error:
-        raise VoiceError(str(error)) from error
-    codec, note = codec_of_voice(folder, files["model"])
-    voice = Voice(
-        model=model.to(device),
-        codec=codec,
-        note=note,
-        tokenizer=load_tokenizer(files["tokenizer"], language),
-        references=kept.mels,
-        front_end=make_front_end(kept.front_end),
-        language=language,
-        habits=kept.habits,
-        pieces=kept.pieces,
-        vectors=kept.vectors,
-    )
-    require_one_run(voice, files, again)
-    require_same_files(files, again)
-    if (folder / READER).is_file():
-        made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
-        voice.reader = reader_of(folder, made_by)
-    return voice.using()
-
-
-def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
-    """The voice of each set of weights in a run's folder: "raw", and "ema" where there is one."""
-    found = {}
-    for name, file in WEIGHTS.items():
-        # Without the last weights training has not ended: asked for, they are told to be missing.
-        if name == "raw" or (Path(folder) / file).is_file():
-            found[name] = load_voice(folder, file, language, device)
-    return found
-
-
-def require_same_files(files: dict[str, Path], cure: str) -> None:
-    """Raise VoiceError unless tokenizer and codec are those that the model was trained with.
-
-    Of two runs with one preset they have the same sizes, and their ids mean different things.
-    """
-    noted = trained_with(files["model"])
-    for path in (files["tokenizer"], files["codec"]):
-        digest = noted.get(path.name)
-        if digest and digest != file_digest(path):
-            raise VoiceError(
-                f"{path} is not the one that {files['model']} was trained with: its ids mean "
-                f"something else. Bring back that one, or {cure}"
-            )
-
-
-def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
-    """Raise VoiceError, with `cure`, unless the parts of `voice`, read from `files`, fit together.
-
-    A tokenizer of another run gives ids that the model does not have, or that mean other pieces.
-    """
-    shape = voice.model.config
-    codec = voice.codec
-    told = [
-        ("tokenizer", "text ids", voice.tokenizer.vocab_size, shape.text_vocab),
-        ("codec", "codes, START and STOP included", codec.vocab_size + 2, shape.code_vocab),
-    ]
-    frames = None
-    for speaker, mel in voice.references.items():
-        mels = mel.shape[0] if mel.ndim == 2 and mel.numel() else 0
-        told.append(("references", f"mels of {speaker!r}", mels, shape.n_mels))
-        if speaker not in voice.pieces:
-            frames = frames or mel.shape[-1]
-            told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
-        if voice.made_of_states:
-            numbers = voice.vectors.get(speaker, torch.zeros(0)).numel()
-            what = f"numbers of who {speaker!r} is"
-            told.append(("references", what, numbers, codec.speaker_width))
-    for part, what, found, wanted in told:
-        if found != wanted:
-            raise VoiceError(
-                f"{files[part]} has {found:,} {what}, {files['model']} goes with {wanted:,}: they "
-                f"are of different runs. Take both from one run, or {cure}"
-            )
-    head = voice.habits.head
-    if head and not (head.layer < shape.layers and head.head < shape.heads):
-        raise VoiceError(
-            f"{files['references']} tells of head {head.head} in layer {head.layer}, "
-            f"{files['model']} has {shape.layers} layers of {shape.heads} heads: they are of "
-            f"different runs. Take both from one run, or {cure}"
-        )
-    if not voice.references:
-        raise VoiceError(f"{files['references']} holds no speaker: {cure}")

@@ -13,7 +13,7 @@ from kit.base.config import ConfigError
 from kit.dataset.ledger import Utterance, of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.evaluate import transcribe
-from kit.inference.voice import load_voices
+from kit.inference.voice_files import load_voices
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import sampling_of
 

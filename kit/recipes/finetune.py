@@ -12,7 +12,8 @@ from functools import cached_property
 from kit.dataset.ledger import of_split
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, load_voice
+from kit.inference.voice import Voice
+from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.warm_start import with_positions_of
 from kit.model.weights import WEIGHTS

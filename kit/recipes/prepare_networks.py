@@ -120,7 +120,8 @@ def codec_in_words(figures: dict) -> str:
     if figures["held_out"] is not None:  # there were held-out recordings
         told = f"held-out loss {figures['held_out']:.3f} {told}"
     if figures.get("cut_short"):  # earlier versions did not note it
-        told += " (`--set codec.minutes=30` and no other work beside it make it clearer)"
+        minutes = max(30, 3 * figures.get("minutes", 0))
+        told += f" (`--set codec.minutes={minutes:g}` and no other work beside it make it clearer)"
     if figures["sharpened"]["steps"]:
         told += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
     if figures["vocoder"]["steps"]:

@@ -11,7 +11,8 @@ from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import voices_by_format
 from kit.inference.settings import InferConfig
-from kit.inference.voice import Speech, Voice, VoiceError, load_voice
+from kit.inference.voice import Speech, Voice, VoiceError
+from kit.inference.voice_files import load_voice
 from kit.notebook.result import Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import sampling_of

@@ -12,7 +12,8 @@ from kit.audio.codec_kinds import save_codec
 from kit.base.config import ConfigError, build, merge
 from kit.base.files import file_digest, write_atomic
 from kit.inference.export import CARD, load_export
-from kit.inference.voice import Voice, load_voice
+from kit.inference.voice import Voice
+from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
 from kit.model.indextts2 import indextts2_in, told_indextts2
 from kit.model.sequence import GPTConfig

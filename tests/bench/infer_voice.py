@@ -20,7 +20,8 @@ from kit.inference.compare_formats import (
 )
 from kit.inference.evaluate import score
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, load_voice
+from kit.inference.voice import Voice
+from kit.inference.voice_files import load_voice
 
 FORMATS = ("bf16", "fp16", "int8", "int8-weight-only")
 FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come

@@ -29,7 +29,7 @@ from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.sampling import GenerateConfig
 from kit.inference.state_sound import SOUND
-from kit.inference.voice import load_voices
+from kit.inference.voice_files import load_voices
 from kit.model.weights import WEIGHTS
 from kit.notebook.tables import text_grid
 from kit.recipes.active_run import ActiveRun

@@ -10,7 +10,8 @@ from test_train import active
 from kit.base.files import file_digest
 from kit.inference.code_reader import READER, CodeReaderError, save_reader
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice import VoiceError, load_voice
+from kit.inference.voice import VoiceError
+from kit.inference.voice_files import load_voice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.code_reader import evened_out, learn_reader
 from kit.recipes.evaluation_readings import EvaluationReadings

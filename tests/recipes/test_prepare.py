@@ -16,7 +16,12 @@ from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_networks import THERE, fitted_codec, fitted_recognizer
+from kit.recipes.prepare_networks import (
+    THERE,
+    codec_in_words,
+    fitted_codec,
+    fitted_recognizer,
+)
 from kit.recipes.prepare_source import RunSource, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
@@ -180,7 +185,9 @@ def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(pre
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
     _, how = fitted_codec(run, config, prepared[0].checked.kept, tmp_path / "codec.safetensors")
     assert "while it still got better (`--set codec.minutes=30`" in how
-    assert run.report()["codec"]["cut_short"]
+    figures = run.report()["codec"]
+    assert figures["cut_short"]
+    assert "codec.minutes=90`" in codec_in_words(figures | {"minutes": 30})
 
 
 def test_a_step_taken_too_early_names_the_one_before():

@@ -9,7 +9,7 @@ from helpers import corpus, dataset, few_words, manifest
 from kit.base.config import ConfigError, merge
 from kit.base.files import file_digest
 from kit.inference.export import export_voice
-from kit.inference.voice import load_voice
+from kit.inference.voice_files import load_voice
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.start_from import BEGUN, CODEC, MODEL

@@ -16,7 +16,7 @@ from kit.base.files import file_digest
 from kit.base.hub import HubError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import load_voice
+from kit.inference.voice_files import load_voice
 from kit.model.xtts import RELEASES
 from kit.recipes.prepare import Preparation
 from kit.recipes.release_files import PINNED, RELEASE

@@ -13,7 +13,8 @@ from kit.dataset.manifest import write_manifest
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.state_sound import SOUND, STALE, knows_states
-from kit.inference.voice import VoiceError, load_voice, load_voices
+from kit.inference.voice import VoiceError
+from kit.inference.voice_files import load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun

@@ -10,7 +10,7 @@ from released_xtts import write_release
 from kit.base.config import ConfigError, build, load_preset
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import load_voice
+from kit.inference.voice_files import load_voice
 from kit.model.adapters_file import load_adapters
 from kit.model.lora import LoRAConfig
 from kit.model.weights import load_model

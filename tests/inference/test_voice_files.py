@@ -1,0 +1,256 @@
+"""A voice's files in a run's folder: read, damaged, or of different runs."""
+
+import copy
+import dataclasses
+import json
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from helpers import leave_voice_files, manifest, real_config, real_voice, world
+
+from kit.audio.codec import CodecError
+from kit.audio.codec_kinds import save_codec
+from kit.audio.hearing import RecognizerError
+from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.spectrogram import MelConfig
+from kit.base.files import file_digest
+from kit.base.weights_file import contents, file_bytes
+from kit.inference.references import load_references, save_references
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice, VoiceError
+from kit.inference.voice_files import load_voice, load_voices
+from kit.model.gpt import SpeechGPT
+from kit.model.weights import load_model, save_model
+from kit.text.normalize import TextError
+from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+
+SHORT = GenerateConfig(temperature=0, exact_codes=9)
+
+
+@pytest.fixture(scope="module")
+def voice() -> Voice:
+    return real_voice()
+
+
+@pytest.fixture
+def folder(tmp_path, voice):
+    for name in ("codec.safetensors", "tokenizer.model"):
+        shutil.copy(world() / name, tmp_path / name)
+    save_model(voice.model, tmp_path / "model-ema.safetensors")
+    save_references(voice.references, tmp_path / "references.safetensors")
+    return tmp_path
+
+
+def texts(count: int) -> list[str]:
+    return [row.text for row in manifest() if row.split == "train"][:count]
+
+
+def test_a_voice_survives_the_disk(voice, folder):
+    again = load_voice(folder)
+    assert again.speakers == voice.speakers and not again.model.training
+    one, two = (v.speak(texts(3), "voice2", SHORT) for v in (voice, again))
+    assert all(torch.equal(a.codes, b.codes) for a, b in zip(one, two))
+
+
+def test_a_model_may_be_stored_in_half_precision(voice, tmp_path):
+    save_model(voice.model, tmp_path / "half.safetensors", torch.float16)
+    save_model(voice.model, tmp_path / "full.safetensors")
+    sizes = [(tmp_path / f"{n}.safetensors").stat().st_size for n in ("half", "full")]
+    assert sizes[0] < 0.6 * sizes[1]
+    again = load_model(tmp_path / "half.safetensors")
+    for a, b in zip(again.parameters(), voice.model.parameters()):
+        assert a.dtype == torch.float32 and torch.allclose(a, b, atol=1e-3)
+
+
+FILES = {
+    "references.safetensors": VoiceError,
+    "model-ema.safetensors": VoiceError,
+    "codec.safetensors": CodecError,
+    "tokenizer.model": TextError,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FILES[name], match=name):
+        load_voice(folder)
+
+
+def test_a_run_without_an_average_has_one_voice(folder):
+    (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
+    assert list(load_voices(folder)) == ["raw"]
+    with pytest.raises(VoiceError, match=r"no average \(`ema` was off\).*03_evaluate_ema"):
+        load_voice(folder)
+    shutil.copy(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
+    assert list(load_voices(folder)) == ["raw", "ema"]
+
+
+def test_weights_that_training_has_not_left_yet_are_named(folder):
+    with pytest.raises(VoiceError, match=r"model-raw\.safetensors.*02_train"):
+        load_voices(folder)
+
+
+@pytest.mark.parametrize("name", list(FILES)[1:])
+def test_a_damaged_file_is_named(folder, name):
+    path = folder / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(FILES[name], match=name):
+        load_voice(folder)
+
+
+def test_damaged_references_are_named(folder):
+    (folder / "references.safetensors").write_bytes(b"half a file")
+    with pytest.raises(VoiceError, match=r"references\.safetensors"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["model-ema.safetensors", "codec.safetensors", "references.safetensors"]
+)
+def test_a_flipped_bit_is_noticed(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises((VoiceError, CodecError), match=rf"{name}.*checksum is another"):
+        load_voice(folder)
+
+
+def test_a_model_saved_without_a_checksum_is_read(folder):
+    path = folder / "model-ema.safetensors"
+    mapped, header = contents(path)
+    weights = {name: tensor.clone() for name, tensor in mapped.items()}  # the file is written anew
+    safetensors.torch.save_file(weights, path, {"header": json.dumps(header)})
+    again = load_voice(folder).model.state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
+
+
+def test_a_file_of_another_version_is_not_called_damaged(folder):
+    path = folder / "model-ema.safetensors"
+    safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
+    with pytest.raises(VoiceError, match=r"kit: move it away, then run notebook 02_train\.$"):
+        load_voice(folder)
+
+
+def test_an_exported_voice_is_told_from_a_run(folder):
+    (folder / "voice.json").write_text("{}")
+    with pytest.raises(VoiceError, match=r"exported voice: .*\.load_export reads it"):
+        load_voice(folder)
+
+
+def test_a_model_file_of_another_kind_is_named(folder):
+    shutil.copy(folder / "codec.safetensors", folder / "model-ema.safetensors")
+    with pytest.raises(VoiceError, match=r"model-ema\.safetensors"):
+        load_voice(folder)
+
+
+def test_a_model_file_with_other_weights_is_named(folder):
+    path = folder / "model-ema.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"final_norm.bias", b"fINAL_norm.bias"))
+    with pytest.raises(VoiceError, match=r"model-ema\.safetensors"):
+        load_voice(folder)
+
+
+OTHER = {
+    "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors goes with 300",
+    "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors goes with 300",
+    "n_mels": r"references\.safetensors has 80 mels of .*model-ema\.safetensors goes with 300",
+}
+
+
+@pytest.mark.parametrize("size", OTHER)
+def test_parts_of_different_runs_are_told_apart(folder, size):
+    save_model(
+        SpeechGPT(dataclasses.replace(real_config(), **{size: 300})),
+        folder / "model-ema.safetensors",
+    )
+    with pytest.raises(VoiceError, match=OTHER[size] + ".*different runs"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "codec.safetensors"])
+def test_parts_of_the_same_size_are_told_apart_too(folder, voice, name):
+    noted = {part: file_digest(folder / part) for part in ("tokenizer.model", "codec.safetensors")}
+    save_model(voice.model, folder / "model-ema.safetensors", trained_with=noted)
+    load_voice(folder)
+    if name == "tokenizer.model":
+        lines = [row.text for row in manifest()]  # held-out ones, too: another order of pieces
+        train_tokenizer(lines, folder / name, TokenizerConfig(vocab_size=410))
+    else:
+        other = copy.deepcopy(voice.codec)
+        other.mel_head.bias.data += 0.1
+        save_codec(other, folder / name)
+    told = rf"{name} is not the one that .*model-ema\.safetensors was trained with.*01_data_prep"
+    with pytest.raises(VoiceError, match=told):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize("name", ["model-ema", "references", "recognizer"])
+def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
+    """As an earlier version, which did not look, may have written it."""
+    leave_voice_files(folder, voice)
+    path = folder / f"{name}.safetensors"
+    tensors, header = contents(path)
+    first = next(key for key, values in tensors.items() if values.is_floating_point())
+    tensors[first] = tensors[first].clone().fill_(float("nan"))
+    path.write_bytes(file_bytes(tensors, header))
+    with pytest.raises((VoiceError, RecognizerError), match=rf"{name}\.safetensors.* not finite"):
+        load_recognizer(path) if name == "recognizer" else load_voice(folder)
+
+
+@pytest.mark.parametrize(
+    ("mels", "wanted"),
+    [
+        ({"a": torch.randn(40, 20)}, r"has 40 mels of 'a', .*goes with 80"),
+        ({"a": torch.randn(80, 20), "b": torch.randn(80, 12)}, r"12 frames of 'b', .*with 20"),
+        ({"a": torch.randn(80)}, r"has 0 mels of 'a'"),
+        ({}, "holds no speaker"),
+    ],
+)
+def test_references_of_another_shape_are_told(folder, mels, wanted):
+    save_references(mels, folder / "references.safetensors")
+    with pytest.raises(VoiceError, match=rf"references\.safetensors.*{wanted}"):
+        load_voice(folder)
+
+
+def test_references_say_what_made_them(folder):
+    path = folder / "references.safetensors"
+    mels = {"a": torch.randn(80, 20)}
+    save_references(mels, path, front_end=MelConfig(hop_length=128))
+    assert load_voice(folder).front_end.config == MelConfig(hop_length=128)
+    tensors, header = contents(path)
+    del header["front_end"]  # as earlier versions wrote it
+    path.write_bytes(file_bytes(tensors, header))
+    assert load_voice(folder).front_end.config == MelConfig()
+
+
+def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
+    path = folder / "model-ema.safetensors"
+    weights, header = contents(path)
+    header["config"] |= {"layers": 90, "width": 65_536}  # 5 trillion weights, were they made
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(VoiceError, match=r"model-ema\.safetensors.*its header means"):
+        load_voice(folder)
+    header["config"] |= {"layers": 10**8}
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(VoiceError, match=r"GPTConfig\.layers = 100000000: must lie in"):
+        load_voice(folder)
+
+
+@pytest.mark.parametrize("over", [{"blocks": 10**8}, {"griffin_lim_iters": 10**9}, {"width": 9**9}])
+def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
+    path = folder / "codec.safetensors"
+    weights, header = contents(path)
+    header["config"] |= over
+    path.write_bytes(file_bytes(weights, header))
+    with pytest.raises(CodecError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
+        load_voice(folder)
+
+
+def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_path):
+    with pytest.raises(VoiceError, match="No speaker can be called `__metadata__`"):
+        save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
+    save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
+    assert list(load_references(tmp_path / "r.safetensors").mels) == ["a/ሰላም \u200c|"]
