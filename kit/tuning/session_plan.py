@@ -56,11 +56,12 @@ class Promise:
     """How long a preset may keep a person waiting."""
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
+    least_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
     other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
 
     def __post_init__(self):
         require_within(self, 0, 1e6, "minutes")
-        require_within(self, 0, 1e9, "other_steps")
+        require_within(self, 0, 1e9, "least_steps", "other_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,6 +212,7 @@ def shortened(
 ) -> tuple[TrainConfig, str]:
     """`config` with the steps that fit into the promised minutes, and in words how long they take.
 
+    Where that would be fewer than the promise's `least_steps`, they take up to twice the minutes.
     A step lasts `step_s` seconds with its share of validations and checkpoints; `slow` says what
     that comes from. The steps are `fixed` where a person asked for their number, or the run was
     begun with it.
@@ -220,11 +222,13 @@ def shortened(
     fitting = int(60 * promise.minutes / step_s)
     if fixed or not promise.minutes or steps <= fitting:
         return config, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
-    fewer = min(steps, max(fitting, 2 * config.warmup_steps, 1))
+    least = max(min(promise.least_steps, 2 * fitting), 2 * config.warmup_steps, 1)
+    fewer = min(steps, max(fitting, least))
+    beyond = f", but {fitting:,} steps would teach it too little" if fewer > fitting else ""
     said = (
         f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
-        f"promised, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be less "
-        f"clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
+        f"promised{beyond}, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be "
+        f"less clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
     )
     if fewer < TOO_FEW * steps:
         said += f" {TINY_INSTEAD}"

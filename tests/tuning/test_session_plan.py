@@ -184,6 +184,16 @@ def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
     assert said.endswith(f"What is slow here: {SLOW}.")
 
 
+def test_too_few_steps_for_a_clear_voice_take_up_to_twice_the_minutes():
+    promise = dataclasses.replace(PROMISE, least_steps=1500)
+    config, said = shortened(LONG, 0.72, promise, SLOW)
+    assert config.steps == 1500
+    assert "12 minutes are promised, but 1,000 steps would teach it too little" in said
+    assert "so it takes 1,500 (18:00)" in said
+    assert shortened(LONG, 0.4, promise, SLOW)[0].steps == 1800  # enough fit, no more are taken
+    assert shortened(LONG, 1.44, promise, SLOW)[0].steps == 1000  # in twice the minutes
+
+
 def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
     _, said = shortened(LONG, 5.8, PROMISE, SLOW)
     assert said.endswith("make demo PRESET=tiny RUN=look.") and 'PRESET = "tiny"' in said
@@ -212,7 +222,7 @@ def test_the_whole_demo_is_told_beforehand():
     assert "In all" not in forecast(LONG, 0.2, Promise(), SLOW)
 
 
-@pytest.mark.parametrize("field", ["minutes", "other_steps"])
+@pytest.mark.parametrize("field", ["minutes", "least_steps", "other_steps"])
 def test_a_promise_below_nothing_is_refused(field):
     with pytest.raises(ConfigError, match=f"Promise.{field}"):
         Promise(**{field: -1})
