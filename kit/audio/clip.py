@@ -21,6 +21,7 @@ import numpy as np
 import soundfile
 
 from kit.audio.container import Extent, open_sound
+from kit.base.notes import Note
 from kit.streams.file import special_file
 
 FRAME_S = 0.02
@@ -163,6 +164,7 @@ def resampling(rate_hz: int, wanted_hz: int) -> tuple[int, int]:
     warnings.warn(
         f"Recordings at {rate_hz:,} Hz, an unusual rate, are resampled to {wanted_hz:,} Hz as "
         f"{near.numerator} : {near.denominator}, {error:.1g} off, which nobody hears.",
+        category=Note,
         stacklevel=2,
     )
     return near.numerator, near.denominator

@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kit.base.notes import Note
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -92,6 +94,7 @@ def gpu_can_run() -> bool:
         f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
         f"torch=={torch_version} torchaudio=={torch_version} "
         "--index-url https://download.pytorch.org/whl/cu126",
+        category=Note,
         stacklevel=2,
     )
     return False

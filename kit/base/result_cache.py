@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.base.files import write_atomic
+from kit.base.notes import Note
 from kit.base.words import brief
 
 
@@ -54,5 +55,7 @@ def _read(path: Path) -> dict:
         return {}
     except (ValueError, RecursionError) as error:
         why = brief(error)
-    warnings.warn(f"{path} is damaged ({why}): what it held is made again.", stacklevel=4)
+    warnings.warn(
+        f"{path} is damaged ({why}): what it held is made again.", category=Note, stacklevel=4
+    )
     return {}

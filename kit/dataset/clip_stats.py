@@ -25,6 +25,7 @@ from pathlib import Path
 from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
 from kit.base.config import CONFIGS
 from kit.base.files import appending, make_folder, write_atomic, writing
+from kit.base.notes import Note
 from kit.base.work_group import LONE, WorkGroup
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
@@ -213,6 +214,7 @@ def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | 
     if lost:
         warnings.warn(
             f"{cache}: {lost} damaged lines are left out, their recordings are measured again.",
+            category=Note,
             stacklevel=4,
         )
 

@@ -12,6 +12,7 @@ import safetensors
 
 from kit.audio.codec import Codec, CodecError
 from kit.audio.codec_kinds import load_codec
+from kit.base.notes import Note
 from kit.base.weights_file import save_module, saved_header, tensors_sha256
 
 SOUND = "sound.safetensors"
@@ -45,7 +46,9 @@ def sound_there(folder: Path, weights: list[Path]) -> Codec | None:
     try:
         return load_codec(folder / SOUND)
     except CodecError:
-        warnings.warn(f"{folder / SOUND} is damaged: it is made again.", stacklevel=2)
+        warnings.warn(
+            f"{folder / SOUND} is damaged: it is made again.", category=Note, stacklevel=2
+        )
         return None
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from kit.base.notes import Note
 from kit.streams.file import ByteFile, Fault, StreamError
 from kit.streams.position import (
     Stream,
@@ -33,7 +34,7 @@ from kit.streams.position import (
 
 def warn_of(fault: Fault) -> None:
     """Stands for a `bad` that stayed behind in another process."""
-    warnings.warn(str(fault), stacklevel=2)
+    warnings.warn(str(fault), category=Note, stacklevel=2)
 
 
 class Source(Stream):

@@ -26,6 +26,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from kit.base.notes import Note
+
 LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
 # Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
 _CODE = re.compile("[a-z][a-z0-9]{0,7}(_[a-z0-9]{1,8}){0,3}")
@@ -108,6 +110,7 @@ def language_rules(language: str) -> types.ModuleType | None:
         f"There is no kit/text/languages/{code}.py: text in `{language}` keeps its letters and "
         "figures as they are, lower-cased. Numbers and abbreviations are not turned into words; "
         "docs/extending.md shows how to add that.",
+        category=Note,
         stacklevel=3,
     )
     return None

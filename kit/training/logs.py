@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.base.files import DiskError
+from kit.base.notes import Note
 
 # Fields of an event that are numbers, or null.
 NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
@@ -89,7 +90,9 @@ def _open_whole(path: Path):
         if whole_bytes < len(data):
             os.truncate(path, whole_bytes)
             warnings.warn(
-                f"{path}: its last line was torn, by a kill perhaps, and is dropped.", stacklevel=4
+                f"{path}: its last line was torn, by a kill perhaps, and is dropped.",
+                category=Note,
+                stacklevel=4,
             )
     return open(path, "ab", buffering=0)
 
@@ -119,7 +122,7 @@ def read_log(path: Path) -> list[dict]:
         else:
             add_row(rows, row)
     if lost:
-        warnings.warn(f"{path}: {lost} unreadable lines are left out.", stacklevel=2)
+        warnings.warn(f"{path}: {lost} unreadable lines are left out.", category=Note, stacklevel=2)
     return rows
 
 

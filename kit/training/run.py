@@ -23,6 +23,7 @@ from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import Choice, Hardware
 from kit.base.lock import Lock, held
+from kit.base.notes import Note
 from kit.base.weights_file import checksum
 from kit.base.words import brief
 from kit.model.adapters_file import ADAPTERS, save_adapters
@@ -301,6 +302,7 @@ class TrainSession:
             warnings.warn(
                 f"{best} was the best step's ({error}): the voice is made of the last step, "
                 f"{self.state.step}.",
+                category=Note,
                 stacklevel=2,
             )
 
