@@ -20,6 +20,7 @@ from kit.base.gradients import descend, loss_scaler
 from kit.base.hardware import autocast
 
 PATIENCE = 20  # steps in a row that fp16 may overflow while its scale is sought
+TRIED_STEPS = 20  # after which a first cycle's length is foretold
 
 
 class CourseError(ValueError):
@@ -31,6 +32,7 @@ class CourseConfig:
     """How long a small network is trained."""
 
     steps: int = 400  # optimiser steps of the first cycle: the least there are
+    least_steps: int = 0  # the first cycle ends with the minutes after no fewer; 0: it is as it is
     minutes: float = 20.0  # no further cycle begins that would end after these
     good: float = 0.0  # held-out figure that is good enough
     least_gain: float = 0.02  # share by which a cycle must lower the figure, or it falls no more
@@ -38,6 +40,7 @@ class CourseConfig:
 
     def __post_init__(self):
         require_within(self, 2, 1e9, "steps")
+        require_within(self, 0, 1e9, "least_steps")
         require_within(self, 0, 1e6, "minutes", "good")
         require_within(self, 0, 0.99, "least_gain")
         require_within(self, 1, 1e9, "look_every")
@@ -97,7 +100,7 @@ class Course:
         return f"after {self.step:,} steps{skipped}: {self.reason}"
 
     def advance(self, loss: float, taken: bool) -> bool:
-        """Count a step, `taken` or left out; whether a new cycle begins after it."""
+        """Count a step, `taken` or left out; whether a cycle begins after it."""
         self.step += 1
         self.losses.append(loss)
         self.skipped += not taken
@@ -106,7 +109,7 @@ class Course:
         if self.look and (at_end or self.step % self.config.look_every == 0):
             self.looks.append((self.step, self.look()))
         if not at_end:
-            return False
+            return self.step == TRIED_STEPS and self._shortened()
         self.ends.append(self.figure)
         self.ended_best = self.figure == min(self.ends)
         further_steps = self._further_steps()
@@ -117,12 +120,27 @@ class Course:
         self.steps += further_steps
         return True
 
+    def _shortened(self) -> bool:
+        """Whether the first cycle begins anew, shorter: as long, it would not end in time here."""
+        config = self.config
+        if not config.least_steps or not config.minutes:
+            return False
+        fitting = max(config.least_steps, self._room(config.steps))
+        if fitting >= config.steps - self.step:
+            return False
+        self.cycle_steps = fitting
+        self.steps = self.step + fitting
+        return True
+
     def _further_steps(self) -> int:
         """Steps of another cycle: twice as many, or what the minutes leave room for."""
+        return min(2 * self.cycle_steps, self._room(2 * self.cycle_steps))
+
+    def _room(self, wanted: int) -> int:
+        """Steps that fit into the minutes left; `wanted` where no time has passed yet."""
         elapsed_s = self.clock() - self.began_s
         left_s = 60 * self.config.minutes - elapsed_s
-        room = int(left_s * self.step / elapsed_s) if elapsed_s else 2 * self.cycle_steps
-        return min(2 * self.cycle_steps, room)
+        return int(left_s * self.step / elapsed_s) if elapsed_s else wanted
 
     def _reason(self, further_steps: int) -> str:
         """Why to end here; "" to go on."""

@@ -39,7 +39,8 @@ class CodeReaderError(ValueError):
 class CodeReaderConfig(CourseConfig):
     width: int = 192  # channels
     blocks: int = 6  # residual blocks
-    steps: int = 1600  # training steps, at least
+    steps: int = 1600  # training steps of the first cycle ...
+    least_steps: int = 400  # ... or so many at least, where it would take longer than the minutes
     minutes: float = 10.0  # no further cycle of them begins that would end after these
     good: float = 0.05  # character error rate on held-out rows that is good enough
     batch: int = 24  # rows per training step, at most ...

@@ -185,6 +185,18 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
     assert never.step == 10 and never.reason == "the steps asked for" and not never.cut_short
 
 
+@pytest.mark.parametrize(
+    ("seconds_a_step", "steps"),
+    [(1.0, 100), (1.5, 20 + 60), (9.0, 20 + 50)],  # in time as it is; what fits; the least
+)
+def test_a_first_cycle_too_long_for_the_minutes_begins_anew_where_it_may(seconds_a_step, steps):
+    slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
+    found = course([0.9, 0.8], **slow)
+    assert found.step == steps and found.cut_short
+    as_it_is = course([0.9, 0.8], **slow | {"least_steps": 0})
+    assert as_it_is.step == 100
+
+
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
     found = MelCodec(dataclasses.replace(CODEC, steps=2)).course([])
     assert found.look is None
