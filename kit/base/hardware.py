@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -341,6 +341,19 @@ def leave_cores_to_worker() -> None:
     libgomp = _loaded_libgomp()
     if libgomp is not None and hasattr(libgomp, "omp_pause_resource_all"):
         libgomp.omp_pause_resource_all(OMP_PAUSE_HARD)
+
+
+@contextlib.contextmanager
+def all_cores(threads: int) -> Iterator[None]:
+    """Within it the calling thread computes with so many threads, and after it alone again.
+
+    For long work in a thread that left the cores to another one, while that one does nothing.
+    """
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        leave_cores_to_worker()
 
 
 def _loaded_libgomp() -> ctypes.CDLL | None:

@@ -5,14 +5,14 @@ the run under buttons and may be called at once: it takes the steps before it th
 `run()` is the same without anybody watching, for `python -m kit train`.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 
-import torch
-
+from kit.base.hardware import all_cores
 from kit.model.alignment_head import AlignmentHead, find_alignment_head
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import plain_state
@@ -239,11 +239,18 @@ class Training(TrainingPlan):
         """Teach the codec's decoder what the trained model knows at each code: a clearer sound."""
         if not self.session.finished():
             return Result(line="Training has not ended: until then the sound is of codes alone.")
-        return learn_sound(self.data)
+        with self.cores_at_rest():
+            return learn_sound(self.data)
 
     def reader(self) -> Result:
         """Train what reads codes back: the voice keeps those of its readings that say the text."""
-        return learn_reader(self.data)
+        with self.cores_at_rest():
+            return learn_reader(self.data)
+
+    def cores_at_rest(self) -> contextlib.AbstractContextManager:
+        """Within it this thread has all cores, unless the trainer's is at work."""
+        trains = self.shown is not None and not self.shown.idle
+        return contextlib.nullcontext() if trains else all_cores(self.session.threads)
 
     def run(self) -> Iterator[Result]:
         """All of it with nobody watching, a result after the other; Ctrl-C leaves a checkpoint.
@@ -254,7 +261,6 @@ class Training(TrainingPlan):
             for step in self.checks():
                 yield step()
             self.panel("plain")
-            torch.set_num_threads(self.session.threads)  # nothing trains beside this thread now
         yield self.wait()
         yield self.summary()
         if self.session.finished():

@@ -222,9 +222,9 @@ def shortened(
     fitting = int(60 * promise.minutes / step_s)
     if fixed or not promise.minutes or steps <= fitting:
         return config, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
-    least = max(min(promise.least_steps, 2 * fitting), 2 * config.warmup_steps, 1)
-    fewer = min(steps, max(fitting, least))
-    beyond = f", but {fitting:,} steps would teach it too little" if fewer > fitting else ""
+    clear = min(promise.least_steps, 2 * fitting)
+    beyond = f", but {fitting:,} steps would teach it too little" if clear > fitting else ""
+    fewer = min(steps, max(fitting, clear, 2 * config.warmup_steps, 1))
     said = (
         f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
         f"promised{beyond}, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be "

@@ -279,7 +279,7 @@ def test_versions_name_what_figures_depend_on():
 
 POOL = """
 import torch
-from kit.base.hardware import leave_cores_to_worker
+from kit.base.hardware import all_cores, leave_cores_to_worker
 
 def threads():
     lines = open("/proc/self/status").read().splitlines()
@@ -294,8 +294,10 @@ busy = threads()
 leave_cores_to_worker()
 assert torch.get_num_threads() == 1
 assert threads() == busy - 2, (threads(), busy)
-torch.set_num_threads(3)
-assert compute() == 2_000_000 and threads() == busy
+with all_cores(3):
+    assert torch.get_num_threads() == 3
+    assert compute() == 2_000_000 and threads() == busy
+assert torch.get_num_threads() == 1 and threads() == busy - 2
 """
 
 

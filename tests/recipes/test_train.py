@@ -112,6 +112,18 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert "keeps them" not in str(Training(asked, steps=9).size())
 
 
+def test_what_learns_after_the_training_has_all_cores_but_never_beside_it(tmp_path, monkeypatch):
+    run = dataclasses.replace(active(tmp_path), threads=Choice(value="2", reason="a test"))
+    training = Training(run)
+    found = []
+    learn = "kit.recipes.train.learn_reader"
+    monkeypatch.setattr(learn, lambda data: found.append(torch.get_num_threads()))
+    training.reader()
+    training.shown = SimpleNamespace(idle=False)
+    training.reader()
+    assert found == [2, 1] and torch.get_num_threads() == 1
+
+
 def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
     def recorded() -> dict:
         return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
