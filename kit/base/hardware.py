@@ -153,20 +153,25 @@ def _gpu_precision(capability: tuple) -> Choice:
 
 
 def _cpu_precision() -> Choice:
-    fp32_s = []
-    bf16_s = []
-    for _ in range(8):  # in turns, so that a busy moment slows both
-        fp32_s.append(product_seconds(torch.float32, 1))
-        bf16_s.append(product_seconds(torch.bfloat16, 1))
-        hopeless = len(bf16_s) > 2 and min(bf16_s) > 4 * min(fp32_s)  # one busy moment says nothing
-        if hopeless or bf16_s[0] > 0.5:
-            break  # emulated, it or all of the processor; the next product would take as long
-    ratio = min(fp32_s) / min(bf16_s)
+    # Emulated, one product of a training step's size takes half a second: a smaller one says so.
+    ratio = _bf16_ratio(GLANCE_ROWS, rounds=3)
+    if ratio > EMULATED:
+        ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
     faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio > 1.3:
         return Choice(value="bf16", reason=faster)
-    slow = ": bf16 is emulated here" if ratio < 0.3 else ""  # that takes eight times as long
+    slow = ": bf16 is emulated here" if ratio <= EMULATED else ""
     return Choice(value="fp32", reason=f"{faster}{slow}")
+
+
+def _bf16_ratio(rows: int, rounds: int) -> float:
+    """How many times as fast as in fp32 a product of so many `rows` is in bf16."""
+    fp32_s = []
+    bf16_s = []
+    for _ in range(rounds):  # in turns, so that a busy moment slows both
+        fp32_s.append(product_seconds(torch.float32, 1, rows=rows))
+        bf16_s.append(product_seconds(torch.bfloat16, 1, rows=rows))
+    return min(fp32_s) / min(bf16_s)
 
 
 def dotted(capability: tuple) -> str:
@@ -176,18 +181,22 @@ def dotted(capability: tuple) -> str:
 # Rows, inputs and outputs of a product of training-step size; a GPU is done with a small one before
 # it could be timed.
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
+GLANCE_ROWS = 64  # of a product that tells within milliseconds whether bf16 is emulated
+EMULATED = 0.25  # as fast as fp32, or less: no processor with bf16 instructions is that slow in it
 
 
-def product_seconds(dtype: torch.dtype, repeats: int = 3, device: str = "cpu") -> float:
-    """Fastest of `repeats` products of training-step size on `device`, in seconds.
+def product_seconds(
+    dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
+) -> float:
+    """Fastest of `repeats` products of training-step size, or of `rows`, on `device`, in seconds.
 
     One that takes longer than a second (a precision, or a processor, that is emulated) is not
     repeated. How often products are timed is a matter of chance, so what they multiply is drawn by
     a generator of its own: a run's dropout must not depend on it.
     """
-    rows, inputs, outputs = PRODUCT[device]
+    usual_rows, inputs, outputs = PRODUCT[device]
     own = torch.Generator(device).manual_seed(0)
-    a = torch.randn(rows, inputs, device=device, generator=own).to(dtype)
+    a = torch.randn(rows or usual_rows, inputs, device=device, generator=own).to(dtype)
     b = torch.randn(inputs, outputs, device=device, generator=own).to(dtype)
 
     def work() -> None:

@@ -17,6 +17,7 @@ from helpers import CPU
 
 from kit.base.config import CONFIGS
 from kit.base.hardware import (
+    GLANCE_ROWS,
     Choice,
     _loaded_libgomp,
     attention_backend,
@@ -62,29 +63,31 @@ def test_precision_of_a_cpu_is_measured(monkeypatch):
     for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
         times = {torch.float32: speed, torch.bfloat16: 1.0}
         monkeypatch.setattr(
-            "kit.base.hardware.product_seconds", lambda dtype, _=3, t=times: t[dtype]
+            "kit.base.hardware.product_seconds", lambda dtype, _, rows, t=times: t[dtype]
         )
         choice = choose_precision(CPU)
         assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
 
 
-def test_emulated_bf16_is_told_after_one_product(monkeypatch):
-    asked = []
+def test_emulated_bf16_is_told_by_small_products(monkeypatch):
+    asked = set()
 
-    def product_seconds(dtype, repeats):
-        asked.append(dtype)
-        return 0.6 if dtype == torch.bfloat16 else 0.01
+    def product_seconds(dtype, repeats, rows):
+        asked.add(rows)
+        return 0.03 if dtype == torch.bfloat16 else 0.0005
 
     monkeypatch.setattr("kit.base.hardware.product_seconds", product_seconds)
     choice = choose_precision(CPU)
     assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
-    assert asked == [torch.float32, torch.bfloat16]
+    assert asked == {GLANCE_ROWS}
 
 
 def test_a_busy_moment_decides_no_precision(monkeypatch):
     """The first bf16 product falls into one, on a processor that is twice as quick in bf16."""
-    times = {torch.float32: iter([0.01] * 9), torch.bfloat16: iter([0.2] + [0.005] * 8)}
-    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, _=3: next(times[dtype]))
+    times = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
+    monkeypatch.setattr(
+        "kit.base.hardware.product_seconds", lambda dtype, _, rows: next(times[dtype])
+    )
     choice = choose_precision(CPU)
     assert choice.value == "bf16" and "2x" in choice.reason
 
