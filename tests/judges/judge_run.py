@@ -27,6 +27,7 @@ from kit.base.files import digest, file_digest, write_atomic
 from kit.base.result_cache import kept_result
 from kit.dataset.ledger import of_split
 from kit.dataset.manifest import read_manifest
+from kit.inference.code_reader import READER
 from kit.inference.sampling import GenerateConfig
 from kit.inference.state_sound import SOUND
 from kit.inference.voice_files import load_voices
@@ -38,7 +39,7 @@ from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20
-SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors", SOUND)
+SPEAKING = ("codec.safetensors", "tokenizer.model", "references.safetensors", SOUND, READER)
 REFERENCE_CLIPS = 10  # recordings of each speaker, of those trained on, that tell their voice
 
 
