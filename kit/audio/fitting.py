@@ -31,8 +31,8 @@ class CourseError(ValueError):
 class CourseConfig:
     """How long a small network is trained."""
 
-    steps: int = 400  # optimiser steps of the first cycle: the least there are
-    least_steps: int = 0  # the first cycle ends with the minutes after no fewer; 0: it is as it is
+    steps: int = 400  # optimiser steps of the first cycle
+    least_steps: int = 0  # a first cycle is shortened down to these, to end in time; 0: it is not
     minutes: float = 20.0  # no further cycle begins that would end after these
     good: float = 0.0  # held-out figure that is good enough
     least_gain: float = 0.02  # share by which a cycle must lower the figure, or it falls no more

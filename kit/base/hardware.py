@@ -155,12 +155,12 @@ def _gpu_precision(capability: tuple) -> Choice:
 def _cpu_precision() -> Choice:
     # Emulated, one product of a training step's size takes half a second: a smaller one says so.
     ratio = _bf16_ratio(GLANCE_ROWS, rounds=3)
-    if ratio > EMULATED:
+    if ratio > HOPELESS:
         ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
     faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio > 1.3:
         return Choice(value="bf16", reason=faster)
-    slow = ": bf16 is emulated here" if ratio <= EMULATED else ""
+    slow = ": bf16 is emulated here" if ratio < 0.3 else ""  # that takes eight times as long
     return Choice(value="fp32", reason=f"{faster}{slow}")
 
 
@@ -182,7 +182,7 @@ def dotted(capability: tuple) -> str:
 # it could be timed.
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
 GLANCE_ROWS = 64  # of a product that tells within milliseconds whether bf16 is emulated
-EMULATED = 0.25  # as fast as fp32, or less: no processor with bf16 instructions is that slow in it
+HOPELESS = 0.25  # as fast as fp32, or less: no larger product has to be timed
 
 
 def product_seconds(
