@@ -270,15 +270,15 @@ def require_same(ranks: Ranks, what: str, value) -> None:
 
 def buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     """The large ones of `tensors` alone, the others together up to BUCKET_BYTES, of one type."""
-    bucket = []
+    bucket, size_bytes = [], 0
     for tensor in tensors:
         if tensor.nbytes >= LARGE_BYTES:
             yield [tensor]
             continue
-        size_bytes = sum(each.nbytes for each in bucket) + tensor.nbytes
+        size_bytes += tensor.nbytes
         if bucket and (size_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
             yield bucket
-            bucket = []
+            bucket, size_bytes = [], tensor.nbytes
         bucket.append(tensor)
     if bucket:
         yield bucket

@@ -9,14 +9,18 @@ empty ones. Knows a model and torch.distributed; nothing of steps.
 FSDP: Zhao et al. 2023.
 """
 
+from collections.abc import Iterator
+
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.base.config import ConfigError
 from kit.base.hardware import Choice, Hardware, choose_precision
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, GPTConfig
-from kit.training.ranks import Ranks
+from kit.training.ranks import Ranks, buckets
 from kit.training.settings import TrainConfig
 from kit.training.switches import Ran
 from kit.training.trainable import Finetuning
@@ -130,15 +134,52 @@ def whole(tensor: Tensor) -> Tensor:
 def gathered(tree: dict, ranks: Ranks) -> dict:
     """`tree` with whole tensors on the main rank's CPU; the others help, and are left with none."""
     found = {}
-    for name, value in tree.items():
+    for bucket in buckets(list(spread_tensors(tree))):
+        found |= zip(map(id, bucket), gathered_together(bucket, ranks))
+    return with_whole(tree, found)
+
+
+def spread_tensors(tree: dict) -> Iterator[Tensor]:
+    """Those tensors of `tree` of which this rank has a share."""
+    for value in tree.values():
         if isinstance(value, dict):
-            found[name] = gathered(value, ranks)
+            yield from spread_tensors(value)
         elif hasattr(value, "full_tensor"):
-            complete = value.full_tensor()
-            found[name] = complete.detach().cpu() if ranks.is_main else None
-        else:
-            found[name] = value
-    return found
+            yield value
+
+
+def gathered_together(tensors: list[Tensor], ranks: Ranks) -> list[Tensor | None]:
+    """Each of the spread `tensors`, whole, on the main rank's CPU; None on the others.
+
+    They go in one message a rank: one a tensor would be hundreds, each waited for.
+    """
+    shares = [even_share(tensor) for tensor in tensors]
+    mine = torch.cat([share.flatten() for share in shares])
+    messages = [torch.empty_like(mine) for _ in range(ranks.world)] if ranks.is_main else None
+    dist.gather(mine, messages, group=tensors[0].device_mesh.get_group())
+    if messages is None:
+        return [None] * len(tensors)
+    sizes = [share.numel() for share in shares]
+    parts = zip(*(message.cpu().split(sizes) for message in messages))
+    return [
+        torch.cat(part).view(-1, *tensor.shape[1:])[: len(tensor)]
+        for part, tensor in zip(parts, tensors)
+    ]
+
+
+def even_share(tensor: Tensor) -> Tensor:
+    """This rank's rows of a spread `tensor`, and zeros for those that other ranks have more."""
+    mine = tensor.detach().to_local()
+    rows = -(-len(tensor) // tensor.device_mesh.size())
+    return F.pad(mine, [0, 0] * (mine.ndim - 1) + [0, rows - len(mine)])
+
+
+def with_whole(tree: dict, found: dict[int, Tensor | None]) -> dict:
+    """`tree` with what was `found` for the tensors of these ids in their places."""
+    return {
+        name: with_whole(value, found) if isinstance(value, dict) else found.get(id(value), value)
+        for name, value in tree.items()
+    }
 
 
 def share_of(tensor: Tensor, like: Tensor) -> Tensor:
