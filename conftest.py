@@ -22,6 +22,7 @@ BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes 
 if BESIDE_OTHERS:
     os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # more would be processes that import torch
 os.environ["KIT_PRESET"] = "tiny"
 os.environ["KIT_RUN"] = "demo"
 os.environ["PYTHONPATH"] = str(ROOT)

@@ -7,6 +7,7 @@ process, and only when called. Unknown is None. Knows nothing of models or confi
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import platform
 import sys
@@ -152,7 +153,9 @@ def _gpu_precision(capability: tuple) -> Choice:
     return Choice(value="fp32", reason=f"{known} {narrow}")
 
 
+@functools.cache
 def _cpu_precision() -> Choice:
+    """Measured once a process: what was planned is what runs, whatever else the machine does now."""
     # Emulated, one product of a training step's size takes half a second: a smaller one says so.
     ratio = _bf16_ratio(GLANCE_ROWS, rounds=3)
     if ratio > HOPELESS:

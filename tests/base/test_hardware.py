@@ -19,6 +19,7 @@ from kit.base.config import CONFIGS
 from kit.base.hardware import (
     GLANCE_ROWS,
     Choice,
+    _cpu_precision,
     _loaded_libgomp,
     attention_backend,
     autocast,
@@ -59,17 +60,29 @@ def test_precision_follows_the_compute_capability_and_says_so(capability, wanted
     assert choice.value == wanted and "{}.{}".format(*capability) in choice.reason
 
 
-def test_precision_of_a_cpu_is_measured(monkeypatch):
+@pytest.fixture
+def measure():
+    """Has the precision of this CPU measured, as a new process does."""
+
+    def anew():
+        _cpu_precision.cache_clear()
+        return choose_precision(CPU)
+
+    yield anew
+    _cpu_precision.cache_clear()
+
+
+def test_precision_of_a_cpu_is_measured(monkeypatch, measure):
     for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
         times = {torch.float32: speed, torch.bfloat16: 1.0}
         monkeypatch.setattr(
             "kit.base.hardware.product_seconds", lambda dtype, _, rows, t=times: t[dtype]
         )
-        choice = choose_precision(CPU)
+        choice = measure()
         assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
 
 
-def test_emulated_bf16_is_told_by_small_products(monkeypatch):
+def test_emulated_bf16_is_told_by_small_products(monkeypatch, measure):
     asked = set()
 
     def product_seconds(dtype, repeats, rows):
@@ -77,19 +90,27 @@ def test_emulated_bf16_is_told_by_small_products(monkeypatch):
         return 0.03 if dtype == torch.bfloat16 else 0.0005
 
     monkeypatch.setattr("kit.base.hardware.product_seconds", product_seconds)
-    choice = choose_precision(CPU)
+    choice = measure()
     assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
     assert asked == {GLANCE_ROWS}
 
 
-def test_a_busy_moment_decides_no_precision(monkeypatch):
+def test_a_busy_moment_decides_no_precision(monkeypatch, measure):
     """The first bf16 product falls into one, on a processor that is twice as quick in bf16."""
     times = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
     monkeypatch.setattr(
         "kit.base.hardware.product_seconds", lambda dtype, _, rows: next(times[dtype])
     )
-    choice = choose_precision(CPU)
+    choice = measure()
     assert choice.value == "bf16" and "2x" in choice.reason
+
+
+def test_what_is_measured_once_is_what_every_step_of_a_process_runs(monkeypatch, measure):
+    times = {torch.float32: 0.01, torch.bfloat16: 0.005}
+    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, _, rows: times[dtype])
+    assert measure().value == "bf16"
+    times[torch.float32] = 0.004  # something else begins, or ends
+    assert choose_precision(CPU).value == "bf16" and measure().value == "fp32"
 
 
 # What cards with bf16 report, a little is always taken. Older ones: test_presets.py.

@@ -64,6 +64,7 @@ def run(release) -> ActiveRun:
     settings = {
         "codec": {"kind": "neucodec", "folder": str(release), **SIZES},
         "model": {"width": 32},
+        "data": {"effective_batch": 2, "micro_batch": 2},  # of 65,538 logits a code
         "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
         "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
         "evaluate": {"sentences": 2},
