@@ -155,7 +155,7 @@ def _gpu_precision(capability: tuple) -> Choice:
 
 @functools.cache
 def _cpu_precision() -> Choice:
-    """Measured once a process: what was planned is what runs, whatever else the machine does now."""
+    """Measured once a process: what was planned is what runs, whatever the machine does now."""
     # Emulated, one product of a training step's size takes half a second: a smaller one says so.
     ratio = _bf16_ratio(GLANCE_ROWS, rounds=3)
     if ratio > HOPELESS:
