@@ -44,6 +44,7 @@ from kit.training.switches import (
 from kit.training.trainable import FULL, Finetuning
 from kit.tuning.ab_results import Trial, Variant, compare
 
+PARTING_S = 10.0  # for a process to leave by itself, before it is ended
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 TRIED = tuple(name for name in LABELS if name not in COSTS)
 
@@ -276,7 +277,9 @@ def in_a_process(task: Task, config: TrialConfig, on: tuple) -> dict:
     try:
         process.start()
         sending.close()
-        return receiving.recv()
+        found = receiving.recv()
+        process.join(PARTING_S)  # killed, it would leave its semaphores to be warned of
+        return found
     except EOFError:
         process.join()
         return {"error": _death(process.exitcode)}
