@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from multiprocessing.util import Finalize
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +162,18 @@ def test_a_variant_whose_process_dies_is_a_row_with_its_reason(monkeypatch):
     monkeypatch.setattr(trials, "_child", killed)
     found = in_a_process(TASK, SHORT, ())
     assert found == {"error": "its process was ended by SIGKILL: most likely memory ran out"}
+
+
+def leaves_a_file_at_its_end(result, task, config, on):
+    Finalize(None, Path(*on).touch, exitpriority=0)
+    result.send({})
+
+
+def test_a_process_ends_what_it_began_before_it_is_gone(monkeypatch, tmp_path):
+    """Semaphores are given back so: killed, it would leave them, to be warned of at the end."""
+    monkeypatch.setattr(trials, "_child", leaves_a_file_at_its_end)
+    assert in_a_process(TASK, SHORT, (str(tmp_path / "ended"),)) == {}
+    assert (tmp_path / "ended").is_file()
 
 
 WATCH = """
