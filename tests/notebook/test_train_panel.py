@@ -197,6 +197,8 @@ def test_a_reload_draws_the_past(log):
     assert "20 / 20" in panel.view.tiles.value
     assert "goes on from there" in panel.view.status.value
     assert panel.view.start.description == "Continue"
+    done = TrainPanel(SWITCHES, None, log).view
+    assert "Finished, at step 20: asked for more steps" in done.status.value
 
 
 def test_a_cell_run_again_takes_the_running_trainer_over(log):

@@ -271,6 +271,8 @@ class TrainPanel:
         if self.resumable and step:
             self.view.start.description = "Continue"
             self.view.say(f"An unfinished run is at step {step:,}; it goes on from there.")
+        elif step and step == self.rows[-1]["steps"]:
+            self.view.say(f"Finished, at step {step:,}: asked for more steps, it goes on.")
         elif step:
             self.view.say(f"An earlier run reached step {step:,}. Press Start to train.")
         else:
