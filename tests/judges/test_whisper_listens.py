@@ -49,9 +49,10 @@ def test_texts_of_other_recordings_score_lowest(whisper, rows):
     found = align_clips(mixed, whisper, AlignConfig())
     scores = [one.score for one in found]
     assert min(range(CLIPS), key=scores.__getitem__) == 0
-    judged = match(mixed, found, AlignConfig(hopeless=-4.0))
+    # Of espeak-ng's English Whisper mishears some sentences anyway: half the usual distance.
+    judged = match(mixed, found, AlignConfig(hopeless=-4.0, spread=3.0))
     assert judged.judged
-    assert mixed[0].id in {finding.id for finding in judged.mismatched}
+    assert {finding.id for finding in judged.mismatched} == {mixed[0].id}
 
 
 def test_a_long_recording_is_cut_where_its_words_end(whisper, rows, tmp_path):

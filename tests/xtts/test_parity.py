@@ -114,6 +114,7 @@ def require_same_codes(gpt, model: SpeechGPT, steps: int = STEPS) -> list[int]:
     with torch.inference_mode():
         latents = gpt.get_style_emb(mels).mT
         asked = {"do_sample": False, "num_beams": 1, "min_new_tokens": steps}
+        asked["suppress_tokens"] = [gpt.start_audio_token]  # no sound; the kit never draws it
         gpt.init_gpt_for_inference()
         wanted = gpt.generate(latents, torch.tensor(texts), max_new_tokens=steps, **asked)[0]
     greedy = GenerateConfig(temperature=0, exact_codes=steps)
