@@ -26,7 +26,8 @@ REFERENCE = "reference.wav"
 
 README = """# A fine-tuned XTTS-v2
 
-For coqui-tts (`pip install coqui-tts`); the kit speaks from the folder `export` beside this one.
+For coqui-tts (`pip install coqui-tts "transformers<5.24"`: a later one breaks its generation); the
+kit speaks from the folder `export` beside this one.
 
     from TTS.tts.configs.xtts_config import XttsConfig
     from TTS.tts.models.xtts import Xtts

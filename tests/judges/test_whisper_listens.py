@@ -49,8 +49,8 @@ def test_texts_of_other_recordings_score_lowest(whisper, rows):
     found = align_clips(mixed, whisper, AlignConfig())
     scores = [one.score for one in found]
     assert min(range(CLIPS), key=scores.__getitem__) == 0
-    # Of espeak-ng's English Whisper mishears some sentences anyway: half the usual distance.
-    judged = match(mixed, found, AlignConfig(hopeless=-4.0, spread=3.0))
+    # Whisper mishears some of what espeak-ng says anyway: a third of the usual distance.
+    judged = match(mixed, found, AlignConfig(hopeless=-4.0, spread=2.0))
     assert judged.judged
     assert {finding.id for finding in judged.mismatched} == {mixed[0].id}
 
