@@ -161,6 +161,7 @@ class TrainSession:
             self.state.save(self.checkpoints)  # stopped after the listeners had heard the last step
         if self.state.step >= self.config.steps or self.state.settled:
             self._finish()
+        self.ranks.from_main(lambda: None)  # nobody goes on before the main rank has written all
 
     def _events(self, grad_accum: int, stop: Event) -> Iterator[StepEvent]:
         """The run from where its state stands, heard by the log and the checkpoints."""
