@@ -27,7 +27,8 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks bench-scale check-gpu lint clean
+  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks bench-scale \
+  check-gpu gpu-page gpu-wheels test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -213,6 +214,24 @@ bench-scale: $(STAMP)  ## parts of a large training, for python -m kit scale: ru
 
 check-gpu: $(STAMP)  ## what only a GPU can show, in ten minutes: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
+
+gpu-page: $(STAMP)  ## the table of runs/bench/gpu.json, written into docs/measurements.md
+	@$(BIN)/python tests/bench/gpu_page.py runs/bench/gpu.json $(ARGS)
+
+# For a machine with a GPU and no network: tests/bench/gpu_session.sh installs them there.
+WHEELS ?= .whl
+gpu-wheels: $(STAMP)  ## wheels for tests/bench/gpu_session.sh: WHEELS=folder (now .whl)
+	@$(BIN)/python tests/bench/gpu_wheels.py "$(WHEELS)" $(ARGS)
+
+PYTHON_VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+.venv-gpu/.installed: tests/gpu_session/requirements.txt tests/bench/gpu_wheels.py
+	@"$(PYTHON)" -m venv --clear .venv-gpu
+	@.venv-gpu/bin/python -m pip --disable-pip-version-check install -r $<
+	@.venv-gpu/bin/python tests/bench/gpu_wheels.py .venv-gpu/wheels --python $(PYTHON_VERSION)
+	@touch $@
+
+test-gpu-session: $(STAMP) .venv-gpu/.installed  ## the GPU session rehearsed without a GPU
+	@$(BIN)/python -m pytest tests/gpu_session $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing

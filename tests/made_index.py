@@ -22,7 +22,7 @@ def made_shards(folder: Path, count: int) -> list[Path]:
     rng = np.random.default_rng(0)
     code_counts = rng.integers(60, 460, CLIPS)  # 3 to 21 s; 12 s on average
     shard = {
-        "codes": rng.integers(0, 1024, code_counts.sum()).astype(np.int32),
+        "codes": (rng.integers(-2, 3, code_counts.sum()).cumsum() % 1024).astype(np.int32),
         "code_counts": code_counts,
         "references": rng.standard_normal((CLIPS, *REFERENCE)).astype(np.float16),
         "clips": as_bytes([f"{number:032x}" for number in range(CLIPS)]),
@@ -34,7 +34,7 @@ def made_shards(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-def made_index(folder: Path, rows: int) -> Path:
+def made_index(folder: Path, rows: int, text_vocab: int = 6000) -> Path:
     """An index of `rows` rows and its shards in `folder`."""
     rng = np.random.default_rng(1)
     shards = made_shards(folder, -(-rows // CLIPS))
@@ -46,7 +46,7 @@ def made_index(folder: Path, rows: int) -> Path:
     columns = {
         "ids": digits(number),
         "id_offsets": narrow(np.arange(rows + 1) * ID_DIGITS),
-        "texts": rng.integers(0, 6000, text_offsets[-1], dtype=np.uint16),
+        "texts": rng.integers(0, text_vocab - 2, text_offsets[-1], dtype=np.uint16),
         "text_offsets": narrow(text_offsets),
         "codes": np.array([clip.codes for clip in clips], np.uint16)[places],
         "shards": narrow(number // CLIPS),

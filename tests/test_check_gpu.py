@@ -15,11 +15,13 @@ BENCH = Path(__file__).resolve().parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import check_gpu  # noqa: E402
+import gpu_page  # noqa: E402
 from gpu_setting import Setting  # noqa: E402
 
 SETTING = Setting(hw=CPU, steps=3, codes=4)
 EXACT = ("parity", "recovery", "resume", "codec", "recogniser")  # the same on any device
 KEYS = {"row", "value", "unit", "peer", "peer_value", "ratio"}
+MACHINE = {"name": "a card", "gpu": True, "commit": "abc", "date": "2026-01-01T00:00:00"}
 
 
 @pytest.fixture(autouse=True)
@@ -29,68 +31,123 @@ def process_as_it_was():
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("part", check_gpu.PARTS)
-def test_every_part_finds_what_it_looks_for(part):
-    rows = list(check_gpu.attempt(part, SETTING))
+@pytest.mark.parametrize("part", [part for part in check_gpu.PARTS if part != "tests"])
+def test_every_part_measures_what_it_is_for(part):
+    rows = list(check_gpu.part_rows(part, SETTING))
     assert rows and all(row.keys() >= KEYS and row["part"] == part for row in rows)
     assert json.loads(json.dumps(rows)) and len({row["row"] for row in rows}) == len(rows)
     failed = [row for row in rows if row.get("status") == "failed"]
-    assert not failed and any(row["value"] is not None for row in rows) == (part != "tests")
+    assert not failed
+    assert any(row["value"] is not None for row in rows) == (part != "cuDNN attention")
     assert all(math.isfinite(row["value"]) for row in rows if row["value"] is not None)
     if part in EXACT:
         assert {row.get("status", "ok") for row in rows} <= {"ok", "skipped"}, rows
 
 
-def test_a_part_that_fails_keeps_what_it_found_and_says_why(monkeypatch):
-    def breaks(setting):
-        yield check_gpu.told("first", "as it should be")
-        raise RuntimeError("CUDA error: device-side assert triggered\nmore")
+def test_the_stages_run_every_part_once_and_fit_into_the_time():
+    parts = [part for stage in check_gpu.STAGES for part in stage.parts]
+    assert sorted(parts) == sorted(check_gpu.PARTS)
+    assert sum(stage.limit_s for stage in check_gpu.STAGES) <= 580
+    # The figures that are promised come first, within a session of 500 s.
+    first = check_gpu.STAGES[:8]
+    assert sum(stage.limit_s for stage in first) <= 480
 
-    monkeypatch.setitem(check_gpu.PARTS, "copies", (breaks, 30))
-    first, last = check_gpu.attempt("copies", SETTING)
+
+def test_a_part_that_fails_keeps_its_rows_and_says_why(monkeypatch, tmp_path):
+    (tmp_path / "breaking.py").write_text(
+        "def rows(setting):\n"
+        "    yield {'row': 'first'}\n"
+        "    raise RuntimeError('CUDA error: device-side assert triggered\\nmore')\n"
+        "def needs(setting):\n"
+        "    import no_such_package\n"
+        "    yield\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(check_gpu.PARTS, "copies", "breaking:rows")
+    first, last = check_gpu.part_rows("copies", SETTING)
     assert first["row"] == "first" and last["status"] == "failed"
     assert last["note"] == "RuntimeError: CUDA error: device-side assert triggered"
+    monkeypatch.setitem(check_gpu.PARTS, "copies", "breaking:needs")
+    (row,) = check_gpu.part_rows("copies", SETTING)
+    assert row["status"] == "failed" and "no_such_package" in row["note"]
 
 
-SLOW = """
+CHILD = """
 import json, subprocess, sys, time
 path = sys.argv[sys.argv.index("--rows") + 1]
-open(path, "w").write(json.dumps([{"row": "found before"}]))
-if "monitor" in sys.argv:
+part = sys.argv[sys.argv.index("--part") + 1]
+open(path, "w").write(json.dumps([{"row": "measured before", "part": part}]))
+if part == "monitor":
     sys.exit(3)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 time.sleep(60)
 """
 
 
-def test_a_part_without_end_is_stopped_and_the_rest_goes_on(tmp_path, monkeypatch):
+def test_a_part_without_end_is_stopped_and_the_others_keep_their_rows(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
-    child.write_text(SLOW)
+    child.write_text(CHILD)
     monkeypatch.setattr(check_gpu, "__file__", str(child))
-    monkeypatch.setitem(check_gpu.PARTS, "copies", (None, 2))
-    begun, path = time.monotonic(), tmp_path / "bench" / "gpu.json"
-    rows = check_gpu.run_all(["copies", "monitor"], [], "here", path)
-    assert time.monotonic() - begun < 50
-    assert [row["row"] for row in rows] == ["found before", "copies", "found before", "monitor"]
-    assert [rows[1]["note"], rows[3]["note"]] == [
-        "stopped after its 2 s",
-        "its process ended with code 3",
-    ]
-    assert json.loads(path.read_text()) == rows and rows[0]["where"] == "here"
+    measured = check_gpu.Table(tmp_path / "bench" / "gpu.json", MACHINE)
+    started_s = time.monotonic()
+    check_gpu.run_stage(("copies", "monitor"), 2, measured)
+    assert time.monotonic() - started_s < 50
+    copies, monitor = measured.rows["copies"], measured.rows["monitor"]
+    assert [row["row"] for row in copies] == ["measured before", "copies"]
+    assert copies[1]["status"] == "failed" and "2 s" in copies[1]["note"]
+    assert "code 3" in monitor[1]["note"]
+    written = json.loads(measured.path.read_text())
+    assert written["machine"] == MACHINE and len(written["rows"]) == 4
+    assert {row["commit"] for row in written["rows"]} == {"abc"}
 
 
-def test_after_ten_minutes_what_is_left_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(check_gpu, "WHOLE_S", 5)
-    (row,) = check_gpu.run_all(["copies"], [], "here", tmp_path / "gpu.json")
+def test_only_replaces_the_rows_of_its_own_parts(tmp_path):
+    path = tmp_path / "gpu.json"
+    measured = check_gpu.Table(path, MACHINE)
+    measured.put("attention", [{"row": "a", "part": "attention"}])
+    measured.put("copies", [{"row": "b", "part": "copies"}])
+    later = check_gpu.Table(path, MACHINE | {"commit": "def"})
+    later.put("copies", [{"row": "c", "part": "copies"}])
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["row"], row["commit"]) for row in rows] == [("a", "abc"), ("c", "def")]
+    with pytest.raises(SystemExit, match="a card"):
+        check_gpu.Table(path, MACHINE | {"name": "another card"})
+
+
+def test_parts_without_time_are_rows_that_say_so(tmp_path):
+    measured = check_gpu.Table(tmp_path / "gpu.json", MACHINE)
+    check_gpu.run_stages(["copies"], 5, measured)
+    (row,) = measured.rows["copies"]
     assert row["status"] == "skipped" and "--only" in row["note"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: its table is real")
 def test_without_a_gpu_it_says_so_and_leaves_the_real_table_alone(tmp_path):
-    command = [sys.executable, str(BENCH / "check_gpu.py"), "--only", "tests"]
+    command = [sys.executable, str(BENCH / "check_gpu.py"), "--only", "cuDNN attention"]
     ended = subprocess.run(
         [*command, "--folder", str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert "torch sees no GPU here" in ended.stdout and not (tmp_path / "gpu.json").exists()
-    (row,) = json.loads((tmp_path / "gpu-pretended.json").read_text())
-    assert row["status"] == "skipped" and row["where"].startswith("no GPU: tiny sizes on ")
+    assert "sees no GPU" in ended.stdout and not (tmp_path / "gpu.json").exists()
+    written = json.loads((tmp_path / "gpu-pretended.json").read_text())
+    assert not written["machine"]["gpu"] and written["rows"][0]["status"] == "skipped"
+
+
+def test_the_page_has_a_section_a_card_and_replaces_it(tmp_path):
+    page = tmp_path / "measurements.md"
+    page.write_text(f"before\n\n{gpu_page.END}\n\nafter\n")
+    row = {"row": "a | b", "value": 2.0, "unit": "steps/s", "peer": "baseline", "peer_value": 1.0}
+    row |= {"ratio": 2.0, "part": "switches", "status": "ok", "spread": 0.01}
+    failed = {"row": "x", "value": None, "unit": "", "peer": "", "peer_value": None, "ratio": None}
+    failed |= {"part": "t4", "status": "failed", "note": "out of memory"}
+    names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "python", "torch")
+    machine = MACHINE | dict.fromkeys((*names, "cuda", "cudnn", "triton", "transformers"), "1")
+    machine |= {"memory_bytes": 2**34, "cores": 2, "command": "python check_gpu.py"}
+    for name in ("T4", "H100", "T4"):
+        table = {"machine": machine | {"name": name}, "rows": [row, failed]}
+        text = gpu_page.put(page.read_text(), gpu_page.section(table), name)
+        page.write_text(text)
+    text = page.read_text()
+    assert text.count("### T4") == text.count("### H100") == 1
+    assert text.startswith("before") and text.endswith("after\n")
+    assert "| 2x |" in text and "a \\| b" in text
+    assert "failed: out of memory" in text

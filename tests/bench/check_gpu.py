@@ -1,104 +1,133 @@
 """Everything that only a GPU can show, in one command of ten minutes: `make check-gpu`.
 
-Switches at the preset's and at XTTS-v2's size, numbers in half precision, attention's kernel, the
-memory plan, memory that runs out, two processes where there are two GPUs, copies, decoding by CUDA
-graphs, the codec, the monitor and going on from a checkpoint. Each part runs in a process of its
-own with a limit: one that fails, crashes or takes too long is a row with its reason, and the rest
-goes on. After every part the table so far lies in runs/bench/gpu.json: {"row", "value", "unit",
-"peer", "peer_value", "ratio", "part", "status", "where"}; a ratio above 1 means better, a status is
-ok, off, failed or skipped.
+Stages run one after another (STAGES). In most of them one part has the GPU to itself; where
+nothing is timed, parts run side by side. A part is a process of its own: one that fails, crashes
+or runs out of time is a row with its reason, and the rest goes on. A stage that ends early leaves
+its time to the next ones.
+
+Every row is in runs/bench/gpu.json as soon as it is measured: {"machine": {...}, "rows": [{"row",
+"value", "unit", "peer", "peer_value", "ratio", "part", "status", ...}]}. A ratio above 1 means
+better; a status is ok, off, failed or skipped. `--only` replaces the rows of the parts it runs and
+no others. tests/bench/gpu_page.py writes the table into docs/measurements.md.
 
 Without a GPU the same lines run at tiny sizes on the CPU, into gpu-pretended.json: that shows that
 the check works, and nothing of any GPU.
 """
 
 import argparse
+import dataclasses
+import datetime
+import importlib
 import json
+import os
+import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-from gpu_ranks import ranks_rows
-from gpu_setting import Setting, told
-from gpu_speaking import (
-    codec_rows,
-    device_words,
-    large_decoding_rows,
-    monitor_rows,
-    recognizer_rows,
-    small_decoding_rows,
-    test_rows,
-)
-from gpu_training import (
-    attention_rows,
-    copy_rows,
-    memory_rows,
-    parity_rows,
-    preset_switch_rows,
-    recovery_rows,
-    resume_rows,
-    xtts_switch_rows,
-)
+import torch
+from gpu_setting import Setting, note_row
 from rows import table
 
 from kit.base.files import write_atomic
-from kit.base.hardware import detect
+from kit.base.hardware import detect, set_cuda_defaults
 
-WHOLE_S = 590
-# Rows of each part, and seconds it may take; what matters most comes first.
-PARTS: dict[str, tuple[Callable[[Setting], Iterator[dict]], int]] = {
-    "monitor": (monitor_rows, 30),
-    "attention": (attention_rows, 40),
-    "parity": (parity_rows, 60),
-    "memory": (memory_rows, 60),
-    "recovery": (recovery_rows, 40),
-    "resume": (resume_rows, 60),
-    "ranks": (ranks_rows, 90),
-    "codec": (codec_rows, 30),
-    "recogniser": (recognizer_rows, 30),
-    "copies": (copy_rows, 30),
-    "decoding, small": (small_decoding_rows, 80),
-    "decoding, XTTS-v2": (large_decoding_rows, 150),
-    "switches, XTTS-v2": (xtts_switch_rows, 220),
-    "switches, preset": (preset_switch_rows, 150),
-    "tests": (test_rows, 100),
+ROOT = Path(__file__).resolve().parent.parent.parent
+LOOK_S = 0.5  # between two looks at what the parts have measured
+EXPANDABLE = "PYTORCH_ALLOC_CONF"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Parts that run side by side (where nothing is timed), and how long they may take."""
+
+    parts: tuple[str, ...]
+    limit_s: int
+
+
+# Each part is a generator of rows, in a module that is imported in the part's own process.
+PARTS = {
+    "attention": "gpu_training:attention_rows",
+    "parity": "gpu_training:parity_rows",
+    "memory": "gpu_training:memory_rows",
+    "memory, fixed segments": "gpu_training:memory_rows",
+    "recovery": "gpu_training:recovery_rows",
+    "resume": "gpu_training:resume_rows",
+    "codec": "gpu_speaking:codec_rows",
+    "recogniser": "gpu_speaking:recognizer_rows",
+    "tests": "gpu_speaking:test_rows",
+    "switches, XTTS-v2": "gpu_training:xtts_switch_rows",
+    "t4": "gpu_t4:t4_rows",
+    "cuDNN attention": "gpu_speaking:cudnn_rows",
+    "decoding, XTTS-v2": "gpu_speaking:large_decoding_rows",
+    "copies": "gpu_training:copy_rows",
+    "monitor": "gpu_speaking:monitor_rows",
+    "decoding, small": "gpu_speaking:small_decoding_rows",
+    "peer step": "gpu_training:peer_step_rows",
+    "padded heads": "gpu_training:padded_head_rows",
+    "switches, preset": "gpu_training:preset_switch_rows",
+    "ranks": "gpu_ranks:ranks_rows",
 }
+TOGETHER = ("parity", "memory", "memory, fixed segments", "recovery", "resume", "codec")
+STAGES = (
+    Stage(parts=("attention",), limit_s=35),
+    Stage(parts=(*TOGETHER, "recogniser", "tests"), limit_s=95),
+    Stage(parts=("switches, XTTS-v2",), limit_s=150),
+    Stage(parts=("t4",), limit_s=40),
+    Stage(parts=("cuDNN attention",), limit_s=15),
+    Stage(parts=("decoding, XTTS-v2",), limit_s=110),
+    Stage(parts=("copies",), limit_s=15),
+    Stage(parts=("monitor",), limit_s=10),
+    # As long as time is left.
+    Stage(parts=("peer step",), limit_s=20),
+    Stage(parts=("padded heads",), limit_s=10),
+    Stage(parts=("decoding, small",), limit_s=30),
+    Stage(parts=("ranks",), limit_s=20),
+    Stage(parts=("switches, preset",), limit_s=30),
+)
 PRETENDED = {"steps": 6, "codes": 6}
 
 
-def attempt(part: str, setting: Setting) -> Iterator[dict]:
+# --- a part, in a process of its own --------------------------------------------------------
+
+
+def part_rows(part: str, setting: Setting) -> Iterator[dict]:
     """The rows of a part; where it fails, one more that says why."""
     try:
-        for row in PARTS[part][0](setting):
+        module, name = PARTS[part].split(":")
+        for row in getattr(importlib.import_module(module), name)(setting):
             yield row | {"part": part}
-    except Exception as error:  # one part must not cost the others
-        first = (str(error).strip().splitlines() or [""])[0]
-        yield told(part, f"{type(error).__name__}: {first}"[:300], "failed") | {"part": part}
+    except Exception as error:  # a failing part is a row, and the others go on
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first_line}"[:300]
+        yield note_row(part, reason, "failed") | {"part": part}
 
 
-def in_a_process(part: str, limit_s: float, options: list[str]) -> list[dict]:
-    """The rows that a process of its own found until it ended, or until its limit."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.json"
-        command = [sys.executable, __file__, *options, "--part", part, "--rows", str(path)]
-        process = subprocess.Popen(command)
-        try:
-            process.wait(limit_s)
-            ended = f"its process ended with code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"stopped after its {limit_s:.0f} s"
-            end(process)
-        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    if process.returncode:
-        rows.append(told(part, ended, "failed") | {"part": part})
-    return rows
+def run_part(part: str, setting: Setting, path: Path) -> None:
+    """Measure a part; every row is on the disk as soon as it is known."""
+    set_cuda_defaults()
+    rows = []
+    for row in part_rows(part, setting):
+        rows.append(row)
+        write_atomic(path, json.dumps(rows, ensure_ascii=False))
+        print(f"  {row['row']}: {row.get('note') or row['value']}", flush=True)
 
 
-def end(process: subprocess.Popen) -> None:
+def start_part(part: str, path: Path) -> subprocess.Popen:
+    environment = dict(os.environ)
+    if EXPANDABLE not in environment and "win" not in sys.platform:
+        environment[EXPANDABLE] = f"expandable_segments:{part != 'memory, fixed segments'}"
+    command = [sys.executable, __file__, "--part", part, "--rows", str(path)]
+    return subprocess.Popen(command, env=environment)
+
+
+def stop(process: subprocess.Popen) -> None:
     """End a process and those it started."""
     for child in psutil.Process(process.pid).children(recursive=True):
         child.kill()
@@ -106,39 +135,140 @@ def end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def write(rows: list[dict], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(rows, indent=1, ensure_ascii=False))
+# --- all parts ------------------------------------------------------------------------------
 
 
-def run_part(part: str, setting: Setting, path: Path) -> None:
-    """The child's side: every row is on the disk as soon as it is known."""
-    rows = []
-    for row in attempt(part, setting):
-        rows.append(row)
-        write(rows, path)
-        print(f"  {row['row']}: {row.get('note') or row['value']}", flush=True)
+class Table:
+    """The file with all rows: those of earlier runs stay until their part runs again."""
+
+    def __init__(self, path: Path, machine: dict):
+        self.path = path
+        self.machine = machine
+        self.rows: dict[str, list[dict]] = {}  # by part
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if known and known["machine"]["name"] != machine["name"]:
+            raise SystemExit(
+                f"{path} is of another device, {known['machine']['name']}. Move it away, or name "
+                "another folder with --folder."
+            )
+        for row in known.get("rows", []):
+            self.rows.setdefault(row["part"], []).append(row)
+
+    def put(self, part: str, rows: list[dict]) -> None:
+        stamp = {name: self.machine[name] for name in ("commit", "date")}
+        self.rows[part] = [row | stamp for row in rows]
+        in_order = [row for part in PARTS for row in self.rows.get(part, [])]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = {"machine": self.machine, "rows": in_order}
+        write_atomic(self.path, json.dumps(whole, indent=1, ensure_ascii=False))
 
 
-def run_all(parts: list[str], options: list[str], where: str, path: Path) -> list[dict]:
-    """All parts one after another, within ten minutes."""
-    began_s, rows = time.monotonic(), []
-    for part in parts:
-        left_s = WHOLE_S - (time.monotonic() - began_s)
-        print(f"{part}:", flush=True)
-        if left_s < 10:
-            found = [told(part, "ten minutes are over: run it alone with --only") | {"part": part}]
-        else:
-            found = in_a_process(part, min(left_s, PARTS[part][1]), options)
-        rows += [row | {"where": where} for row in found]
-        write(rows, path)
-    return rows
+def run_stage(parts: tuple[str, ...], limit_s: float, measured: Table) -> None:
+    """Run `parts` side by side; what is not done after `limit_s` is stopped."""
+    print(f"{', '.join(parts)} (up to {limit_s:.0f} s):", flush=True)
+    until_s = time.monotonic() + limit_s
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {part: Path(folder) / f"{number}.json" for number, part in enumerate(parts)}
+        running = {part: start_part(part, path) for part, path in paths.items()}
+        seen = dict.fromkeys(parts, 0)
+        while running:
+            time.sleep(LOOK_S)
+            for part, process in list(running.items()):
+                reason = ""
+                if process.poll() is not None:
+                    if process.returncode:
+                        reason = f"its process ended with code {process.returncode}"
+                    del running[part]
+                elif time.monotonic() > until_s:
+                    stop(process)
+                    reason = f"stopped after {limit_s:.0f} s"
+                    del running[part]
+                path = paths[part]
+                rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+                if reason:
+                    rows.append(note_row(part, reason, "failed") | {"part": part})
+                if len(rows) > seen[part]:
+                    measured.put(part, rows)
+                    seen[part] = len(rows)
+
+
+def run_stages(only: list[str], whole_s: float, measured: Table) -> None:
+    """All stages; each may use its own time and what those before it have left."""
+    started_s = time.monotonic()
+    planned_s = 0
+    for stage in STAGES:
+        parts = tuple(part for part in stage.parts if part in only)
+        if not parts:
+            continue
+        planned_s += stage.limit_s
+        limit_s = min(planned_s, whole_s) - (time.monotonic() - started_s)
+        if limit_s < 10:
+            for part in parts:
+                if part not in measured.rows:
+                    reason = "no time was left: run it alone with --only"
+                    measured.put(part, [note_row(part, reason) | {"part": part}])
+            continue
+        run_stage(parts, limit_s, measured)
+
+
+# --- the machine ----------------------------------------------------------------------------
+
+
+def describe_machine(setting: Setting) -> dict:
+    """What the figures depend on: card, driver, clocks, versions, commit, command."""
+    packages = ("torch", "triton", "transformers", "bitsandbytes", "numpy")
+    machine = {
+        "name": setting.hw.name,
+        "gpu": not setting.pretended,
+        "commit": os.environ.get("KIT_COMMIT") or git_commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "python": platform.python_version(),
+        "cores": setting.hw.cores,
+        "processor": platform.processor() or platform.machine(),
+        "memory_bytes": setting.hw.memory_bytes,
+    }
+    machine |= {name: installed_version(name) for name in packages}
+    if setting.pretended:
+        return machine
+    machine["capability"] = list(setting.hw.capability)
+    machine["cuda"] = torch.version.cuda
+    machine["cudnn"] = torch.backends.cudnn.version()
+    return machine | nvidia_smi()
+
+
+def nvidia_smi() -> dict:
+    """Driver, power limit and highest clocks, as the driver states them; what it hides is None."""
+    names = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
+    query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return dict.fromkeys(names)
+    values = [value.strip() for value in output.splitlines()[0].split(",")]
+    return dict(zip(names, values))
+
+
+def git_commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
     parser.add_argument("--folder", type=Path, default=Path("runs/bench"))
+    parser.add_argument("--limit-s", type=float, default=580, help="seconds for all of it")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -148,23 +278,24 @@ def main() -> None:
     if options.part:
         run_part(options.part, setting, options.rows)
         return
-    where = device_words(setting)
-    print(where)
     if setting.pretended:
-        print("torch sees no GPU here: what follows checks the check, and says nothing of a GPU.")
+        print("torch sees no GPU here: this checks the check, and says nothing about a GPU.")
     path = options.folder / ("gpu-pretended.json" if setting.pretended else "gpu.json")
-    rows = run_all(options.only, [], where, path)
-    table([row | {"note": noted(row)} for row in rows])
-    counts = {status: sum(r.get("status") == status for r in rows) for status in ("off", "failed")}
-    print(f"\n{where}\n{len(rows)} rows, {counts['off']} off, {counts['failed']} failed: {path}")
+    measured = Table(path, describe_machine(setting))
+    print(json.dumps(measured.machine), flush=True)
+    run_stages(options.only, options.limit_s, measured)
+    rows = [row for part in options.only for row in measured.rows.get(part, [])]
+    table([row | {"note": describe_row(row)} for row in rows])
+    statuses = [row.get("status") for row in rows]
+    print(f"\n{len(rows)} rows, {statuses.count('off')} off, {statuses.count('failed')} failed")
+    print(path)
 
 
-def noted(row: dict) -> str:
+def describe_row(row: dict) -> str:
     """What the table says behind the figures."""
-    if row.get("note"):
-        return f"{row.get('status', '')}: {row['note']}"
-    words = f"{row['unit']}, {row['peer']}"
-    return f"{row['status']}: {words}" if row.get("status") not in (None, "ok") else words
+    status = row.get("status") or "ok"
+    words = row.get("note") or f"{row['unit']}, {row['peer']}"
+    return words if status == "ok" else f"{status}: {words}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from gpu_setting import Setting, apart, checked, losses, new_state, some_batches, told
+from gpu_setting import (
+    Setting,
+    limit_row,
+    new_state,
+    note_row,
+    relative_difference,
+    some_batches,
+    train_losses,
+)
 from rows import result
 
 from kit.base.files import write_atomic
@@ -42,7 +50,7 @@ def task_of(setting: Setting) -> Task:
 def ranks_rows(setting: Setting) -> Iterator[dict]:
     """Whole models on two GPUs, then weights spread over both, beside one GPU."""
     if not setting.pretended and torch.cuda.device_count() < WORLD:
-        yield told("two GPUs beside one", "this machine has one GPU")
+        yield note_row("two GPUs beside one", "this machine has one GPU")
         return
     task = task_of(setting)
     batches = some_batches(task, STEPS)
@@ -59,7 +67,7 @@ def ranks_rows(setting: Setting) -> Iterator[dict]:
         found = json.loads(path.read_text(encoding="utf-8"))
     for way in WAYS:
         row = f"two processes, {way}, {found[way]['backend']}: difference of the losses"
-        yield checked(row, apart(found[way]["losses"], wanted), "share", 1e-4)
+        yield limit_row(row, relative_difference(found[way]["losses"], wanted), "share", 1e-4)
         took_s = found[way]["seconds"]
         row = f"two processes, {way}: {STEPS - 1} steps"
         yield result(row, took_s, "s", "one process", alone_s, alone_s / took_s)
@@ -67,9 +75,9 @@ def ranks_rows(setting: Setting) -> Iterator[dict]:
 
 def timed_losses(state: TrainState, batches: list) -> tuple[list[float], float]:
     """The losses of all steps, and the seconds that all but the first took."""
-    first = losses(state, batches[:1])
+    first = train_losses(state, batches[:1])
     began_s = time.perf_counter()
-    rest = losses(state, batches[1:])
+    rest = train_losses(state, batches[1:])
     return first + rest, time.perf_counter() - began_s
 
 

@@ -1,24 +1,25 @@
-"""What the parts of `make check-gpu` share: the device, its sizes, one model trained a few steps.
+"""What the parts of the GPU check share: the device, model sizes, a few steps of training, rows.
 
-Without a GPU all sizes are tiny and the device is the CPU: the same lines run, and show that the
-check itself works, nothing else. Knows no part.
+Without a GPU every size is tiny and the device is the CPU: the same lines run, and show that the
+check itself works, nothing else.
 """
 
 import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from unittest.mock import patch
 
 import torch
 from rows import result
 
-from kit.base.hardware import Hardware, choose_precision
+from kit.base.hardware import Choice, Hardware, choose_precision
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.loop import train
-from kit.training.settings import TrainConfig
+from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import Task, make_batches, some_rows
@@ -59,16 +60,17 @@ class Setting:
     """Where and how large the parts run."""
 
     hw: Hardware
-    steps: int = 30  # optimiser steps of a curve
-    codes: int = 100  # a reading
+    steps: int = 30  # optimiser steps of a loss curve
+    codes: int = 100  # of a spoken text
 
     @property
     def pretended(self) -> bool:
+        """Whether there is no GPU."""
         return self.hw.device == "cpu"
 
     @property
     def precision(self) -> str:
-        """Of mixed precision here."""
+        """The mixed precision of this device."""
         return "bf16" if self.pretended else choose_precision(self.hw).value
 
     @property
@@ -94,57 +96,67 @@ class Setting:
 
 
 def new_state(task: Task, precision: str = "fp32", **switches: bool) -> TrainState:
-    """A run from one and the same start."""
+    """A run at its first step, always from the same weights, in a `precision` of our choice."""
     release(task.hw.device)
     torch.manual_seed(0)
     with torch.device(task.hw.device):
         model = SpeechGPT(task.model)
-    state = TrainState(model, task.train, SpeedConfig(**switches), task.hw)
-    state.applied = dataclasses.replace(state.applied, precision=precision)
-    state.scaler = torch.amp.GradScaler(task.hw.device, enabled=precision == "fp16")
-    return state
+    choice = Choice(value=precision, reason="chosen by the check")
+    speed = SpeedConfig(mixed_precision=precision != "fp32", **switches)
+    with patch("kit.training.switches.choose_precision", lambda hw: choice):
+        return TrainState(model, task.train, speed, task.hw)
 
 
 def some_batches(task: Task, count: int) -> list[EffectiveBatch]:
     return list(itertools.islice(make_batches(task), count))
 
 
-def losses(state: TrainState, batches: list[EffectiveBatch]) -> list[float]:
-    """Train on `batches`; the loss of each."""
-    steps = itertools.islice(train(state, iter(batches)), len(batches))
-    return [event.loss for event in steps]
+def train_steps(state: TrainState, batches: Iterable[EffectiveBatch]) -> list[StepEvent]:
+    """Train on each of `batches` once."""
+    batches = list(batches)
+    return list(itertools.islice(train(state, iter(batches)), len(batches)))
 
 
-def apart(found: list[float], wanted: list[float]) -> float:
-    """The largest relative difference between two curves."""
-    return max(abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True))
+def train_losses(state: TrainState, batches: Iterable[EffectiveBatch]) -> list[float]:
+    return [event.loss for event in train_steps(state, batches)]
 
 
-def settle(device: str) -> None:
-    """Wait until the device has done what it was asked for."""
+def relative_difference(losses: list[float], expected: list[float]) -> float:
+    """The largest relative difference between two loss curves."""
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
+
+
+def wait_for_device(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
+def timed(work: Callable[[], object], device: str) -> float:
+    """Seconds of one call of `work`, until the device is done."""
+    wait_for_device(device)
+    started_s = time.perf_counter()
+    work()
+    wait_for_device(device)
+    return time.perf_counter() - started_s
+
+
 def seconds(work: Callable[[], object], device: str, rounds: int = 3) -> float:
-    """Median seconds of `work`, the device waited for, after one that pays for warming up."""
-    spent = []
-    for _ in range(rounds + 1):
-        settle(device)
-        begun = time.perf_counter()
-        work()
-        settle(device)
-        spent.append(time.perf_counter() - begun)
-    return statistics.median(spent[1:])
+    """Median seconds of `work` after one call that warms up."""
+    return statistics.median([timed(work, device) for _ in range(rounds + 1)][1:])
 
 
-def checked(row: str, value: float, unit: str, limit: float, **more) -> dict:
-    """A row that is well where `value` is at most `limit`."""
+def spread(values: list[float]) -> float:
+    """Largest less smallest, as a share of the median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def limit_row(row: str, value: float, unit: str, limit: float, **more) -> dict:
+    """A row that is ok where `value` is at most `limit`."""
     ratio = limit / value if value else None
     status = "ok" if value <= limit else "off"
     return result(row, value, unit, "at most", limit, ratio, status=status, **more)
 
 
-def told(row: str, reason: str, status: str = "skipped") -> dict:
+def note_row(row: str, reason: str, status: str = "skipped") -> dict:
     """A row without figures, and why."""
     return result(row, None, "", "", None, None, status=status, note=reason)

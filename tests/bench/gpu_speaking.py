@@ -1,10 +1,10 @@
-"""Parts of `make check-gpu` on speaking and around it: decoding, codec, recogniser, monitor.
+"""Parts of the GPU check on speaking and around it: decoding, codec, recogniser, tests, monitor.
 
-Each is a generator of rows, so that what it found before it failed is kept. Knows nothing of
-training the GPT.
+Each is a generator of rows, so that what was measured before a failure is kept.
 """
 
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from gpu_setting import Setting, checked, seconds, settle, told
-from infer_calls import greedy, random_model, request
+from gpu_setting import Setting, limit_row, note_row, seconds, spread, timed, wait_for_device
+from infer_calls import PROMPT, gpt2, greedy, random_model, request
 from rows import result
 
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
-from kit.inference import decoder as decoders
-from kit.inference.compare_formats import linear_bytes
+from kit.inference.compare_formats import RecordedRow, linear_bytes, teacher_forced_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode
 from kit.inference.linear_formats import FORMATS
@@ -27,87 +26,112 @@ from kit.model.gpt import SpeechGPT
 from kit.tuning.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# with marks for a GPU
+# Files of the suite with tests for a GPU.
 TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "ab_test")
+AGREEMENT = {"fp32": 0.99, "bf16": 0.95, "fp16": 0.98, "int8": 0.9, "int8-weight-only": 0.9}
 
 
 # --- decoding -------------------------------------------------------------------------------
 
 
 def small_decoding_rows(setting: Setting) -> Iterator[dict]:
-    """The demo's size, where a step is all launches."""
-    compiled = () if setting.pretended else (("bf16", 1), ("bf16", 8))
+    """The demo's size, where a step is all kernel launches."""
     layers = 1 if setting.pretended else 4
-    yield from decoding_rows("4 x 256", "S", layers, FORMATS, compiled, setting)
+    compiled = () if setting.pretended else (("bf16", 1), ("bf16", 8))
+    yield from decoding_rows("4 x 256", "S", layers, FORMATS, (1, 8), compiled, setting)
 
 
 def large_decoding_rows(setting: Setting) -> Iterator[dict]:
     """XTTS-v2's size, where a step is all reading of weights."""
-    layers = 1 if setting.pretended else 30
-    compiled = () if setting.pretended else (("bf16", 1), ("int8", 1), ("bf16", 8))
-    size = "S" if setting.pretended else "L"
-    formats = ("fp32", "bf16", "fp16", "int8")
-    yield from decoding_rows("30 x 1024", size, layers, formats, compiled, setting)
+    if setting.pretended:
+        yield from decoding_rows("30 x 1024", "S", 1, FORMATS, (1, 8), (), setting)
+        return
+    formats = ("bf16", "fp16", "int8", "fp32")
+    compiled = (("bf16", 1), ("int8", 1), ("bf16", 64))
+    yield from decoding_rows("30 x 1024", "L", 30, formats, (1, 8, 64), compiled, setting)
 
 
 def decoding_rows(
-    size: str, shape: str, layers: int, formats: tuple, compiled: tuple, setting: Setting
+    size: str,
+    shape: str,
+    layers: int,
+    formats: tuple,
+    batches: tuple,
+    compiled: tuple,
+    setting: Setting,
 ) -> Iterator[dict]:
-    """Codes a second in every format, eager, by CUDA graphs and compiled; and the same codes."""
-    with torch.device(setting.hw.device):
+    """Codes a second in every format, eager, by CUDA graphs and compiled, beside transformers'.
+
+    Whole calls, prompt included. The formats' logits are compared with fp32's along the same codes
+    (teacher forcing): greedy codes of random weights part at the first near tie.
+    """
+    device = setting.hw.device
+    with torch.device(device):
         model = random_model(shape, layers)
-    peer = {batch: rate(ready(model, "fp32", "eager"), batch, setting) for batch in (1, 8)}
-    wanted = {batch: found[1] for batch, found in peer.items()}
-    limit = reading_speed(setting)
-    for weights in formats:
-        try:
-            eager = ready(model, weights, "eager")
-        except ValueError as error:
-            yield told(f"{size}, {weights}", str(error))
-            continue
-        own = {batch: said(eager, batch, setting) for batch in (1, 8)}
-        for kind in ("eager", "CUDA graphs", "compiled"):
-            batches = [b for b in (1, 8) if kind != "compiled" or (weights, b) in compiled]
+    bandwidth = read_bytes_per_s(setting)
+    yield result("memory read", bandwidth / 1e9, "GB/s", "", None, None, status="ok")
+    peer_s, peer_note = {}, ""
+    try:
+        peer_s = {batch: peer_seconds(model, batch, setting) for batch in batches}
+    except ImportError as error:
+        peer_note = str(error)
+    row_of_codes = recorded_row(model, setting)
+    expected = teacher_forced_logits(ready(model, "fp32", "eager"), row_of_codes)
+    for kind in ("CUDA graphs", "eager", "compiled"):
+        for weights in formats:
+            try:
+                decoder = ready(model, weights, kind)
+            except ValueError as error:
+                yield note_row(f"{size}, {weights}, {kind}", str(error))
+                continue
             for batch in batches:
-                decoder = eager if kind == "eager" else ready(model, weights, kind)
-                speed, codes = rate(decoder, batch, setting)
-                read = linear_bytes(decoder) * speed / batch
-                more = {
-                    "ran": decoder.ran,
-                    "bytes": linear_bytes(decoder),
-                    "weights_read_share": read / limit,
-                    "codes_as_eager": agreement(codes, own[batch]),
-                    "codes_as_fp32": agreement(codes, wanted[batch]),
-                    "warm_up_s": sum(decoder.warm_up_s.values()),
-                }
-                fell_back = "no CUDA graph" in decoder.ran
-                same = more["codes_as_eager"] >= (0.99 if weights == "fp32" else 0.5)
-                more["status"] = "ok" if same and not fell_back else "off"
-                row = f"{size}, {weights}, {kind}, batch {batch}"
-                base = peer[batch][0]
-                yield result(row, speed, "codes/s", "fp32, eager", base, speed / base, **more)
+                if kind == "compiled" and (weights, batch) not in compiled:
+                    continue
+                more = {"note_peer": peer_note} if peer_note else {}
+                name = f"{size}, {weights}, {kind}, batch {batch}"
+                yield decoding_row(name, decoder, batch, peer_s, bandwidth, setting) | more
+            if kind == "compiled" and weights not in {w for w, _ in compiled}:
+                continue
+            found = teacher_forced_logits(decoder, row_of_codes)
+            agree = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
+            row = f"{size}, {weights}, {kind}: same first choice as fp32, eager"
+            wanted = AGREEMENT[weights]
+            status = "ok" if agree >= wanted else "off"
+            yield result(row, agree, "share", "at least", wanted, agree / wanted, status=status)
     yield cache_row(size, model, setting)
 
 
+def decoding_row(
+    name: str, decoder: Decoder, batch: int, peer_s: dict, bandwidth: float, setting: Setting
+) -> dict:
+    device = setting.hw.device
+    first_s = timed(lambda: speak(decoder, batch, setting), device)
+    rounds = [timed(lambda: speak(decoder, batch, setting), device) for _ in range(3)]
+    speed = batch * setting.codes / statistics.median(rounds)
+    read = linear_bytes(decoder) * speed / batch
+    fell_back = "no CUDA graph" in decoder.ran or "not compiled" in decoder.ran
+    more = {
+        "ran": decoder.ran,
+        "spread": spread(rounds),
+        "first_call_s": first_s,
+        "warm_call_s": statistics.median(rounds),
+        "weights_read_share": read / bandwidth,
+        "status": "off" if fell_back else "ok",
+    }
+    if batch not in peer_s:
+        return result(name, speed, "codes/s", "", None, None, **more)
+    peer = batch * setting.codes / peer_s[batch]
+    half = "fp32" if setting.pretended else setting.precision
+    peer_name = f"transformers GPT2LMHeadModel.generate, {half}"
+    return result(name, speed, "codes/s", peer_name, peer, speed / peer, **more)
+
+
 def ready(model: SpeechGPT, weights: str, kind: str) -> Decoder:
-    """The decoder of a kind; "CUDA graphs" are of plain steps, as where nothing compiles."""
-    if kind != "CUDA graphs":
-        return Decoder(model, DecoderConfig(weights=weights, compile=kind == "compiled"))
-    plain, decoders.will_compile = decoders.will_compile, lambda *_: (False, "")
-    try:
-        return Decoder(model, DecoderConfig(weights=weights, compile=True))
-    finally:
-        decoders.will_compile = plain
+    steps = {"eager": "eager", "CUDA graphs": "graphs", "compiled": "compiled"}[kind]
+    return Decoder(model, DecoderConfig(weights=weights, steps=steps))
 
 
-def rate(decoder: Decoder, batch: int, setting: Setting) -> tuple[float, torch.Tensor]:
-    """Codes a second of whole calls, prompts included, and the codes."""
-    codes = said(decoder, batch, setting)
-    spent_s = seconds(lambda: said(decoder, batch, setting), setting.hw.device)
-    return batch * setting.codes / spent_s, codes
-
-
-def said(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Tensor:
+def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Tensor:
     """Greedy codes (B, N)."""
     texts, cond = request(decoder.config, batch)
     config = greedy(setting.codes, **options)
@@ -115,31 +139,65 @@ def said(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Ten
     return torch.stack([row.codes for row in rows])
 
 
-def agreement(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Share of codes that are the same. Greedy rows that part once stay apart."""
-    return float((found == wanted).float().mean())
+def recorded_row(model: SpeechGPT, setting: Setting) -> RecordedRow:
+    """A text and codes, the same each time."""
+    texts, cond = request(model.config, 1)
+    random = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, model.config.start_code, (setting.codes,), generator=random)
+    return RecordedRow(text=texts[0], codes=codes.tolist(), cond=cond[0])
+
+
+def peer_seconds(model: SpeechGPT, batch: int, setting: Setting) -> float:
+    """Median seconds of transformers' `generate`, half precision where there is a GPU."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    dtype = torch.float32 if setting.pretended else dtypes.get(setting.precision, torch.float32)
+    peer = gpt2(model).to(setting.hw.device, dtype)
+    ids = torch.ones(batch, PROMPT, dtype=torch.long, device=setting.hw.device)
+    options = {"max_new_tokens": setting.codes, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+    work = lambda: peer.generate(ids, attention_mask=mask, **options)  # noqa: E731
+    return seconds(work, setting.hw.device, rounds=2)
 
 
 def cache_row(size: str, model: SpeechGPT, setting: Setting) -> dict:
     """The key-value cache on beside off: the same codes, so many times as fast."""
     decoder = ready(model, "fp32", "eager")
-    codes = [said(decoder, 1, setting, kv_cache=on) for on in (True, False)]
+    codes = [speak(decoder, 1, setting, kv_cache=on) for on in (True, False)]
     times = [
-        seconds(lambda on=on: said(decoder, 1, setting, kv_cache=on), setting.hw.device, rounds=1)
+        seconds(lambda on=on: speak(decoder, 1, setting, kv_cache=on), setting.hw.device, rounds=1)
         for on in (True, False)
     ]
-    speeds = [setting.codes / spent_s for spent_s in times]
-    same = agreement(*codes)
+    speeds = [setting.codes / each for each in times]
+    same = float((codes[0] == codes[1]).float().mean())
     more = {"status": "ok" if same >= 0.99 else "off", "same_codes": same}
     row = f"{size}, fp32: cache on"
     return result(row, speeds[0], "codes/s", "off", speeds[1], speeds[0] / speeds[1], **more)
 
 
-def reading_speed(setting: Setting) -> float:
-    """Bytes a second that this device reads."""
+def read_bytes_per_s(setting: Setting) -> float:
+    """Bytes a second that this device reads to sum a gibibyte."""
     size = 2**20 if setting.pretended else 2**28
     array = torch.ones(size, device=setting.hw.device)
     return 4 * size / seconds(array.sum, setting.hw.device, rounds=5)
+
+
+def cudnn_rows(setting: Setting) -> Iterator[dict]:
+    """Speaking with cuDNN's attention on and off: the first call and the next one."""
+    if setting.pretended:
+        yield note_row("speaking with cuDNN's attention", "only a GPU has it")
+        return
+    with torch.device("cuda"):
+        model = random_model("L", 30)
+    calls = {}
+    for on in (False, True):
+        torch.backends.cuda.enable_cudnn_sdp(on)
+        decoder = ready(model, setting.precision, "eager")
+        calls[on] = [timed(lambda d=decoder: speak(d, 1, setting), "cuda") for _ in range(2)]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    for number, call in enumerate(("first", "second")):
+        off_ms, on_ms = 1000 * calls[False][number], 1000 * calls[True][number]
+        row = f"speaking, {setting.precision}, eager, cuDNN attention off: {call} call"
+        yield result(row, off_ms, "ms", "on", on_ms, on_ms / off_ms, status="ok")
 
 
 # --- codec, recogniser, latents -------------------------------------------------------------
@@ -158,13 +216,15 @@ def codec_rows(setting: Setting) -> Iterator[dict]:
         yield falling(row, found, {p.device.type for p in codec.parameters()})
     mine, here = codec.encode(waves[0][None]), codec.to(device)
     theirs = here.encode(waves[0][None].to(device)).cpu()
-    yield checked("codec: codes unlike the CPU's", 1 - agreement(theirs, mine), "share", 0.05)
+    yield limit_row(
+        "codec: codes unlike the CPU's", float((theirs != mine).float().mean()), "share", 0.05
+    )
     values = here.fsq.dequantize(mine.to(device)).float()
     magnitude = here.decode_values(values)[1].exp().detach()
     sound = here.griffin_lim(magnitude).cpu()
     wanted = here.cpu().griffin_lim(magnitude.cpu())
     off = float((sound - wanted).norm() / wanted.norm())
-    yield checked("Griffin-Lim: difference from the CPU's", off, "share", 0.02)
+    yield limit_row("Griffin-Lim: difference from the CPU's", off, "share", 0.02)
 
 
 def wave(length_s: float) -> torch.Tensor:
@@ -197,14 +257,14 @@ def recognizer_rows(setting: Setting) -> Iterator[dict]:
     mine = model.log_probs(mels[:2])
     theirs = model.to(setting.hw.device).log_probs(mels[:2])
     off = max(float((a - b).abs().max()) for a, b in zip(theirs, mine))
-    yield checked("recogniser: difference from the CPU's", off, "nats", 0.02)
+    yield limit_row("recogniser: difference from the CPU's", off, "nats", 0.02)
     gpt = random_model("S", 1)
     cond = request(gpt.config, 1)[1]
     with torch.inference_mode():
         mine = gpt.conditioner(cond)
         theirs = gpt.to(setting.hw.device).conditioner(cond.to(setting.hw.device)).cpu()
     off = float((theirs - mine).norm() / mine.norm())
-    yield checked("latents of a reference: difference from the CPU's", off, "share", 1e-3)
+    yield limit_row("latents of a reference: difference from the CPU's", off, "share", 1e-3)
 
 
 # --- the machine ----------------------------------------------------------------------------
@@ -219,10 +279,10 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
         while time.monotonic() < until_s:
             for _ in range(20):
                 block @ block.mT
-            settle(device)
+            wait_for_device(device)
     found = monitor.summary()
     if found["error"] or not found["count"]:
-        yield told("monitor", found["error"] or "it took no sample", "failed")
+        yield note_row("monitor", found["error"] or "it took no sample", "failed")
         return
     memory, held = found["memory_peak_bytes"], block.nbytes
     plausible = held <= memory <= setting.hw.memory_bytes
@@ -231,7 +291,7 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
     yield result("monitor: memory in use", *figures, **more)
     load = found["load_mean"]
     if load is None:
-        yield told("monitor: load", found["load_note"], "failed")
+        yield note_row("monitor: load", found["load_note"], "failed")
         return
     busy = setting.pretended or load > 0.3
     yield result(
@@ -246,37 +306,13 @@ def monitor_rows(setting: Setting) -> Iterator[dict]:
 
 
 def test_rows(setting: Setting) -> Iterator[dict]:
-    """The suite's own tests that need a GPU."""
-    if setting.pretended:
-        yield told("tests that need a GPU", "no GPU here")
-        return
+    """The suite's own tests that need a GPU; without one they are skipped."""
     files = [str(file) for name in TESTS for file in (ROOT / "tests").glob(f"*/test_{name}.py")]
-    options = ["-q", "-k", "gpu or cuda or pinned", "-p", "no:cacheprovider", "--durations=0"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    last = (ended.stdout.strip().splitlines() or [ended.stderr.strip()[-200:]])[-1]
-    failed = [line for line in ended.stdout.splitlines() if line.startswith("FAILED")]
-    more = {"status": "off" if ended.returncode else "ok", "note": last, "failed": failed}
+    # addopts name plugins that need not be installed here.
+    options = ["-q", "-o", "addopts=", "-k", "gpu or cuda or pinned", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()[-200:]]
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    more = {"status": "off" if ended.returncode else "ok", "note": lines[-1], "failed": failed}
     yield result("tests that need a GPU", ended.returncode, "exit code", "", 0, None, **more)
-
-
-def device_words(setting: Setting) -> str:
-    """The device as its driver names it, with the versions a figure depends on."""
-    versions = f"Python {sys.version.split()[0]}, torch {torch.__version__}"
-    if setting.pretended:
-        return f"no GPU: tiny sizes on {setting.hw.name}; {versions}"
-    try:
-        query = [
-            "nvidia-smi",
-            "--query-gpu=name,driver_version,memory.total",
-            "--format=csv,noheader",
-        ]
-        name = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        name = name.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        name = setting.hw.name
-    return f"{name}; {versions}, CUDA {torch.version.cuda}"

@@ -1,12 +1,13 @@
-"""Parts of `make check-gpu` on training: switches, parity, attention, memory, recovery, copies.
+"""Parts of the GPU check on training: attention, numbers, memory, recovery, switches, copies.
 
-Each is a generator of rows, so that what it found before it failed is kept. Knows nothing of
-speaking.
+Each is a generator of rows, so that what was measured before a failure is kept.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import math
+import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,142 +15,91 @@ from pathlib import Path
 import torch
 from gpu_setting import (
     Setting,
-    apart,
-    checked,
-    losses,
-    make_batches,
+    limit_row,
     new_state,
+    note_row,
+    relative_difference,
     seconds,
     some_batches,
-    told,
+    spread,
+    timed,
+    train_losses,
+    train_steps,
 )
 from rows import result
+from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from kit.base.config import load_preset
-from kit.base.hardware import attention_backend, autocast, choose_preset, hush_profiler
+from kit.base.config import build, load_preset
+from kit.base.hardware import (
+    attention_backend,
+    autocast,
+    choose_preset,
+    hush_profiler,
+)
+from kit.batches.batching import DataConfig
 from kit.model.gpt import Attention
+from kit.model.sequence import GPTConfig
 from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.loop import train
 from kit.training.prefetch import prefetched
+from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
 from kit.tuning.ab_results import Trial, compare
-from kit.tuning.ab_test import Task, TrialConfig, in_a_process, preset_task, run_variant, variants
-from kit.tuning.preflight import Workload, release, trial_bytes
+from kit.tuning.ab_test import (
+    Task,
+    TrialConfig,
+    in_a_process,
+    make_batches,
+    preset_task,
+    run_variant,
+    variants,
+)
+from kit.tuning.model_flops import training_flops
+from kit.tuning.preflight import Workload, release, trial_memory
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
-FAR_OFF, AIM = 0.15, 0.05  # of the memory plan
+PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
+ORDER = ("baseline", "added", "all", "cost", "alone")  # in which kinds of variants are measured
+GPU_TIERS = ("8gb", "12gb", "t4", "24gb", "80gb")
 
 
-# --- the switches ---------------------------------------------------------------------------
-
-
-def preset_switch_rows(setting: Setting) -> Iterator[dict]:
-    """The table of 05_benchmark at the size of this card's preset."""
-    if setting.pretended:
-        yield from switch_rows("tiny", setting.middle, setting)
-        return
-    name = choose_preset(setting.hw).value
-    yield from switch_rows(name, preset_task(load_preset(name), setting.hw, 1), setting)
-
-
-def xtts_switch_rows(setting: Setting) -> Iterator[dict]:
-    """The same at XTTS-v2's size: 30 layers of 1024, 8 rows a pass."""
-    yield from switch_rows("XTTS-v2", setting.task(setting.xtts), setting)
-
-
-def switch_rows(size: str, task: Task, setting: Setting) -> Iterator[dict]:
-    """Speed, peak memory and loss of each set of switches; the baseline and all on come first."""
-    config, found = TrialConfig(steps=6, warmup_steps=2, rounds=1), []
-    if setting.pretended:
-        config = TrialConfig(steps=2, warmup_steps=1, rounds=1, leave_out=("compile",))
-    wanted = variants(task, config)
-    wanted.sort(key=lambda variant: variant.kind not in ("baseline", "all"))
-    for variant in wanted:
-        if not variant.reason:
-            work = run_variant if setting.pretended else in_a_process
-            found.append({"on": list(variant.on)} | work(task, config, variant.on))
-        baseline, trial = compare([wanted[0], variant], found, task.model.dropout)
-        yield from trial_rows(size, baseline, trial, measured=not variant.reason)
-
-
-def trial_rows(size: str, baseline: Trial, trial: Trial, measured: bool) -> Iterator[dict]:
-    row = f"{size}: {trial.label}"
-    if trial.loss is None:
-        yield told(row, trial.reason, "failed" if measured else "skipped")
-        return
-    more = {name: getattr(trial, name) for name in ("loss_change", "warmup_s", "recompilations")}
-    more |= {"ran": trial.ran, "on": trial.on, "loss": trial.loss, "reason": trial.reason}
-    same = trial.parity is not False and not trial.recompilations
-    more["status"] = "ok" if same else "off"
-    if baseline.loss is None:
-        yield result(row, trial.steps_per_s, "steps/s", "baseline did not run", None, None, **more)
-        return
-    speed, memory = trial.steps_per_s, trial.peak_memory_bytes / GIB
-    peer_speed, peer_memory = baseline.steps_per_s, baseline.peak_memory_bytes / GIB
-    yield result(row, speed, "steps/s", "baseline", peer_speed, speed / peer_speed, **more)
-    ratio = peer_memory / memory if memory else None
-    yield result(f"{row}: peak memory", memory, "GiB", "baseline", peer_memory, ratio)
-
-
-# --- numbers --------------------------------------------------------------------------------
-
-
-def parity_rows(setting: Setting) -> Iterator[dict]:
-    """Curves in half precision beside that of fp32, from one start on the same batches."""
-    task, count = setting.middle, setting.steps
-    batches = some_batches(task, count)
-    wanted = losses(new_state(task), batches)
-    again = losses(new_state(task), batches)
-    yield checked("fp32 twice: difference of the losses", apart(again, wanted), "share", 1e-4)
-    for precision in ("bf16", "fp16"):
-        if precision == "bf16" and not setting.pretended and setting.hw.capability < (8, 0):
-            yield told("bf16: loss beside fp32's", "this GPU has no bf16 units")
-            continue
-        state = new_state(task, precision, sdpa=True)
-        if precision == "fp16":
-            state.scaler = torch.amp.GradScaler(task.hw.device, init_scale=256.0)
-        found = losses(state, batches)
-        row = f"{precision}: loss after {count} steps beside fp32's, difference"
-        yield checked(row, apart(found[-5:], wanted[-5:]), "share", 0.02, fp32=wanted, half=found)
-    yield scale_row(task, batches)
-
-
-def scale_row(task: Task, batches: list) -> dict:
-    """How long fp16 looks for its scale from where PyTorch begins."""
-    state = new_state(task, "fp16", sdpa=True)
-    skipped = 0
-    for batch in batches:
-        losses(state, [batch])
-        skipped += "skipped" in " ".join(state.notes)
-        state.notes.clear()
-    scale = state.scaler.get_scale()
-    row = f"fp16: steps skipped of {len(batches)} while it found its scale"
-    return checked(row, skipped, "steps", len(batches) / 2, scale=scale)
+# --- attention and matrix products ----------------------------------------------------------
 
 
 def attention_rows(setting: Setting) -> Iterator[dict]:
-    """Which attention the dispatcher promises, and which operators and kernels really ran."""
+    """Which attention kernel the dispatcher promises, and which really ran; matrix products."""
     hush_profiler()
     for precision in ("fp32", setting.precision):
         for dropout in (0.0, 0.1):
             model = dataclasses.replace(setting.middle.model, dropout=dropout)
-            width = model.width // model.heads
-            asked = attention_backend(setting.hw, precision, width, model.heads, dropout)
+            head_width = model.width // model.heads
+            promised = attention_backend(setting.hw, precision, head_width, model.heads, dropout)
             names = kernel_names(setting, Attention(model), precision)
-            ran = next((k for k in KERNELS if any(f"{k}_attention" in n for n in names)), "math")
-            row = f"attention, {precision}, dropout {dropout:g}: {asked.value} promised, {ran} ran"
-            status = "ok" if ran == asked.value else "off"
-            seen = [n for n in names if "fmha" in n or "flash" in n or "attention" in n]
-            more = {"status": status, "names": seen, "reason": asked.reason}
-            yield result(row, float(ran == asked.value), "same", "wanted", 1.0, None, **more)
+            ran = attention_kernel(names)
+            row = f"attention, {precision}, dropout {dropout:g}: {promised.value} promised"
+            same = ran == promised.value
+            more = {"status": "ok" if same else "off", "names": names, "reason": promised.reason}
+            yield result(row, float(same), f"{ran} ran", "promised", 1.0, None, **more)
+    for precision in ("fp32", "tf32", "bf16", "fp16"):
+        if setting.pretended and precision in ("tf32", "fp16"):
+            continue
+        tflops = product_tflops(precision, setting) / 1e12
+        size = product_size(setting)
+        row = f"{size} x {size} x {size} product, {precision}"
+        yield result(row, tflops, "TFLOP/s", "", None, None, status="ok")
+
+
+def attention_kernel(names: list[str]) -> str:
+    """The attention kernel among these operators and kernels."""
+    return next((k for k in KERNELS if any(f"{k}_attention" in name for name in names)), "math")
 
 
 def kernel_names(setting: Setting, layer: Attention, precision: str) -> list[str]:
-    """Names of the operators and kernels of one forward and backward pass of `layer`."""
+    """Attention operators and kernels of one forward and backward pass of `layer`."""
     device = setting.hw.device
     layer = layer.to(device).train()
     x = torch.randn(2, 64, layer.c_proj.weight.shape[0], device=device, requires_grad=True)
@@ -163,105 +113,180 @@ def kernel_names(setting: Setting, layer: Attention, precision: str) -> list[str
     cuda = [] if setting.pretended else [ProfilerActivity.CUDA]
     with profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True) as record:
         seconds(work, device, rounds=1)
-    return sorted({event.key for event in record.key_averages()})
+    names = {event.key for event in record.key_averages()}
+    return sorted(name for name in names if "fmha" in name or "flash" in name or "atten" in name)
+
+
+def product_size(setting: Setting) -> int:
+    return 256 if setting.pretended else 8192
+
+
+def product_tflops(precision: str, setting: Setting) -> float:
+    """Floating-point operations a second of a large square product."""
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    size = product_size(setting)
+    dtype = dtypes.get(precision, torch.float32)
+    a = torch.randn(size, size, device=setting.hw.device).to(dtype)
+    b = torch.randn(size, size, device=setting.hw.device).to(dtype)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        return 2 * size**3 / seconds(lambda: a @ b, setting.hw.device, rounds=5)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+# --- numbers --------------------------------------------------------------------------------
+
+
+def parity_rows(setting: Setting) -> Iterator[dict]:
+    """Loss curves in half precision beside fp32's, from the same weights on the same batches."""
+    for optimizer in ("adamw", "muon"):
+        config = dataclasses.replace(setting.middle.train, optimizer=optimizer)
+        task = dataclasses.replace(setting.middle, train=config)
+        yield from optimizer_parity_rows(setting, task)
+
+
+def optimizer_parity_rows(setting: Setting, task: Task) -> Iterator[dict]:
+    optimizer, count = task.train.optimizer, setting.steps
+    batches = some_batches(task, count)
+    fp32 = train_losses(new_state(task), batches)
+    again = train_losses(new_state(task), batches)
+    difference = relative_difference(again, fp32)
+    yield limit_row(f"{optimizer}, fp32 twice: difference of the losses", difference, "share", 1e-4)
+    for precision in ("bf16", "fp16"):
+        row = f"{optimizer}, {precision}: loss after {count} steps beside fp32's, difference"
+        if precision == "bf16" and not setting.pretended and setting.hw.capability < (8, 0):
+            yield note_row(row, "this GPU has no bf16 units")
+            continue
+        state = new_state(task, precision, sdpa=True)
+        if precision == "fp16":
+            state.scaler = torch.amp.GradScaler(task.hw.device, init_scale=256.0)
+        losses = train_losses(state, batches)
+        difference = relative_difference(losses[-5:], fp32[-5:])
+        yield limit_row(row, difference, "share", 0.02, fp32=fp32, half=losses)
+    state = new_state(task, "fp16", sdpa=True)
+    events = train_steps(state, batches)
+    skipped = sum(not math.isfinite(event.grad_norm) for event in events)
+    row = f"{optimizer}, fp16: steps skipped of {count} while it found its scale"
+    yield limit_row(row, skipped, "steps", count / 2, scale=state.scaler.get_scale())
 
 
 # --- memory ---------------------------------------------------------------------------------
 
 
 def memory_rows(setting: Setting) -> Iterator[dict]:
-    """The plan of a step beside the measured peak of two real ones."""
+    """The memory plan of a step beside the peaks of two real ones, allocated and reserved."""
     for label, work in workloads(setting):
-        planned, measured = work.planned_bytes, trial_bytes(work)
+        release(setting.hw.device)
+        planned, measured = work.planned_bytes, trial_memory(work)
         row = f"memory plan, {label}"
         if measured is None:
-            yield told(row, f"planned {planned / GIB:.2f} GiB; a real step ran out", "failed")
+            yield note_row(row, f"planned {planned / GIB:.2f} GiB; a real step ran out", "failed")
             continue
-        off = abs(planned / measured - 1)
-        status = "ok" if off <= FAR_OFF else "off"
-        more = {"status": status, "within_aim": off <= AIM}
-        figures = planned / GIB, "GiB", "measured", measured / GIB, planned / measured
-        yield result(row, *figures, **more)
+        error = abs(planned / measured.allocated_bytes - 1)
+        more = {"status": "ok" if error <= PLAN_OFF else "off", "within_aim": error <= PLAN_AIM}
+        peak = measured.allocated_bytes / GIB
+        ratio = planned / measured.allocated_bytes
+        yield result(row, planned / GIB, "GiB", "allocated", peak, ratio, **more)
+        if not setting.pretended:
+            reserved = measured.reserved_bytes / GIB
+            row = f"{row}: reserved"
+            yield result(row, reserved, "GiB", "allocated", peak, peak / reserved, status="ok")
 
 
 def workloads(setting: Setting) -> Iterator[tuple[str, Workload]]:
-    middle, xtts = setting.middle, setting.task(setting.xtts)
+    """The longest step of every GPU preset, and of two sizes with single switches.
+
+    A preset that would take more than half of this GPU has fewer rows a pass: other parts run
+    beside this one.
+    """
     half = {"sdpa": True, "mixed_precision": True, "fused_adamw": True}
+    middle, xtts = setting.middle, setting.task(setting.xtts)
     cases = {
         "12 x 512, fp32, explicit softmax": (middle, {}, {}),
         "12 x 512, fp32, fused attention": (middle, {"sdpa": True}, {}),
         "12 x 512, half, explicit softmax": (middle, {"mixed_precision": True}, {}),
-        "12 x 512, half, fused, EMA": (middle, half | {"ema": True}, {}),
         "12 x 512, half, fused, Muon": (middle, half, {"optimizer": "muon"}),
-        "12 x 512, half, fused, two passes": (middle, half, {"effective_batch": 16}),
         "XTTS-v2, half, fused": (xtts, half, {}),
         "XTTS-v2, half, fused, recomputed": (xtts, half | {"gradient_checkpointing": True}, {}),
     }
-    step = 3 if setting.pretended else 1
-    for label, (task, switches, over) in list(cases.items())[::step]:
-        data = {k: v for k, v in over.items() if k == "effective_batch"}
-        train = {k: v for k, v in over.items() if k == "optimizer"}
-        yield (
-            label,
-            Workload(
-                model=task.model,
-                train=dataclasses.replace(task.train, **train),
-                speed=SpeedConfig(**switches),
-                data=dataclasses.replace(task.data, **data),
-                hw=setting.hw,
-                precision=setting.precision,
-            ),
+    for label, (task, switches, train_settings) in cases.items():
+        train_config = dataclasses.replace(task.train, **train_settings)
+        yield label, workload(setting, task.model, train_config, task.data, SpeedConfig(**switches))
+    for name in () if setting.pretended else GPU_TIERS:
+        preset = load_preset(name)
+        work = workload(
+            setting,
+            build(GPTConfig, preset["model"]),
+            build(TrainConfig, preset["train"]),
+            build(DataConfig, preset["data"]),
+            build(SpeedConfig, preset["speed"]),
         )
+        while work.planned_bytes > setting.hw.memory_bytes / 2 and work.data.micro_batch > 1:
+            work = work.with_rows(work.data.micro_batch // 2)
+        yield f"preset {name}, {work.data.micro_batch} rows a pass", work
+
+
+def workload(
+    setting: Setting, model: GPTConfig, train: TrainConfig, data: DataConfig, speed: SpeedConfig
+) -> Workload:
+    return Workload(
+        model=model,
+        train=train,
+        speed=speed,
+        data=data,
+        hw=setting.hw,
+        precision=setting.precision,
+    )
 
 
 def recovery_rows(setting: Setting) -> Iterator[dict]:
-    """Memory that shrinks in mid-run: losses as if the run had been planned in smaller passes."""
+    """Memory runs out in mid-run: losses as if smaller passes had been planned from there on."""
     task = setting.middle
     batches = some_batches(task, 6)
-    on = {"sdpa": True}
-    state = new_state(task, setting.precision, **on)
-    found = losses(state, batches[:3])
-    needs = [steady_bytes(task, setting, rows) for rows in (task.data.micro_batch, 2)]
-    with less_memory(state, setting, sum(needs) // 2):
-        found += losses(state, batches[3:])
-    rows, whole = state.micro_rows, task.data.micro_batch
-    yield result("rows a pass after memory ran out", rows, "rows", "before", whole, None)
+    state = new_state(task, setting.precision, sdpa=True)
+    losses = train_losses(state, batches[:3])
+    with less_memory(state, setting, batches[3:]):
+        events = train_steps(state, batches[3:])
+    losses += [event.loss for event in events]
+    rows, notes = state.micro_rows, [event.note for event in events if event.note]
+    row = "rows a pass after memory ran out"
+    status = "ok" if rows else "off"
+    before = task.data.micro_batch
+    yield result(row, rows, "rows", "before", before, None, status=status, notes=notes)
     if not rows:
-        raise RuntimeError(f"memory did not run out: {needs} bytes planned with all and 2 rows")
-    planned = new_state(task, setting.precision, **on)
-    wanted = losses(planned, batches[:3])
+        return
+    planned = new_state(task, setting.precision, sdpa=True)
+    expected = train_losses(planned, batches[:3])
     planned.micro_rows = rows
-    wanted += losses(planned, batches[3:])
-    row = "losses after a recovered run beside the planned one's, difference"
-    yield checked(row, apart(found, wanted), "share", 1e-3)
-
-
-def steady_bytes(task: Task, setting: Setting, rows: int) -> int:
-    """What a step of the longest of the task's rows is planned to need, `rows` a pass."""
-    data = dataclasses.replace(task.data, micro_batch=rows)
-    work = Workload(
-        model=task.model,
-        train=task.train,
-        speed=SpeedConfig(sdpa=True, mixed_precision=True),
-        data=data,
-        hw=task.hw,
-        precision=setting.precision,
-        text_ids=max(text for text, _ in task.rows),
-        codes=max(codes for _, codes in task.rows),
-    )
-    return work.planned_bytes
+    expected += train_losses(planned, batches[3:])
+    row = "losses of a recovered run beside the planned one's, difference"
+    yield limit_row(row, relative_difference(losses, expected), "share", 1e-3)
 
 
 @contextlib.contextmanager
-def less_memory(state: TrainState, setting: Setting, limit_bytes: int) -> Iterator[None]:
-    """Inside, the device has but so many bytes; a pretended one no room for more than two rows."""
+def less_memory(state: TrainState, setting: Setting, batches: list) -> Iterator[None]:
+    """Inside, the GPU has half of the memory that the passes of `batches` take beside the weights.
+
+    What they take is measured on a copy of the run. On the CPU more than two rows are refused.
+    """
     if setting.pretended:
         hook = state.model.register_forward_pre_hook(refuse_many_rows)
         yield
         hook.remove()
         return
+    task = setting.middle
+    copy = new_state(task, setting.precision, sdpa=True)
+    train_losses(copy, batches[:1])
     release("cuda")
-    torch.cuda.set_per_process_memory_fraction(limit_bytes / setting.hw.memory_bytes)
+    torch.cuda.reset_peak_memory_stats()
+    two_runs = torch.cuda.memory_allocated()  # weights and moments of this run and of the copy
+    train_losses(copy, batches)
+    passes = torch.cuda.max_memory_allocated() - two_runs
+    del copy
+    release("cuda")
+    limit = torch.cuda.memory_reserved() + passes // 2
+    torch.cuda.set_per_process_memory_fraction(limit / setting.hw.memory_bytes)
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -271,76 +296,25 @@ def refuse_many_rows(_model, args: tuple) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. (pretended)")
 
 
-# --- copies, going on, offload --------------------------------------------------------------
-
-
-def copy_rows(setting: Setting) -> Iterator[dict]:
-    """What bringing a batch to the device costs a step, and whether pinned memory helps."""
-    task, device = setting.middle, setting.hw.device
-    (batch,) = some_batches(task, 1)
-    state = new_state(task, setting.precision, sdpa=True, fused_adamw=True)
-    step_ms = 1000 * seconds(lambda: losses(state, [batch]), device)
-    plain_ms = 1000 * seconds(lambda: batch.micro[0].to(device), device, rounds=9)
-    yield result("copying a batch", plain_ms, "ms", "a step", step_ms, step_ms / plain_ms)
-    yield ahead_row(setting, state)
-    if setting.pretended:
-        yield told("copying a pinned batch", "only a GPU has a use for it")
-        return
-    pinned = pin(batch)
-    ms = 1000 * seconds(lambda: pinned.micro[0].to(device), device, rounds=9)
-    yield result("copying a pinned batch", ms, "ms", "pageable", plain_ms, plain_ms / ms)
-    pinned_step_ms = 1000 * seconds(lambda: losses(state, [pinned]), device)
-    figures = pinned_step_ms, "ms", "pageable", step_ms, step_ms / pinned_step_ms
-    yield result("a step from a pinned batch", *figures)
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as record:
-        losses(state, [pinned])
-    copies = [e.key for e in record.key_averages() if e.device_type == DeviceType.CUDA]
-    copies = [name for name in copies if "Pinned" in name and "HtoD" in name]
-    more = {"status": "ok" if copies else "off", "names": copies}
-    yield result(
-        "copies that came from pinned memory", len(copies), "kinds", "", None, None, **more
-    )
-
-
-def ahead_row(setting: Setting, state: TrainState, count: int = 8) -> dict:
-    """Steps whose batches a thread makes, and pins, beside the same steps that make their own."""
-
-    def steps(ahead: bool) -> None:
-        batches = itertools.islice(make_batches(setting.middle), count)
-        if not setting.pretended:  # only a GPU has a use for it
-            batches = map(pin, batches)
-        for _ in itertools.islice(train(state, prefetched(batches) if ahead else batches), count):
-            pass
-
-    device = setting.hw.device
-    own_ms = 1000 * seconds(lambda: steps(ahead=False), device) / count
-    ahead_ms = 1000 * seconds(lambda: steps(ahead=True), device) / count
-    what = "a step whose batch was made ahead"
-    return result(what, ahead_ms, "ms", "made in between", own_ms, own_ms / ahead_ms)
-
-
 def resume_rows(setting: Setting) -> Iterator[dict]:
-    """A run that goes on from a checkpoint beside one that was never interrupted."""
+    """A run resumed from a checkpoint beside one that was never interrupted."""
     for optimizer in ("adamw", "muon"):
-        task = dataclasses.replace(
-            setting.middle, train=dataclasses.replace(setting.middle.train, optimizer=optimizer)
-        )
+        config = dataclasses.replace(setting.middle.train, optimizer=optimizer)
+        task = dataclasses.replace(setting.middle, train=config)
         batches = some_batches(task, 6)
         on = {"sdpa": True, "fused_adamw": True, "ema": True}
-        make = lambda task=task, on=on: new_state(task, setting.precision, **on)  # noqa: E731
-        whole = make()
-        wanted = losses(whole, batches)
-        half = make()
-        found = losses(half, batches[:3])
+        expected = train_losses(new_state(task, setting.precision, **on), batches)
+        interrupted = new_state(task, setting.precision, **on)
+        losses = train_losses(interrupted, batches[:3])
         with tempfile.TemporaryDirectory() as folder:
-            half.save(Path(folder))
+            interrupted.save(Path(folder))
             tree, _ = checkpoint.load_newest(Path(folder))
-        half = make()
-        half.restore(tree)
-        found += losses(half, batches[3:])
-        same = found == wanted
+        resumed = new_state(task, setting.precision, **on)
+        resumed.restore(tree)
+        losses += train_losses(resumed, batches[3:])
+        difference = relative_difference(losses, expected)
         row = f"resumed, {optimizer}, fused, EMA: difference of the losses"
-        yield checked(row, apart(found, wanted), "share", 1e-4, bit_for_bit=same)
+        yield limit_row(row, difference, "share", 1e-4, bit_for_bit=losses == expected)
     yield from variant_rows(setting)
 
 
@@ -348,19 +322,223 @@ def variant_rows(setting: Setting) -> Iterator[dict]:
     """Recomputed layers and an average on the CPU: the same numbers as without."""
     task = setting.middle
     batches = some_batches(task, 4)
-    base = {"sdpa": True, "ema": True}
-    plain = new_state(task, **base)
-    wanted = losses(plain, batches)
-    averages = {name: t.cpu().clone() for name, t in plain.ema.shadow.items()}
-    recomputed = losses(new_state(task, **base, gradient_checkpointing=True), batches)
-    row = "recomputed layers: difference of the losses"
-    yield checked(row, apart(recomputed, wanted), "share", 1e-4)
-    if setting.pretended:
-        yield told("EMA on the CPU: difference of the average", "only a GPU has a use for it")
-        return
-    away = new_state(task, **base, ema_offload=True)
-    losses(away, batches)
+    plain = new_state(task, sdpa=True, ema=True)
+    expected = train_losses(plain, batches)
+    averages = {name: tensor.cpu().clone() for name, tensor in plain.ema.shadow.items()}
+    recomputed = new_state(task, sdpa=True, ema=True, gradient_checkpointing=True)
+    difference = relative_difference(train_losses(recomputed, batches), expected)
+    yield limit_row("recomputed layers: difference of the losses", difference, "share", 1e-4)
     row = "EMA on the CPU: difference of the average"
-    off = max(float((away.ema.shadow[n].cpu() - t).abs().max()) for n, t in averages.items())
-    where = {t.device.type for t in away.ema.shadow.values()}
-    yield checked(row, off, "largest", 1e-4, where=sorted(where))
+    if setting.pretended:
+        yield note_row(row, "only a GPU has a use for it")
+        return
+    offloaded = new_state(task, sdpa=True, ema=True, ema_offload=True)
+    train_losses(offloaded, batches)
+    found = offloaded.ema.state_dict()
+    difference = max(float((found[n].cpu() - t).abs().max()) for n, t in averages.items())
+    yield limit_row(row, difference, "largest", 1e-4)
+
+
+# --- the switches ---------------------------------------------------------------------------
+
+
+def xtts_switch_rows(setting: Setting) -> Iterator[dict]:
+    """Every switch at XTTS-v2's size: 30 layers of 1024, 8 rows a pass."""
+    yield from switch_rows("XTTS-v2", setting.task(setting.xtts), setting)
+
+
+def preset_switch_rows(setting: Setting) -> Iterator[dict]:
+    """The same at the size of this card's preset, as 05_benchmark measures it."""
+    if setting.pretended:
+        yield from switch_rows("tiny", setting.middle, setting)
+        return
+    name = choose_preset(setting.hw).value
+    yield from switch_rows(name, preset_task(load_preset(name), setting.hw, 1), setting)
+
+
+def switch_rows(size: str, task: Task, setting: Setting) -> Iterator[dict]:
+    """Speed, memory and loss of each set of switches, beside the plain baseline.
+
+    The baseline is eager fp32 with explicit softmax and torch's default AdamW. Variants share this
+    process, which saves seconds for each; after one that failed in an unknown way, every other has
+    a process of its own.
+    """
+    config = TrialConfig(steps=9, warmup_steps=2, rounds=1)
+    if setting.pretended:
+        config = TrialConfig(steps=3, warmup_steps=1, rounds=1, leave_out=("compile",))
+    measured, work = [], run_variant
+    wanted = sorted(variants(task, config), key=lambda variant: ORDER.index(variant.kind))
+    for variant in wanted:
+        if not variant.reason:
+            figures, work = try_variant(work, task, config, variant.on)
+            measured.append({"on": list(variant.on)} | figures)
+        baseline, trial = compare([wanted[0], variant], measured, task.model.dropout)
+        figures = next((m for m in measured if tuple(m["on"]) == variant.on), {})
+        yield from trial_rows(size, task, baseline, trial, figures, setting)
+
+
+def try_variant(work, task: Task, config: TrialConfig, on: tuple) -> tuple[dict, object]:
+    """Figures of one variant or {"error": reason}, and how to measure the next one."""
+    release(task.hw.device)
+    if task.hw.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        return work(task, config, on), work
+    except torch.OutOfMemoryError as error:
+        return {"error": str(error).splitlines()[0]}, work
+    except Exception as error:  # it becomes a row; CUDA may be unusable in this process
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        return {"error": f"{type(error).__name__}: {first_line}"[:200]}, in_a_process
+
+
+def trial_rows(
+    size: str, task: Task, baseline: Trial, trial: Trial, figures: dict, setting: Setting
+) -> Iterator[dict]:
+    row = f"{size}: {trial.label}"
+    if trial.loss is None:
+        yield note_row(row, trial.reason, "failed" if "error" in figures else "skipped")
+        return
+    names = ("loss", "loss_change", "warmup_s", "recompilations", "tokens_per_s", "ran", "on")
+    more = {name: getattr(trial, name) for name in names} | {"reason": trial.reason}
+    rounds = thirds(figures["step_seconds"])
+    more["spread"] = spread(rounds)
+    more["first_step_s"] = figures["first_step_s"]
+    more["tflops"] = flops_a_step(task) * trial.steps_per_s / 1e12
+    same = trial.parity is not False and not trial.recompilations
+    more["status"] = "ok" if same else "off"
+    if baseline.loss is None:
+        peer = "the baseline did not run"
+        yield result(row, trial.steps_per_s, "steps/s", peer, None, None, **more)
+        return
+    peer = "baseline: eager fp32, explicit softmax, default AdamW"
+    ratio = trial.steps_per_s / baseline.steps_per_s
+    yield result(row, trial.steps_per_s, "steps/s", peer, baseline.steps_per_s, ratio, **more)
+    memory, peer_memory = trial.peak_memory_bytes / GIB, baseline.peak_memory_bytes / GIB
+    ratio = peer_memory / memory if memory else None
+    yield result(f"{row}: peak memory", memory, "GiB", "baseline", peer_memory, ratio, status="ok")
+
+
+def thirds(step_seconds: list[float]) -> list[float]:
+    """Mean seconds of a step in each of three rounds."""
+    size = max(1, len(step_seconds) // 3)
+    rounds = itertools.batched(step_seconds, size) if hasattr(itertools, "batched") else None
+    if rounds is None:  # Python 3.11
+        rounds = [step_seconds[i : i + size] for i in range(0, len(step_seconds), size)]
+    return [statistics.fmean(each) for each in rounds]
+
+
+def flops_a_step(task: Task) -> float:
+    """Floating-point operations that the model itself needs for a step of usual rows."""
+    frames = task.data.reference_frames
+    each = [training_flops(task.model, text, codes, frames) for text, codes in task.rows]
+    return statistics.fmean(each) * task.data.effective_batch
+
+
+def peer_step_rows(setting: Setting) -> Iterator[dict]:
+    """A step of transformers' GPT-2 in a plain fp32 loop, beside the kit's with its switches on.
+
+    The same trunk, rows of the same length, AdamW and clipping; the loss is read every step, as
+    usual training loops do. Both in this process, in turns.
+    """
+    from train_steps import gpt2
+
+    model = setting.xtts
+    task = dataclasses.replace(
+        setting.task(model), rows=((100, 400),) if not setting.pretended else ((10, 20),)
+    )
+    (batch,) = some_batches(task, 1)
+    state = new_state(task, setting.precision, sdpa=True, fused_adamw=True)
+    peer = gpt2(model, batch.micro[0].tokens.shape[1]).to(setting.hw.device)
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-5)
+    tokens = batch.micro[0].tokens.to(setting.hw.device)
+
+    def peer_step() -> None:
+        loss = peer(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+
+    kit_s, peer_s = [], []
+    for _ in range(5):
+        kit_s.append(timed(lambda: train_losses(state, [batch]), setting.hw.device))
+        peer_s.append(timed(peer_step, setting.hw.device))
+    kit_ms = 1000 * statistics.median(kit_s[1:])
+    peer_ms = 1000 * statistics.median(peer_s[1:])
+    more = {"spread": spread(kit_s[1:]), "peer_spread": spread(peer_s[1:]), "status": "ok"}
+    row = f"a step, {setting.precision}, SDPA, fused AdamW"
+    peer_name = "transformers GPT2LMHeadModel, fp32, SDPA, default AdamW"
+    yield result(row, kit_ms, "ms", peer_name, peer_ms, peer_ms / kit_ms, **more)
+
+
+def padded_head_rows(setting: Setting) -> Iterator[dict]:
+    """Whether a head with a vocabulary that is a multiple of 8 would be faster."""
+    device, rows = setting.hw.device, 64 if setting.pretended else 6400
+    for vocabulary in (1026, 6681):
+        padded = -(-vocabulary // 8) * 8
+        times = {}
+        for size in (vocabulary, padded):
+            head = nn.Linear(1024, size).to(device)
+            x = torch.randn(rows, 1024, device=device, requires_grad=True)
+            targets = torch.randint(0, vocabulary, (rows,), device=device)
+
+            def step(head=head, x=x, targets=targets) -> None:
+                with autocast(device, setting.precision):
+                    logits = head(x)
+                nn.functional.cross_entropy(logits.float(), targets).backward()
+
+            times[size] = 1000 * seconds(step, device, rounds=9)
+        plain_ms, padded_ms = times[vocabulary], times[padded]
+        row = f"head and loss of {rows} rows, {padded} columns"
+        peer = f"{vocabulary} columns"
+        yield result(row, padded_ms, "ms", peer, plain_ms, plain_ms / padded_ms, status="ok")
+
+
+# --- copies ---------------------------------------------------------------------------------
+
+
+def copy_rows(setting: Setting) -> Iterator[dict]:
+    """What making a batch and bringing it to the device costs a step, and what hides it."""
+    task, device = setting.middle, setting.hw.device
+    (batch,) = some_batches(task, 1)
+    state = new_state(task, setting.precision, sdpa=True, fused_adamw=True)
+    step_ms = 1000 * seconds(lambda: train_losses(state, [batch]), device)
+    plain_ms = 1000 * seconds(lambda: batch.micro[0].to(device), device, rounds=9)
+    yield result("copying a batch", plain_ms, "ms", "a step", step_ms, step_ms / plain_ms)
+    yield prefetch_row(setting, state)
+    if setting.pretended:
+        yield note_row("copying a pinned batch", "only a GPU has a use for it")
+        return
+    pinned = pin(batch)
+    ms = 1000 * seconds(lambda: pinned.micro[0].to(device), device, rounds=9)
+    yield result("copying a pinned batch", ms, "ms", "pageable", plain_ms, plain_ms / ms)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as record:
+        train_losses(state, [pinned])
+    copies = [e.key for e in record.key_averages() if e.device_type == DeviceType.CUDA]
+    copies = [name for name in copies if "Pinned" in name and "HtoD" in name]
+    more = {"status": "ok" if copies else "off", "names": copies}
+    row = "copies that came from pinned memory"
+    yield result(row, len(copies), "kinds", "", None, None, **more)
+    # The loss and the norm are read once a step; nothing else may wait for the device.
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as record:
+        train_losses(state, [pinned] * 4)
+    reads = sum(e.count for e in record.key_averages() if e.key == "aten::_local_scalar_dense")
+    yield limit_row("reads of a number from the device, a step", reads / 4, "reads", 4)
+
+
+def prefetch_row(setting: Setting, state: TrainState, count: int = 8) -> dict:
+    """Steps whose batches a thread makes, and pins, beside the same steps that make their own."""
+
+    def steps(ahead: bool) -> None:
+        batches = itertools.islice(make_batches(setting.middle), count)
+        if not setting.pretended:  # pinning needs CUDA
+            batches = map(pin, batches)
+        for _ in itertools.islice(train(state, prefetched(batches) if ahead else batches), count):
+            pass
+
+    device = setting.hw.device
+    inline_ms = 1000 * seconds(lambda: steps(ahead=False), device) / count
+    ahead_ms = 1000 * seconds(lambda: steps(ahead=True), device) / count
+    row = "a step whose batch was made ahead"
+    return result(row, ahead_ms, "ms", "made in between", inline_ms, inline_ms / ahead_ms)

@@ -1,0 +1,158 @@
+"""Part of the GPU check: the `t4` preset's model, trained as a T4 would run it, on this GPU.
+
+fp16 with loss scaling, no flash and no cuDNN attention, 14.6 GB of memory, batches from the real
+stream made ahead and pinned; beside it the same run in bf16 with every kernel. It shows a T4's
+numerics, kernels and memory, not its speed.
+"""
+
+import dataclasses
+import itertools
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from gpu_setting import Setting, limit_row, new_state, wait_for_device
+from rows import result
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from kit.base.config import build, load_preset
+from kit.base.hardware import hush_profiler
+from kit.batches.batching import DataConfig
+from kit.batches.code_cache import CodeCache
+from kit.batches.code_stream import CodeStream
+from kit.model.sequence import GPTConfig, collate
+from kit.notebook.style import GIB
+from kit.training.loop import train
+from kit.training.prefetch import prefetched
+from kit.training.settings import StepEvent, TrainConfig
+from kit.training.switches import pin
+from kit.tuning.ab_test import Task
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from made_index import made_index
+
+T4_BYTES = int(14.6 * 1e9)
+STEPS, PROFILED = 120, 8
+TEXT_VOCAB, CODE_VOCAB = 2000, 1602  # of the preset's tokenizer and codec
+
+
+def t4_rows(setting: Setting) -> Iterator[dict]:
+    hush_profiler()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = 600 if setting.pretended else 20_000
+        cache = CodeCache(made_index(Path(folder), rows, text_vocab=TEXT_VOCAB))
+        curves = {}
+        for name, precision in (("as a T4, fp16", "fp16"), ("bf16, every kernel", "bf16")):
+            as_t4 = precision == "fp16"
+            if not setting.pretended:
+                torch.backends.cuda.enable_flash_sdp(not as_t4)
+                limit = T4_BYTES if as_t4 else setting.hw.memory_bytes
+                torch.cuda.set_per_process_memory_fraction(limit / setting.hw.memory_bytes)
+            events, more = run(cache, precision, setting)
+            curves[name] = [event.loss for event in events]
+            yield from run_rows(name, events, more, setting)
+        fp16, bf16 = (statistics.fmean(curve[-20:]) for curve in curves.values())
+        row = "t4 preset: mean loss of the last 20 steps, fp16 beside bf16, difference"
+        yield limit_row(row, abs(fp16 / bf16 - 1), "share", 0.02, curves=curves)
+
+
+def run(cache: CodeCache, precision: str, setting: Setting) -> tuple[list[StepEvent], dict]:
+    """The events of a run, and its scale, attention kernel and how busy the device was."""
+    preset = load_preset("tiny" if setting.pretended else "t4")
+    sizes = {"text_vocab": TEXT_VOCAB, "code_vocab": CODE_VOCAB, "max_code": 608}
+    task = Task(
+        model=build(GPTConfig, preset["model"], **sizes),
+        train=endless(build(TrainConfig, preset["train"])),
+        data=build(DataConfig, preset["data"], short_first=0.0),
+        rows=(),
+        hw=setting.hw,
+        threads=torch.get_num_threads(),
+    )
+    state = new_state(task, precision, sdpa=True, fused_adamw=True, ema=True)
+    batches = CodeStream(cache, "train", task.data, partial(collate, task.model))
+    batches = iter(batches) if setting.pretended else prefetched(map(pin, batches))
+    steps = setting.steps if setting.pretended else STEPS
+    if not setting.pretended:
+        torch.cuda.reset_peak_memory_stats()
+    training = train(state, batches)
+    events = list(itertools.islice(training, steps))
+    more = {"scale": state.scaler.get_scale()}
+    if not setting.pretended:
+        more["peak_bytes"] = torch.cuda.max_memory_reserved()
+        more |= profiled(training)
+    training.close()
+    return events, more
+
+
+def endless(config: TrainConfig) -> TrainConfig:
+    """The preset's training without validation or gate, its rate reached after a few steps."""
+    return dataclasses.replace(
+        config, steps=10**6, val_every=10**6, gate_every=0, checkpoint_every=10**6, warmup_steps=20
+    )
+
+
+def profiled(training: Iterator[StepEvent]) -> dict:
+    """Share of a few steps in which the device was busy, and the attention kernel that ran."""
+    wait_for_device("cuda")
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as record:
+        started_s = time.perf_counter()
+        for _ in itertools.islice(training, PROFILED):
+            pass
+        wait_for_device("cuda")
+        wall_s = time.perf_counter() - started_s
+    kernels = [event for event in record.events() if event.device_type == DeviceType.CUDA]
+    spans = sorted((event.time_range.start, event.time_range.end) for event in kernels)
+    totals = sorted(record.key_averages(), key=lambda e: -e.self_device_time_total)
+    longest = {e.key[:80]: e.self_device_time_total / 1000 / PROFILED for e in totals[:12]}
+    names = [event.key for event in totals]
+    fused = [n for n in names if "fmha_cutlass" in n]
+    kernel = "efficient" if fused else "flash" if any("flash" in n for n in names) else "other"
+    return {
+        "busy": covered_us(spans) / 1e6 / wall_s,
+        "attention": kernel,
+        "longest_kernels_ms": longest,
+    }
+
+
+def covered_us(spans: list[tuple[float, float]]) -> float:
+    """Length of the union of sorted spans."""
+    total, reached = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def run_rows(name: str, events: list[StepEvent], more: dict, setting: Setting) -> Iterator[dict]:
+    row = f"t4 preset, {name}"
+    skipped = sum(not math.isfinite(event.grad_norm) for event in events)
+    yield limit_row(f"{row}: steps skipped of {len(events)}", skipped, "steps", 10, **more)
+    first = statistics.fmean(event.loss for event in events[:5])
+    last = statistics.fmean(event.loss for event in events[-5:])
+    status = "ok" if math.isfinite(last) and last < first else "off"
+    yield result(f"{row}: loss", last, "nats", "first steps", first, None, status=status)
+    median_ms = 1000 * statistics.median(event.step_s for event in events[len(events) // 2 :])
+    first_ms = 1000 * events[0].step_s
+    yield result(f"{row}: median step", median_ms, "ms", "first step", first_ms, None, status="ok")
+    if setting.pretended:
+        return
+    peak = more["peak_bytes"] / GIB
+    yield limit_row(f"{row}: peak memory, reserved", peak, "GiB", T4_BYTES / GIB)
+    busy = more["busy"]
+    status = "ok" if busy >= 0.9 else "off"
+    yield result(
+        f"{row}: share of a step the GPU is busy",
+        busy,
+        "share",
+        "aim",
+        0.9,
+        busy / 0.9,
+        status=status,
+    )

@@ -1,0 +1,62 @@
+"""The GPU session rehearsed without a GPU, in an environment that lacks what such a machine lacks.
+
+`make test-gpu-session` makes .venv-gpu from requirements.txt and a folder of wheels beside it. Run
+without the wheels, parts that need a package are rows that name it; with them nothing fails.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VENV = ROOT / ".venv-gpu"
+PYTHON = VENV / "bin" / "python"
+LACKING = ("soundfile", "cffi", "orjson", "ipywidgets", "nbmake", "papermill", "bitsandbytes")
+
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="run by `make test-gpu-session`")
+
+
+def session(wheels: Path, out: Path, seconds: int) -> list[dict]:
+    """Run the script as on the other machine: no environment of ours, no git folder needed."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(out), "PYTHON": str(PYTHON)}
+    environment |= {"KIT_COMMIT": "rehearsal", "OMP_NUM_THREADS": "2"}
+    script = ROOT / "tests" / "bench" / "gpu_session.sh"
+    command = ["bash", str(script), str(wheels), str(out), str(seconds)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    table = json.loads((out / "gpu-pretended.json").read_text(encoding="utf-8"))
+    assert table["machine"]["commit"] == "rehearsal"
+    return table["rows"]
+
+
+def installed(package: str) -> bool:
+    found = subprocess.run([PYTHON, "-c", f"import {package}"], capture_output=True)
+    return found.returncode == 0
+
+
+def uninstall_wheels() -> None:
+    command = [PYTHON, "-m", "pip", "uninstall", "--yes", "-q", *LACKING, "pycparser"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_without_the_wheels_a_lacking_package_is_a_row(tmp_path):
+    uninstall_wheels()
+    assert not any(installed(package) for package in LACKING)
+    rows = session(tmp_path / "no-wheels", tmp_path / "out", 300)
+    failed = [row for row in rows if row.get("status") == "failed"]
+    assert all("No module named" in row["note"] for row in failed), failed
+    parts_measured = {row["part"] for row in rows if row["value"] is not None}
+    assert {"attention", "parity", "memory", "switches, XTTS-v2"} <= parts_measured
+
+
+def test_with_the_wheels_every_part_runs(tmp_path):
+    uninstall_wheels()
+    rows = session(VENV / "wheels", tmp_path / "out", 500)
+    assert installed("soundfile") and installed("orjson") and installed("bitsandbytes")
+    troubled = [row for row in rows if row.get("status") in ("failed", "off")]
+    assert not troubled, troubled
+    skipped = [row for row in rows if row.get("status") == "skipped"]
+    assert all(row["note"] for row in skipped)
