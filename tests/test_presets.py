@@ -17,7 +17,7 @@ from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import TrialConfig
 from kit.tuning.memory_plan import parameter_count
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import recommend
+from kit.tuning.recommend import overlay, recommend
 from kit.tuning.session_plan import SessionLimits, for_corpus, on_disk, plan_session
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
@@ -43,10 +43,12 @@ CARDS = {
     "A100 40": (39.4, (8, 0), "24gb"),
     "A6000": (47.4, (8, 6), "24gb"),
     "A100 80": (79.1, (8, 0), "80gb"),
+    "H100": (79.1, (9, 0), "80gb"),
     "H200": (139.8, (9, 0), "80gb"),
 }
 TIERS = ("8gb", "t4", "12gb", "24gb", "80gb")
 GPU_PRESETS = (*TIERS, "xtts_v2")
+OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
 each_card = pytest.mark.parametrize("name", CARDS)
 each_tier = pytest.mark.parametrize("name", GPU_PRESETS)
 
@@ -63,6 +65,11 @@ def workload(preset: dict, hw: Hardware, **over) -> Workload:
     built = {section: build(cls, preset[section]) for section, cls in SECTIONS.items()}
     precision = choose_precision(hw).value
     return Workload(hw=hw, precision=precision, **built | preset["memory"] | over)
+
+
+def laid_over(preset: dict, use: str) -> dict:
+    """`preset` with the overlay `use` over it; "" is none."""
+    return merge(preset, overlay(use).sections) if use else preset
 
 
 def bases(name: str) -> list[str]:
@@ -100,6 +107,14 @@ def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
             assert preset[section][key] != demo[section].get(key), f"{section}.{key}"
     for key in ("muon_lr", "muon_steps", "conditioner_lr"):  # nothing reads them beside AdamW
         assert key not in preset["train"]
+
+
+@pytest.mark.parametrize("use", ["", *OVERLAYS])
+@each_tier
+def test_every_gpu_tier_makes_its_batches_ahead(name, use):
+    """Whatever it is used for. The CPU's presets leave it out: there is no GPU to wait for."""
+    assert laid_over(load_preset(name), use)["speed"]["pinned_memory"] is True
+    assert "pinned_memory" not in load_preset("cpu")["speed"]
 
 
 @each_tier
@@ -150,10 +165,11 @@ def test_the_reason_names_what_decided():
     assert "80gb trains here, too, in smaller passes" in reason("A100 40")
 
 
+@pytest.mark.parametrize("use", ["", *OVERLAYS])
 @each_card
-def test_every_cards_tier_fits_in_the_precision_it_has(name):
+def test_every_cards_tier_fits_in_the_precision_it_has(name, use):
     hw = card(name)
-    work = workload(load_preset(CARDS[name][2]), hw)
+    work = workload(laid_over(load_preset(CARDS[name][2]), use), hw)
     room = int(work.max_memory_fraction * hw.memory_bytes)
     assert work.planned_bytes <= room, change(work, room)
 

@@ -108,7 +108,7 @@ class Checklist:
 
     def memory(self) -> tuple[str, str]:
         sizes = self.report["train"]["longest_step_bytes"]
-        needed = sizes["measured"] or sizes["planned"]
+        needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
         found = f"{in_gib(needed)} of {in_gib(sizes['limit'])}"
         smaller = "take --use low_memory, or the preset of a smaller tier"
         return found, smaller if needed > sizes["limit"] else ""

@@ -218,6 +218,8 @@ class Training(TrainingPlan):
                 "measured": self.verdict.measured_bytes,
                 "limit": self.verdict.limit_bytes,
             }
+            if self.verdict.reserved_bytes is not None:
+                recorded["longest_step_bytes"]["reserved"] = self.verdict.reserved_bytes
         if self.shown and self.shown.monitor.samples:
             recorded["monitor"] = self.shown.monitor.summary()
         self.active.record(train=recorded)

@@ -3,7 +3,7 @@
 A step on a GPU is mostly waiting for the device, and whoever waits leaves Python to others. A
 thread needs no process of its own and no copies between them; on a CPU it would only take a core
 from the step. What was made ahead and never used is simply made again: each batch carries its
-position. Knows nothing of what a batch holds.
+position.
 """
 
 import contextlib
@@ -11,7 +11,21 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 
+from kit.model.sequence import EffectiveBatch
+from kit.training.switches import Applied, pin
+
 LOOK_S = 0.2  # how often a thread with a full queue looks whether it is still wanted
+
+
+def prefetch_if_on(batches: Iterable[EffectiveBatch], applied: Applied) -> Iterable[EffectiveBatch]:
+    """Return `batches` prefetched and pinned where the switch `pinned_memory` is on.
+
+    Where it is off, each batch is made when the step asks for it. Training and the measurement of
+    the switches both take their batches from here.
+    """
+    if applied.on("pinned_memory"):
+        return prefetched(map(pin, batches))
+    return batches
 
 
 def prefetched(batches: Iterable, count: int = 2) -> Iterator:

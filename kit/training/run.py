@@ -34,13 +34,13 @@ from kit.training import checkpoint
 from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
-from kit.training.prefetch import prefetched
+from kit.training.prefetch import prefetch_if_on
 from kit.training.ranks import ALONE, RankLost, Ranks, is_lost_connection, require_same, seed_rank
 from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.sharding import REPLICAS
 from kit.training.state import TrainState
-from kit.training.switches import Applied, SpeedConfig, pin
+from kit.training.switches import Applied, SpeedConfig
 from kit.training.trainable import FULL, Base, Finetuning
 
 
@@ -192,11 +192,9 @@ class TrainSession:
             self.lock.confirm()
 
     def _batches(self, grad_accum: int):
-        """The batches from where the state stands; pinned ones are made and pinned ahead."""
+        """The batches from the state's position on."""
         batches = self.make_batches(self.state.position, grad_accum)
-        if self.state.applied.on("pinned_memory"):
-            return prefetched(map(pin, batches))
-        return batches
+        return prefetch_if_on(batches, self.state.applied)
 
     def trial(self, values: dict, batches: Sequence[EffectiveBatch]) -> list[dict]:
         """Rows of a real step of a throwaway model on each of `batches`, as the log has them.

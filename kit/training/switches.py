@@ -32,7 +32,7 @@ class SpeedConfig:
     adamw_8bit: bool = False  # AdamW's moments in 8 bits
     tf32: bool = False  # fp32 matrix products with 10-bit mantissas
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
-    pinned_memory: bool = False  # batches made ahead, in page-locked memory
+    pinned_memory: bool = False  # batches made ahead in a thread, in page-locked memory
     compile: bool = False  # torch.compile of the trunk's layers
     gradient_checkpointing: bool = False  # recompute layers in the backward pass
     recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
@@ -154,7 +154,7 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
         "pinned_memory": (
             gpu,
-            "batches are made and copied beside the GPU's work" if gpu else only,
+            "batches are made and copied while the GPU computes" if gpu else only,
         ),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),

@@ -44,6 +44,10 @@ HEAD = (
 LEAST_GAIN = 0.02  # of steps/s
 LEAST_SAVING = 0.10  # of peak memory, where memory is asked for
 MOST_LOSS = 0.10  # of steps/s, for such a saving
+# Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
+# the slower the CPU and the disk, and a trial's rows are already in memory.
+ON_BY_DEFAULT = ("pinned_memory",)
+LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,8 @@ def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision
 
     For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
     takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
-    Raises ConfigError when not one variant ran: nothing is known then of any switch.
+    One of ON_BY_DEFAULT is kept unless training is over 2 % slower. Raises ConfigError when not one
+    variant ran: nothing is known then of any switch.
     """
     if goal not in ("speed", "memory"):
         raise ConfigError(f"goal = {goal!r}: choose speed or memory.")
@@ -161,18 +166,23 @@ def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
     ends = sorted((on for on in ran if on and on[-1] == name), key=len)
     pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
     if pairs:  # the one in most company is nearest to the set that will run
-        keep, reason = _judge(*pairs[-1], goal)
+        keep, reason = _judge(name, *pairs[-1], goal)
     elif ran and () not in ran and name in min(ran, key=len):
         keep = True
         reason = "the smallest set that ran here has it"
+    elif name in ON_BY_DEFAULT and row.reason == LEFT_OUT:
+        keep = True
+        reason = f"on by default; {LEFT_OUT}"
     else:
         keep = False
         reason = row.reason or "not measured"
     return Decision(name=name, label=row.label, on=keep, reason=reason)
 
 
-def _judge(before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
-    if after.parity is False:
+def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
+    by_default = name in ON_BY_DEFAULT
+    moved_before = by_default and before.parity is False  # by the others
+    if after.parity is False and not moved_before:
         return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
     faster = after.steps_per_s / before.steps_per_s - 1
     grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
@@ -183,6 +193,9 @@ def _judge(before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
     pays = faster >= LEAST_GAIN
     if goal == "memory":
         pays = pays or (grown <= -LEAST_SAVING and faster >= -MOST_LOSS)
+    if by_default:
+        pays = faster >= -LEAST_GAIN
+        beside += f"; on by default, unless over {LEAST_GAIN:.0%} slower"
     return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
 
 

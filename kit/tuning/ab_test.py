@@ -1,7 +1,8 @@
 """Which switches pay on this device: none, each alone, one after another, all, measured.
 
 Every variant trains on the same batches from the same seed in a process of its own: its peak
-memory is its own, and one that runs out of memory or crashes is a row with its reason. Rounds are
+memory is its own, and one that runs out of memory or crashes is a row with its reason. Batches are
+collated from rows in the step, or with pinned memory in a thread, as in training. Rounds are
 interleaved, so that a noisy machine hurts all alike, and the median round counts. Each result is
 one line of a file, so an interrupted benchmark goes on where it was. Knows the loop and the
 switches; of data only how long the rows are. What the figures are worth is in ab_results.py.
@@ -31,22 +32,23 @@ from kit.batches.lengths import few_lengths
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.loop import train
+from kit.training.prefetch import prefetch_if_on
 from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import (
     LABELS,
     SpeedConfig,
     compilations,
-    pin,
     switches,
     wants_few_shapes,
 )
 from kit.training.trainable import FULL, Finetuning
-from kit.tuning.ab_results import Trial, Variant, compare
+from kit.tuning.ab_results import LEFT_OUT, Trial, Variant, compare
 
 PARTING_S = 10.0  # for a process to leave by itself, before it is ended
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 TRIED = tuple(name for name in LABELS if name not in COSTS)
+STEP_INCLUDES = "collating"  # results of steps that include something else are not comparable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     offered = switches(SpeedConfig(), task.hw, task.model)
     refused = {s.name: s.reason for s in offered if not s.available}
     for name in config.leave_out:
-        refused[name] = "left out by the settings"
+        refused.setdefault(name, LEFT_OUT)
     found = [Variant(kind="baseline", label="Baseline")]
     for name in TRIED:
         reason = refused.get(name, "")
@@ -155,7 +157,24 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
 
     For `few_shapes` rows are padded to a few fixed lengths, as 02_train pads them.
     """
-    model = task.model
+    return (make_batch(task.model, parts) for parts in draw_rows(task, few_shapes))
+
+
+def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
+    """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
+    micro = []
+    for texts, codes, references, length in parts:
+        cond = torch.from_numpy(np.stack(references))
+        text_ids = [ids.tolist() for ids in texts]
+        micro.append((text_ids, [row.tolist() for row in codes], cond, length))
+    return collate(model, micro, {})
+
+
+def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
+    """The rows of `make_batches`: of each micro-batch text ids, codes, references, padded length.
+
+    They are arrays, as rows of the code cache are.
+    """
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
     if few_shapes and not data.grid_lengths:
@@ -165,19 +184,18 @@ def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatc
         for batch in plan_batches(totals, data, epoch):
             parts = []
             for rows in micro_batches(batch, totals, data):
-                texts, codes, cond = _row_values(task, rows, rng)
                 longest = max(totals[i] for i in rows)
-                parts.append((texts, codes, cond, padded(longest, data)))
-            yield collate(model, parts, {})
+                parts.append((*_row_values(task, rows, rng), padded(longest, data)))
+            yield parts
 
 
-def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, torch.Tensor]:
+def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, np.ndarray]:
     model = task.model
     shape = (len(rows), task.model.n_mels, task.data.reference_frames)
-    texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]).tolist() for i in rows]
+    texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in rows]
     walk = (rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows)
-    codes = [(steps % model.start_code).tolist() for steps in walk]
-    return texts, codes, torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+    codes = [steps % model.start_code for steps in walk]
+    return texts, codes, rng.standard_normal(shape, dtype=np.float32)
 
 
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
@@ -191,15 +209,15 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     total = config.warmup_steps + config.steps
     state = _new_state(task, config, on)
     few_shapes = wants_few_shapes(task.hw.device, state.applied.precision, "compile" in on)
-    batches = list(itertools.islice(make_batches(task, few_shapes), config.steps))
-    # They come round again: code that is made for a shape belongs to the warm-up.
-    batches = [batches[i % len(batches)] for i in range(total)]
-    if state.applied.on("pinned_memory"):
-        batches = [pin(batch) for batch in batches]
+    # Drawing random rows is no part of training: they are there before the first step. They repeat,
+    # so that code compiled for a shape belongs to the warm-up.
+    rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
+    repeated = itertools.islice(itertools.cycle(rows), total)
+    batches = prefetch_if_on((make_batch(task.model, r) for r in repeated), state.applied)
     events = []
     began_s = time.perf_counter()
     made = 0
-    for event in itertools.islice(train(state, iter(batches)), total):
+    for event in itertools.islice(train(state, batches), total):
         events.append(event)
         if event.step == config.warmup_steps:
             warmup_s = time.perf_counter() - began_s
@@ -309,7 +327,7 @@ def run_trials(
     Results lie in one file under `folder` for one task and number of steps; what it holds is not
     measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
     """
-    key = digest(task, config.steps, config.warmup_steps, versions())
+    key = digest(task, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
     path = Path(folder) / f"{key}.jsonl"
     found = read_results(path)
     possible = [v for v in wanted if not v.reason]

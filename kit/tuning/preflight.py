@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -107,15 +108,18 @@ class Verdict:
     micro_batch: int  # rows of a pass
     planned_bytes: int
     measured_bytes: int | None  # peak of a real step; None: not tried, or memory ran out
-    limit_bytes: int
+    limit_bytes: int  # on a GPU of reserved memory, on a CPU of allocated
     tried: bool  # False: refused from the plan alone
     change: str  # "" when it fits
     untried: str = "no such GPU here"  # why, where the plan alone says that it fits
+    reserved_bytes: int | None = None  # of the same step, as PeakMemory has it
 
     def __str__(self) -> str:
         how = f"planned {in_gib(self.planned_bytes)}"
         if self.measured_bytes is not None:
             how += f", measured {in_gib(self.measured_bytes)}"
+            if self.reserved_bytes is not None:
+                how += f" allocated and {in_gib(self.reserved_bytes)} reserved"
         elif self.tried:
             how += ", and a real step ran out of memory"
         elif self.fits:
@@ -127,15 +131,15 @@ class Verdict:
 def limit_memory(hw: Hardware, fraction: float) -> int:
     """Bytes this process may use: `fraction` of the device, and no more than is free there.
 
-    On CUDA the allocator is told, too, for the life of the process: a run that wants more gets an
-    out-of-memory error, and others on the same card keep their share.
+    On CUDA the fraction is also set in PyTorch's allocator, for the life of the process: what would
+    reserve more raises an out-of-memory error, and others on the same card keep their share.
     """
     share = int(fraction * hw.memory_bytes)
     if hw.device == "cpu":
         return min(share, max(0, psutil.virtual_memory().available - CPU_RESERVE_BYTES))
     if not is_here(hw):
         return share
-    torch.cuda.set_per_process_memory_fraction(fraction)
+    torch.cuda.set_per_process_memory_fraction(float(fraction))  # it refuses the integer 1
     return min(share, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
 
 
@@ -143,7 +147,8 @@ def preflight(work: Workload) -> Verdict:
     """Plan `work`'s longest step, try it where that is safe, and say what to change.
 
     Nothing of the run is touched: model, optimizer and random numbers are throwaways. On the CPU
-    the plan alone refuses, for a process that takes all the memory there is gets killed. For a GPU
+    the plan alone refuses, for a process that takes all the memory there is gets killed. On a GPU
+    the memory that the trial reserved is judged, as that is what the fraction limits. For a GPU
     that is not here the plan alone answers.
     """
     limit = limit_memory(work.hw, work.max_memory_fraction)
@@ -151,8 +156,10 @@ def preflight(work: Workload) -> Verdict:
     here = is_here(work.hw)
     hopeless = limit * (1 if work.hw.device == "cpu" else HOPELESS)
     tried = here and planned <= hopeless
-    measured = trial_bytes(work) if tried else None
-    needed = planned if not here else measured
+    peak = trial_peak(work) if tried else None
+    needed = None if here else planned  # None: memory ran out, or was bound to
+    if peak is not None:
+        needed = peak.limited_bytes
     fits = needed is not None and needed <= limit
     # Where a step ran out below the limit, the limit is not what it seems.
     room = min(limit, planned * 3 // 4) if tried else limit
@@ -160,10 +167,11 @@ def preflight(work: Workload) -> Verdict:
         fits=fits,
         micro_batch=work.data.micro_batch,
         planned_bytes=planned,
-        measured_bytes=measured,
+        measured_bytes=peak and peak.allocated_bytes,
         limit_bytes=limit,
         tried=tried,
         change="" if fits else change(work, room),
+        reserved_bytes=peak and peak.reserved_bytes,
     )
 
 
@@ -262,17 +270,38 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     return found
 
 
+class PeakMemory(NamedTuple):
+    """The most memory that PyTorch's allocator had at once."""
+
+    allocated_bytes: int  # of tensors: what the plan predicts
+    reserved_bytes: int | None  # taken from the GPU, with gaps and cache; None on a CPU
+
+    @property
+    def limited_bytes(self) -> int:
+        """What a memory limit applies to."""
+        return self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes
+
+
 def trial_bytes(work: Workload) -> int | None:
+    """The allocated peak of `trial_peak`, to compare with a plan."""
+    peak = trial_peak(work)
+    return peak and peak.allocated_bytes
+
+
+def trial_peak(work: Workload) -> PeakMemory | None:
     """Peak of two real optimiser steps of `work`; None when memory runs out."""
     devices = [torch.cuda.current_device()] if work.hw.device == "cuda" else []
+    peak = None
     try:
         with torch.random.fork_rng(devices):
-            return measured_peak_bytes(lambda: two_steps(work), work.hw.device)
+            peak = measure_peak(lambda: two_steps(work), work.hw.device)
     except (RuntimeError, MemoryError) as error:
         if not is_oom(error):
             raise
-    # Out of the handler the error lets go of what the step held.
-    return release(work.hw.device)
+    # Out of the handler the error frees what the step held. The run begins with an empty cache,
+    # as the trial did.
+    release(work.hw.device)
+    return peak
 
 
 def two_steps(work: Workload) -> None:
@@ -303,8 +332,8 @@ def longest_batch(work: Workload) -> EffectiveBatch:
     return EffectiveBatch(micro=[micro] * (2 if step.accumulate else 1), position={})
 
 
-def measured_peak_bytes(step: Callable[[], None], device: str) -> int:
-    """The most memory PyTorch's allocator had handed out at once during `step()`.
+def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
+    """The most memory PyTorch's allocator had at once during `step()`.
 
     On a CPU only what `step` itself allocates counts, so it must make its own model.
     """
@@ -312,7 +341,7 @@ def measured_peak_bytes(step: Callable[[], None], device: str) -> int:
         release(device)
         torch.cuda.reset_peak_memory_stats()
         step()
-        return torch.cuda.max_memory_allocated()
+        return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
     hush_profiler()
     with profile(profile_memory=True) as record:
         step()
@@ -321,7 +350,8 @@ def measured_peak_bytes(step: Callable[[], None], device: str) -> int:
         record.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
-    return max(itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0])))
+    totals = itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0]))
+    return PeakMemory(max(totals), None)
 
 
 def release(device: str) -> None:

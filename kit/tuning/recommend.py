@@ -39,7 +39,8 @@ def recommend(hw: Hardware) -> list[Advice]:
     capability = list(hw.capability)
     memory = next(entry for entry in table["memory"] if gib < entry["below_gib"])
     architecture = next(entry for entry in table["architecture"] if capability < entry["below"])
-    return _advice(memory["settings"]) + _advice(architecture["settings"])
+    of_card = memory["settings"] | architecture["settings"]
+    return _advice(table["gpu"] | of_card)
 
 
 def _advice(settings: dict[str, dict]) -> list[Advice]:

@@ -67,6 +67,7 @@ def test_a_sound_run_passes(run):
         ("setup", {"preset for this machine": "t4"}, "the preset suits the machine", "--preset t4"),
         ("train", {"finished": False}, "training is finished", "python -m kit train --run mine"),
         ("train", {"longest_step_bytes": {"measured": 2**34}}, "a step fits into memory", "low_"),
+        ("train", {"longest_step_bytes": {"reserved": 2**34}}, "a step fits into memory", "low_"),
         ("eval", {"cer": 0.5}, "intelligible", "train longer"),
         ("eval", {"eos_rate": 0.9}, "ends its sentences", "never ended"),
     ],

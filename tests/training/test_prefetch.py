@@ -9,7 +9,7 @@ import torch
 from helpers import TRAIN, tiny_session, train_in, until
 
 from kit.model.weights import load_model
-from kit.training import run
+from kit.training import prefetch
 from kit.training.prefetch import prefetched
 from kit.training.switches import Applied
 
@@ -70,7 +70,7 @@ def test_a_run_whose_batches_are_made_ahead_is_the_same_run(tmp_path, monkeypatc
     """Stopped in the middle, too: what was made ahead is made again."""
     train_in(str(tmp_path / "plain"))
     really_on = Applied.on
-    monkeypatch.setattr(run, "pin", lambda batch: batch)
+    monkeypatch.setattr(prefetch, "pin", lambda batch: batch)
     monkeypatch.setattr(
         Applied, "on", lambda self, name: name == "pinned_memory" or really_on(self, name)
     )

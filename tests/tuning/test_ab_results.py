@@ -8,6 +8,7 @@ import yaml
 from kit.base.config import ConfigError, build
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_results import (
+    LEFT_OUT,
     Variant,
     choose_switches,
     chosen,
@@ -117,6 +118,36 @@ def test_for_memory_a_tenth_of_the_speed_may_go():
 def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
     (decision, *_) = choose_switches(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
     assert not decision.on and "loss moved by +20.00%" in decision.reason
+
+
+PINNED = Variant(kind="alone", label="Pinned memory", on=("pinned_memory",))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "goal", "kept"),
+    [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)],
+)
+def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
+    found = compare([BASELINE, PINNED], [result(), result(PINNED.on, seconds)], 0.0)
+    (decision,) = choose_switches(found, goal)
+    assert decision.on is kept and "% speed" in decision.reason
+
+
+def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
+    """Not where the switches before it did: it is not to blame for those."""
+    both = Variant(kind="all", label="All on", on=("sdpa", "pinned_memory"))
+    moved = result(both.on, loss=6.0)
+    for loss, kept in ((5.0, False), (6.0, True)):
+        measured = [result(), result(("sdpa",), loss=loss), moved]
+        decisions = choose_switches(compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0))
+        assert decisions[-1].name == "pinned_memory" and decisions[-1].on is kept
+
+
+def test_pinned_memory_that_was_left_out_stays_and_one_that_this_device_lacks_does_not():
+    for reason, kept in ((LEFT_OUT, True), ("only a GPU has a use for it", False)):
+        variant = dataclasses.replace(PINNED, reason=reason)
+        (decision,) = choose_switches(compare([BASELINE, variant], [result()], 0.0))
+        assert decision.on is kept and reason in decision.reason
 
 
 def test_without_a_baseline_the_smallest_set_that_ran_stays():

@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import CPU, DATA, GPT, TRAIN
+from helpers import CPU, DATA, GPT, TRAIN, until
 
 from kit.base.config import CONFIGS, ConfigError, load_preset
 from kit.base.hardware import detect
 from kit.batches.lengths import few_lengths
+from kit.training import prefetch
+from kit.training.switches import Applied
 from kit.tuning import ab_test as trials
-from kit.tuning.ab_results import Variant
+from kit.tuning.ab_results import LEFT_OUT, Variant
 from kit.tuning.ab_test import (
     TRIED,
     Task,
@@ -30,6 +33,7 @@ from kit.tuning.ab_test import (
     published_task,
     read_results,
     run_trials,
+    run_variant,
     some_rows,
     step_seconds,
     variants,
@@ -45,14 +49,15 @@ SDPA = Variant(kind="alone", label="Fused attention", on=("sdpa",))
 
 
 def test_variants_are_the_baseline_each_alone_each_added_and_all():
-    found = variants(TASK, dataclasses.replace(SHORT, leave_out=("compile",)))
+    found = variants(TASK, dataclasses.replace(SHORT, leave_out=("sdpa", "pinned_memory")))
     possible = [n for n in TRIED if any(v.on == (n,) and not v.reason for v in found)]
     sets = [v.on for v in found if v.kind in ("added", "all")]
     assert found[0].kind == "baseline" and found[0].on == ()
     assert [v.on for v in found if v.kind == "alone"] == [(n,) for n in TRIED]
     assert sets == [tuple(possible[:n]) for n in range(2, len(possible) + 1)]
     reasons = {v.on: v.reason for v in found}
-    assert reasons[("compile",)] == "left out by the settings" and "GPU" in reasons[("tf32",)]
+    assert reasons[("sdpa",)] == LEFT_OUT and "GPU" in reasons[("tf32",)]
+    assert "GPU" in reasons[("pinned_memory",)], "not left out: this device lacks it"
     assert [v.on for v in found if v.kind == "cost"] == [("ema",), ("ema", "ema_offload")]
 
 
@@ -96,6 +101,58 @@ def test_the_published_table_is_of_xtts_size():
     assert (task.model.layers, task.model.width) == (30, 1024)
     (micro,) = next(make_batches(task)).micro
     assert len(micro.tokens) == 8 and 260 < micro.tokens.shape[1] <= 806 + task.data.length_multiple
+
+
+def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
+    """A trial as on a GPU with the switch on or off.
+
+    Returns the threads that collated and pinned and the end of each step, in order, and the tokens
+    of each batch.
+    """
+    order, tokens = [], []
+    collate, train = trials.collate, trials.train
+
+    def watched_collate(model, parts, position):
+        order.append(("collate", threading.current_thread().name))
+        batch = collate(model, parts, position)
+        tokens.append(torch.cat([micro.tokens.flatten() for micro in batch.micro]))
+        return batch
+
+    def watched_pin(batch):
+        order.append(("pin", threading.current_thread().name))
+        return batch
+
+    def watched_train(*given):
+        for event in train(*given):
+            order.append(("step", threading.current_thread().name))
+            yield event
+
+    really_on = Applied.on
+    on = lambda self, name: pinned if name == "pinned_memory" else really_on(self, name)  # noqa: E731
+    monkeypatch.setattr(Applied, "on", on)
+    monkeypatch.setattr(trials, "collate", watched_collate)
+    monkeypatch.setattr(trials, "train", watched_train)
+    monkeypatch.setattr(prefetch, "pin", watched_pin)
+    run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
+    return order, tokens
+
+
+def test_without_the_prefetch_thread_every_batch_is_made_in_its_step(monkeypatch):
+    order, tokens = watched_trial(monkeypatch, pinned=False)
+    mine = threading.current_thread().name
+    assert order == [("collate", mine), ("step", mine)] * 6
+    assert all(torch.equal(tokens[i], tokens[i + 4]) for i in range(2)), "the rows repeat"
+    assert not torch.equal(tokens[0], tokens[1])
+
+
+def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_thread(monkeypatch):
+    order, tokens = watched_trial(monkeypatch, pinned=True)
+    made = [each for each in order if each[0] != "step"]
+    assert made == [("collate", "batches"), ("pin", "batches")] * 6
+    monkeypatch.undo()
+    _, inline = watched_trial(monkeypatch, pinned=False)
+    assert all(torch.equal(a, b) for a, b in zip(tokens, inline, strict=True)), "the same batches"
+    until(lambda: "batches" not in [thread.name for thread in threading.enumerate()])
 
 
 @pytest.fixture(scope="module")

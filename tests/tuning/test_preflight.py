@@ -27,9 +27,10 @@ from kit.tuning.preflight import (
     divisors,
     largest_micro_batch,
     limit_memory,
-    measured_peak_bytes,
+    measure_peak,
     preflight,
     trial_bytes,
+    trial_peak,
 )
 from kit.tuning.recommend import overlay
 
@@ -57,6 +58,7 @@ def test_what_fits_is_tried_and_says_so():
     verdict = preflight(workload())
     assert verdict.fits and verdict.tried and not verdict.change
     assert verdict.measured_bytes == pytest.approx(verdict.planned_bytes, rel=0.05)
+    assert verdict.reserved_bytes is None, "on a CPU nothing is reserved"
     assert str(verdict).startswith("It fits. micro_batch 8: planned 0.") and "GiB" in str(verdict)
 
 
@@ -293,7 +295,62 @@ def test_a_peak_is_measured_though_it_is_gone_at_the_end():
         del first
         torch.zeros(10)
 
-    assert measured_peak_bytes(step, "cpu") == pytest.approx(4e6, rel=0.01)
+    peak = measure_peak(step, "cpu")
+    assert peak.allocated_bytes == pytest.approx(4e6, rel=0.01)
+    assert peak.reserved_bytes is None
+
+
+@pytest.fixture
+def pretended_t4(monkeypatch):
+    """A function (GiB allocated, GiB reserved) -> a workload whose trial on a T4 peaks so."""
+    work = tier("t4")
+    hw = dataclasses.replace(work.hw, memory_bytes=int(14.6 * 2**30), capability=(7, 5))
+    monkeypatch.setattr(fit, "is_here", lambda _hw: True)
+    monkeypatch.setattr(fit, "two_steps", lambda _work: None)
+    for name in ("reset_peak_memory_stats", "empty_cache", "get_rng_state"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (hw.memory_bytes, hw.memory_bytes))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", _require_float)
+
+    def peaking(allocated_gib: float, reserved_gib: float) -> Workload:
+        sizes = {"allocated": allocated_gib, "reserved": reserved_gib}
+        for name, gib in sizes.items():
+            size = int(gib * 2**30)
+            monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda size=size: size)
+        return dataclasses.replace(work, hw=hw, precision="fp16")
+
+    return peaking
+
+
+def _require_float(fraction: float) -> None:
+    """As torch does, which takes no integer."""
+    assert isinstance(fraction, float)
+
+
+def test_on_a_gpu_reserved_memory_is_judged_and_both_figures_are_reported(pretended_t4):
+    limit_gib = 0.9 * 14.6
+    for reserved_gib, fits in ((8.0, True), (limit_gib + 0.2, False)):
+        work = pretended_t4(5.0, reserved_gib)
+        verdict = preflight(work)
+        assert verdict.fits is fits and bool(verdict.change) is not fits and verdict.tried
+        assert verdict.measured_bytes == 5 * 2**30
+        assert verdict.reserved_bytes == int(reserved_gib * 2**30)
+        assert "5.00 GiB" in str(verdict) and f"{reserved_gib:.2f} GiB reserved" in str(verdict)
+        assert f"{limit_gib:.2f} GiB it may use" in str(verdict)
+
+
+def test_a_trial_on_a_gpu_returns_allocated_and_reserved_memory(pretended_t4):
+    work = pretended_t4(5.0, 8.0)
+    assert trial_peak(work) == (5 * 2**30, 8 * 2**30)
+    assert trial_bytes(work) == 5 * 2**30, "what a plan is compared with"
+
+
+def test_the_whole_of_a_gpu_may_be_asked_for_as_an_integer(pretended_t4):
+    work = dataclasses.replace(pretended_t4(5.0, 14.0), max_memory_fraction=1)
+    assert preflight(work).fits
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

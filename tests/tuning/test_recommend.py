@@ -68,6 +68,12 @@ def test_each_architecture_gets_what_it_has():
     assert found["H100"]["speed.compile"] and found["a card of next year"]["speed.compile"]
 
 
+@pytest.mark.parametrize("name", CARDS)
+def test_every_gpu_makes_its_batches_ahead_and_no_cpu_does(name):
+    assert values(recommend(card(name)))["speed.pinned_memory"] is True
+    assert values(recommend(CPU))["speed.pinned_memory"] is False
+
+
 def test_an_unknown_overlay_names_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean `speed`"):
         overlay("sped")
