@@ -259,6 +259,8 @@ def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
     last = timed[-max(1, len(timed) // 4) :]
     return {
         "seconds": sum(event.step_s for event in timed),
+        "first_step_s": events[0].step_s,
+        "step_seconds": [event.step_s for event in timed],
         "tokens": sum(event.tokens for event in timed),
         "steps": len(timed),
         "loss": sum(event.loss for event in last) / len(last),

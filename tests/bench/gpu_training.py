@@ -59,7 +59,7 @@ from kit.tuning.ab_test import (
     variants,
 )
 from kit.tuning.model_flops import training_flops
-from kit.tuning.preflight import Workload, release, trial_memory
+from kit.tuning.preflight import Workload, release, trial_peak
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
 PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
@@ -178,7 +178,7 @@ def memory_rows(setting: Setting) -> Iterator[dict]:
     """The memory plan of a step beside the peaks of two real ones, allocated and reserved."""
     for label, work in workloads(setting):
         release(setting.hw.device)
-        planned, measured = work.planned_bytes, trial_memory(work)
+        planned, measured = work.planned_bytes, trial_peak(work)
         row = f"memory plan, {label}"
         if measured is None:
             yield note_row(row, f"planned {planned / GIB:.2f} GiB; a real step ran out", "failed")
