@@ -127,8 +127,10 @@ def decoding_row(
 
 
 def ready(model: SpeechGPT, weights: str, kind: str) -> Decoder:
-    steps = {"eager": "eager", "CUDA graphs": "graphs", "compiled": "compiled"}[kind]
-    return Decoder(model, DecoderConfig(weights=weights, steps=steps))
+    config = DecoderConfig(
+        weights=weights, compile=kind == "compiled", graphs=kind == "CUDA graphs"
+    )
+    return Decoder(model, config)
 
 
 def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Tensor:
