@@ -140,10 +140,10 @@ def choose_precision(hw: Hardware) -> Choice:
 
     On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
     """
-    return _gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
+    return gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
 
 
-def _gpu_precision(capability: tuple) -> Choice:
+def gpu_precision(capability: tuple) -> Choice:
     known = f"compute capability {dotted(capability)}"
     if capability >= (8, 0):
         return Choice(value="bf16", reason=f"{known} has bf16 units")
@@ -393,6 +393,20 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "system": platform.system(),
     }
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA out of memory",
+        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
+        "ALLOC_FAILED",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def peak_memory_bytes(device: str) -> int:

@@ -19,12 +19,12 @@ from torch import nn
 
 from kit.base.compiler import compiler_error
 from kit.base.gradients import apply_gradients
-from kit.base.hardware import autocast, peak_memory_bytes
+from kit.base.hardware import autocast, is_oom, peak_memory_bytes
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import EffectiveBatch
 from kit.training import checkpoint
 from kit.training.ranks import ALONE, Ranks
-from kit.training.recovery import cut, is_oom
+from kit.training.recovery import cut
 from kit.training.settings import Diverged, StepEvent, TrainError
 from kit.training.sharding import is_sharded, levelled, whole
 from kit.training.state import TrainState

@@ -1,27 +1,11 @@
-"""Out of memory in the middle of a run: recognise it, and cut the batch so that it fits.
+"""Out of memory in the middle of a run: cut the batch so that it fits.
 
 An optimiser step that ran out of memory has changed nothing yet, so the very same batch can be
 tried again in smaller passes: nothing lost, nothing repeated, the same gradients. Knows packed
 batches; nothing of the loop.
 """
 
-import torch
-
 from kit.model.sequence import Batch, EffectiveBatch
-
-
-def is_oom(error: BaseException) -> bool:
-    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    words = (
-        "can't allocate memory",
-        "not enough memory",
-        "CUDA out of memory",
-        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
-        "ALLOC_FAILED",
-    )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
 def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:
