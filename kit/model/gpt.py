@@ -53,7 +53,7 @@ def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
 
 def attention_weights(q: Tensor, k: Tensor, is_causal: bool = False) -> Tensor:
     """How much each query looks at each key: (B, H, queries, keys) in fp32, each row sums to 1."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # scaled first: the plain product may overflow fp16
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
