@@ -1,7 +1,7 @@
 """What machine is this, and what follows from it: every answer comes with its reason.
 
-Detection returns values, never sets anything; `use_threads` is the one function that changes the
-process, and only when called. Unknown is None. Knows nothing of models or configurations.
+Detection returns values, never sets anything; `use_threads` and `allow_expandable_segments` change
+the process, and only when called. Unknown is None. Knows nothing of models or configurations.
 """
 
 import contextlib
@@ -386,6 +386,18 @@ def hush_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
+def allow_expandable_segments() -> None:
+    """Let CUDA's memory grow in place: batches of ever other lengths fragment fixed segments.
+
+    Call it before CUDA is first used: the allocator reads the variable once, then. Processes that
+    are started later inherit it. What the user has set stays. On Windows torch does not have it,
+    and under WSL the first allocation may fail (pytorch#192330).
+    """
+    is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
+    if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
 def versions() -> dict[str, str]:
     """Versions of what a figure depends on."""
     return {
@@ -412,6 +424,12 @@ def is_oom(error: BaseException) -> bool:
 def peak_memory_bytes(device: str) -> int:
     """Peak of the GPU allocator, or of this process's resident memory on the CPU, in bytes."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
+
+
+def reset_peak_memory(device: str) -> None:
+    """Start `peak_memory_bytes` anew; on a CPU it is that of the process's whole life."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_resident_bytes() -> int:
