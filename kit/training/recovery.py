@@ -5,7 +5,26 @@ tried again in smaller passes: nothing lost, nothing repeated, the same gradient
 batches; nothing of the loop.
 """
 
+import gc
+
+import torch
+
+from kit.base.hardware import Hardware, is_here
 from kit.model.sequence import Batch, EffectiveBatch
+
+
+def release_memory(device: str) -> None:
+    """Collect garbage, and on CUDA give cached memory back to the device."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def usable_bytes(hw: Hardware) -> int:
+    """Memory of the device, or the share of it that this process may use."""
+    if hw.device == "cpu" or not is_here(hw):
+        return hw.memory_bytes
+    return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
 
 
 def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:

@@ -287,8 +287,7 @@ def two_steps(work: Workload) -> None:
     state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
     batch = longest_batch(work)
     for _ in range(2):
-        forward_backward(state, batch)
-        clip(state)
+        clip(state, forward_backward(state, batch))
         update(state, finite=True)
 
 

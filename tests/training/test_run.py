@@ -418,6 +418,7 @@ WRONG_TREES = {
     "a shape that is none": lambda t: t | {"shape": "[]"},
     "a best that is none": lambda t: with_run(t, best='{"step": "x"}'),
     "rows in words": lambda t: with_run(t, micro_rows="x"),
+    "memory in words": lambda t: with_run(t, memory_bytes="x"),
     "an adaptation that is none": lambda t: with_run(t, adaptation='{"wings": 2}'),
     "a moment of nothing": lambda t: t | {"optimizer": {"0": {"999": {"exp_avg": torch.ones(1)}}}},
     "a moment of another shape": lambda t: t | {"optimizer": {"0": {"0": {"x": torch.ones(1)}}}},
