@@ -75,10 +75,12 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
             print_result(result, options.tables)
         return 0
     from kit.base.config import ConfigError
+    from kit.base.hardware import allow_expandable_segments
     from kit.recipes.orders import follow_main, next_order
     from kit.recipes.settings import parse_settings
     from kit.training.ranks import join_ranks
 
+    allow_expandable_segments()
     ranks = join_ranks(options.command.own_card)
     interrupts.ranks = ranks
     if not ranks.is_main:

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -34,6 +35,12 @@ except OSError:  # it does not find torch's own libraries
     cdll.LoadLibrary("__lib_path__")
 """
 ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no trial
+# Base classes of what the compilers raise, where those are no RuntimeError, by their module.
+COMPILER_EXCEPTIONS = {
+    "triton.errors": "TritonError",
+    "torch._dynamo.exc": "FailOnRecompileLimitHit",
+    "torch._inductor.compile_worker.subproc_pool": "SubprocException",
+}
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
@@ -135,6 +142,21 @@ def compiler_error(error: BaseException) -> str:
         return ""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return " ".join([type(error).__name__, *lines[:1]])[:300]
+
+
+def compiler_errors() -> tuple[type[BaseException], ...]:
+    """The exceptions to catch where compiled code is called, which may compile or tune kernels.
+
+    Dynamo's and Inductor's are nearly all RuntimeErrors, and so is running out of memory; Triton's
+    are not. A compiler that is not imported has raised nothing, so nothing is imported here.
+    """
+    raised = [
+        getattr(sys.modules[module], name)
+        for module, name in COMPILER_EXCEPTIONS.items()
+        if module in sys.modules
+    ]
+    # gcc, or ptxas, ended with an error.
+    return (RuntimeError, subprocess.CalledProcessError, *raised)
 
 
 def not_compiled(reason: str) -> str:

@@ -4,6 +4,8 @@ Loss scaling: Micikevicius et al. 2018. Every training loop of the kit steps thr
 fp16 the scaler does nothing. Knows no model.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -14,20 +16,19 @@ def loss_scaler(device: str, precision: str) -> torch.amp.GradScaler:
 
 
 def apply_gradients(
-    scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], finite: bool = True
-) -> bool:
-    """One step of every optimizer; whether it was taken.
+    scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], finite: bool
+) -> None:
+    """Step every optimizer where the gradients are `finite`; none otherwise.
 
-    Where gradients overflowed fp16, or `finite` says that they did, the step is left out and the
-    scale is lowered. They must have been unscaled. One whose parameters have no gradient, as all
-    of them are frozen for now, stays where it is.
+    The gradients must have been unscaled: where one of them overflowed fp16, the scale is lowered.
+    `scaler.step` would find that out by itself, but it asks the device once for each optimizer, and
+    lets those step whose own gradients are finite. An optimizer without any gradient, as all of its
+    parameters are frozen for now, stays where it is.
     """
-    scale = scaler.get_scale()
     if finite:
         for optimizer in filter(has_gradients, optimizers):
-            scaler.step(optimizer)
+            optimizer.step()
     scaler.update()
-    return finite and scaler.get_scale() >= scale
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
@@ -46,9 +47,14 @@ def descend(
     """
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
+    half = scaler.is_enabled()
+    taken = True
+    if half or clip_norm is not None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        taken = not half or math.isfinite(norm.item())
     if clip_norm is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, clip_norm)
-    taken = apply_gradients(scaler, [optimizer])
+        nn.utils.clip_grads_with_norm_(params, clip_norm, norm)
+    apply_gradients(scaler, [optimizer], taken)
     optimizer.zero_grad(set_to_none=True)
     return taken

@@ -1,7 +1,7 @@
 """What machine is this, and what follows from it: every answer comes with its reason.
 
-Detection returns values, never sets anything; `use_threads` is the one function that changes the
-process, and only when called. Unknown is None. Knows nothing of models or configurations.
+Detection returns values, never sets anything; `use_threads` and `allow_expandable_segments` change
+the process, and only when called. Unknown is None. Knows nothing of models or configurations.
 """
 
 import contextlib
@@ -140,10 +140,10 @@ def choose_precision(hw: Hardware) -> Choice:
 
     On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
     """
-    return _gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
+    return gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
 
 
-def _gpu_precision(capability: tuple) -> Choice:
+def gpu_precision(capability: tuple) -> Choice:
     known = f"compute capability {dotted(capability)}"
     if capability >= (8, 0):
         return Choice(value="bf16", reason=f"{known} has bf16 units")
@@ -386,6 +386,18 @@ def hush_profiler() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
+def allow_expandable_segments() -> None:
+    """Let CUDA's memory grow in place: batches of ever other lengths fragment fixed segments.
+
+    Call it before CUDA is first used: the allocator reads the variable once, then. Processes that
+    are started later inherit it. What the user has set stays. On Windows torch does not have it,
+    and under WSL the first allocation may fail (pytorch#192330).
+    """
+    is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
+    if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
 def versions() -> dict[str, str]:
     """Versions of what a figure depends on."""
     return {
@@ -395,9 +407,29 @@ def versions() -> dict[str, str]:
     }
 
 
+def is_oom(error: BaseException) -> bool:
+    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = (
+        "can't allocate memory",
+        "not enough memory",
+        "CUDA out of memory",
+        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
+        "ALLOC_FAILED",
+    )
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
 def peak_memory_bytes(device: str) -> int:
     """Peak of the GPU allocator, or of this process's resident memory on the CPU, in bytes."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
+
+
+def reset_peak_memory(device: str) -> None:
+    """Start `peak_memory_bytes` anew; on a CPU it is that of the process's whole life."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
 
 def peak_resident_bytes() -> int:

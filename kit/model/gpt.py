@@ -53,7 +53,7 @@ def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
 
 def attention_weights(q: Tensor, k: Tensor, is_causal: bool = False) -> Tensor:
     """How much each query looks at each key: (B, H, queries, keys) in fp32, each row sums to 1."""
-    scores = q @ k.mT * q.shape[-1] ** -0.5
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # scaled first: the plain product may overflow fp16
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
@@ -246,19 +246,20 @@ class SpeechGPT(nn.Module):
             x = layer(x)
         return found
 
-    def forward(self, batch: Batch, guided: bool = False) -> tuple[Tensor, ...]:
+    def forward(self, batch: Batch, text_width: int = 0) -> tuple[Tensor, ...]:
         """Summed cross-entropy in nats over text targets and over code targets, in fp32.
 
-        With `guided`, also how far the attention is from following the text, summed over codes.
+        With `text_width`, the batch's `longest_text_tokens`, also how far the attention is from
+        following the text, summed over codes.
         Sums, not means: the caller divides by the counts of the whole effective batch, so that
         gradients do not depend on how it was split.
         """
         guide = []
 
         def look(layer: Layer, x: Tensor) -> None:
-            guide.append(far_from_diagonal(self.config, layer, x, batch))
+            guide.append(far_from_diagonal(self.config, layer, x, batch, text_width))
 
-        h = self.hidden(batch, look if guided else None).flatten(0, 1)
+        h = self.hidden(batch, look if text_width else None).flatten(0, 1)
         text_loss = summed_loss(self.text_head, h, batch.text_at, batch.text_targets)
         code_loss = summed_loss(self.code_head, h, batch.code_at, batch.code_targets)
         return text_loss, code_loss, *guide

@@ -22,12 +22,14 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     if colab.is_colab():
         colab.install_missing()
         colab.keep_on_drive()
+    from kit.base.hardware import allow_expandable_segments
     from kit.base.notes import plain_notes
     from kit.notebook.kernel import plain_errors, print_results
     from kit.notebook.open_run import run_folder
     from kit.recipes.active_run import active_run
     from kit.recipes.keeping import kept_run
 
+    allow_expandable_segments()
     plain_errors()
     plain_notes()
     print_results()

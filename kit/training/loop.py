@@ -15,16 +15,17 @@ from pathlib import Path
 from threading import Event
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kit.base.compiler import compiler_error
+from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.gradients import apply_gradients
-from kit.base.hardware import autocast, peak_memory_bytes
+from kit.base.hardware import autocast, is_oom, peak_memory_bytes
 from kit.model.gpt import SpeechGPT, weighted_loss
+from kit.model.guided_attention import longest_text_tokens
 from kit.model.sequence import EffectiveBatch
 from kit.training import checkpoint
 from kit.training.ranks import ALONE, Ranks
-from kit.training.recovery import cut, is_oom
+from kit.training.recovery import cut, release_memory
 from kit.training.settings import Diverged, StepEvent, TrainError
 from kit.training.sharding import is_sharded, levelled, whole
 from kit.training.state import TrainState
@@ -59,7 +60,8 @@ def train(
         loss = accumulate(state, batch)
         if not is_sharded(state.model):  # FSDP has summed them, pass by pass
             ranks.sum_gradients(state.trainable.parameters.values())
-        norm = clip(state)
+        loss, norm = clip(state, loss)
+        loss, tokens = ranks.sums(loss, batch.tokens)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(state, finite)
         state.step += 1
@@ -82,7 +84,7 @@ def train(
             loss=loss,
             lr=lr,
             grad_norm=norm,
-            tokens=ranks.sums(batch.tokens)[0],
+            tokens=tokens,
             step_s=step_s,
             unix_s=time.time(),
             memory_bytes=peak_memory_bytes(state.hw.device),
@@ -105,22 +107,24 @@ def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
     return itertools.chain([first] if first else [], stream)
 
 
-def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
-    """Gradients of the whole effective batch, one micro-batch at a time; returns its loss.
+def accumulate(state: TrainState, batch: EffectiveBatch) -> Tensor:
+    """Compute the gradients of an effective batch; returns this rank's part of its loss.
 
-    Out of memory, it begins the same batch again in passes of half as many rows; where the
-    compiler fails, uncompiled; all ranks do what one must. Raises TrainError when a single row
-    does not fit.
+    The loss stays on the device: reading it would wait for all passes. Out of memory, the same
+    batch is repeated once as it is, after freed memory went back to the device (fragmentation), and
+    then in passes of half as many rows; where the compiler fails, it is repeated uncompiled. What
+    one rank must repeat, all repeat. Raises TrainError when a single row does not fit.
     """
     state.model.train()
     before = checkpoint.random_state()  # dropout is drawn alike when the batch is repeated
+    repeated = False
     while True:
-        loss = 0.0
+        loss = None
         failed = ""
         oom = False
         try:
             loss = forward_backward(state, batch)
-        except (RuntimeError, MemoryError) as error:
+        except (MemoryError, *compiler_errors()) as error:
             compiled = state.applied.on("compile")
             oom = is_oom(error)
             failed = compiler_error(error) if compiled and not oom else ""
@@ -129,31 +133,34 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> float:
             if is_sharded(state.model):  # the other ranks are in the midst of this very pass
                 raise alone_out_of_memory(state, batch) from error
         # Out of the handler the error lets go of the activations it holds.
-        loss, troubles = state.ranks.sums(loss, int(oom or bool(failed)))
-        if not troubles:
+        if not state.ranks.any(oom or bool(failed)):
             return loss
+        loss = None
         state.model.zero_grad(set_to_none=True)
-        if state.hw.device == "cuda":
-            torch.cuda.empty_cache()
+        release_memory(state.hw.device)
         checkpoint.restore_random_state(before)
         failures = list(filter(None, state.ranks.all_told(failed)))
         if failures:
             state.stop_compiling(failures[0])
-        else:
+        elif repeated:
             halve(state, batch)
+        else:
+            repeated = True
+            state.notes.append("out of memory: cached memory was freed and the batch repeated")
 
 
-def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
+def forward_backward(state: TrainState, batch: EffectiveBatch) -> Tensor:
     """Each part is divided by the targets of the whole, so any split gives the same gradients.
 
-    Returns what this rank's parts add to the loss.
+    Returns what this rank's parts add to the loss, on the device.
     """
     totals = state.ranks.sums(batch.text_targets, batch.code_targets)
     guide = state.guide_weight
-    loss = 0.0
+    loss = torch.zeros((), device=state.hw.device)
     for micro in levelled(state.model, cut(batch, state.micro_rows), state.ranks):
+        text_width = longest_text_tokens(state.model.config, micro) if guide else 0
         with autocast(state.hw.device, state.applied.precision):
-            sums = state.model(micro.to(state.hw.device), guided=guide > 0)
+            sums = state.model(micro.to(state.hw.device), text_width)
         part = weighted_loss(state.model.config, sums, *totals)
         loss += part.detach()
         if guide:
@@ -161,7 +168,7 @@ def forward_backward(state: TrainState, batch: EffectiveBatch) -> float:
         state.scaler.scale(part).backward()
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         state.scaler.scale(torch.zeros((), device=state.hw.device))
-    return float(loss)
+    return loss
 
 
 def halve(state: TrainState, batch: EffectiveBatch) -> None:
@@ -193,26 +200,26 @@ def alone_out_of_memory(state: TrainState, batch: EffectiveBatch) -> TrainError:
     )
 
 
-def clip(state: TrainState) -> float:
-    """Scale the gradients down to the clipping norm; returns the norm they had."""
+def clip(state: TrainState, loss: Tensor) -> tuple[float, float]:
+    """Scale the gradients down to the clipping norm; returns `loss` and the norm they had.
+
+    The two are read together: it is the one time in a step that the CPU waits for the device.
+    """
     for optimizer in state.optimizers:
         state.scaler.unscale_(optimizer)
-    having = [p for p in state.model.parameters() if p.grad is not None]
-    total = whole(nn.utils.get_total_norm([p.grad for p in having]))
-    norm = total.item()
+    params = [p for p in state.model.parameters() if p.grad is not None]
+    total = whole(nn.utils.get_total_norm([p.grad for p in params]))
+    loss, norm = torch.stack((loss, total)).tolist()
     limit, note = state.adaptation.clip_norm(state.config, norm)
     if norm > limit:
-        nn.utils.clip_grads_with_norm_(having, limit, total)
+        nn.utils.clip_grads_with_norm_(params, limit, total)
     if note:
         state.notes.append(note)
-    return norm
+    return loss, norm
 
 
 def update(state: TrainState, finite: bool) -> None:
-    """Move the weights and their average; a step that is not finite moves neither.
-
-    Asked alone, the scaler would let those optimizers step whose own gradients did not overflow.
-    """
+    """Move the weights and their average; a step that is not finite moves neither."""
     apply_gradients(state.scaler, state.optimizers, finite)
     state.model.zero_grad(set_to_none=True)
     if finite and state.ema:

@@ -54,9 +54,11 @@ def make_optimizers(
 
     What is frozen is left out. `precision` (bf16, fp16, fp32) is that of the run's products; those
     of Muon are of it, too. `undecayed` are matrices without weight decay. `eight_bit` keeps AdamW's
-    moments in 8 bits. What listens to references may have a rate of its own (`conditioner_lr`): its
-    output is normed, so nothing holds back a layer that grows, and one that has grown too large
-    hears no difference any more. Each parameter group keeps its peak learning rate as `peak_lr`.
+    moments in 8 bits. Without `fused`, torch chooses: on CUDA an operation at a time on all tensors
+    (foreach), on the CPU a loop over the tensors. What listens to references may have a rate of its
+    own (`conditioner_lr`): its output is normed, so nothing holds back a layer that grows, and one
+    that has grown too large hears no difference any more. Each parameter group keeps its peak
+    learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
     listening = set(model.conditioner.parameters()) if config.conditioner_lr else set()
@@ -80,7 +82,8 @@ def make_optimizers(
     if eight_bit:
         made = [adam8bit.adamw(groups, **settings)]
     else:
-        made = [torch.optim.AdamW(groups, fused=fused, foreach=False, **settings)]
+        # None, not False: torch chooses for itself only where neither way was named.
+        made = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
     if matrices:
         muon = Muon(
             matrices,

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kit.base.config import ConfigError
+from kit.base.hardware import is_oom
 from kit.training import checkpoint
-from kit.training.recovery import is_oom
 from kit.training.settings import TrainError
 from kit.training.torchrun import ANOTHER_ENDED
 

@@ -1,27 +1,30 @@
-"""Out of memory in the middle of a run: recognise it, and cut the batch so that it fits.
+"""Out of memory in the middle of a run: cut the batch so that it fits.
 
 An optimiser step that ran out of memory has changed nothing yet, so the very same batch can be
 tried again in smaller passes: nothing lost, nothing repeated, the same gradients. Knows packed
 batches; nothing of the loop.
 """
 
+import gc
+
 import torch
 
+from kit.base.hardware import Hardware, is_here
 from kit.model.sequence import Batch, EffectiveBatch
 
 
-def is_oom(error: BaseException) -> bool:
-    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    words = (
-        "can't allocate memory",
-        "not enough memory",
-        "CUDA out of memory",
-        "CUDA error: out of memory",  # of the driver, outside PyTorch's allocator
-        "ALLOC_FAILED",
-    )
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+def release_memory(device: str) -> None:
+    """Collect garbage, and on CUDA give cached memory back to the device."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def usable_bytes(hw: Hardware) -> int:
+    """Memory of the device, or the share of it that this process may use."""
+    if hw.device == "cpu" or not is_here(hw):
+        return hw.memory_bytes
+    return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
 
 
 def cut(batch: EffectiveBatch, rows: int) -> list[Batch]:

@@ -21,7 +21,7 @@ import torch
 
 from kit.base.config import build
 from kit.base.files import write_atomic
-from kit.base.hardware import Choice, Hardware
+from kit.base.hardware import Choice, Hardware, is_oom, reset_peak_memory
 from kit.base.lock import Lock, held
 from kit.base.notes import Note
 from kit.base.weights_file import checksum
@@ -36,7 +36,6 @@ from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetch_if_on
 from kit.training.ranks import ALONE, RankLost, Ranks, is_lost_connection, require_same, seed_rank
-from kit.training.recovery import is_oom
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
 from kit.training.sharding import REPLICAS
 from kit.training.state import TrainState
@@ -145,6 +144,7 @@ class TrainSession:
         self.state.notes = [*self.state.applied.notes, *resumed]
         if checked:
             self.state.notes.append(checked)
+        reset_peak_memory(self.hw.device)  # which the check's steps may have set
         for left in range(self.config.rollbacks, -1, -1):
             try:
                 yield from self._events(grad_accum, stop)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from kit.base.config import build
 from kit.base.gradients import loss_scaler
 from kit.base.hardware import DTYPES, Choice, Hardware
-from kit.base.words import brief
+from kit.base.words import brief, in_gib
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.lora import merged
 from kit.model.sequence import GPTConfig
@@ -28,6 +28,7 @@ from kit.training.checkpoint import CheckpointError
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
+from kit.training.recovery import usable_bytes
 from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
 from kit.training.sharding import (
     REPLICAS,
@@ -212,6 +213,7 @@ class TrainState:
                 "adaptation": json.dumps(dataclasses.asdict(self.adaptation)),
                 "best": json.dumps(dataclasses.asdict(self.best)),
                 "micro_rows": self.micro_rows,
+                "memory_bytes": self.smallest_memory_bytes(),
             },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
             "optimizer_name": self.config.optimizer,
@@ -313,7 +315,26 @@ class TrainState:
             self._begin_anew()
         if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
             self.best.waited = 0
-        self.micro_rows = run.get("micro_rows", 0)
+        self.micro_rows = self._micro_rows_here(run)
+
+    def smallest_memory_bytes(self) -> int:
+        """Of any rank's device; all ranks ask for it together."""
+        return min(self.ranks.all_told(usable_bytes(self.hw)))
+
+    def _micro_rows_here(self, run: dict) -> int:
+        """The limit on rows of a pass that a checkpoint's `run` has; 0 on a larger device."""
+        rows = run.get("micro_rows", 0)
+        if not rows or "memory_bytes" not in run:
+            return rows
+        before_bytes = run["memory_bytes"]
+        now_bytes = self.smallest_memory_bytes()
+        if now_bytes <= before_bytes:
+            return rows
+        self.notes.append(
+            f"passes of {rows} rows were for {in_gib(before_bytes)} of memory; here are "
+            f"{in_gib(now_bytes)}, so they are as large as planned again"
+        )
+        return 0
 
     def _begin_anew(self) -> None:
         """The optimizers have no moments yet: their rates warm up from this step on."""
@@ -378,8 +399,9 @@ def require_json(tree: dict) -> None:
         raise CheckpointError(f"its `position` or `shape` is {brief(position)}, {brief(shape)}")
     if not isinstance(finetuning, dict):
         raise CheckpointError(f"its `finetuning` is {brief(finetuning)}")
-    if type(run.get("micro_rows", 0)) is not int:
-        raise CheckpointError(f"its `run|micro_rows` is {run['micro_rows']!r}")
+    for name in ("micro_rows", "memory_bytes"):
+        if type(run.get(name, 0)) is not int:
+            raise CheckpointError(f"its `run|{name}` is {run[name]!r}")
 
 
 def require_tensors(found: dict, wanted: dict[str, torch.Size], where: str) -> None:

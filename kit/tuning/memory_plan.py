@@ -205,6 +205,8 @@ def update_bytes(config: GPTConfig, step: Step) -> int:
     muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
     largest = trained_counts(config, step.finetuning).largest
     adamw = 0 if step.fused else 2 * FP32_BYTES * largest
+    if step.device == "cuda" and not step.fused:  # torch's default there takes all at once
+        adamw = FP32_BYTES * sum(adamw_sizes(config, step.optimizer, step.finetuning))
     if step.eight_bit:
         adamw = EIGHT_BIT_CPU_BYTES * largest if step.device == "cpu" else 0
     return max(adamw, muon if step.optimizer == "muon" else 0)

@@ -20,14 +20,13 @@ import torch
 from torch.autograd.profiler import profile
 
 from kit.base.config import require
-from kit.base.hardware import Hardware, hush_profiler, is_here
+from kit.base.hardware import Hardware, hush_profiler, is_here, is_oom
 from kit.base.words import in_gib
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.adam8bit import eight_bit_adamw
 from kit.training.loop import clip, forward_backward, update
-from kit.training.recovery import is_oom
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
@@ -317,8 +316,7 @@ def two_steps(work: Workload) -> None:
     state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
     batch = longest_batch(work)
     for _ in range(2):
-        forward_backward(state, batch)
-        clip(state)
+        clip(state, forward_backward(state, batch))
         update(state, finite=True)
 
 

@@ -59,6 +59,19 @@ def test_an_overflow_skips_the_step_lowers_the_scale_and_says_so():
     assert not torch.equal(layer.weight, before) and layer.weight.grad is None
 
 
+@pytest.mark.parametrize(("precision", "reads"), [("fp32", 0), ("fp16", 1)])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_a_step_asks_the_device_once_in_fp16_alone(monkeypatch, precision, reads, clip_norm):
+    """On a GPU each question waits until all that was asked of it before is done."""
+    layer = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    scaler = loss_scaler("cpu", precision)
+    item, asked = torch.Tensor.item, []
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: asked.append(1) or item(tensor))
+    assert descend(layer(torch.ones(1, 4)).sum(), optimizer, scaler, clip_norm)
+    assert len(asked) == reads
+
+
 def test_gradients_are_clipped_after_they_are_unscaled():
     layer = nn.Linear(4, 1, bias=False)
     before = layer.weight.detach().clone()
@@ -71,13 +84,13 @@ def test_gradients_are_clipped_after_they_are_unscaled():
 @pytest.mark.parametrize("name", ["codec", "recogniser"])
 def test_codec_and_recogniser_train_with_scaled_losses_in_fp16(monkeypatch, name):
     texts = [r.text for r in manifest()]
-    scales, whole = [], torch.amp.GradScaler.step
+    scales, unscale = [], torch.amp.GradScaler.unscale_
 
-    def step(scaler, optimizer):
+    def unscale_noted(scaler, optimizer):
         scales.append(scaler.get_scale())
-        return whole(scaler, optimizer)
+        unscale(scaler, optimizer)
 
-    monkeypatch.setattr(torch.amp.GradScaler, "step", step)
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", unscale_noted)
     if name == "codec":
         codec = MelCodec(dataclasses.replace(CODEC, steps=3))
         steps = codec.fit(waves(), "cpu", "fp16")

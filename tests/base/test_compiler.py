@@ -1,5 +1,6 @@
 """Compiling a step: told when it cannot be, quiet while it is."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from helpers import CPU
 
 from kit.base.compiler import (
     compiler_available,
+    compiler_errors,
     not_compiled,
     quickest,
     quiet_inductor,
@@ -88,6 +90,36 @@ def test_a_gpu_without_triton_or_without_its_compiler_is_told_what_to_install(mo
     monkeypatch.setattr("shutil.which", lambda name: None)
     found = compiler_available("cuda", (8, 6))
     assert found.value == "no" and "install gcc" in found.reason
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torch._dynamo.exc",
+        "torch._inductor.exc",
+        "torch._inductor.compile_worker.subproc_pool",
+        "triton.compiler.errors",
+        "triton.runtime.errors",
+    ],
+)
+def test_every_exception_of_the_compilers_is_caught(module):
+    """Of Triton's none is a RuntimeError."""
+    exceptions = [
+        value
+        for name, value in inspect.getmembers(pytest.importorskip(module), inspect.isclass)
+        if issubclass(value, Exception) and value.__module__ == module
+        if name != "IncorrectUsage"  # of torch.compiler's own functions
+    ]
+    assert exceptions and all(issubclass(each, compiler_errors()) for each in exceptions)
+    assert issubclass(subprocess.CalledProcessError, compiler_errors())
+    assert not issubclass(ValueError, compiler_errors())
+
+
+def test_without_triton_the_other_exceptions_are_caught(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
+    assert issubclass(torch.OutOfMemoryError, compiler_errors())
 
 
 def test_what_is_no_name_of_a_device_is_refused():

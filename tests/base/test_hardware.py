@@ -3,8 +3,10 @@
 import dataclasses
 import itertools
 import os
+import platform
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from kit.base.hardware import (
     Choice,
     _cpu_precision,
     _loaded_libgomp,
+    allow_expandable_segments,
     attention_backend,
     autocast,
     built_for,
@@ -31,6 +34,7 @@ from kit.base.hardware import (
     is_here,
     peak_memory_bytes,
     product_seconds,
+    reset_peak_memory,
     speed_words,
     use_threads,
     versions,
@@ -48,6 +52,55 @@ def test_this_machine_is_described():
     assert 1 <= hw.cores <= os.cpu_count() and hw.name
     assert hw.ram_bytes == psutil.virtual_memory().total
     assert (hw.capability is None) == (hw.device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "system", "kernel", "wanted"),
+    [
+        ({}, "linux", "6.1.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({}, "win32", "11", {}),
+        ({}, "linux", "5.15.0-microsoft-standard-WSL2", {}),
+        ({"PYTORCH_ALLOC_CONF": "x:1"}, "linux", "6.1.0", {"PYTORCH_ALLOC_CONF": "x:1"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "linux", "6.1.0", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}),
+    ],
+)
+def test_cudas_memory_may_grow_in_place_unless_the_user_has_set_it(
+    monkeypatch, given, system, kernel, wanted
+):
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr("platform.release", lambda: kernel)
+    allow_expandable_segments()
+    assert os.environ == wanted
+
+
+def test_torch_reads_the_allocators_settings_at_its_first_use_and_knows_them():
+    """Not when it is imported, which the kit's own start has done by then."""
+    lines = """
+        import os, torch
+        from kit.base.hardware import allow_expandable_segments
+        torch.cuda.is_available(), torch.cuda.device_count()
+        allow_expandable_segments()
+        print(os.environ["PYTORCH_ALLOC_CONF"])
+        os.environ["PYTORCH_ALLOC_CONF"] += ",nonsense:1"
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    """
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", textwrap.dedent(lines)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    if "microsoft" not in platform.release().lower():
+        assert done.stdout.strip() == "expandable_segments:True"
+        assert done.stderr.strip().endswith("'nonsense' in Accelerator allocator config.")
+
+
+def test_the_peak_of_a_gpus_memory_begins_anew(monkeypatch):
+    calls = []
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: calls.append(1))
+    reset_peak_memory("cpu")
+    assert not calls
+    reset_peak_memory("cuda")
+    assert calls
 
 
 CAPABILITIES = [((6, 1), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")]

@@ -11,7 +11,7 @@ from kit.base.config import ConfigError
 from kit.model import alignment_head
 from kit.model.alignment_head import find_alignment_head, follows
 from kit.model.gpt import SpeechGPT
-from kit.model.guided_attention import WIDTH
+from kit.model.guided_attention import WIDTH, longest_text_tokens
 from kit.model.sequence import EffectiveBatch, pack
 from kit.recipes.attention import best_map
 from kit.training.loop import train
@@ -40,7 +40,10 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
 def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
     model = tiny_model(**shape)
     rows = random_rows(model.config, 3)
-    found = model(pack(model.config, *rows, to_length=60), guided=True)[2]
+    batch = pack(model.config, *rows, to_length=60)
+    width = longest_text_tokens(model.config, batch)
+    assert width == max(map(len, rows[0])) + 1 + model.config.text_stop_input
+    found = model(batch, width)[2]
     assert found.item() == pytest.approx(written_out(model, *rows), rel=1e-4)
 
 
@@ -48,7 +51,7 @@ def test_without_it_nothing_changes():
     model = tiny_model()
     batch = pack(GPT, *random_rows(GPT, 3))
     plain = model(batch)
-    guided = model(batch, guided=True)
+    guided = model(batch, longest_text_tokens(GPT, batch))
     assert len(plain) == 2 and len(guided) == 3
     assert all(torch.equal(a, b) for a, b in zip(plain, guided))
 

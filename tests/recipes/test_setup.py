@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from kit.__main__ import Interrupts, follow, parser
+from kit.base.config import ConfigError
 from kit.base.hardware import PRODUCT
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
@@ -13,6 +15,26 @@ from kit.recipes.start import start
 def run(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     return start("mine", "tiny", "balanced")
+
+
+def test_a_notebooks_start_lets_cudas_memory_grow_in_place(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    start("mine", "tiny", "balanced")
+    assert calls
+
+
+def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):
+    calls = []
+    monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
+
+    def join_ranks(own_card):
+        raise ConfigError(f"{len(calls)} calls before")
+
+    monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
+    with pytest.raises(ConfigError, match="1 calls before"):
+        follow(parser().parse_args(["train"]), Interrupts())
 
 
 def title(figure) -> str:

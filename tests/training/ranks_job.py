@@ -104,10 +104,10 @@ def run_out_of_memory_on_rank_1(ranks: Ranks) -> None:
     """From here on a pass of more than two rows does not fit there, which the others cannot see."""
     forward = SpeechGPT.forward
 
-    def poor_forward(model, batch, guided=False):
+    def poor_forward(model, batch, text_width=0):
         if ranks.rank == 1 and model.training and len(batch.tokens) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory, as a test says")
-        return forward(model, batch, guided)
+        return forward(model, batch, text_width)
 
     SpeechGPT.forward = poor_forward
 

@@ -110,6 +110,63 @@ def test_the_average_is_no_view_of_the_weights():
     assert torch.equal(ema.shadow["0.weight"], before)
 
 
+def drift(module, averages: list[EMA], steps: int) -> None:
+    """Weights that move on with some noise, as in training, seen by each of `averages`."""
+    way = [torch.randn_like(p) for p in module.parameters()]
+    for _ in range(steps):
+        for p, direction in zip(module.parameters(), way):
+            p.data += 0.01 * direction + 0.05 * torch.randn_like(p)
+        for ema in averages:
+            ema.update()
+
+
+def away(module, decay: float) -> EMA:
+    """An average in the CPU's memory of a model that is elsewhere."""
+    return EMA(module, decay, device="cpu")
+
+
+@pytest.mark.parametrize(("steps", "near"), [(203, 0.25), (1003, 0.05), (3003, 0.02)])
+def test_an_average_away_from_the_model_is_nearly_the_exact_one(steps, near):
+    """It differs by a share of its distance from the weights, less the more steps it remembers."""
+    module = model()
+    exact, rare = EMA(module, 0.999), away(module, 0.999)
+    drift(module, [exact, rare], steps)
+    wanted, found = exact.state_dict(), rare.state_dict()
+    assert wanted["updates"] == found["updates"] == steps
+    for name, weights in module.named_parameters():
+        assert (found[name] - wanted[name]).norm() < near * (weights - wanted[name]).norm()
+
+
+def test_an_average_away_from_the_model_copies_the_weights_every_eighth_step(monkeypatch):
+    module = model()
+    ema = away(module, 0.9)
+    moves = []
+    monkeypatch.setattr(torch, "_foreach_lerp_", lambda *args: moves.append(ema.updates))
+    drift(module, [ema], 17)
+    assert moves == [8, 16]
+    ema.state_dict()
+    ema.state_dict()
+    assert moves == [8, 16, 17]
+
+
+@pytest.mark.parametrize("use", ["swapped in", "saved"])
+def test_an_average_away_from_the_model_has_seen_all_steps_when_it_is_used(use):
+    module = model()
+    ema = away(module, 0.9)
+    before = snapshot(module)
+    drift(module, [ema], 3)
+    own = snapshot(module)
+    if use == "saved":
+        found = list(ema.state_dict().values())
+    else:
+        with ema.swapped_in():
+            found = snapshot(module)
+    kept = (1 / 10) * (2 / 11) * (3 / 12)
+    for a, b, average in zip(before, own, found):
+        assert torch.allclose(average, kept * a + (1 - kept) * b, atol=1e-6)
+    assert all(map(torch.equal, own, snapshot(module)))
+
+
 @pytest.mark.parametrize("decay", [0, 1, -0.1, 1.5])
 def test_a_decay_outside_zero_and_one_is_refused(decay):
     with pytest.raises(ValueError, match="ema_decay"):

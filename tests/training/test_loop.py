@@ -6,17 +6,22 @@ import itertools
 import json
 import math
 import shutil
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
 from torch._inductor import cpp_builder
+from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
 from kit.base.config import ConfigError
 from kit.base.hardware import Choice
+from kit.model.guided_attention import longest_text_tokens
+from kit.model.sequence import EffectiveBatch
 from kit.training.loop import (
     accumulate,
     checkpointer,
@@ -27,6 +32,7 @@ from kit.training.loop import (
     validation_loss,
 )
 from kit.training.optim import lr_factor
+from kit.training.recovery import usable_bytes
 from kit.training.settings import TrainConfig, TrainError
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
@@ -127,10 +133,10 @@ def test_where_one_optimizers_gradients_overflow_the_other_waits(monkeypatch):
     s = state(config, mixed_precision=True)
     s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     s.set_rates()
-    accumulate(s, next(random_batches(GPT)))
+    loss = accumulate(s, next(random_batches(GPT)))
     s.model.gpt.h[0].mlp.c_fc.weight.grad[0, 0] = float("inf")  # one of Muon's alone
     before = [p.detach().clone() for p in s.model.parameters()]
-    norm = clip(s)
+    _, norm = clip(s, loss)
     update(s, finite=math.isfinite(norm))
     assert all(map(torch.equal, before, s.model.parameters()))
     assert s.scaler.get_scale() == 128.0 and not any(o.state for o in s.optimizers)
@@ -270,9 +276,9 @@ class TightMemory:
         self.forward, self.most, self.model, self.calls = s.model.forward, most, s.model, 0
         s.model.forward = self
 
-    def __call__(self, batch, guided=False):
+    def __call__(self, batch, text_width=0):
         self.calls += 1
-        sums = self.forward(batch, guided)
+        sums = self.forward(batch, text_width)
         if len(batch.tokens) > self.most and self.calls > 1:
             sums[1].backward()
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
@@ -296,6 +302,26 @@ def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
         assert torch.equal(a, b)
 
 
+def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(baseline):
+    """What was only fragmented fits after the cache was emptied."""
+    s = state()
+    forward = s.model.forward
+    failures = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")]
+
+    def fragmented(batch, text_width=0):
+        sums = forward(batch, text_width)
+        if failures and s.step == 3:
+            sums[1].backward()
+            raise failures.pop()
+        return sums
+
+    s.model.forward = fragmented
+    events = run(s)
+    assert losses(events) == baseline and s.micro_rows == 0 and not failures
+    assert [bool(event.note) for event in events] == [number == 3 for number in range(12)]
+    assert "out of memory" in events[3].note
+
+
 def test_a_cut_survives_a_checkpoint():
     short = state()
     TightMemory(short, 2)
@@ -303,6 +329,79 @@ def test_a_cut_survives_a_checkpoint():
     again = state()
     again.restore(copy.deepcopy(short.tree()))
     assert again.micro_rows == 2
+
+
+@pytest.mark.parametrize(("times", "rows"), [(0.5, 2), (1, 2), (2, 0)])
+def test_a_cut_is_not_carried_to_a_larger_device(times, rows):
+    short = state()
+    short.micro_rows = 2
+    hw = dataclasses.replace(CPU, memory_bytes=int(times * CPU.memory_bytes))
+    other = TrainState(tiny_model(), TRAIN, SpeedConfig(), hw)
+    other.restore(copy.deepcopy(short.tree()))
+    assert other.micro_rows == rows
+    assert bool(other.notes) == (rows == 0)
+
+
+def test_a_cut_of_a_checkpoint_that_names_no_device_is_kept():
+    short = state()
+    short.micro_rows = 2
+    tree = copy.deepcopy(short.tree())
+    del tree["run"]["memory_bytes"]
+    hw = dataclasses.replace(CPU, memory_bytes=2 * CPU.memory_bytes)
+    other = TrainState(tiny_model(), TRAIN, SpeedConfig(), hw)
+    other.restore(tree)
+    assert other.micro_rows == 2 and not other.notes
+
+
+def test_a_share_of_a_gpu_counts_as_its_memory(monkeypatch):
+    gpu = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
+    assert usable_bytes(gpu) == gpu.memory_bytes  # it is not here
+    monkeypatch.setattr("kit.training.recovery.is_here", lambda hw: True)
+    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda: 0.25)
+    assert usable_bytes(gpu) == gpu.memory_bytes // 4
+
+
+class Reads(TorchFunctionMode):
+    """Counts how often Python asks for the value of a tensor: on a GPU it waits for each."""
+
+    NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__index__", "__bool__")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, call, types, args=(), kwargs=None):
+        self.count += getattr(call, "__name__", "") in self.NAMES
+        return call(*args, **(kwargs or {}))
+
+
+def uncounted(work):
+    """`work` on a batch that has not left the CPU yet."""
+
+    def call(*args):
+        with torch._C.DisableTorchFunction():
+            return work(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("fp16", "muon")]
+)
+def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
+    force_precision(monkeypatch, precision)
+    monkeypatch.setattr("kit.training.loop.longest_text_tokens", uncounted(longest_text_tokens))
+    monkeypatch.setattr(EffectiveBatch, "tokens", property(uncounted(EffectiveBatch.tokens.fget)))
+    config = dataclasses.replace(
+        TRAIN, steps=6, guide=1.0, guide_steps=99, spike=5.0, optimizer=optimizer
+    )
+    s = state(config, sdpa=True, mixed_precision=True, fused_adamw=True, ema=True)
+    s.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
+    batches = list(itertools.islice(random_batches(GPT, parts=4), 6))
+    with Reads() as reads:
+        events = run(s, iter(batches))
+    assert all(math.isfinite(event.loss) for event in events)
+    assert reads.count == len(events) == 6
 
 
 def test_one_row_too_large_is_a_verdict_with_a_cure():
@@ -333,9 +432,27 @@ def test_a_compiler_that_fails_is_left_and_the_batch_done_again():
     assert compiled.applied.table()["torch.compile"].startswith("off (asked for; ")
 
 
+def test_an_error_of_triton_that_is_no_runtime_error_stops_compiling(monkeypatch, baseline):
+    class TritonError(Exception):
+        __module__ = "triton.errors"
+
+    monkeypatch.setitem(sys.modules, "triton.errors", SimpleNamespace(TritonError=TritonError))
+    s = state()
+    compiles = [dataclasses.replace(row, on=row.name == "compile") for row in s.applied.switches]
+    s.applied = dataclasses.replace(s.applied, switches=tuple(compiles))
+
+    def fails(layer, x, recompute):
+        raise TritonError("PassManager::run failed")
+
+    s.model.gpt.run_layer = fails
+    events = run(s)
+    assert losses(events) == baseline
+    assert "PassManager::run failed" in events[0].note and not s.applied.on("compile")
+
+
 def test_an_error_that_is_no_shortage_is_not_hidden():
     s = state()
-    s.model.forward = lambda batch, guided: torch.zeros(2) @ torch.zeros(3)
+    s.model.forward = lambda batch, text_width: torch.zeros(2) @ torch.zeros(3)
     with pytest.raises(RuntimeError, match="size"):
         run(s)
 

@@ -95,6 +95,21 @@ def test_every_parameter_is_in_exactly_one_optimizer_group():
         assert len(held) == len(set(held)) == len(list(model.parameters()))
 
 
+def test_adamw_that_is_not_fused_is_torchs_default():
+    [adamw] = make_optimizers(tiny_model(), TRAIN, fused=False)
+    assert adamw.defaults["foreach"] is None and adamw.defaults["fused"] is None
+    [fused] = make_optimizers(tiny_model(), TRAIN, fused=True)
+    assert fused.defaults["fused"] and not fused.defaults["foreach"]
+
+
+def test_on_a_cpu_torchs_default_is_a_loop_to_the_last_bit():
+    mine, theirs = matrices_with_gradients(), matrices_with_gradients()
+    for optimizer in (torch.optim.AdamW(mine), torch.optim.AdamW(theirs, foreach=False)):
+        for _ in range(3):
+            optimizer.step()
+    assert all(map(torch.equal, mine, theirs))
+
+
 def test_what_listens_to_references_has_its_own_rate():
     config = dataclasses.replace(TRAIN, optimizer="muon", lr=0.006, conditioner_lr=0.0006)
     model = tiny_model()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from helpers import GPT, effective_batch, random_rows, tiny_model
 
+from kit.base.hardware import is_oom
 from kit.model.sequence import pack
-from kit.training.recovery import cut, is_oom, split_batch
+from kit.training.recovery import cut, split_batch
 
 
 def same(a, b) -> bool:

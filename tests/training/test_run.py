@@ -418,6 +418,7 @@ WRONG_TREES = {
     "a shape that is none": lambda t: t | {"shape": "[]"},
     "a best that is none": lambda t: with_run(t, best='{"step": "x"}'),
     "rows in words": lambda t: with_run(t, micro_rows="x"),
+    "memory in words": lambda t: with_run(t, memory_bytes="x"),
     "an adaptation that is none": lambda t: with_run(t, adaptation='{"wings": 2}'),
     "a moment of nothing": lambda t: t | {"optimizer": {"0": {"999": {"exp_avg": torch.ones(1)}}}},
     "a moment of another shape": lambda t: t | {"optimizer": {"0": {"0": {"x": torch.ones(1)}}}},
@@ -528,6 +529,15 @@ def test_what_a_check_draws_changes_no_number_of_the_run(whole, tmp_path):
     session.check = check
     first = next(session.run(ON, Event()))
     assert figures(first) == figures(whole[1][0])
+
+
+def test_the_peak_of_a_run_is_without_that_of_the_check(tmp_path, monkeypatch):
+    session, order = tiny_session(tmp_path), []
+    monkeypatch.setattr("kit.training.run.reset_peak_memory", order.append)
+    monkeypatch.setattr("kit.training.loop.peak_memory_bytes", lambda device: order.append("step"))
+    session.check = lambda speed, grad_accum: order.append("check")
+    list(itertools.islice(session.run(ON, Event()), 2))
+    assert order == ["check", "cpu", "step", "step"]
 
 
 def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monkeypatch):

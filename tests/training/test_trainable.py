@@ -265,10 +265,10 @@ def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
     wanted = [event.loss for event in train(plain, random_batches(GPT))]
     forward = type(short.model).forward
 
-    def scarce(model, batch, guided=False):
+    def scarce(model, batch, text_width=0):
         if len(batch.tokens) > 4 and model is short.model:
             raise torch.OutOfMemoryError("out of memory")
-        return forward(model, batch, guided)
+        return forward(model, batch, text_width)
 
     monkeypatch.setattr(type(short.model), "forward", scarce)
     events = list(train(short, random_batches(GPT)))

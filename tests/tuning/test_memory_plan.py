@@ -48,6 +48,17 @@ def step(**over) -> Step:
     return Step(**{"rows": 4, "text_ids": 50, "codes": 200, "reference_frames": 20} | over)
 
 
+def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
+    """torch's default there (foreach) has a copy of every second moment; a CPU's of one matrix."""
+    fused, plain = (
+        plan_bytes(SMALL, step(device="cuda", fused=fused)).moments["the optimizer's update"]
+        for fused in (True, False)
+    )
+    assert plain - fused == 4 * parameter_count(SMALL)
+    plain = plan_bytes(SMALL, step(device="cpu")).moments["the optimizer's update"]
+    assert plain - fused == 8 * trained_counts(SMALL, FULL).largest
+
+
 @pytest.mark.parametrize(
     ("model", "lengths", "precision", "optimizer", "switches"),
     [
