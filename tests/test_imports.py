@@ -104,6 +104,8 @@ def state():
         "random state": repr(random.getstate()),
         "default dtype": str(torch.get_default_dtype()),
         "matmul precision": torch.get_float32_matmul_precision(),
+        "TF32 of convolutions": torch.backends.cudnn.allow_tf32,
+        "cuDNN attention": torch.backends.cuda.cudnn_sdp_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "CUDA in use": torch.cuda.is_initialized(),
         "environment": dict(os.environ),

@@ -89,10 +89,13 @@ class Codec(Protocol):
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:
-        """Mono waveform (B, L) in [-1, 1] at `heard_rate` -> codes (B, N), where the codec is."""
+        """Mono waveform (B, L) in [-1, 1] at `heard_rate` -> codes (B, N), where the codec is.
+
+        The waveform may be on any device, as may all that the other methods take.
+        """
 
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
-        """The codes (N,) of clips (L,) of several lengths."""
+        """The codes (N,) of clips (L,) of several lengths, where the codec is."""
         return [self.encode(wave[None])[0] for wave in waves]
 
     def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
@@ -119,9 +122,9 @@ class Codec(Protocol):
         raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
-        """What is left of a clip (L,) after encoding and decoding, both at `sample_rate`."""
+        """Encode and decode a clip (L,), both at `sample_rate`; the result is on the CPU."""
         heard = resampled(wave, self.sample_rate, self.heard_rate)
-        return self.decode(self.encode(heard[None]))[0]
+        return self.decode(self.encode(heard[None]))[0].cpu()
 
     def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
         """The `round_trip` of a clip (L,), and what other means would make of it, by name."""
@@ -187,7 +190,8 @@ def mels_and_codes(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Log-mels (M, T) as `front_end` makes them, and codes (N,), of clips (L,) at `heard_rate`.
 
-    Where the codec begins with the same log-mels, they are made once.
+    Where the codec begins with the same log-mels, they are made once. The mels are on the device of
+    `front_end`, the codes on the codec's.
     """
     if codec.mel_config == front_end.config:
         mel, frames = front_end.padded(waves)

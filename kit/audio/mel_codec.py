@@ -187,7 +187,7 @@ class MelCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
-        codes = self.quantized(self._whole(mel))[1]
+        codes = self.quantized(self._whole(mel.to(self.fsq.levels.device)))[1]
         counts = [-(-count // self.config.frames_per_code) for count in frames]
         return [row[:count] for row, count in zip(codes, counts)]
 
@@ -227,10 +227,10 @@ class MelCodec(nn.Module, Codec):
     @torch.inference_mode()
     def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
         codes = self.encode(wave[None])
-        sounds = {"codec round trip": self.decode(codes)[0]}
+        sounds = {"codec round trip": self.decode(codes)[0].cpu()}
         if self.vocoder:
             again = self.by_griffin_lim(self.log_magnitude_of(codes))
-            sounds["the same codes by Griffin-Lim"] = again[0]
+            sounds["the same codes by Griffin-Lim"] = again[0].cpu()
         return sounds
 
     def _cropped(self, wave: Tensor) -> tuple[Tensor, Tensor]:

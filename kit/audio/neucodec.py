@@ -87,11 +87,17 @@ class NeuCodec(nn.Module, Codec):
         folder = neucodec_folder(self.config)
         require_version(folder, self.config)
         require_release_tensors(folder, library_tensors(self.config))
-        return read_ears(folder, self.config)
+        return read_ears(folder, self.config).to(self.device)
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> "NeuCodec":
+        """As `nn.Module._apply`, by which `to` works: the half that hears moves along."""
+        if "ears" in vars(self):  # it has been read
+            self.ears._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
-        ears = self.ears.to(self.device)
+        ears = self.ears
         return torch.stack([heard_codes(ears, row) for row in wave])
 
     @property

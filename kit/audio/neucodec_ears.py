@@ -122,11 +122,11 @@ def semantic_features(wave: Tensor) -> Tensor:
 def heard_codes(ears: nn.Module, wave: Tensor) -> Tensor:
     """The codes (N,) of a clip (L,) of 16 kHz: one for every whole 20 ms, and at least one.
 
-    Like the release it gives each clip up to 20 ms of silence more, and drops what is begun.
+    Like the release it gives each clip up to 20 ms of silence more, and drops what is begun. The
+    clip may be on any device; the codes are where `ears` is.
     """
+    wave = wave.to(ears.fc_encoder.weight.device)
     wave = F.pad(wave, (0, max(0, CODE_HOP - len(wave))))
-    wave = F.pad(wave, (0, CODE_HOP - len(wave) % CODE_HOP)).cpu()
-    device = ears.fc_encoder.weight.device
-    features = semantic_features(wave)
-    heard = ears.encode(wave[None, None].to(device), features[None].to(device))
+    wave = F.pad(wave, (0, CODE_HOP - len(wave) % CODE_HOP))
+    heard = ears.encode(wave[None, None], semantic_features(wave)[None])
     return heard.audio_codes[0, 0].long()

@@ -85,7 +85,7 @@ class Recognizer(nn.Module, SpeechRecognizer):
     def hear(self, waves: list[Tensor], sample_rate: int) -> list[Heard]:
         mels = self.front_end.log_mels(waves, sample_rate) if waves else []
         pairs = zip(mels, self.log_probs(mels) if mels else [])
-        return [Heard(log_probs=row, loudness=loudness(mel)) for mel, row in pairs]
+        return [Heard(log_probs=row, loudness=loudness(mel).cpu()) for mel, row in pairs]
 
     def write_down(self, waves: list[Tensor], sample_rate: int) -> list[str]:
         mels = [self.front_end.clip_mel(wave, sample_rate) for wave in waves]

@@ -49,7 +49,8 @@ DEFAULT_MEL = MelConfig()
 class Mel(nn.Module):
     """Waveform (B, L) -> log-mel (B, M, T) and log-magnitude (B, F, T), natural logarithm.
 
-    Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`.
+    Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`. Waveforms may be
+    on any device; what is made of them is where the module is.
     """
 
     in_pieces = False  # whether a long reference is heard piece by piece (`reference_mels`)
@@ -70,7 +71,7 @@ class Mel(nn.Module):
 
     def log_mel(self, wave: Tensor) -> Tensor:
         """Waveform (B, L) -> log-mel (B, M, T) alone, a row at a time: one stays in the caches."""
-        rows = self.long_enough(wave).split(1)
+        rows = self.long_enough(wave.to(self.spectrogram.window.device)).split(1)
         return torch.cat([self.log_scale(self.magnitude(row)) for row in rows])
 
     @torch.no_grad()

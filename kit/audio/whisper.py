@@ -96,6 +96,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         require_whisper(self.folder)
         from faster_whisper import WhisperModel
 
+        # Not on a GPU: CTranslate2 looks there for libraries of CUDA 12, whichever torch brought.
         model = WhisperModel(
             str(self.folder), device="cpu", compute_type="int8", cpu_threads=torch.get_num_threads()
         )

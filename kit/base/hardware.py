@@ -1,13 +1,14 @@
 """What machine is this, and what follows from it: every answer comes with its reason.
 
-Detection returns values, never sets anything; `use_threads` and `allow_expandable_segments` change
-the process, and only when called. Unknown is None. Knows nothing of models or configurations.
+Detection returns values, never sets anything; `use_threads`, `set_cuda_defaults` and
+`allow_expandable_segments` change the process, and only when called. Unknown is None.
 """
 
 import contextlib
 import ctypes
 import dataclasses
 import functools
+import itertools
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kit.base.notes import Note
@@ -126,6 +128,43 @@ def is_here(hw: Hardware) -> bool:
     if hw.device == "cpu":
         return True
     return torch.cuda.is_available() and torch.cuda.get_device_name(0) == hw.name
+
+
+@functools.cache
+def set_cuda_defaults() -> None:
+    """Turn cuDNN attention off and compute convolutions in fp32, for this whole process.
+
+    Call it wherever the kit may begin to use a GPU; without one it changes nothing that is used.
+    Only the first call of a process does it, so a training that turns TF32 on keeps it.
+    """
+    # torch prefers cuDNN attention on Hopper and Blackwell. It builds a plan for each new length of
+    # K, 22 ms each: more than a decoding step takes.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # torch's default is TF32, with which more of a codec's codes differ from the CPU's.
+    torch.backends.cudnn.allow_tf32 = False
+
+
+@contextlib.contextmanager
+def on_device(device: str | torch.device, *modules: nn.Module | None) -> Iterator[None]:
+    """Move `modules` to `device` for the time of the block, then back to where they were.
+
+    For a codec or a recogniser in a process that trains: between two uses the GPU's memory is the
+    model's.
+    """
+    before = []
+    for module in modules:
+        if module is None:
+            continue
+        tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
+        if tensor is not None:  # Whisper's weights are not torch's
+            before.append((module, tensor.device))
+    try:
+        for module, _ in before:
+            module.to(device)
+        yield
+    finally:
+        for module, old_device in before:
+            module.to(old_device)
 
 
 def cpu_name() -> str:

@@ -5,7 +5,8 @@ cost only their own encoding, a changed text costs none, and any run that points
 shares it. Every file is written whole or not at all; a damaged one is made again. Processes need no
 lock: names follow from content, and a claim only tells another builder which shard to begin with.
 Ranks of one preparation share the shards out among them. The folder stays below `max_cache_gib`;
-what lay unused longest goes first.
+what lay unused longest goes first. Clips are encoded where the codec is. Codes made on a GPU may
+differ from the CPU's by rounding, and are not encoded again on another device.
 
 Shapes: L samples, N text ids.
 """
@@ -81,7 +82,7 @@ class EncodingTools:
     """What a code cache is made with."""
 
     codec: Codec
-    front_end: Mel  # of the references
+    front_end: Mel  # of the references, on the codec's device
     tokenizer: Tokenizer
 
 
@@ -207,8 +208,8 @@ def encode(
     for at in chunks(order, CLIPS_AT_ONCE):
         waves = [load_speech(rows[i].audio, codec.heard_rate) for i in at]
         for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
-            codes[i] = found.numpy().astype(np.int32)
-            references[i] = reference_mel(mel, config.reference_frames).half().numpy()
+            codes[i] = found.cpu().numpy().astype(np.int32)
+            references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
     return {
         "codes": np.concatenate(codes),
         "code_counts": np.array([len(c) for c in codes]),

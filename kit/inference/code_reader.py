@@ -116,7 +116,8 @@ class CodeReader(nn.Module):
         targets = [character_ids(self.alphabet, text) for text in texts]
         counts = torch.tensor([len(target) for target in targets])
         lengths = torch.tensor([len(c) for c in codes])
-        log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()  # (N, B, A)
+        # (N, B, A); CTC is computed on the CPU, as its gradient on a GPU differs from run to run.
+        log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()
         nats = F.ctc_loss(
             log_probs,
             torch.cat(targets),
@@ -130,7 +131,7 @@ class CodeReader(nn.Module):
 
 def pad_codes(codes: list[Tensor]) -> Tensor:
     """Rows of codes (N,) as one (B, N), a column at least; what is added is not told."""
-    rows = pad_sequence([c.long().cpu() for c in codes], batch_first=True, padding_value=-1)
+    rows = pad_sequence([c.long() for c in codes], batch_first=True, padding_value=-1)
     return rows if rows.shape[1] else F.pad(rows, (0, 1), value=-1)
 
 

@@ -18,6 +18,7 @@ from kit.audio.hearing import SpeechRecognizer
 from kit.audio.recognizer import cer
 from kit.audio.waveform import load_wave
 from kit.base.files import write_atomic
+from kit.base.hardware import on_device
 from kit.base.wav import encode_wav
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
@@ -77,11 +78,16 @@ def score(
 def hearing(
     voice: Voice, rows: list[Utterance], recognizer: SpeechRecognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
-    """A gate for training: what a model, in place of the voice's own, makes of `rows`."""
+    """A gate for training: what a model, in place of the voice's own, makes of `rows`.
+
+    While it speaks, codec, reader and recogniser are on the model's device.
+    """
 
     def listen(model: SpeechGPT) -> dict:
         heard = dataclasses.replace(voice, model=model, decoder=None)
-        return score(heard, rows, recognizer, config)[0].figures()
+        device = model.final_norm.weight.device
+        with on_device(device, voice.codec, voice.reader, recognizer):
+            return score(heard, rows, recognizer, config)[0].figures()
 
     return listen
 

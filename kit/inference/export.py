@@ -27,6 +27,7 @@ from kit.base.files import (
     replacing_together,
     write_atomic,
 )
+from kit.base.hardware import set_cuda_defaults
 from kit.base.weights_file import is_sound
 from kit.base.words import brief, nearest
 from kit.inference.code_reader import READER, load_reader, save_reader
@@ -263,11 +264,13 @@ def verify(path: Path, told: dict) -> None:
 
 
 def load_export(folder: Path, device: str = "cpu") -> Voice:
-    """The voice `export_voice` wrote to `folder`, its GPT on `device`, every file checked first.
+    """The voice `export_voice` wrote to `folder`, every file checked first.
 
+    GPT, codec and reader are on `device`.
     The GPT is fp32 again; one stored as int8 speaks through int8 layers, as it was rounded.
     Raises VoiceError naming the file that is missing, damaged, too new or of another kind.
     """
+    set_cuda_defaults()
     folder = Path(folder)
     card = read_card(folder)
     model, codec, tokens, references = (folder / name for name in FILES)
@@ -301,7 +304,9 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     files = {"model": model, "codec": codec, "tokenizer": tokens, "references": references}
     require_one_run(voice, files, AGAIN)
     require_card(voice, card, folder)
-    voice.model.to(device)
+    for module in (voice.model, voice.codec, voice.reader):
+        if module is not None:
+            module.to(device)
     return voice.using("int8" if card.weights == "int8" else "fp32")
 
 

@@ -177,16 +177,19 @@ class Voice:
         return [heard[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
-        """Codes (N,) -> waveform (L,); none at all are 50 ms of silence, so that players work.
+        """Codes (N,) on any device -> waveform (L,) on the CPU.
+
+        No codes at all are 50 ms of silence, so that players work.
 
         `states` (N, D) are those that foretold the codes, where its sound is made of them.
         """
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
         if not self.made_of_states:
-            return self.codec.decode(codes[None])[0]
+            return self.codec.decode(codes[None])[0].cpu()
         states = None if states is None else states[None]
-        return self.codec.decode(codes[None], states=states, speaker=self.vector(speaker)[None])[0]
+        speaker_vector = self.vector(speaker)[None]
+        return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
         """Who `speaker` is to the codec, (S,). Raises VoiceError where that was never heard."""

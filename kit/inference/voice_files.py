@@ -11,6 +11,7 @@ import torch
 
 from kit.audio.front_ends import make_front_end
 from kit.base.files import file_digest
+from kit.base.hardware import set_cuda_defaults
 from kit.inference.code_reader import READER, reader_of
 from kit.inference.references import VoiceError, load_references
 from kit.inference.state_sound import codec_of_voice
@@ -22,7 +23,11 @@ from kit.text.tokenizer_kinds import load_tokenizer
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
-    """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
+    """The voice in a run's folder: GPT, codec and reader on `device`.
+
+    VoiceError names what is missing.
+    """
+    set_cuda_defaults()
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise VoiceError(
@@ -48,7 +53,7 @@ def load_voice(
     codec, note = codec_of_voice(folder, files["model"])
     voice = Voice(
         model=model.to(device),
-        codec=codec,
+        codec=codec.to(device),
         note=note,
         tokenizer=load_tokenizer(files["tokenizer"], language),
         references=kept.mels,
@@ -62,7 +67,8 @@ def load_voice(
     require_same_files(files, again)
     if (folder / READER).is_file():
         made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
-        voice.reader = reader_of(folder, made_by)
+        reader = reader_of(folder, made_by)
+        voice.reader = reader.to(device) if reader else None
     return voice.using()
 
 

@@ -4,7 +4,14 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
-from kit.base.hardware import Choice, Hardware, choose_precision, detect, use_threads
+from kit.base.hardware import (
+    Choice,
+    Hardware,
+    choose_precision,
+    detect,
+    set_cuda_defaults,
+    use_threads,
+)
 from kit.notebook.open_run import find_run
 from kit.notebook.result import Result
 from kit.notebook.run_record import SETTINGS, Run
@@ -91,6 +98,7 @@ def active_run(
         run = run.keep_settings(settings)
     if kept:
         kept.bring_codes(run)
+    set_cuda_defaults()
     hw = detect()
     threads = use_threads(hw)
     with ThreadPoolExecutor(1) as pool:  # ends its compute threads: leave_cores_to_worker

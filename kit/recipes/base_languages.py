@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from kit.base.config import CONFIGS, ConfigError
+from kit.base.hardware import on_device
 from kit.base.words import brief
 from kit.inference.forgetting import ReadAloud, Surprise, surprise
 from kit.inference.generate import Spoken, generate
@@ -100,7 +101,8 @@ class BaseLanguages:
             else:
                 tokenizer = load_tokenizer(self.run.path("tokenizer.model"), language)
                 spoken = self.read(voice, tokenizer, [text])[0]
-            wave = voice.sound(spoken.codes, spoken.states, self.speaker).cpu().numpy()
+            with on_device(self.run.hw.device, voice.codec):
+                wave = voice.sound(spoken.codes, spoken.states, self.speaker).numpy()
             sounds.append(
                 Sound(
                     caption=f"{language}: {text}",

@@ -30,7 +30,7 @@ class Command:
     example: str  # options that most will want
     options: tuple[tuple[str, Callable, str, str], ...]
     shared: bool = False  # whether several processes, which torchrun starts, share its work
-    own_card: bool = True  # whether each of them takes a GPU of its own
+    own_card: bool = True  # whether each must have a GPU of its own
     begins_run: bool = True  # else `steps` is given the options, to find what they name
 
     def add_to(self, commands) -> None:

@@ -29,10 +29,12 @@ class EvaluationData:
     def __init__(self, run: ActiveRun, sentences: int):
         self.run = run
         self.rows = read_manifest(run.folder)
-        self.recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.recognizer = recognizer.to(run.hw.device)
         self.language = run.found("data", "language", "01_data_prep")
         self.voices = load_voices(run.folder, self.language, run.hw.device)
-        self.codec = load_codec(run.path("codec.safetensors"))  # of codes alone
+        codec = load_codec(run.path("codec.safetensors"))
+        self.codec = codec.to(run.hw.device)  # of codes alone
         self.rate_hz = self.codec.sample_rate
         self.front_end = self.voices["raw"].front_end
         self.sampling = sampling_of(run)

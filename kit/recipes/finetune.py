@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 
+from kit.base.hardware import on_device
 from kit.dataset.ledger import of_split
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
@@ -165,7 +166,8 @@ class FineTune:
         run = training.active
         model = first_model(run, training.model, tokenizer=training.data.tokenizer)
         voice = dataclasses.replace(training.data.voice(), model=model.eval().to(run.hw.device))
-        return self.said(voice, "before")
+        with on_device(run.hw.device, voice.codec):
+            return self.said(voice, "before")
 
     def said(self, voice: Voice, when: str) -> list[Sound]:
         if not self.sentence:

@@ -48,7 +48,8 @@ class LongRecordings:
     def __init__(self, run: ActiveRun, folder: str = "", longest_s: float = 0.0):
         self.active_run = run
         self.codec = load_codec(run.path("codec.safetensors"))
-        self.recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        recognizer = load_recognizer(run.path("recognizer.safetensors"))
+        self.recognizer = recognizer.to(run.hw.device)
         self.language = run.found("data", "language", "01_data_prep")
         model = build(GPTConfig, run.section("model"))
         limits = ledger_limits(model, self.codec.frame_rate, longest_s)

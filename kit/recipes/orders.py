@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from kit.base.hardware import set_cuda_defaults
 from kit.training.ranks import RankLost, Ranks
 
 
@@ -25,6 +26,7 @@ def follow_main(ranks: Ranks) -> None:
 
     Also where the main rank has ended, or all are told to: it says why, or torchrun does.
     """
+    set_cuda_defaults()
     with contextlib.suppress(RankLost, KeyboardInterrupt):
         order = next_order(ranks)
         while order is not None:

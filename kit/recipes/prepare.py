@@ -14,6 +14,7 @@ from kit.audio.front_ends import front_end_config, make_front_end, recognizer_me
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel
 from kit.base.config import ConfigError, build
+from kit.base.hardware import on_device
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.encoding import build_cache, cache_key
@@ -192,7 +193,8 @@ class Preparation:
         path = self.active_run.path("codec.safetensors")
         self.codec, how = fitted_codec(self.active_run, self.codec_config, rows, path)
         example = next(iter(of_split(rows, "held_out")), rows[0])
-        return results.of_codec(self.codec, how, example, self.front_end)
+        with on_device(self.active_run.hw.device, self.codec):
+            return results.of_codec(self.codec, how, example, self.front_end)
 
     def train_recognizer(self) -> Result:
         """Train the recogniser on these recordings, unless one of the same settings is there."""
@@ -247,18 +249,19 @@ class Preparation:
     def encode(self) -> Result:
         """Send every recording through the codec, once: the code cache is shared by all runs."""
         run = self.active_run
-        index = build_cache(
-            self.rows,
-            self.codec,
-            self.front_end,
-            self.tokenizer,
-            run.folder.parent / "codes",
-            cache_key(run.path("codec.safetensors"), self.front_end.config, self.data_config),
-            self.data_config,
-            Ticker("encoded"),
-            self.checked.digests(self.rows),
-            group=encoding_group(run, self.front_end.config, self.source.language),
-        )
+        with on_device(run.hw.device, self.codec, self.front_end):
+            index = build_cache(
+                self.rows,
+                self.codec,
+                self.front_end,
+                self.tokenizer,
+                run.folder.parent / "codes",
+                cache_key(run.path("codec.safetensors"), self.front_end.config, self.data_config),
+                self.data_config,
+                Ticker("encoded"),
+                self.checked.digests(self.rows),
+                group=encoding_group(run, self.front_end.config, self.source.language),
+            )
         self.cache = CodeCache(index)
         run.record(data={"codes": os.path.relpath(index, run.folder)})
         codes = self.cache.total("codes")

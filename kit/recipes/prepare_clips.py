@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kit.audio.hearing import SpeechRecognizer
 from kit.base.config import build
+from kit.base.hardware import on_device
 from kit.dataset.alignment import AlignConfig, Alignment, Match, align_clips_once, match
 from kit.dataset.layouts import read_dataset
 from kit.dataset.ledger import Ledger, ManifestConfig, Utterance
@@ -32,15 +33,16 @@ def align_texts(run: ActiveRun, ledger: Ledger, recognizer: SpeechRecognizer) ->
     """Lay the texts of the clips that `ledger` keeps over their sound, those not heard before."""
     config = build(AlignConfig, run.section("align"))
     rows = config.draw(ledger.kept)
-    alignments = align_clips_once(
-        rows,
-        ledger.digests(rows),
-        recognizer,
-        config,
-        run.path("aligned.json"),
-        Ticker("aligned"),
-        listening_group(run),
-    )
+    with on_device(run.hw.device, recognizer):
+        alignments = align_clips_once(
+            rows,
+            ledger.digests(rows),
+            recognizer,
+            config,
+            run.path("aligned.json"),
+            Ticker("aligned"),
+            listening_group(run),
+        )
     return Aligned(rows=rows, alignments=alignments, matched=match(rows, alignments, config))
 
 
@@ -53,7 +55,8 @@ def cut_too_long(
     if gone:
         whole = [row for row in read_dataset(folder, rules).rows if row.id in gone]
     into = run.path("long")
-    clips = cutter.cut_rows(whole, into, Ticker("seconds heard"), listening_group(run))
+    with on_device(run.hw.device, cutter.recognizer):
+        clips = cutter.cut_rows(whole, into, Ticker("seconds heard"), listening_group(run))
     return clips, len(gone)
 
 

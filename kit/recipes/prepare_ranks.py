@@ -2,7 +2,8 @@
 
 The main rank takes every step; where clips are measured, heard, cut or encoded, or texts made ids
 of, it hands out a job a rank and does its own. Networks it trains while the others wait: they are
-small. What a rank has done it leaves in files, so a killed preparation goes on from them.
+small. What a rank has done it leaves in files, so a killed preparation goes on from them. Where
+there are GPUs every rank encodes and listens on one; ranks share them where they are fewer.
 """
 
 import dataclasses
@@ -12,8 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from kit.audio.codec_kinds import load_codec
 from kit.audio.front_ends import make_front_end
+from kit.audio.hearing import SpeechRecognizer
 from kit.audio.recognizer_kinds import load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.work_group import LONE, Job, WorkError, WorkGroup
@@ -41,25 +45,43 @@ def group_of(run: ActiveRun, load: Callable[[], object] = no_tools) -> WorkGroup
 
 def listening_group(run: ActiveRun) -> WorkGroup:
     """For work that asks the run's recogniser."""
-    return group_of(run, partial(load_recognizer, run.path("recognizer.safetensors").absolute()))
+    path = run.path("recognizer.safetensors").absolute()
+    return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
 
 
 def encoding_group(run: ActiveRun, front_end: MelConfig, language: str) -> WorkGroup:
     """For work that asks the run's codec and tokenizer, and `front_end`."""
     codec = run.path("codec.safetensors").absolute()
     tokenizer = run.path("tokenizer.model").absolute()
-    return group_of(run, partial(load_encoding_tools, codec, front_end, tokenizer, language))
+    load = partial(load_encoding_tools, codec, front_end, tokenizer, language, run.hw.device)
+    return group_of(run, load)
+
+
+def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
+    """The recogniser at `path`, on this rank's own device of the kind `device`."""
+    return load_recognizer(path).to(rank_device(device))
 
 
 def load_encoding_tools(
-    codec: Path, front_end: MelConfig, tokenizer: Path, language: str
+    codec: Path, front_end: MelConfig, tokenizer: Path, language: str, device: str
 ) -> EncodingTools:
-    """What the main rank encodes with, from its files."""
+    """What the main rank encodes with, from its files, on this rank's own device."""
+    own = rank_device(device)
     return EncodingTools(
-        codec=load_codec(codec),
-        front_end=make_front_end(front_end),
+        codec=load_codec(codec).to(own),
+        front_end=make_front_end(front_end).to(own),
         tokenizer=load_tokenizer(tokenizer, language),
     )
+
+
+def rank_device(device: str) -> str:
+    """The device of this rank where the main one has `device`: of several GPUs, one for each.
+
+    Ranks that outnumber the GPUs share them.
+    """
+    if device != "cuda":
+        return device
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 
 class RankGroup(WorkGroup):

@@ -123,7 +123,8 @@ class SpeakingCosts:
     def compare_formats(self) -> Result:
         """Every format beside fp32 (speed, size, agreement, CER), and which of them to take."""
         own = self.own
-        recognizer = load_recognizer(own.active_run.path("recognizer.safetensors"))
+        run = own.active_run
+        recognizer = load_recognizer(run.path("recognizer.safetensors")).to(run.hw.device)
         rows = recorded_rows(CodeCache(own.active_run.index()), own.config.rows)
         sentences = own.held_out[: own.config.sentences]
 

@@ -12,6 +12,7 @@ import soundfile
 import torch
 
 from kit.base.files import write_atomic
+from kit.base.hardware import on_device
 from kit.dataset.ledger import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -59,7 +60,9 @@ class SampleLog:
         state = self.state()
         before = checkpoint.random_state()
         state.model.eval()
-        with state.averaged(), torch.inference_mode():
+        device = state.model.final_norm.weight.device
+        # The codec moves outside of inference mode, or its weights could not be trained afterwards.
+        with on_device(device, self.voice.codec), state.averaged(), torch.inference_mode():
             voice = dataclasses.replace(self.voice, model=merged(state.model), decoder=None)
             (said,) = voice.speak([self.row.text], self.row.speaker, self.config)
         checkpoint.restore_random_state(before)

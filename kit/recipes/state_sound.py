@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kit.audio.codec import Codec, StatedClip
 from kit.base.config import build
+from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
 from kit.batches.encoding import load_speech
 from kit.dataset.manifest import read_manifest
@@ -60,7 +61,7 @@ def learn_sound(data: TrainingData) -> Result:
             line=f"The sound stays made of codes alone: {len(clips)} of the recordings are here, "
             f"and it takes {FEWEST_CLIPS} to learn from. Bring them back and run this again."
         )
-    before = codec.sound_error(held_out) if held_out else None
+    before = sound_error(data, codec, held_out) if held_out else None
     ticker = Ticker("sound step")
     for step, steps in codec.learn_states(clips, config.steps, run.hw.device):
         ticker(step, steps)
@@ -69,12 +70,18 @@ def learn_sound(data: TrainingData) -> Result:
     line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
     if held_out:
         figures["error_of_codes"] = before
-        figures["error_of_states"] = after = codec.sound_error(held_out)
+        figures["error_of_states"] = after = sound_error(data, codec, held_out)
         line += f"; error on held-out speech {after:.3f}, {before:.3f} before"
     figures["seconds"] = round(time.perf_counter() - began_s, 1)
     run.record(sound=figures)
     found = beside_codes(data, codec, held_out)
     return dataclasses.replace(found, line=f"{line}.", figures=figures)
+
+
+def sound_error(data: TrainingData, codec: Codec, clips: list[StatedClip]) -> float:
+    """The codec's `sound_error`, computed on the run's device."""
+    with on_device(data.run.hw.device, codec):
+        return codec.sound_error(clips)
 
 
 def beside_codes(data: TrainingData, codec: Codec, held_out: list[StatedClip]) -> Result:
@@ -83,10 +90,13 @@ def beside_codes(data: TrainingData, codec: Codec, held_out: list[StatedClip]) -
         return Result(line="")
     clip = held_out[len(held_out) // 2]
     states = clip.states[None].float()
+    with on_device(data.run.hw.device, data.codec, codec):
+        of_codes = data.codec.decode(clip.codes[None])[0].cpu()
+        of_states = codec.decode(clip.codes[None], states=states)[0].cpu()
     waves = {
         "recording": clip.wave,
-        "its codes": data.codec.decode(clip.codes[None])[0],
-        "its codes and the model's states": codec.decode(clip.codes[None], states=states)[0],
+        "its codes": of_codes,
+        "its codes and the model's states": of_states,
     }
     return Result(
         line="",

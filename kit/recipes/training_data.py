@@ -15,6 +15,7 @@ from kit.audio.front_ends import front_end_config, make_front_end
 from kit.audio.reference import load_reference
 from kit.base.config import build
 from kit.base.files import file_digest
+from kit.base.hardware import on_device
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import (
     CodeCache,
@@ -192,9 +193,10 @@ class TrainingData:
             return {}
         recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
         found = {}
-        for speaker, i in reference_rows(self.cache).items():
-            wave = load_reference(recordings[self.cache.rows[i]["id"]], self.codec.heard_rate)
-            found[speaker] = self.codec.speaker_of(wave, self.codec.heard_rate).cpu()
+        with on_device(self.run.hw.device, self.codec):
+            for speaker, i in reference_rows(self.cache).items():
+                wave = load_reference(recordings[self.cache.rows[i]["id"]], self.codec.heard_rate)
+                found[speaker] = self.codec.speaker_of(wave, self.codec.heard_rate).cpu()
         return found
 
     def held_out_sentences(self, most: int) -> list[Utterance]:

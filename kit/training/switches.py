@@ -16,7 +16,14 @@ import torch
 
 from kit.base.compiler import compiler_available, keep_device_guard, know_instructions
 from kit.base.config import require, require_within
-from kit.base.hardware import Choice, Hardware, attention_backend, choose_precision, dotted
+from kit.base.hardware import (
+    Choice,
+    Hardware,
+    attention_backend,
+    choose_precision,
+    dotted,
+    set_cuda_defaults,
+)
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.adam8bit import eight_bit_adamw
@@ -214,6 +221,7 @@ def apply(
         offered = [_in_its_place(s) if s.name == "fused_adamw" else s for s in offered]
     on = {s.name: s.on for s in offered}
     runs = {s.name: s.runs for s in offered}
+    set_cuda_defaults()
     set_process(on)
     if hasattr(model.gpt, "h"):
         runs["gradient_checkpointing"] = set_layers(model, on, config.recompute_every)
@@ -254,11 +262,10 @@ def _in_its_place(switch: Switch) -> Switch:
 
 
 def set_process(on: dict[str, bool]) -> None:
-    """The settings PyTorch keeps for the whole process."""
+    """Set what the switches ask of the whole process; the rest is `set_cuda_defaults`'."""
     torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
     torch.backends.cudnn.allow_tf32 = on["tf32"]
     torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
-    torch.backends.cuda.enable_cudnn_sdp(False)  # see ATTENTION_ORDER
 
 
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:

@@ -1,0 +1,449 @@
+"""What is on the run's device beside the model: codecs, vocoders, recogniser, reader, front ends.
+
+No GPU is needed. Fake tensors of torch's have shapes and devices but no values: every operation on
+tensors of two devices is refused, as on a GPU. And a pretended GPU: modules are told where to go,
+and stay.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import (
+    CPU,
+    DATA,
+    GPT,
+    code_index,
+    leave_voice_files,
+    manifest,
+    opinionated_voice,
+    real_voice,
+    tiny_model,
+    trained_codec,
+)
+from released_xtts import random_dvae, random_sound, settings
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kit.audio.codec import mels_and_codes
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.neucodec import NeuCodec
+from kit.audio.neucodec_ears import heard_codes
+from kit.audio.neucodec_release import NeuCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig
+from kit.audio.spectrogram import Mel
+from kit.audio.streaming import AudioStream
+from kit.audio.xtts_codec import xtts_codec
+from kit.base.hardware import on_device, set_cuda_defaults
+from kit.batches.encoding import encode
+from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
+from kit.inference.evaluate import hearing
+from kit.inference.export import export_voice, load_export
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice
+from kit.inference.voice_files import load_voice
+from kit.model.weights import WEIGHTS, save_model
+from kit.recipes import prepare, prepare_clips, prepare_ranks
+from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.more_data import LongRecordings
+from kit.recipes.orders import follow_main
+from kit.recipes.spoken_samples import SampleLog
+from kit.recipes.start import start
+from kit.recipes.training_data import TrainingData
+from kit.training.ranks import ALONE
+from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig, apply
+from kit.tuning.preflight import Workload, preflight
+
+GPU = dataclasses.replace(CPU, device="cuda", capability=(8, 0))
+SMALL = {"width": 32, "blocks": 2, "griffin_lim_iters": 2, "state_width": 16}
+SOUNDED = {"vocoder_steps": 1, "vocoder_width": 32, "vocoder_blocks": 1}
+NEUCODEC = NeuCodecConfig(
+    width=64,
+    layers=2,
+    heads=4,
+    acoustic_width=8,
+    semantic_width=64,
+    semantic_layers=2,
+    semantic_heads=4,
+    block=8,
+    before=5,
+    after=3,
+)
+CODECS: dict[str, Callable[[], nn.Module]] = {
+    "mel, Griffin-Lim": lambda: MelCodec(MelCodecConfig(**SMALL)),
+    "mel, vocoder": lambda: MelCodec(MelCodecConfig(**SMALL, **SOUNDED)),
+    "xtts": lambda: xtts_codec(random_sound(), random_dvae(), settings()),
+    "neucodec": lambda: NeuCodec(NEUCODEC),
+}
+STATE_WIDTH = {"mel, Griffin-Lim": 16, "mel, vocoder": 16, "xtts": 96}
+HEARING = ("mel, Griffin-Lim", "mel, vocoder", "xtts")
+
+
+# Fake tensors.
+
+
+@pytest.fixture
+def fake(monkeypatch) -> Iterator[FakeTensorMode]:
+    """Tensors without values, also on "cuda"; a question that only a value could answer is passed.
+
+    Checks of codes, lengths and loudness wait for a value: "0", "yes" and "1.0" let them pass.
+    """
+    monkeypatch.setattr(Tensor, "__int__", lambda self: 0)
+    monkeypatch.setattr(Tensor, "__bool__", lambda self: True)
+    monkeypatch.setattr(Tensor, "__float__", lambda self: 1.0)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+def on_fake_gpu(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """`module` in eval mode, its weights and buffers fake and on "cuda"."""
+    for part in module.modules():
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                moved = mode.from_tensor(weight.detach()).to("cuda")
+                part._parameters[name] = nn.Parameter(moved, requires_grad=False)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = mode.from_tensor(buffer).to("cuda")
+    return module.eval()
+
+
+def devices(tensors: list[Tensor]) -> set[str]:
+    return {tensor.device.type for tensor in tensors}
+
+
+def made(make: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
+    """A real module, made outside of the fake, and then moved."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        module = make()
+    return on_fake_gpu(module, mode)
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
+    codec = made(CODECS[name], fake)
+    waves = [torch.randn(20_000), torch.randn(9_000)]
+    assert devices([codec.encode(waves[0][None]), *codec.encode_clips(waves)]) == {"cuda"}
+    assert devices(list(codec.round_trips(waves[0]).values())) == {"cpu"}
+    for front_end in (codec.mel, made(Mel, fake)):
+        mels, codes = mels_and_codes(codec, front_end, waves)
+        assert devices([*mels, *codes]) == {"cuda"}
+
+
+def test_a_codec_on_a_gpu_takes_the_log_mels_of_a_front_end_on_the_cpu(fake):
+    codec = made(CODECS["mel, vocoder"], fake)
+    mels, codes = mels_and_codes(codec, Mel(), [torch.randn(9_000)])
+    assert (devices(mels), devices(codes)) == ({"cpu"}, {"cuda"})
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_codec_on_a_gpu_decodes_codes_that_are_on_the_cpu(fake, name):
+    codec = made(CODECS[name], fake)
+    codes = torch.randint(0, 32, (2, 40))
+    assert codec.decode(codes, 3).device.type == "cuda"
+    stream = AudioStream(codec)
+    pieces = [stream.push(torch.randint(0, 32, (200,))), stream.finish()]
+    assert devices(pieces) == {"cpu"} and len(pieces[0])
+    voice = Voice(model=SimpleNamespace(config=GPT), codec=codec, tokenizer=None, references={})
+    assert voice.sound(codes[0].to("cuda"), None, "anybody").device.type == "cpu"
+
+
+@pytest.mark.parametrize("name", STATE_WIDTH)
+def test_sound_is_made_of_states_on_a_gpu_wherever_they_are(fake, name):
+    codec = made(CODECS[name], fake)
+    speaker = torch.randn(codec.speaker_width)
+    for device in ("cpu", "cuda"):
+        codes = torch.randint(0, 32, (40,), device=device)
+        states = torch.randn(40, STATE_WIDTH[name], device=device)
+        sound = codec.decode(codes[None], states=states[None], speaker=speaker[None])
+        assert sound.device.type == "cuda"
+        stream = AudioStream(codec, speaker=speaker)
+        assert devices([stream.push(codes, states), stream.finish()]) == {"cpu"}
+
+
+def test_a_mel_codec_trains_on_a_gpu(fake):
+    codec = made(CODECS["mel, vocoder"], fake)
+    assert (
+        codec.loss(torch.randn(2, codec.config.crop_samples, device="cuda")).device.type == "cuda"
+    )
+
+
+def test_a_speaker_is_told_on_a_gpu(fake):
+    codec = made(CODECS["xtts"], fake)
+    assert codec.speaker_of(torch.randn(30_000), 22_050).device.type == "cuda"
+
+
+def test_a_recogniser_on_a_gpu_leaves_what_it_heard_on_the_cpu(fake):
+    recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
+    heard = recognizer.hear([torch.randn(20_000), torch.randn(9_000)], 22_050)
+    assert devices([tensor for clip in heard for tensor in clip]) == {"cpu"}
+    assert devices(
+        recognizer.log_probs([recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)])
+    )
+
+
+def test_a_reader_on_a_gpu_keeps_codes_where_they_were_made(fake):
+    reader = made(lambda: CodeReader(CodeReaderConfig(width=32, blocks=2), "ab", (8, 5)), fake)
+    rows = pad_codes([torch.randint(0, 40, (n,), device="cuda") for n in (12, 7)])
+    assert rows.device.type == "cuda"
+    assert reader(rows).device.type == "cuda"
+
+
+def test_the_half_of_neucodec_that_hears_is_where_its_codec_is(fake):
+    """Features and convolutions: transformers' own layers are pretended."""
+
+    class Ears(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc_encoder = nn.Linear(4, 4)
+
+        def encode(self, wave: Tensor, features: Tensor) -> SimpleNamespace:
+            assert devices([wave, features, self.fc_encoder.weight]) == {"cuda"}
+            return SimpleNamespace(audio_codes=wave[:, :, ::320])
+
+    assert heard_codes(made(Ears, fake), torch.randn(16_000)).device.type == "cuda"
+
+
+def test_the_half_of_neucodec_that_hears_moves_along():
+    codec = NeuCodec(NEUCODEC)
+    codec.to(torch.float64)  # nothing to move yet
+    vars(codec)["ears"] = nn.Linear(4, 4)
+    codec.to("meta")
+    assert codec.device.type == codec.ears.weight.device.type == "meta"
+    assert "ears.weight" not in codec.state_dict()
+
+
+def test_latents_of_a_reference_are_made_on_a_gpu(fake):
+    model = made(tiny_model, fake)
+    assert model.conditioner(torch.randn(2, GPT.n_mels, 40, device="cuda")).device.type == "cuda"
+
+
+def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypatch):
+    class OnGPU:
+        """A tensor whose values cannot be read where they are."""
+
+        def __init__(self, tensor: Tensor):
+            self.cpu = lambda: tensor
+
+    mels = [torch.randn(80, 30 + i) for i in range(3)]
+    codes = [torch.arange(10 + i) for i in range(3)]
+    found = [OnGPU(mel) for mel in mels], [OnGPU(row) for row in codes]
+    monkeypatch.setattr("kit.batches.encoding.mels_and_codes", lambda *_: found)
+    rows = [row for row in manifest() if row.split == "train"][:3]
+    shard = encode(rows, trained_codec()[0], Mel(), DATA)
+    assert shard["code_counts"].sum() == 33 and shard["references"].shape == (3, 80, 20)
+
+
+# A pretended GPU.
+
+
+@pytest.fixture
+def moves(monkeypatch) -> list[tuple[str, str]]:
+    """What modules were told to go where, in order; they stay."""
+    found = []
+
+    def to(module: nn.Module, device) -> nn.Module:
+        found.append((type(module).__name__, str(device)))
+        return module
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    return found
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run as 01 and 02 leave it, on a machine that says it has a GPU."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    run = start("devices", "tiny")
+    voice = real_voice()
+    for name in WEIGHTS.values():
+        save_model(voice.model, run.path(name))
+    leave_voice_files(run.folder, voice)
+    run.record(data={"language": "am", "codes": str(code_index())})
+    return dataclasses.replace(run, hw=GPU)
+
+
+def test_an_evaluation_is_on_the_runs_device(run, moves):
+    EvaluationData(run, 4)
+    on_gpu = [name for name, device in moves if device == "cuda"]
+    assert sorted(on_gpu) == ["MelCodec"] * 3 + ["Recognizer"] + ["SpeechGPT"] * 2
+
+
+def test_a_voice_is_on_its_device_with_codec_and_reader(tmp_path, moves, monkeypatch):
+    voice = opinionated_voice(tmp_path)
+    voice.reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", voice.codec.levels)
+    folder = export_voice(voice, tmp_path / "voice", "fp32")
+    load_export(folder, "cuda")
+    assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
+
+
+def test_the_voice_of_a_run_has_its_reader_on_the_device(run, moves):
+    parts = TrainingData(run).parts
+    reader = CodeReader(CodeReaderConfig(width=16, blocks=1), "ab", trained_codec()[0].levels)
+    save_reader(reader, run.path(READER), parts)
+    load_voice(run.folder, WEIGHTS["raw"], "am", "cuda")
+    assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
+
+
+def test_long_recordings_are_heard_on_the_runs_device(run, moves):
+    LongRecordings(run)
+    assert moves == [("Recognizer", "cuda")]
+
+
+def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
+    seen = []
+
+    def build_cache(rows, codec, front_end, *_, **__) -> Path:
+        seen.extend(moves)
+        return code_index()
+
+    monkeypatch.setattr(prepare, "build_cache", build_cache)
+    steps = prepare.Preparation(run)
+    steps.codec = trained_codec()[0]
+    steps.tokenizer = None
+    steps.ledger = SimpleNamespace(kept=manifest())
+    steps.checked = SimpleNamespace(digests=lambda rows: None)
+    steps.encode()
+    assert seen == [("MelCodec", "cuda"), ("Mel", "cuda")]
+    assert moves[2:] == [("MelCodec", "cpu"), ("Mel", "cpu")]
+
+
+def test_clips_are_heard_on_the_runs_device(run, moves, monkeypatch):
+    seen = []
+    monkeypatch.setattr(prepare_clips, "align_clips_once", lambda *_: seen.extend(moves) or [])
+    monkeypatch.setattr(prepare_clips, "match", lambda *_: None)
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
+    ledger = SimpleNamespace(kept=[], digests=lambda rows: [], too_long=[])
+    prepare_clips.align_texts(run, ledger, recognizer)
+    cutter = SimpleNamespace(
+        recognizer=recognizer, cut_rows=lambda *_: seen.extend(moves[2:]) or []
+    )
+    prepare_clips.cut_too_long(run, ledger, Path(), None, cutter)
+    assert seen == [("Recognizer", "cuda")] * 2
+    assert moves == [("Recognizer", "cuda"), ("Recognizer", "cpu")] * 2
+
+
+@pytest.mark.parametrize(("rank", "wanted"), [(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0")])
+def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    group = SimpleNamespace(several=True, world=3)
+    shared = dataclasses.replace(run, ranks=group)
+    prepare_ranks.listening_group(shared).load()
+    prepare_ranks.encoding_group(shared, Mel().config, "am").load()
+    assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
+    moves.clear()
+    prepare_ranks.listening_group(dataclasses.replace(shared, hw=CPU)).load()
+    assert moves == [("Recognizer", "cpu")]
+
+
+class OnGPU(nn.Module):
+    """A model of which only its device is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.final_norm = SimpleNamespace(weight=SimpleNamespace(device="cuda"))
+
+
+def test_at_the_gate_of_a_training_codec_and_recogniser_visit_the_models_device(
+    tmp_path, moves, monkeypatch
+):
+    seen = []
+    found = SimpleNamespace(figures=lambda: {"cer": 0.5})
+    monkeypatch.setattr(
+        "kit.inference.evaluate.score", lambda *_: seen.extend(moves) or (found, [])
+    )
+    voice = opinionated_voice(tmp_path)
+    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
+    gate = hearing(voice, [], recognizer, GenerateConfig())
+    assert gate(OnGPU()) == {"cer": 0.5}
+    assert seen == [("MelCodec", "cuda"), ("Recognizer", "cuda")]
+    assert moves[2:] == [("MelCodec", "cpu"), ("Recognizer", "cpu")]
+
+
+def test_the_codec_visits_for_a_sample_and_can_be_trained_afterwards(tmp_path, moves):
+    voice = opinionated_voice(tmp_path)
+    model = voice.model
+    row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
+    state = SimpleNamespace(model=model, averaged=torch.no_grad)
+    config = GenerateConfig(exact_codes=5, candidates=1)
+    log = SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
+    (tmp_path / "samples").mkdir()
+    log.speak(1)
+    assert (tmp_path / "samples" / "step-0000001.wav").is_file()
+    assert moves == [("MelCodec", "cpu")] * 2
+    assert not any(weight.is_inference() for weight in voice.codec.parameters())
+
+
+def test_modules_return_to_where_they_were_also_after_an_error():
+    codec = nn.Linear(2, 2, device="meta")
+    without_weights = nn.Module()
+    with pytest.raises(ZeroDivisionError), on_device("meta", codec, None, without_weights):
+        assert 1 / 0
+    assert codec.weight.device.type == "meta"
+
+
+# Settings of the process.
+
+
+@pytest.fixture
+def torch_defaults() -> Iterator[None]:
+    """cuDNN attention and TF32 convolutions on, as torch begins; put back afterwards."""
+    before = torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cudnn.allow_tf32
+    set_cuda_defaults.cache_clear()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.backends.cudnn.allow_tf32 = True
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def speak_from_a_folder(folder: Path) -> None:
+    leave_voice_files(folder, real_voice())
+    save_model(real_voice().model, folder / WEIGHTS["raw"])
+    load_voice(folder, WEIGHTS["raw"])
+
+
+def speak_from_an_export(folder: Path) -> None:
+    load_export(export_voice(opinionated_voice(folder), folder / "voice", "fp32"))
+
+
+def try_a_step(folder: Path) -> None:
+    work = Workload(
+        model=GPT,
+        train=TrainConfig(),
+        speed=SpeedConfig(),
+        data=dataclasses.replace(DATA, micro_batch=2),
+        hw=CPU,
+    )
+    assert preflight(work).tried
+
+
+DOORS = {
+    "a recipe or a command begins": lambda folder: start("doors", "tiny"),
+    "another rank follows": lambda folder: follow_main(ALONE),
+    "a voice is loaded": speak_from_a_folder,
+    "an exported voice is loaded": speak_from_an_export,
+    "a model trains": lambda folder: apply(tiny_model(), SpeedConfig(), CPU),
+    "a step is tried": try_a_step,
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_wherever_work_begins_cudnn_attention_is_off_and_convolutions_are_exact(
+    torch_defaults, tmp_path, monkeypatch, door
+):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    DOORS[door](tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_the_defaults_of_a_process_are_set_once_so_that_a_switch_stays(torch_defaults):
+    set_cuda_defaults()
+    torch.backends.cudnn.allow_tf32 = True  # as the switch `tf32` does
+    set_cuda_defaults()
+    assert torch.backends.cudnn.allow_tf32
