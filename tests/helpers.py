@@ -40,8 +40,8 @@ from kit.batches.index import Index, IndexRow, index_columns
 from kit.dataset.ledger import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset, write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
-from kit.inference.compiled import GraphedSteps, GraphMemory
-from kit.inference.decoder import Decoder
+from kit.inference.compiled import GraphedSteps
+from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
@@ -316,18 +316,37 @@ def finetune_in(folder: str, train: TrainConfig, finetuning: Finetuning) -> list
     return list(session.run({"ema": True}, threading.Event()))
 
 
-def pretended_capture(work):
+class PretendedGraph:
     """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
-    result = work().clone()
-    return lambda: result.copy_(work()), result
+
+    def __init__(self, work):
+        self.work = work
+        result = work()
+        self.parts = [result] if isinstance(result, torch.Tensor) else list(result)
+        self.parts = [tensor.clone() for tensor in self.parts]
+        self.result = self.parts[0] if isinstance(result, torch.Tensor) else tuple(self.parts)
+
+    def replay(self) -> None:
+        result = self.work()
+        new = [result] if isinstance(result, torch.Tensor) else result
+        for kept, tensor in zip(self.parts, new):
+            kept.copy_(tensor)
+
+    def pool(self) -> None:
+        """Its memory is everybody's."""
 
 
-def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture) -> Decoder:
+def pretended_capture(work, pool=None) -> tuple:
+    graph = PretendedGraph(work)
+    return graph, graph.result
+
+
+def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
     monkeypatch.setattr("kit.inference.compiled.captured", capture)
-    decoder = Decoder(model)
+    decoder = Decoder(model, DecoderConfig(**config))
     decoder.compiled = GraphedSteps(decoder, compiles=False)
-    decoder.memory = GraphMemory(decoder.compiled)
+    decoder.memory = decoder.compiled.memory
     return decoder
 
 

@@ -212,15 +212,36 @@ def quickest(work: Callable[[], object], repeats: int = 5) -> float:
     return min(timings(work, repeats))
 
 
-def captured(work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-    """`work` as a CUDA graph: what replays it, and the tensors that then hold its result."""
-    stream = torch.cuda.Stream()
+def gpu_tuning(capability: tuple) -> dict[str, bool]:
+    """Inductor's settings for the fastest kernels on a GPU of this compute capability.
+
+    Tuned by coordinates, a row times a matrix is one kernel that expands int8 as it reads; a
+    library's matmul would need the matrix expanded first. Autotuning also tries Triton's matmul
+    templates, and Triton 3.3 has dropped Turing's `tl.dot` (triton#5066): not below 8.0.
+    """
+    return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
+
+
+def captured(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
+    """`work` as a CUDA graph, and the tensors that hold its result after each replay.
+
+    `pool` is the memory of another graph (its `pool()`), to be shared. Such graphs must not run at
+    once, and the result of one must be copied before another is replayed.
+    """
+    stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiled, tuned and given its workspaces before
         for _ in range(3):
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on
+    # Other threads may go on.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = work()
-    return graph.replay, result
+    return graph, result
+
+
+@functools.cache
+def warm_up_stream(device: int) -> torch.cuda.Stream:
+    """One for all graphs: cuBLAS keeps a workspace (8 to 32 MiB) for every stream it is used on."""
+    return torch.cuda.Stream(device)

@@ -11,7 +11,7 @@ d = D / H, V code vocabulary, K latents.
 """
 
 import dataclasses
-import math
+import gc
 from collections.abc import Callable
 
 import torch
@@ -22,7 +22,7 @@ from kit.base.compiler import keep_device_guard, will_compile
 from kit.base.config import require
 from kit.base.weights_file import is_sound
 from kit.base.words import nearest
-from kit.inference.compiled import CompiledSteps, GraphedSteps, GraphMemory
+from kit.inference.compiled import CompiledSteps, GraphedSteps
 from kit.inference.kv_cache import CacheMemory, KVCache, write
 from kit.inference.linear_formats import FORMATS, layer_for
 from kit.model.alignment_head import AlignmentHead
@@ -40,9 +40,11 @@ class DecodeError(ValueError):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     weights: str = "fp32"  # fp32, bf16, fp16, int8 or int8-weight-only
-    # One graph a batch size: some seconds of warm-up, then faster steps. On a GPU they are replayed
-    # as CUDA graphs, where nothing can be compiled, too.
+    # torch.compile, once for each batch size: seconds to minutes of warm-up, then faster steps. On
+    # a GPU in CUDA graphs, also where nothing can be compiled.
     compile: bool = False
+    # On a GPU: CUDA graphs of plain steps, captured in less than a second. No effect on a CPU.
+    graphs: bool = False
     # Also keep the state that foretold each code: some codecs make sound of them.
     states: bool = False
     alignment_head: AlignmentHead | None = None  # that follows the text, where one is known to
@@ -130,20 +132,22 @@ class Decoder(nn.Module):
         # On a CPU, uncompiled 16-bit attention is many times slower than 32-bit.
         eager_cpu = self.device.type == "cpu" and not compiles
         self.cache_dtype = torch.float32 if eager_cpu else self.dtype
-        graphs = config.compile and self.device.type == "cuda"
+        graphs = (config.graphs or config.compile) and self.device.type == "cuda"
         self.max_positions = model.config.latents + model.config.max_text + model.config.max_code
         if graphs:  # fused attention takes a mask by sixteens, others are copied for it
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
-        self.memory = CacheMemory(len(layers), self.cache_dtype, self.device)
+        self.memory = self.plain_memory()
+        self.row_limit: int | None = None  # of texts at a time, since memory ran out
         self.keeps_states = config.states
         self.alignment_head = config.alignment_head
         self.compiled = None  # None: steps are eager
-        self.warm_up_s: dict[tuple[int, int], float] = {}  # by rows and threads (0 on a GPU)
+        # By rows and threads; on a GPU by rows and positions attended to.
+        self.warm_up_s: dict[tuple[int, int], float] = {}
         if graphs:
             self.compiled = GraphedSteps(self, compiles)
-            self.memory = GraphMemory(self.compiled)
+            self.memory = self.compiled.memory
         elif compiles:
             self.compiled = CompiledSteps(self)
         if not (compiles or traceable):
@@ -166,7 +170,13 @@ class Decoder(nn.Module):
         """Run steps one by one from here on; `ran` then says `why`."""
         self.ran += why
         self.compiled = None
-        self.memory = CacheMemory(len(self.layers), self.cache_dtype, self.device)
+        self.memory = self.plain_memory()
+
+    def plain_memory(self) -> CacheMemory:
+        """Memory for caches of eager steps."""
+        heads = self.config.heads
+        width = self.config.width // heads
+        return CacheMemory(len(self.layers), heads, width, self.cache_dtype, self.device)
 
     def prompt(
         self, texts: list[list[int]], cond: Conditioning, untold: bool = False
@@ -218,8 +228,17 @@ class Decoder(nn.Module):
 
         Where states are kept, `cache.state` (B, D) is the one that foretells the first code.
         """
-        b, count, d = x.shape
+        count = x.shape[1]
         cache = self.new_cache(padding, count + longest + 1)  # never full: one more case to compile
+        try:
+            return self.read(x, cache), cache
+        except BaseException:  # out of memory: what the caller cannot release
+            self.release(cache)
+            raise
+
+    def read(self, x: Tensor, cache: KVCache) -> Tensor:
+        """Logits (B, V) after prompts (B, P, D), which are now in `cache`."""
+        b, count, d = x.shape
         mask = self.hide_later(cache.mask, count)
         x = x.reshape(b * count, d).to(self.dtype)
         for layer, (k, v) in zip(self.layers, cache.layers):
@@ -228,22 +247,14 @@ class Decoder(nn.Module):
         last = x.view(b, count, d)[:, -1]
         if self.keeps_states:
             cache.state = self.final_state(last)
-        return self.logits(last), cache
+        return self.logits(last)
 
     def new_cache(self, padding: list[int], positions: int) -> KVCache:
         """Room for `positions` of each row; `padding` says how many on its left are none."""
-        c = self.config
         rows = len(padding)
-        graph = rows > 1 and not self.shrinks  # one graph, padded or not
-        mask = self.hide_padding(padding) if any(padding) or graph else None
-        shape = (2, rows, c.heads, self.memory.positions(positions), c.width // c.heads)
-        size = math.prod(shape)
-        memory = self.memory.take(rows, size)
-        layers = []
-        for flat in memory:
-            keys, values = flat[:size].view(shape)
-            layers.append((keys, values))
-        return KVCache(layers=layers, memory=memory, mask=mask)
+        masked = any(padding) or (rows > 1 and not self.shrinks)  # one graph, padded or not
+        mask = self.hide_padding(padding) if masked else None
+        return self.memory.new_cache(rows, positions, mask)
 
     def hide_padding(self, padding: list[int]) -> Tensor:
         """A mask (B, 1, 1, N), -inf where a row has padding, of every position there may be."""
@@ -268,6 +279,18 @@ class Decoder(nn.Module):
     def tidy(self) -> None:
         """Give back what large batches took; what a text alone takes is kept for the next one."""
         self.memory.tidy()
+        self.row_limit = None
+
+    def rows_that_fit(self) -> int | None:
+        """Rows that free memory holds caches for; None where no limit is known."""
+        return self.memory.rows_that_fit(self.max_positions)
+
+    def free_memory(self) -> None:
+        """Give back all memory that no text is using, after it ran out."""
+        self.memory.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
         """Logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows.

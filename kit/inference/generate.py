@@ -9,13 +9,16 @@ guidance every row is read twice, 2B in all: those with their text, then those w
 """
 
 import dataclasses
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from kit.base.hardware import is_oom
+from kit.base.notes import Note
 from kit.inference.alignment import alignment_scores
 from kit.inference.decoder import Conditioning, DecodeError, Decoder
 from kit.inference.sampling import GenerateConfig, Noise, guided, penalize, sample, seed_of
@@ -171,10 +174,57 @@ def decode(
     config: GenerateConfig,
     seeds: list[int],
 ) -> list[Spoken]:
-    """One reading of every row, each drawn from its own seed."""
+    """One reading of every row, each drawn from its own seed; as many at a time as memory holds.
+
+    Where memory runs out, the rows are decoded again, half as many at a time, from the same seeds.
+    Raises GenerationError where it is too small for a single row.
+    """
+    spoken = []
+    while len(spoken) < len(texts):
+        count = rows_together(decoder, config, len(texts) - len(spoken))
+        rows = range(len(spoken), len(spoken) + count)
+        try:
+            spoken += decode_together(
+                decoder, [texts[i] for i in rows], rows_of(cond, rows), config, seeds[rows.start :]
+            )
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if count == 1 or not is_oom(error):
+                raise
+        # Out of the handler the error lets go of the tensors it holds.
+        decoder.row_limit = count // 2
+        decoder.free_memory()
+        warnings.warn(
+            f"Memory ran out with {count} texts at a time: now {count // 2} at a time.",
+            category=Note,
+            stacklevel=2,
+        )
+    return spoken
+
+
+def rows_together(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
+    """How many of `rows` are decoded at a time."""
+    rows = min(rows, decoder.row_limit or rows)
+    limit = decoder.rows_that_fit()
+    if limit is None:
+        return rows
+    if config.reads_twice:
+        limit //= 2
+    if not decoder.shrinks:  # it is filled up to a power of two
+        limit = 2 ** (limit.bit_length() - 1) if limit else 0
+    return max(1, min(rows, limit))
+
+
+def decode_together(
+    decoder: Decoder,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    seeds: list[int],
+) -> list[Spoken]:
+    """One reading of every row, in one batch; `seeds` may be more."""
     count = len(texts)
-    if not count:
-        return []
+    seeds = seeds[:count]
     if not decoder.shrinks:  # few batch sizes, few graphs: fill up with the first row
         more = 2 ** (count - 1).bit_length() - count
         texts = [*texts, *texts[:1] * more]
@@ -192,7 +242,29 @@ def decoding(
     config: GenerateConfig,
     seeds: list[int],
 ) -> Iterator[Said]:
-    """A code a step for every row; yields what was said at each look at who has finished."""
+    """A code a step for every row; yields what was said at each look at who has finished.
+
+    Raises GenerationError where memory runs out with a single row.
+    """
+    try:
+        yield from decode_steps(decoder, texts, cond, config, seeds)
+    except (RuntimeError, MemoryError) as error:
+        if len(texts) > 1 or not is_oom(error):
+            raise
+        raise GenerationError(
+            f"Memory ran out speaking a single text of {len(texts[0])} ids. Close what else uses "
+            f"{decoder.device}, take a smaller number format (int8), or split the text."
+        ) from error
+
+
+def decode_steps(
+    decoder: Decoder,
+    texts: list[list[int]],
+    cond: Conditioning,
+    config: GenerateConfig,
+    seeds: list[int],
+) -> Iterator[Said]:
+    """As `decoding`, with PyTorch's own errors where memory runs out."""
     c = decoder.config
     x, padding = decoder.prompt(texts, cond, untold=config.reads_twice)
     limits = [length_limit(c, config, len(text)) for text in texts]
@@ -318,10 +390,10 @@ def next_codes(
     return codes, expected.gather(1, codes[:, None])[:, 0]
 
 
-def rows_of(cond: Conditioning, rows: list[int]) -> Conditioning:
+def rows_of(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
     """The references of these rows."""
     if isinstance(cond, Tensor):
-        return cond[rows]
+        return cond[list(rows)]
     return [cond[row] for row in rows]
 
 

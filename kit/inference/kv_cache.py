@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 KEPT_BYTES = 2**26  # of memory between two texts
+CACHE_SHARE = 0.8  # of a GPU's free memory; the rest is for activations and what is fragmented
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,42 +56,76 @@ def write(cache: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
 
 
 class CacheMemory:
-    """The memory of caches that are done with, for the next ones.
+    """The memory of caches that are no longer in use, for the next ones.
 
     Memory that is new to the process is slow to write to.
     """
 
-    def __init__(self, layers: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, layers: int, heads: int, head_width: int, dtype: torch.dtype, device: torch.device
+    ):
         self.layers = layers
+        self.heads = heads
+        self.head_width = head_width
         self.dtype = dtype
         self.device = device
-        self.spare: dict[int, list[Tensor]] = {}  # a flat tensor for each layer; see `slot`
+        # One entry at most. A dict, because its pop is atomic: no two threads get the same memory.
+        self.spare: dict[str, list[Tensor]] = {}
 
-    def slot(self, rows: int) -> int:
-        """Which spare memory a batch of `rows` takes: there is one, for all."""
-        return 0
-
-    def positions(self, wanted: int) -> int:
-        """How many positions a cache has that is to hold `wanted`."""
-        return wanted
-
-    def take(self, rows: int, size: int) -> list[Tensor]:
-        """Memory for `size` numbers of each layer, whatever they are now."""
-        memory = self.spare.pop(self.slot(rows), None)
+    def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
+        """An empty cache; what is in its memory is undefined."""
+        size = self.size(rows, positions)
+        memory = self.spare.pop("memory", None)
         if memory is None or memory[0].numel() < size:
-            # Empty: of it only what is written to takes time and room.
-            memory = [
-                torch.empty(size, dtype=self.dtype, device=self.device) for _ in range(self.layers)
-            ]
-        return memory
+            memory = self.allocate(size)
+        shape = (2, rows, self.heads, positions, self.head_width)
+        layers = []
+        for flat in memory:
+            keys, values = flat[:size].view(shape)
+            layers.append((keys, values))
+        return KVCache(layers=layers, memory=memory, mask=mask)
+
+    def size(self, rows: int, positions: int) -> int:
+        """Numbers that a layer of such a cache has."""
+        return 2 * rows * self.heads * positions * self.head_width
+
+    def allocate(self, size: int) -> list[Tensor]:
+        """A flat tensor for each layer. Only what is written to takes time and memory on a CPU."""
+        return [torch.empty(size, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
 
     def release(self, cache: KVCache) -> None:
-        """Say that `cache` is done with: the next batch takes its memory again."""
-        rows = len(cache.layers[0][0])
-        self.spare[self.slot(rows)] = cache.memory
+        """Take back the memory of `cache`, for the next one."""
+        self.spare["memory"] = cache.memory
 
     def tidy(self) -> None:
-        """Give back what large batches took; what a text alone takes is kept for the next one."""
-        size = sum(flat.nbytes for memory in self.spare.values() for flat in memory)
-        if size > KEPT_BYTES:
+        """Free what a large batch took; what a single text takes is kept for the next one."""
+        if self.idle_bytes() > KEPT_BYTES:
             self.spare.clear()
+
+    def clear(self) -> None:
+        """Free all memory that no cache is using."""
+        self.spare.clear()
+
+    def idle_bytes(self) -> int:
+        """Bytes that the next cache can have without new memory."""
+        return sum(flat.nbytes for memory in self.spare.values() for flat in memory)
+
+    def rows_that_fit(self, positions: int) -> int | None:
+        """Rows of a cache of so many positions that fit in free memory; None: no limit is known.
+
+        On a CPU none is: it can swap.
+        """
+        if self.device.type != "cuda":
+            return None
+        row_bytes = self.layers * self.size(1, positions) * self.dtype.itemsize
+        available = free_bytes(self.device) + self.idle_bytes()
+        return int(CACHE_SHARE * available) // row_bytes
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that this process can still allocate on a GPU."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved
+    unused = reserved - torch.cuda.memory_allocated(device)  # that PyTorch's allocator keeps
+    return min(free, max(0, allowed)) + unused

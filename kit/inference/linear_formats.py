@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.base.compiler import quickest
-from kit.base.hardware import DTYPES
+from kit.base.hardware import DTYPES, gpu_precision
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
 FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
@@ -205,6 +205,13 @@ def layer_for(
     if weights == "fp16" and eager_cpu and has_fbgemm():
         return Fbgemm16, torch.float32, "fp16 weights, packed for this CPU, fp32 activations"
     return Plain, DTYPES[weights], weights
+
+
+def default_format(device: torch.device) -> str:
+    """The format to speak in on `device`: a GPU's own half precision; fp32 where it has none."""
+    if device.type != "cuda":
+        return "fp32"
+    return gpu_precision(torch.cuda.get_device_capability(device)).value
 
 
 def has_fbgemm() -> bool:

@@ -22,6 +22,7 @@ from kit.base.wav import encode_wav
 from kit.inference.code_reader import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import Spoken, as_taught, decoding, generate
+from kit.inference.linear_formats import default_format
 from kit.inference.references import Habits, VoiceError, listened
 from kit.inference.sampling import GenerateConfig, seed_of
 from kit.model.gpt import SpeechGPT
@@ -66,17 +67,21 @@ class Voice:
     def speakers(self) -> list[str]:
         return sorted(self.references)
 
-    def using(self, weights: str = "fp32", compile: bool = False) -> "Voice":
-        """This voice, its GPT ready to speak in another number format, or compiled."""
-        return dataclasses.replace(self, decoder=self._decoder(weights, compile))
+    def using(self, weights: str = "", compile: bool = False) -> "Voice":
+        """This voice, its GPT ready to speak: on a GPU in CUDA graphs, or compiled.
+
+        `weights` is the number format; empty: half precision on a GPU that has it, else fp32.
+        """
+        weights = weights or default_format(self.model.final_norm.weight.device)
+        decoder = self._decoder(weights=weights, compile=compile, graphs=True)
+        return dataclasses.replace(self, decoder=decoder)
 
     def ready(self) -> Decoder:
         return self.decoder or self._decoder()
 
-    def _decoder(self, weights: str = "fp32", compile: bool = False) -> Decoder:
+    def _decoder(self, **config) -> Decoder:
         config = DecoderConfig(
-            weights=weights,
-            compile=compile,
+            **config,
             states=self.made_of_states,
             alignment_head=self.habits.head,
         )

@@ -1,6 +1,7 @@
 """The decode path: each step is the training path's, whatever the batch, positions or graph."""
 
 import copy
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -12,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
 from kit.base.config import ConfigError
-from kit.inference.compiled import GraphedSteps, GraphMemory
+from kit.inference.compiled import GraphedSteps
 from kit.inference.decoder import DecodeError, Decoder, DecoderConfig, attend
 from kit.inference.generate import generate
 from kit.inference.kv_cache import KVCache
@@ -104,7 +105,7 @@ def test_positions_may_be_tensors(model, count, weights):
     # What CUDA graphs and exported programs take: shapes that are the same at every step.
     decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows(count)
     wanted = decoded(decoder, texts, codes, cond)
-    decoder.memory = GraphMemory(GraphedSteps(decoder, compiles=False))  # zero to its end
+    decoder.memory = GraphedSteps(decoder, compiles=False).memory  # zero to its end
     with torch.inference_mode():
         x, padding = decoder.prompt(texts, cond)
         first = x.shape[1]
@@ -128,16 +129,112 @@ def test_attention_made_for_the_compiler_is_the_same(masked):
 @pytest.mark.parametrize("graphs", [True, False])
 def test_a_cache_is_taken_again_and_leaves_no_trace(model, graphs, monkeypatch):
     decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
+
+    def place() -> int:
+        if graphs:
+            return decoder.memory.graphs_memory[0].data_ptr()
+        return decoder.memory.spare["memory"][0].data_ptr()
+
     (texts, codes, cond), places = rows(2), set()
     wanted = decoded(decoder, texts, codes, cond)
     for _ in range(3):
         decoded(decoder, texts[::-1], codes.flip(0).roll(1, 1), cond.flip(0))
         torch.testing.assert_close(decoded(decoder, texts, codes, cond), wanted)
-        places.add(decoder.memory.spare[2 if graphs else 0][0].data_ptr())
-    decoded(decoder, *(part[:1] for part in (texts, codes, cond)))
-    assert list(decoder.memory.spare) == ([2, 1] if graphs else [0])
-    places.add(next(iter(decoder.memory.spare.values()))[0].data_ptr())  # fewer rows take it, too
-    assert len(places) == 1
+        places.add(place())
+    decoded(decoder, *(part[:1] for part in (texts, codes, cond)))  # fewer rows take it, too
+    assert len(places | {place()}) == 1
+
+
+def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
+    """A larger batch drops the graphs of the smaller one, whose memory goes back."""
+    decoder = graphed(model, monkeypatch)
+    eager = Decoder(model)
+
+    def check(count: int) -> None:
+        request = rows(count)
+        torch.testing.assert_close(decoded(decoder, *request), decoded(eager, *request))
+
+    check(2)
+    old = [weakref.ref(flat) for flat in decoder.memory.graphs_memory]
+    small = weakref.ref(next(iter(decoder.compiled.ready.values())))
+    check(4)
+    assert decoder.memory.rows == 4 and not decoder.memory.spare
+    assert small() is None and not any(flat() is not None for flat in old)
+    sizes = [flat.numel() for flat in decoder.memory.graphs_memory]
+    wanted = 2 * 4 * GPT.width * decoder.max_positions  # keys and values of four rows
+    assert sizes == [wanted] * GPT.layers
+    for count in (1, 2, 4, 1):
+        check(count)
+    assert sorted(rows for rows, _ in decoder.compiled.ready) == [1, 2, 4]
+    assert [flat.numel() for flat in decoder.memory.graphs_memory] == sizes
+
+
+def test_a_batch_that_grows_the_cache_waits_for_nobody(model, monkeypatch):
+    """While a row is spoken, a larger batch takes other memory; afterwards it takes the graphs'."""
+    decoder = graphed(model, monkeypatch)
+    texts, codes, cond = rows(2)
+    alone = texts[:1], codes[:1], cond[:1]
+    wanted = decoded(Decoder(model), *alone)
+    with torch.inference_mode():
+        x, padding = decoder.prompt(alone[0], alone[2])
+        logits, cache = decoder.prefill(x, padding, codes.shape[1])
+        found = [logits]
+        for n, code in enumerate(codes[0]):
+            found.append(decoder.decode_one(code[None], n + 1, cache))
+            both = decoded(decoder, texts, codes, cond) if n == 3 else None
+            assert decoder.memory.rows == 1
+            if both is not None:
+                torch.testing.assert_close(both, decoded(Decoder(model), texts, codes, cond))
+        decoder.release(cache)
+    torch.testing.assert_close(torch.stack(found, dim=1), wanted)
+    decoded(decoder, texts, codes, cond)
+    assert decoder.memory.rows == 2
+
+
+def test_a_cache_that_was_dropped_or_failed_blocks_nobody(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    texts, codes, cond = rows(2)
+    with torch.inference_mode():
+        x, padding = decoder.prompt(texts, cond)
+        _, cache = decoder.prefill(x, padding, 3)
+        assert decoder.memory.in_use
+        del cache
+        assert not decoder.memory.in_use
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(decoder, "logits", out_of_memory)
+            decoder.prefill(x, padding, 3)
+    assert not decoder.memory.in_use
+    decoder.free_memory()
+    assert not decoder.memory.graphs_memory and not decoder.compiled.ready
+    torch.testing.assert_close(
+        decoded(decoder, texts, codes, cond), decoded(Decoder(model), texts, codes, cond)
+    )
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    assert decoder.rows_that_fit() is None
+    decoded(decoder, *rows(2))
+    row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
+    held_bytes = 2 * row_bytes  # by the idle cache, which a larger one replaces
+    gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
+    gpu |= {"memory_allocated": 50 * row_bytes - 38 * row_bytes}
+    gpu |= {"get_per_process_memory_fraction": 1.0}
+    for name, value in gpu.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
+    decoder.memory.device = torch.device("cuda:0")
+    assert held_bytes == decoder.memory.idle_bytes()
+    assert decoder.rows_that_fit() == int(0.8 * (60 + 38 + 2))
+    gpu = {"get_per_process_memory_fraction": 0.3}  # of 200 rows, 50 of which are taken
+    monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
+    assert decoder.rows_that_fit() == int(0.8 * (10 + 38 + 2))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 50 * row_bytes)
+    assert decoder.rows_that_fit() == 2  # that are there already
 
 
 def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
@@ -271,8 +368,12 @@ def test_where_the_compiler_fails_steps_run_without_it(one_layer, compiler):
     assert decoder.ran.startswith("fp32; not compiled: ") and decoder.ran.count("not") == 1
 
 
-def test_replayed_steps_say_the_same(model, monkeypatch):
-    decoder = graphed(model, monkeypatch)
+@pytest.mark.parametrize("bucket", [8, 16, 256])
+@pytest.mark.parametrize("kept", [False, True])
+def test_replayed_steps_say_the_same(model, bucket, kept, monkeypatch):
+    """Also where a text passes from graph to graph, each of more positions."""
+    monkeypatch.setattr("kit.inference.compiled.BUCKET", bucket)
+    decoder = graphed(model, monkeypatch, states=kept)
     texts, _, cond = rows(3)
     for _ in range(2):
         for same in (texts, texts[::-1], texts[:1]):
@@ -281,7 +382,33 @@ def test_replayed_steps_say_the_same(model, monkeypatch):
             ]
             found = generate(decoder, same, cond[: len(same)], GREEDY)
             assert [row.codes.tolist() for row in found] == wanted
-    assert [*decoder.warm_up_s] == [(4, 0), (1, 0)]  # filled up from 3 rows; once for each
+    made = [*decoder.warm_up_s]  # filled up from 3 rows; once for each
+    if bucket == 256:
+        assert made == [(4, decoder.max_positions), (1, decoder.max_positions)]
+    else:
+        assert {count for count, _ in made} == {4, 1} and len(made) == len(set(made)) > 4
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, count, monkeypatch):
+    monkeypatch.setattr("kit.inference.compiled.BUCKET", 4)
+    decoder = graphed(model, monkeypatch)
+    request = rows(count, codes=20)
+    torch.testing.assert_close(decoded(decoder, *request), decoded(Decoder(model), *request))
+    assert len(decoder.compiled.ready) > 4
+
+
+def test_buckets_of_positions(model):
+    decoder = Decoder(model)
+    steps = GraphedSteps(decoder, compiles=False)
+    decoder.max_positions = 1056  # XTTS-v2's
+    needed = [1, 256, 257, 512, 768, 769, 1056]
+    assert [steps.bucket(n) for n in needed] == [256, 256, 512, 512, 768, 1056, 1056]
+    decoder.max_positions = 304
+    assert {steps.bucket(n) for n in range(1, 305)} == {304}
+    steps.compiles = True  # each length would be compiled anew
+    decoder.max_positions = 1056
+    assert steps.bucket(1) == 1056
 
 
 def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
@@ -303,14 +430,12 @@ def test_who_speaks_beside_a_graph_spoils_no_step_of_it(model, monkeypatch):
                     torch.testing.assert_close(decoded(decoder, *other), alone[1 - first])
             decoder.release(cache)
         torch.testing.assert_close(torch.stack(found, dim=1), alone[first])
-        assert decoder.compiled.owns(cache) and decoder.memory.spare[1] is cache.memory, (
-            "the graph's own"
-        )
+        assert decoder.memory.owns(cache.layers)
     assert len(decoder.compiled.ready) == 1
 
 
 def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
-    def refuse(work):
+    def refuse(*_args):
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     decoder, (texts, _, cond) = graphed(model, monkeypatch, refuse), rows(3)
@@ -320,6 +445,46 @@ def test_where_nothing_can_be_captured_steps_run_one_by_one(model, monkeypatch):
     assert decoder.ran.endswith(
         "; no CUDA graph: CUDA error: operation not permitted when stream is capturing"
     )
+
+
+def test_where_triton_fails_plain_steps_are_captured(model, monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
+    settings = []
+
+    def fail(*_args, **_more):
+        settings.append(torch._inductor.config.max_autotune)
+        raise errors.OutOfResources(100_000, 65_536, "shared memory")  # no RuntimeError
+
+    decoder, (texts, _, cond) = graphed(model, monkeypatch), rows(3)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (7, 5))
+    decoder.compiled.compiles = True
+    decoder.compiled.tuned = fail
+    wanted = [row.codes.tolist() for row in generate(Decoder(model), texts, cond, GREEDY)]
+    for _ in range(2):
+        assert [r.codes.tolist() for r in generate(decoder, texts, cond, GREEDY)] == wanted
+    assert decoder.ran.startswith("fp32; not compiled: out of resource: shared memory")
+    assert decoder.compiled is not None and decoder.compiled.ready
+    assert settings == [False]  # no templates on Turing
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_capture_that_runs_out_of_memory_is_no_reason_to_speak_without_graphs(
+    model, compiles, monkeypatch
+):
+    def fail(*_args, **_more):
+        try:
+            out_of_memory()
+        finally:  # as `torch.cuda.graph` ends a capture
+            raise RuntimeError("CUDA error: operation failed due to a previous error")
+
+    decoder, (texts, codes, cond) = graphed(model, monkeypatch, fail), rows(2)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (8, 0))
+    decoder.compiled.tuned = decoder.one_step
+    decoder.compiled.compiles = compiles
+    with pytest.raises(torch.OutOfMemoryError):
+        decoded(decoder, texts, codes, cond)
+    assert decoder.compiled is not None and decoder.ran == "fp32"
+    assert decoder.compiled.compiles == compiles
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

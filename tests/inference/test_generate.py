@@ -5,8 +5,16 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import GPT, graphed, opinionated_model, random_rows, tiny_model
+from helpers import (
+    GPT,
+    graphed,
+    opinionated_model,
+    pretended_capture,
+    random_rows,
+    tiny_model,
+)
 
+from kit.base.notes import Note
 from kit.inference.decoder import DecodeError, Decoder, DecoderConfig
 from kit.inference.generate import (
     GenerationError,
@@ -310,6 +318,92 @@ def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
         generate(decoder, texts, cond, GREEDY)
     decoder.layers[0].c_attn.bias.copy_(loud)
     assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
+
+
+def short_of_memory(decoder, most: int, monkeypatch) -> list[int]:
+    """`decoder` as on a GPU that holds `most` rows; the batch sizes that it was asked for."""
+    asked = []
+    prefill = decoder.prefill
+
+    def checked(x, padding, longest):
+        asked.append(len(x))
+        if len(x) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.30 GiB")
+        return prefill(x, padding, longest)
+
+    monkeypatch.setattr(decoder, "prefill", checked)
+    return asked
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("config", [GREEDY, SAMPLED, MANY, GUIDED])
+def test_out_of_memory_the_batch_is_halved_and_spoken_again(model, graphs, config, monkeypatch):
+    decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
+    texts, cond = requests(6)
+    wanted = plain(generate(model, texts, cond, config))
+    asked = short_of_memory(decoder, 4, monkeypatch)
+    with pytest.warns(Note, match=r"Memory ran out with (6|24) texts at a time"):
+        assert plain(generate(decoder, texts, cond, config)) == wanted
+    assert max(asked) > 4 and asked[-1] <= 4
+    first = len(asked)
+    assert plain(generate(decoder, texts, cond, config)) == wanted
+    assert max(asked[first:]) <= 4  # it is remembered
+    decoder.tidy()
+    assert decoder.row_limit is None  # until what was to be spoken has been
+
+
+def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, monkeypatch):
+    decoder = graphed(model, monkeypatch)
+    texts, cond = requests(4)
+    wanted = plain(generate(model, texts, cond, GREEDY))
+
+    def capture(work, pool=None):
+        if decoder.memory.rows > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+        return pretended_capture(work, pool)
+
+    monkeypatch.setattr("kit.inference.compiled.captured", capture)
+    with pytest.warns(Note, match="4 texts at a time: now 2"):
+        assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
+    assert decoder.memory.rows == 2 and decoder.compiled is not None
+
+
+def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
+    decoder = Decoder(model)
+    texts, cond = requests(3)
+    asked = short_of_memory(decoder, 0, monkeypatch)
+    with (
+        pytest.warns(Note, match="now 1 at a time"),
+        pytest.raises(GenerationError, match=rf"{len(texts[0])} ids.*int8"),
+    ):
+        generate(decoder, texts, cond, GREEDY)
+    assert asked == [3, 1]
+
+
+def test_another_error_is_no_reason_to_speak_again(model, monkeypatch):
+    decoder = Decoder(model)
+
+    def fail(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(decoder, "prefill", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        generate(decoder, *requests(2), GREEDY)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("fit", [0, 1, 3, 5, 100])
+def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, monkeypatch):
+    decoder = graphed(model, monkeypatch) if graphs else Decoder(model)
+    texts, cond = requests(6)
+    asked = short_of_memory(decoder, 100, monkeypatch)
+    monkeypatch.setattr(decoder, "rows_that_fit", lambda: fit)
+    for config in (GREEDY, GUIDED):
+        wanted = plain(generate(model, texts, cond, config))
+        asked.clear()
+        assert plain(generate(decoder, texts, cond, config)) == wanted
+        least = 2 if config is GUIDED else 1  # rows of one text
+        assert max(asked) <= max(fit, least)
 
 
 def test_whoever_stops_listening_gives_the_cache_back(model):

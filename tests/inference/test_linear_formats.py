@@ -19,6 +19,7 @@ from kit.inference.linear_formats import (
     Plain,
     SplitByThread,
     WeightOnlyInt8,
+    default_format,
     has_bf16,
     has_fbgemm,
     int8,
@@ -303,3 +304,13 @@ def test_bytes_are_those_that_are_held():
     assert weight_bytes(decoder) == weight_bytes(model) - 4 * unused + counter
     layers = [*model.gpt.h.parameters(), *model.code_head.parameters()]
     assert linear_bytes(decoder) == sum(4 * p.numel() for p in layers)
+
+
+@pytest.mark.parametrize(
+    ("capability", "wanted"),
+    [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")],
+)
+def test_a_gpu_speaks_in_its_own_half_precision(monkeypatch, capability, wanted):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: capability)
+    assert default_format(CUDA) == wanted
+    assert default_format(CPU) == "fp32"

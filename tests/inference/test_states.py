@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import GPT, opinionated_model, random_rows
+from helpers import GPT, graphed, opinionated_model, random_rows
 from torch import Tensor
 
 from kit.base.compiler import compiler_available
-from kit.inference.compiled import GraphedSteps, GraphMemory
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import Spoken, generate
 from kit.inference.sampling import GenerateConfig
@@ -83,22 +82,8 @@ def test_a_row_read_again_has_the_states_of_that_reading(model):
     require_trained_states(model, texts, cond, found)
 
 
-def captured_pair(work):
-    """A CUDA graph as far as a CPU can have one: fixed inputs, fixed memory, replayed."""
-    made = tuple(tensor.clone() for tensor in work())
-
-    def replay() -> None:
-        for kept, new in zip(made, work()):
-            kept.copy_(new)
-
-    return replay, made
-
-
 def test_a_graphs_states_are_not_written_over(model, monkeypatch):
-    monkeypatch.setattr("kit.inference.compiled.captured", captured_pair)
-    decoder = Decoder(model, KEPT)
-    decoder.compiled = GraphedSteps(decoder, compiles=False)
-    decoder.memory = GraphMemory(decoder.compiled)
+    decoder = graphed(model, monkeypatch, states=True)
     texts, cond = requests(3)
     require_trained_states(model, texts, cond, generate(decoder, texts, cond, GREEDY))
 

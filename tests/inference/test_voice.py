@@ -181,6 +181,20 @@ def test_a_voice_in_another_format_leaves_the_first_alone(voice):
         voice.using("int9")
 
 
+def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        "kit.inference.voice.Decoder", lambda _model, config: configs.append(config)
+    )
+    monkeypatch.setattr("kit.inference.voice.default_format", lambda _device: "fp16")
+    voice.using()
+    voice.using("int8", compile=True)
+    voice.ready()  # of a model that is being trained: its weights change between two calls
+    assert [c.weights for c in configs] == ["fp16", "int8", "fp32"]
+    assert [c.graphs for c in configs] == [True, True, False]
+    assert [c.compile for c in configs] == [False, True, False]
+
+
 @pytest.mark.parametrize("text", ["!?…።", "🙂🙂", "ሰላም hello", "Привет"])
 def test_what_has_no_letters_of_the_voice_is_told(voice, text):
     with pytest.raises(TextError):
