@@ -302,7 +302,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     require_one_run(voice, files, AGAIN)
     require_card(voice, card, folder)
     voice.model.to(device)
-    return voice.using("int8" if card.weights == "int8" else "fp32")
+    return voice.using("int8" if card.weights == "int8" else "")
 
 
 def require_card(voice: Voice, card: Card, folder: Path) -> None:

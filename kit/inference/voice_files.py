@@ -22,7 +22,10 @@ from kit.text.tokenizer_kinds import load_tokenizer
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
-    """The voice in a run's folder, its GPT on `device`. VoiceError names what is missing."""
+    """The voice in a run's folder, ready on `device` in its default format (`Voice.using`).
+
+    VoiceError names what is missing.
+    """
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise VoiceError(
