@@ -224,14 +224,14 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
     held_bytes = 2 * row_bytes  # by the idle cache, which a larger one replaces
     gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
-    gpu |= {"memory_allocated": 50 * row_bytes - 38 * row_bytes}
+    gpu |= {"memory_allocated": 12 * row_bytes}
     gpu |= {"get_per_process_memory_fraction": 1.0}
     for name, value in gpu.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
     decoder.memory.device = torch.device("cuda:0")
     assert held_bytes == decoder.memory.idle_bytes()
     assert decoder.rows_that_fit() == int(0.8 * (60 + 38 + 2))
-    gpu = {"get_per_process_memory_fraction": 0.3}  # of 200 rows, 50 of which are taken
+    # Of 200 rows 60 are allowed, 50 of which are reserved.
     monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
     assert decoder.rows_that_fit() == int(0.8 * (10 + 38 + 2))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
