@@ -33,6 +33,8 @@ def process_as_it_was():
 
 @pytest.mark.parametrize("part", [part for part in check_gpu.PARTS if part != "tests"])
 def test_every_part_measures_what_it_is_for(part):
+    if part == "peer step":
+        pytest.importorskip("transformers", reason="only the GPU check's environments have it")
     rows = list(check_gpu.part_rows(part, SETTING))
     assert rows and all(row.keys() >= KEYS and row["part"] == part for row in rows)
     assert json.loads(json.dumps(rows)) and len({row["row"] for row in rows}) == len(rows)

@@ -16,13 +16,17 @@ import math
 import warnings
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
-import soundfile
 
-from kit.audio.container import Extent, open_sound
 from kit.base.notes import Note
 from kit.streams.file import special_file
+
+if TYPE_CHECKING:
+    from soundfile import SoundFile
+
+    from kit.audio.container import Extent
 
 FRAME_S = 0.02
 KEPT_SILENCE_S = 0.1  # before and after speech: more of it is neither learnt nor spoken
@@ -108,8 +112,13 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[soundfile.SoundFile, Extent]]:
+def _opened(path: str) -> Iterator[tuple["SoundFile", "Extent"]]:
     """The file, decodable and whole as far as its header tells; errors carry the path."""
+    # Imported here: training from codes on disk works without an audio library.
+    import soundfile
+
+    from kit.audio.container import open_sound
+
     try:
         kind = special_file(path)
         if kind:
@@ -127,7 +136,7 @@ def _plain(error: Exception) -> str:
     return getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
 
 
-def _samples(file: soundfile.SoundFile, told: Extent, path: str, dtype: str) -> np.ndarray:
+def _samples(file: "SoundFile", told: "Extent", path: str, dtype: str) -> np.ndarray:
     """All samples (L, C) of an open file: as many as its header tells, and finite."""
     wave = file.read(told.promised + 1, dtype=dtype, always_2d=True)
     if len(wave) == 0:

@@ -64,6 +64,8 @@ class PreparedSteps:
 class CompiledSteps(PreparedSteps):
     """Steps by torch.compile, on a CPU: for each batch size and number of threads."""
 
+    compiles = True
+
     def __init__(self, decoder):
         super().__init__(decoder)
         self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=True)

@@ -166,6 +166,11 @@ class Decoder(nn.Module):
         """Whether rows may leave the batch: a graph has its batch size."""
         return self.compiled is None
 
+    @property
+    def compiles(self) -> bool:
+        """Whether steps are compiled, anew for each batch size."""
+        return self.compiled is not None and self.compiled.compiles
+
     def step_eagerly(self, why: str) -> None:
         """Run steps one by one from here on; `ran` then says `why`."""
         self.ran += why
@@ -287,8 +292,8 @@ class Decoder(nn.Module):
 
     def free_memory(self) -> None:
         """Give back all memory that no text is using, after it ran out."""
-        self.memory.clear()
         gc.collect()
+        self.memory.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

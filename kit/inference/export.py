@@ -307,7 +307,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     for module in (voice.model, voice.codec, voice.reader):
         if module is not None:
             module.to(device)
-    return voice.using("int8" if card.weights == "int8" else "fp32")
+    return voice.using("int8" if card.weights == "int8" else "")
 
 
 def require_card(voice: Voice, card: Card, folder: Path) -> None:

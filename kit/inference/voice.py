@@ -212,6 +212,7 @@ class Voice:
     ) -> list[Speech]:
         """Every text in its speaker's voice, about `batch` readings of like length at a time.
 
+        On a GPU fewer, where its memory holds fewer.
         Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker, or
         texts and speakers that are not one to one.
         """

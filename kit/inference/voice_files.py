@@ -23,9 +23,9 @@ from kit.text.tokenizer_kinds import load_tokenizer
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
-    """The voice in a run's folder: GPT, codec and reader on `device`.
+    """The voice in a run's folder on `device`, in its default format (`Voice.using`).
 
-    VoiceError names what is missing.
+    Codec and reader are there, too. VoiceError names what is missing.
     """
     set_cuda_defaults()
     folder = Path(folder)

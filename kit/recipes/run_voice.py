@@ -66,7 +66,8 @@ class RunVoice:
         return voices_by_format(self.voice, self.config.formats, self.config.compiled)
 
     def speech(self, text: str, speaker: str, weights: str = "", reference: str = "") -> Speech:
-        """`text` said as the preset says, in the number format `weights`; empty: fp32.
+        """`text` said as the preset says, in the number format `weights`; empty: the default
+        of this device (`Voice.using`).
 
         `reference` is a recording of somebody: who speaks in it then speaks, in place of `speaker`.
         Raises TextError for what the voice cannot say, VoiceError for an unknown speaker or format,

@@ -1,6 +1,7 @@
 """The decode path: each step is the training path's, whatever the batch, positions or graph."""
 
 import copy
+import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -158,6 +159,7 @@ def test_one_cache_serves_graphs_of_every_batch_size(model, monkeypatch):
     old = [weakref.ref(flat) for flat in decoder.memory.graphs_memory]
     small = weakref.ref(next(iter(decoder.compiled.ready.values())))
     check(4)
+    gc.collect()  # a pretended graph is a cycle
     assert decoder.memory.rows == 4 and not decoder.memory.spare
     assert small() is None and not any(flat() is not None for flat in old)
     sizes = [flat.numel() for flat in decoder.memory.graphs_memory]
@@ -222,14 +224,14 @@ def test_rows_are_limited_by_the_free_memory_of_a_gpu(model, monkeypatch):
     row_bytes = GPT.layers * 2 * GPT.width * decoder.max_positions * 4
     held_bytes = 2 * row_bytes  # by the idle cache, which a larger one replaces
     gpu = {"mem_get_info": (60 * row_bytes, 200 * row_bytes), "memory_reserved": 50 * row_bytes}
-    gpu |= {"memory_allocated": 50 * row_bytes - 38 * row_bytes}
+    gpu |= {"memory_allocated": 12 * row_bytes}
     gpu |= {"get_per_process_memory_fraction": 1.0}
     for name, value in gpu.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda _device, value=value: value)
     decoder.memory.device = torch.device("cuda:0")
     assert held_bytes == decoder.memory.idle_bytes()
     assert decoder.rows_that_fit() == int(0.8 * (60 + 38 + 2))
-    gpu = {"get_per_process_memory_fraction": 0.3}  # of 200 rows, 50 of which are taken
+    # Of 200 rows 60 are allowed, 50 of which are reserved.
     monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda _device: 0.3)
     assert decoder.rows_that_fit() == int(0.8 * (10 + 38 + 2))
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (0, 0))
@@ -501,6 +503,24 @@ def test_cuda_graphs_say_what_steps_say_in_any_thread(weights):
             same = [float((a.codes == b.codes).float().mean()) for a, b in pairs]
             assert sum(same) / len(same) > (0.99 if weights == "fp32" else 0.8)
     assert not decoder.shrinks and "no" not in decoder.ran.split(";")[-1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_cuda_graphs_of_every_bucket_share_a_cache_that_grows(weights, monkeypatch):
+    monkeypatch.setattr("kit.inference.compiled.BUCKET", 16)
+    model = loud().cuda()
+    eager = Decoder(model, DecoderConfig(weights=weights))
+    decoder = Decoder(model, DecoderConfig(weights=weights, graphs=True))
+    for count in (1, 4, 2, 4):
+        texts, codes, cond = rows(count, codes=20)
+        request = texts, codes.cuda(), cond.cuda()
+        wanted = decoded(eager, *request)
+        difference = (decoded(decoder, *request) - wanted).abs().mean()
+        assert difference < (1e-3 if weights == "fp32" else 0.02) * wanted.std()
+    assert decoder.memory.rows == 4 and "no CUDA graph" not in decoder.ran
+    assert {count for count, _ in decoder.compiled.ready} == {4, 2}
+    assert len(decoder.compiled.ready) > 2
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
