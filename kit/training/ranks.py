@@ -228,8 +228,7 @@ def join_ranks(own_card: bool = True) -> Ranks:
     """This process's place among those that torchrun has started; alone where it has not.
 
     Each takes a GPU of its own where there are any, and raises ConfigError where there are too few:
-    unless `own_card` is False, for work that all but the main rank do on the CPU. Call it before
-    CUDA is used.
+    unless `own_card` is False, for work in which they may share one. Call it before CUDA is used.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
