@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from kit.base.compiler import keep_device_guard, will_compile
 from kit.base.config import require
+from kit.base.hardware import set_cuda_defaults
 from kit.base.weights_file import is_sound
 from kit.base.words import nearest
 from kit.inference.compiled import CompiledSteps, GraphedSteps
@@ -111,6 +112,7 @@ class Decoder(nn.Module):
         self, model: SpeechGPT, config: DecoderConfig = DecoderConfig(), traceable: bool = False
     ):
         super().__init__()
+        set_cuda_defaults()
         self.config = model.config
         self.device = model.final_norm.weight.device
         check_finite(model)

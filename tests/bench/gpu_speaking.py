@@ -315,6 +315,11 @@ def test_rows(setting: Setting) -> Iterator[dict]:
     command = [sys.executable, "-m", "pytest", *options, *files]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = ended.stdout.strip().splitlines() or [ended.stderr.strip()[-200:]]
+    missing = {line.split("'")[1] for line in lines if "ModuleNotFoundError: No module" in line}
+    if missing:
+        reason = f"No module named {', '.join(sorted(missing))}"
+        yield note_row("tests that need a GPU", reason, "failed")
+        return
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     more = {"status": "off" if ended.returncode else "ok", "note": lines[-1], "failed": failed}
     yield result("tests that need a GPU", ended.returncode, "exit code", "", 0, None, **more)
