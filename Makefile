@@ -27,7 +27,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks bench-scale \
+  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
   check-gpu gpu-page gpu-wheels test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -208,9 +208,6 @@ bench-infer: $(VENV)/.extra-bench-infer  ## speaking beside its peers: runs/benc
 
 bench-ranks: $(STAMP)  ## what torch.distributed costs one process: runs/bench/ranks.json
 	@$(BIN)/python tests/bench/bench_ranks.py $(ARGS)
-
-bench-scale: $(STAMP)  ## parts of a large training, for python -m kit scale: runs/bench/scale.json
-	@$(BIN)/python tests/bench/bench_scale.py $(ARGS)
 
 check-gpu: $(STAMP)  ## what only a GPU can show, in ten minutes: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)

@@ -70,10 +70,6 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.start import start, wait_patiently
 
     wait_patiently()
-    if not options.command.begins_run:
-        for result in options.command.results(options, options):
-            print_result(result, options.tables)
-        return 0
     from kit.base.config import ConfigError
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.orders import follow_main, next_order

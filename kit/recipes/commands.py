@@ -31,7 +31,6 @@ class Command:
     options: tuple[tuple[str, Callable, str, str], ...]
     shared: bool = False  # whether several processes, which torchrun starts, share its work
     own_card: bool = True  # whether each must have a GPU of its own
-    begins_run: bool = True  # else `steps` is given the options, to find what they name
 
     def add_to(self, commands) -> None:
         """Make it a subcommand, with the options that all commands have."""
@@ -151,16 +150,6 @@ def checklist_steps(run) -> Iterable:
     return [Checklist(run).result()]
 
 
-def scale_steps(asked, **options) -> Iterable:
-    """Of --run's settings, or a --preset's alone. Starts nothing: it reckons, and needs no GPU."""
-    from kit.recipes.scale import Scaling, Wanted
-    from kit.recipes.settings import parse_settings
-
-    settings = parse_settings(asked.set)
-    wanted = Wanted(run=asked.run, preset=asked.preset, use=asked.use, settings=settings)
-    return Scaling(wanted, **options).run()
-
-
 RECORDINGS = (
     ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
     ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
@@ -246,20 +235,4 @@ COMMANDS = (  # in the order in which they are used
         ),
     ),
     Command("checklist", checklist_steps, "what was checked, and what is to do", "", ()),
-    Command(
-        "scale",
-        scale_steps,
-        "what many GPUs would take, and what breaks first",
-        "--gpus 1 8 64",
-        (
-            ("hours", float, "H", "of speech (100,000)"),
-            ("gpus", int, "N...", "how many; several make a table (1 8 64)"),
-            ("card", str, "NAME", "t4, a100, h100 (h100)"),
-            ("network", str, "NAME", "between machines of 8: ib400, ib3200, eth25 (ib400)"),
-            ("disk", str, "NAME", "for checkpoints: nvme, volume, object (nvme)"),
-            ("clip_s", float, "S", "seconds of a recording (5)"),
-            ("write", Path, "FILE", "the whole page, with where each number is from (none)"),
-        ),
-        begins_run=False,
-    ),
 )

@@ -21,7 +21,6 @@ COMMANDS = (
     "speak",
     "benchmark",
     "checklist",
-    "scale",
 )
 NO_INSTALL = ("-o", ".venv/.installed-pypi", "-o", ".venv/.installed-cpu")
 
@@ -71,10 +70,8 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
         (("speak", "--speaker", "alma"), "--speaker, --weights and --out say how to say a --text"),
-        (("scale", "--card", "h10"), "There is no card `h10`. Did you mean `h100`?"),
-        (("scale", "--run", "nowhere"), "There is no run `nowhere` yet: begin it with"),
     ],
-    ids=["set", "licence", "run", "preset", "too early", "no text", "card", "no run"],
+    ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
 def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, terminal):
     code, _, err = terminal.run(*words)
