@@ -124,12 +124,9 @@ class Training(TrainingPlan):
         session = self.session
         found = []
         sentences = self.data.held_out_sentences(1)
-        if self.spread:
-            print("No samples and no attention maps: no process has the whole model at a step.")
-        else:
-            row = self.data.middle_row()
-            found.append(AttentionLog(lambda: session.state, row, self.attention_folder))
-        if sentences and not self.spread:
+        row = self.data.middle_row()
+        found.append(AttentionLog(lambda: session.state, row, self.attention_folder))
+        if sentences:
             speaking = sampling_of(run, candidates=1)
             voice = self.data.voice()
             folder = self.samples_folder

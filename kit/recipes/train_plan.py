@@ -25,7 +25,6 @@ from kit.recipes.training_gate import judge_itself, training_gate
 from kit.training.logs import read_log
 from kit.training.run import TrainSession
 from kit.training.settings import TrainConfig
-from kit.training.sharding import require_shardable
 from kit.training.switches import Applied, SpeedConfig, wants_few_shapes
 from kit.training.switches import switches as offered_switches
 from kit.training.torchrun import TorchrunRun
@@ -42,7 +41,6 @@ from kit.tuning.session_plan import (
     plan_session,
     shortened,
 )
-from kit.tuning.sharded_plan import choose_parallel, spread_verdict
 
 TRIAL_STEPS = 8
 
@@ -196,12 +194,7 @@ class TrainingPlan:
         rest, so the effective batch and the gradients stay as they are.
         """
         work = self.workload()
-        ranks = self.active.ranks
-        if ranks.several:
-            self.session.parallel = choose_parallel(work, ranks.world)
-        if self.spread:
-            return self.fits_together(work, ranks.world)
-        if not ranks.several and TorchrunRun(self.active.folder).main_rank is not None:
+        if not self.active.ranks.several and TorchrunRun(self.active.folder).main_rank is not None:
             return self.fits_already(work)
         verdict = preflight(work)
         lines = [str(verdict)]
@@ -210,8 +203,6 @@ class TrainingPlan:
             work = work.with_rows(verdict.micro_batch)
             self.data.with_passes_of(verdict.micro_batch)
             lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
-        if ranks.several:
-            lines.append(f"{ranks.world} processes, ddp: {self.session.parallel.reason}.")
         self.verdict = verdict
         self.session.check = partial(check_again, work, verdict)
         self.session.validation = self.held_out()
@@ -225,20 +216,6 @@ class TrainingPlan:
             title=f"{work.hw.name}, fullest at {planned.fullest}",
         )
         return Result(line="\n".join(lines), pictures=(picture,))
-
-    @property
-    def spread(self) -> bool:
-        """Whether the processes that train together have shares of the weights."""
-        return self.session.parallel.value == "fsdp"
-
-    def fits_together(self, work: Workload, world: int) -> Result:
-        """As `fits`, from the plan alone, for `world` processes with shares of the weights."""
-        require_shardable(self.session.config, self.session.finetuning)
-        self.verdict = spread_verdict(work, world)
-        self.data.with_passes_of(self.verdict.micro_batch)
-        self.session.validation = self.held_out()
-        reason = self.session.parallel.reason
-        return Result(line=f"{self.verdict}\n{world} processes, fsdp: {reason}.")
 
     def fits_already(self, work: Workload) -> Result:
         """As `fits`, from the plan alone: processes that train the run have the memory by now."""
@@ -310,8 +287,6 @@ class TrainingPlan:
         self.fits()
         run = self.active
         session = self.session
-        if self.spread and not self.rows_before:
-            return Result(line="How long it takes its first steps will say: none could be tried.")
         session.config, line = shortened(
             session.config,
             self.plan().per_step_s,

@@ -7,7 +7,6 @@ from it, and trains along to its end.
 import dataclasses
 from threading import Event
 
-from kit.base.hardware import Choice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.train_plan import TrainingPlan
 from kit.training.ranks import Ranks
@@ -22,7 +21,6 @@ class TrainOrder:
     config: TrainConfig
     values: dict  # switches and numbers, as `TrainSession.run` takes them
     micro_batch: int  # rows of a pass that were found to fit
-    parallel: Choice  # "ddp" or "fsdp"
     asks_gate: bool  # whether the main rank hears the voice now and then
 
     def follow(self, ranks: Ranks) -> None:
@@ -31,7 +29,6 @@ class TrainOrder:
         session = plan.session
         plan.data.with_passes_of(self.micro_batch)
         session.config = self.config
-        session.parallel = self.parallel
         session.validation = plan.held_out()
         session.gate = _not_asked if self.asks_gate else None
         for _ in session.run(self.values, Event()):
@@ -45,7 +42,6 @@ def train_order(plan: TrainingPlan, values: dict) -> TrainOrder:
         config=plan.session.config,
         values=values,
         micro_batch=plan.data.config.micro_batch,
-        parallel=plan.session.parallel,
         asks_gate=plan.session.gate is not None,
     )
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from kit.training.sharding import share_of
-
 # Steps between two moves of an average that is kept away from the model. What it averages is 3.5
 # steps newer then: of its distance from the weights 3 % at step 1,000, as the decay still warms up,
 # and in the end 0.35 % with a decay of 0.999.
@@ -99,4 +97,4 @@ class EMA:
         self.updates = int(state["updates"])
         self.kept = 1.0
         for name, shadow in self.shadow.items():
-            shadow.copy_(share_of(state[name], shadow))
+            shadow.copy_(state[name])

@@ -27,7 +27,6 @@ from kit.training import checkpoint
 from kit.training.ranks import ALONE, Ranks
 from kit.training.recovery import cut, release_memory
 from kit.training.settings import Diverged, StepEvent, TrainError
-from kit.training.sharding import is_sharded, levelled, whole
 from kit.training.state import TrainState
 
 
@@ -58,8 +57,7 @@ def train(
         lr = state.set_rates()
         state.set_phase()
         loss = accumulate(state, batch)
-        if not is_sharded(state.model):  # FSDP has summed them, pass by pass
-            ranks.sum_gradients(state.trainable.parameters.values())
+        ranks.sum_gradients(state.trainable.parameters.values())
         loss, norm = clip(state, loss)
         loss, tokens = ranks.sums(loss, batch.tokens)
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -130,8 +128,6 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> Tensor:
             failed = compiler_error(error) if compiled and not oom else ""
             if not oom and not failed:
                 raise
-            if is_sharded(state.model):  # the other ranks are in the midst of this very pass
-                raise alone_out_of_memory(state, batch) from error
         # Out of the handler the error lets go of the activations it holds.
         if not state.ranks.any(oom or bool(failed)):
             return loss
@@ -157,7 +153,7 @@ def forward_backward(state: TrainState, batch: EffectiveBatch) -> Tensor:
     totals = state.ranks.sums(batch.text_targets, batch.code_targets)
     guide = state.guide_weight
     loss = torch.zeros((), device=state.hw.device)
-    for micro in levelled(state.model, cut(batch, state.micro_rows), state.ranks):
+    for micro in cut(batch, state.micro_rows):
         text_width = longest_text_tokens(state.model.config, micro) if guide else 0
         with autocast(state.hw.device, state.applied.precision):
             sums = state.model(micro.to(state.hw.device), text_width)
@@ -189,17 +185,6 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
     )
 
 
-def alone_out_of_memory(state: TrainState, batch: EffectiveBatch) -> TrainError:
-    """What to do where ranks take every pass together, so that none can do it again alone."""
-    rows = max((len(micro.tokens) for micro in cut(batch, state.micro_rows)), default=0)
-    return TrainError(
-        f"Out of memory on rank {state.ranks.rank} in a pass of {rows} rows, with the weights "
-        "spread over all (speed.parallel: fsdp). Give a pass fewer rows (data.micro_batch), turn "
-        "gradient_checkpointing on, or take more GPUs; then run again: it goes on from the last "
-        "checkpoint."
-    )
-
-
 def clip(state: TrainState, loss: Tensor) -> tuple[float, float]:
     """Scale the gradients down to the clipping norm; returns `loss` and the norm they had.
 
@@ -208,7 +193,7 @@ def clip(state: TrainState, loss: Tensor) -> tuple[float, float]:
     for optimizer in state.optimizers:
         state.scaler.unscale_(optimizer)
     params = [p for p in state.model.parameters() if p.grad is not None]
-    total = whole(nn.utils.get_total_norm([p.grad for p in params]))
+    total = nn.utils.get_total_norm([p.grad for p in params])
     loss, norm = torch.stack((loss, total)).tolist()
     limit, note = state.adaptation.clip_norm(state.config, norm)
     if norm > limit:
@@ -276,7 +261,7 @@ def validation_loss(
     """
     sums = torch.zeros(2)
     passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
-    for micro in levelled(model, passes, ranks):
+    for micro in passes:
         with autocast(device, precision):
             sums += torch.stack(model(micro.to(device))).cpu()
     text = sum(batch.text_targets for batch in batches)

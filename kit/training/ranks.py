@@ -216,14 +216,6 @@ class SeveralRanks(Ranks):
         return RankLost(f"Another of the {self.world} {ANOTHER_ENDED}, or cannot be reached.")
 
 
-def is_lost_connection(error: BaseException) -> bool:
-    """Whether `error` is what gloo or NCCL raise where another process has ended."""
-    if isinstance(error, dist.DistError):
-        return True
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-
-
 def join_ranks(own_card: bool = True) -> Ranks:
     """This process's place among those that torchrun has started; alone where it has not.
 

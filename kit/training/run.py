@@ -21,13 +21,14 @@ import torch
 
 from kit.base.config import build
 from kit.base.files import write_atomic
-from kit.base.hardware import Choice, Hardware, is_oom, reset_peak_memory
+from kit.base.hardware import Hardware, is_oom, reset_peak_memory
 from kit.base.lock import Lock, held
 from kit.base.notes import Note
 from kit.base.weights_file import checksum
 from kit.base.words import brief
 from kit.model.adapters_file import ADAPTERS, save_adapters
 from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.model.weights import WEIGHTS, save_model
 from kit.training import checkpoint
@@ -35,9 +36,8 @@ from kit.training.checkpoint import CheckpointError
 from kit.training.logs import jsonl_log
 from kit.training.loop import checkpointer, listen, train, validation_loss
 from kit.training.prefetch import prefetch_if_on
-from kit.training.ranks import ALONE, RankLost, Ranks, is_lost_connection, require_same, seed_rank
+from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
 from kit.training.settings import Diverged, StepEvent, TrainConfig, TrainError
-from kit.training.sharding import REPLICAS
 from kit.training.state import TrainState
 from kit.training.switches import Applied, SpeedConfig
 from kit.training.trainable import FULL, Base, Finetuning
@@ -63,7 +63,6 @@ class TrainSession:
     state: TrainState | None = None  # of the latest run
     lock: Lock | None = None  # held while it runs: one process trains a run, or one group of ranks
     ranks: Ranks = ALONE  # that train together, each with a session of its own
-    parallel: Choice = REPLICAS  # how they do: "ddp" or "fsdp"
 
     @property
     def log_path(self) -> Path:
@@ -106,11 +105,6 @@ class TrainSession:
                 yield from self._run(dict(values), stop)
             except RankLost as error:
                 raise TrainError(f"{error} {self._left()}") from error
-            except RuntimeError as error:
-                if not (self.ranks.several and is_lost_connection(error)):
-                    raise
-                # What FSDP sends goes past `Ranks`.
-                raise TrainError(f"{self.ranks.lose()} {self._left()}") from error
 
     def _left(self) -> str:
         """What a run that lost one of its processes has kept, and how to go on."""
@@ -134,9 +128,7 @@ class TrainSession:
         if finetuning.adapters and finetuning.base is None:
             base = Base(config=model.config, sha256=checksum(model.state_dict()))
             finetuning = dataclasses.replace(finetuning, base=base)
-        self.state = TrainState(
-            model, config, speed, self.hw, finetuning, self.ranks, self.parallel
-        )
+        self.state = TrainState(model, config, speed, self.hw, finetuning, self.ranks)
         seed_rank(self.ranks, config.seed, 0)
         resumed = self._resume()
         require_same(self.ranks, "precision", self.state.applied.precision)
@@ -176,7 +168,7 @@ class TrainSession:
             )
 
         def gate() -> dict:
-            whole = state.whole_model()
+            whole = merged(state.model)
             return self.ranks.from_main(lambda: self.gate(whole))
 
         # Several ranks stop together, at the top of the loop, and then save: see `_run`.
@@ -279,7 +271,7 @@ class TrainSession:
         """The plain model; beside it, where adapters were trained, these alone."""
         state = self.state
         path = self.folder / WEIGHTS[name]
-        model = state.whole_model()
+        model = merged(state.model)
         if not self.ranks.is_main:
             return
         save_model(model, path, trained_with=self.trained_with)

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from kit.base.config import build
 from kit.base.gradients import loss_scaler
-from kit.base.hardware import DTYPES, Choice, Hardware
+from kit.base.hardware import DTYPES, Hardware
 from kit.base.words import brief, in_gib
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.lora import merged
 from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
 from kit.training.adam8bit import converted, moment_shape, moments_of
@@ -30,19 +29,7 @@ from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
 from kit.training.recovery import usable_bytes
 from kit.training.settings import CHECKPOINTS, TrainConfig, TrainError
-from kit.training.sharding import (
-    REPLICAS,
-    gathered,
-    gathered_model,
-    is_sharded,
-    lost_with_shares,
-    parallel_ran,
-    refused_switches,
-    require_shardable,
-    shard,
-    share_of,
-)
-from kit.training.switches import Applied, SpeedConfig, apply, compile_layers
+from kit.training.switches import Applied, Ran, SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
 
@@ -73,25 +60,26 @@ class TrainState:
         hw: Hardware,
         finetuning: Finetuning = FULL,
         ranks: Ranks = ALONE,
-        parallel: Choice = REPLICAS,
     ):
         finetuning.require_steps(config.steps)
         self.ranks = ranks  # that take every step together
-        refused = {}
-        if parallel.value == "fsdp":
-            require_shardable(config, finetuning)
-            refused = refused_switches(hw)
-            shard(model, hw.device, ranks.world)
         self.model = model.to(hw.device)
         self.finetuning = finetuning
         self.trainable = Trainable(model, finetuning)
         self.config = config
         self.speed = speed
         self.hw = hw
-        self.applied: Applied = apply(model, speed, hw, refused)
+        self.applied: Applied = apply(model, speed, hw)
         if ranks.several:
-            row = parallel_ran(speed.parallel, parallel, ranks.world)
-            self.applied = self.applied.beside(row, *lost_with_shares(model, config.guide))
+            row = Ran(
+                name="parallel",
+                label="Several processes",
+                asked=True,
+                on=True,
+                ran=f"{ranks.world} of them",
+                reason="gradients are summed over the processes after the passes of a step",
+            )
+            self.applied = self.applied.beside(row)
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
             round_frozen(model, DTYPES[precision], finetuning.base.weights)
@@ -130,7 +118,7 @@ class TrainState:
         A trunk without a list of layers has no head that could be shown anything; one whose
         weights are spread has them together only while a layer computes.
         """
-        if not hasattr(self.model.gpt, "h") or is_sharded(self.model):
+        if not hasattr(self.model.gpt, "h"):
             return 0.0
         return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
 
@@ -147,15 +135,6 @@ class TrainState:
         self.model.gpt.run_layer = run_layer
         self.applied = self.applied.without("compile", why)
         self.notes.append(f"torch.compile is off from here, it failed: {why}")
-
-    def whole_model(self) -> SpeechGPT | None:
-        """The plain model with the weights that train now; all ranks ask for it together.
-
-        Where they are spread, a copy on the main rank, and None on the others.
-        """
-        if is_sharded(self.model):
-            return gathered_model(self.model, self.ranks, self.hw.device)
-        return merged(self.model)
 
     def averaged(self):
         """The context in which the model holds its averaged weights, if there are any."""
@@ -192,14 +171,7 @@ class TrainState:
         return 0 < self.config.end_patience <= self.best.waited
 
     def tree(self) -> dict:
-        """Everything a checkpoint must hold; all ranks ask for it together.
-
-        Where weights are spread, the main rank has them whole, and the others nothing.
-        """
-        tree = self._tree()
-        return gathered(tree, self.ranks) if is_sharded(self.model) else tree
-
-    def _tree(self) -> dict:
+        """Everything a checkpoint must hold; all ranks ask for it together."""
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
@@ -299,8 +271,6 @@ class TrainState:
             moments, note = converted(moments, optimizer)
             if note:
                 self.notes.append(note)
-            if is_sharded(self.model):
-                moments = spread_moments(moments, optimizer)
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
@@ -428,17 +398,7 @@ def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
 @torch.no_grad()
 def restore_weights(parameters: dict[str, nn.Parameter], weights: dict) -> None:
     for name, parameter in parameters.items():
-        parameter.copy_(share_of(weights[name], parameter))
-
-
-def spread_moments(moments: dict[int, dict], optimizer: torch.optim.Optimizer) -> dict[int, dict]:
-    """Whole moments by parameter number as this rank's shares of them."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    found = {}
-    for number, tensors in moments.items():
-        like = parameters[number]
-        found[number] = {name: share_of(value, like) for name, value in tensors.items()}
-    return found
+        parameter.copy_(weights[name])
 
 
 def config_differences(saved: dict, config: GPTConfig) -> str:

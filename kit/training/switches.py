@@ -45,13 +45,8 @@ class SpeedConfig:
     recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
     ema: bool = False  # keep averaged weights beside the trained ones
     ema_offload: bool = False  # ... in the CPU's memory
-    # Of several processes: "ddp", a whole model in each; "fsdp", its weights spread over them;
-    # "auto": what the memory plan says.
-    parallel: str = "auto"
 
     def __post_init__(self):
-        known = self.parallel in ("auto", "ddp", "fsdp")
-        require(known, self, "parallel", "choose auto, ddp or fsdp.")
         require(self.recompute_every > 0, self, "recompute_every", "1 is every layer, 2 each 2nd.")
         require_within(self, 1, 1e6, "recompute_every")
 

@@ -27,7 +27,7 @@ from gpu_setting import (
 from rows import result
 
 from kit.base.files import write_atomic
-from kit.base.hardware import Choice, detect
+from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import join_ranks
@@ -38,7 +38,6 @@ from kit.tuning.ab_test import Task
 
 WORLD = 2
 STEPS = 12
-WAYS = ("ddp", "fsdp")
 
 
 def task_of(setting: Setting) -> Task:
@@ -48,7 +47,7 @@ def task_of(setting: Setting) -> Task:
 
 
 def ranks_rows(setting: Setting) -> Iterator[dict]:
-    """Whole models on two GPUs, then weights spread over both, beside one GPU."""
+    """The losses and speed of two GPUs that train one model, beside one GPU."""
     if not setting.pretended and torch.cuda.device_count() < WORLD:
         yield note_row("two GPUs beside one", "this machine has one GPU")
         return
@@ -65,12 +64,11 @@ def ranks_rows(setting: Setting) -> Iterator[dict]:
             [sys.executable, "-m", "torch.distributed.run", *called], env=environment, check=True
         )
         found = json.loads(path.read_text(encoding="utf-8"))
-    for way in WAYS:
-        row = f"two processes, {way}, {found[way]['backend']}: difference of the losses"
-        yield limit_row(row, relative_difference(found[way]["losses"], wanted), "share", 1e-4)
-        took_s = found[way]["seconds"]
-        row = f"two processes, {way}: {STEPS - 1} steps"
-        yield result(row, took_s, "s", "one process", alone_s, alone_s / took_s)
+    row = f"two processes, {found['backend']}: difference of the losses"
+    yield limit_row(row, relative_difference(found["losses"], wanted), "share", 1e-4)
+    took_s = found["seconds"]
+    row = f"two processes: {STEPS - 1} steps"
+    yield result(row, took_s, "s", "one process", alone_s, alone_s / took_s)
 
 
 def timed_losses(state: TrainState, batches: list) -> tuple[list[float], float]:
@@ -90,27 +88,19 @@ def share(batch: EffectiveBatch, rank: int) -> EffectiveBatch:
 
 
 def main(path: Path) -> None:
-    """One of the processes: trains in every way; the main one leaves what it found in `path`."""
+    """One of the processes; the main one writes losses and seconds to `path`."""
     ranks = join_ranks()
     setting = Setting(hw=detect())
     task = task_of(setting)
     batches = [share(batch, ranks.rank) for batch in some_batches(task, STEPS)]
-    found = {}
-    for way in WAYS:
-        torch.manual_seed(0)
-        with torch.device(task.hw.device):
-            model = SpeechGPT(task.model)
-        parallel = Choice(value=way, reason="a check")
-        on = SpeedConfig(sdpa=True)
-        state = TrainState(model, task.train, on, task.hw, ranks=ranks, parallel=parallel)
-        curve, took_s = timed_losses(state, batches)
-        found[way] = {
-            "losses": curve,
-            "seconds": took_s,
-            "backend": "nccl" if task.hw.device == "cuda" else "gloo",
-        }
+    torch.manual_seed(0)
+    with torch.device(task.hw.device):
+        model = SpeechGPT(task.model)
+    state = TrainState(model, task.train, SpeedConfig(sdpa=True), task.hw, ranks=ranks)
+    curve, took_s = timed_losses(state, batches)
+    backend = "nccl" if task.hw.device == "cuda" else "gloo"
     if ranks.is_main:
-        write_atomic(path, json.dumps(found))
+        write_atomic(path, json.dumps({"losses": curve, "seconds": took_s, "backend": backend}))
     ranks.leave()
 
 

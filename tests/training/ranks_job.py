@@ -14,14 +14,11 @@ from threading import Event
 
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, pack, random_rows
-from torch.distributed.tensor import Shard, distribute_tensor
 
-from kit.base.hardware import Choice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import ALONE, Ranks, join_ranks
 from kit.training.run import TrainSession
-from kit.training.sharding import REPLICAS, gathered, is_sharded, whole
 
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
@@ -40,15 +37,7 @@ RUNS = {  # settings, dropout
     "begun alone": (SHORT, 0.0),
     "begun together": (SHORT, 0.0),
     "killed": (BUSY, 0.1),
-    "spread and killed": (BUSY, 0.1),
-    "spread": (LONG, 0.0),
-    "spread whole": (SHORT, 0.1),
-    "spread and stopped": (SHORT, 0.1),
-    "spread and begun": (SHORT, 0.0),
-    "replicas, then spread": (SHORT, 0.0),
 }
-SHAPES = ((1, 3), (5, 2, 3), (7,))  # whose rows two processes cannot halve
-SPREAD = Choice(value="fsdp", reason="a test")
 
 
 def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
@@ -76,7 +65,6 @@ def session(folder: Path, name: str, ranks: Ranks = ALONE) -> TrainSession:
         validation=held_out,
         gate=hears if ranks.is_main else never,
         ranks=ranks,
-        parallel=SPREAD if "spread" in name and ranks.several else REPLICAS,
     )
 
 
@@ -112,19 +100,6 @@ def run_out_of_memory_on_rank_1(ranks: Ranks) -> None:
     SpeechGPT.forward = poor_forward
 
 
-def require_gathered_whole(model: SpeechGPT, ranks: Ranks) -> None:
-    """What is gathered together is what PyTorch gathers one by one, also of uneven shares."""
-    mesh = model.code_head.weight.device_mesh
-    spread = {n: distribute_tensor(torch.randn(n, *rest), mesh, [Shard(0)]) for n, *rest in SHAPES}
-    own = {"model": dict(model.state_dict()), "spread": {str(n): t for n, t in spread.items()}}
-    found = gathered(own, ranks)
-    for part, tensors in own.items():
-        for name, tensor in tensors.items():
-            wanted = whole(tensor)
-            assert not ranks.is_main or torch.equal(found[part][name], wanted), name
-            assert ranks.is_main or found[part][name] is None, name
-
-
 def main(folder: str, *names: str) -> None:
     ranks = join_ranks()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which may come before the words
@@ -132,20 +107,15 @@ def main(folder: str, *names: str) -> None:
     Path(folder, f"pid-{ranks.rank}").write_text(str(os.getpid()))
     for name in names:
         run = session(Path(folder), name, ranks)
-        if name == "replicas, then spread":
-            run.parallel = REPLICAS
-        if name in ("stopped", "spread and stopped", "replicas, then spread"):
+        if name == "stopped":
             train(run, stop_at=5)
             run = session(Path(folder), name, ranks)
-        if name in ("begun together", "spread and begun"):
+        if name == "begun together":
             train(run, stop_at=5)
             continue
         if name == "out of memory":
             run_out_of_memory_on_rank_1(ranks)
         train(run)
-        assert is_sharded(run.state.model) == ("spread" in name)
-        if name == "spread":
-            require_gathered_whole(run.state.model, ranks)
     ranks.leave()
 
 
