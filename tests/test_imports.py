@@ -140,16 +140,3 @@ def test_importing_changes_nothing():
     *said, changed = done.stdout.splitlines()
     assert not said, f"importing kit/ prints: {said}"
     assert json.loads(changed) == {}, "nothing may happen at import; move it into a function"
-
-
-def test_no_public_name_means_two_things():
-    """Languages answer to the same names on purpose: one is taken for another."""
-    found = {}
-    for path in FILES:
-        if "languages" in path.parts:
-            continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            named = isinstance(node, (ast.FunctionDef, ast.ClassDef))
-            if named and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
