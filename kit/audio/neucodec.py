@@ -90,7 +90,7 @@ class NeuCodec(nn.Module, Codec):
         return read_ears(folder, self.config).to(self.device)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "NeuCodec":
-        """As `nn.Module._apply`, by which `to` works: the half that hears moves along."""
+        """As `nn.Module._apply`, by which `to` works: the encoder moves along."""
         if "ears" in vars(self):  # it has been read
             self.ears._apply(fn, recurse)
         return super()._apply(fn, recurse)

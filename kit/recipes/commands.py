@@ -21,7 +21,7 @@ class Command:
     """`steps(run, **given options)` gives the recipe's results; its docstring says what they leave.
 
     An option is the recipe's own argument: its name, the type of its value, how that is called, and
-    what it does. A name that ends in "..." takes several values.
+    what it does.
     """
 
     name: str
@@ -44,9 +44,7 @@ class Command:
         add_shared(own)
         for name, kind, metavar, help in self.options:
             flag = "--" + name.replace("_", "-")
-            several = {"nargs": "+"} if metavar.endswith("...") else {}
-            metavar = metavar.removesuffix("...")
-            own.add_argument(flag, type=kind, metavar=metavar, help=help, **several)
+            own.add_argument(flag, type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """The steps, with those of the recipe's own options that were given."""

@@ -2,7 +2,7 @@
 
 The main rank takes every step; where clips are measured, heard, cut or encoded, or texts made ids
 of, it hands out a job a rank and does its own. Networks it trains while the others wait: they are
-small. What a rank has done it leaves in files, so a killed preparation goes on from them. Where
+small. What a rank has done it leaves in files, so a killed preparation resumes from them. Where
 there are GPUs every rank encodes and listens on one; ranks share them where they are fewer.
 """
 

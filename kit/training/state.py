@@ -115,8 +115,7 @@ class TrainState:
     def guide_weight(self) -> float:
         """What guided attention weighs in the coming step: less and less, then nothing.
 
-        A trunk without a list of layers has no head that could be shown anything; one whose
-        weights are spread has them together only while a layer computes.
+        A trunk without a list of layers has no head that could be shown anything.
         """
         if not hasattr(self.model.gpt, "h"):
             return 0.0

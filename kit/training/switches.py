@@ -97,10 +97,9 @@ class Applied:
         ]
         return dataclasses.replace(self, switches=tuple(rows))
 
-    def beside(self, row: Ran, *notes: str) -> "Applied":
-        """The same with one more row, and more notes."""
-        switches = (*self.switches, row)
-        return dataclasses.replace(self, switches=switches, notes=(*self.notes, *notes))
+    def beside(self, row: Ran) -> "Applied":
+        """The same with one more row."""
+        return dataclasses.replace(self, switches=(*self.switches, row))
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
@@ -197,12 +196,8 @@ def _tf32(hw: Hardware) -> tuple[bool, str]:
     return has, f"{known} {'has' if has else 'is below 8.0 and lacks'} it"
 
 
-def apply(
-    model: SpeechGPT, config: SpeedConfig, hw: Hardware, refused: dict[str, str] | None = None
-) -> Applied:
+def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
     """Set `model` and this process up as `config` asks; a switch this device lacks is noted.
-
-    So are those that are `refused`, with the reason given for each.
 
     What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
     has no list of layers `h` trains on without the switches that are set on layers.
@@ -210,8 +205,6 @@ def apply(
     offered = switches(config, hw, model.config)
     if not hasattr(model.gpt, "h"):
         offered = [_without_layers(s) if s.name in OF_LAYERS else s for s in offered]
-    for name, why in (refused or {}).items():
-        offered = [_refused(s, why) if s.name == name else s for s in offered]
     if any(s.on for s in offered if s.name == "adamw_8bit"):
         offered = [_in_its_place(s) if s.name == "fused_adamw" else s for s in offered]
     on = {s.name: s.on for s in offered}
@@ -243,10 +236,6 @@ def _ran(switch: Switch, asked: bool, runs: str) -> Ran:
 
 def _without_layers(switch: Switch) -> Switch:
     why = "this model's trunk has no list of layers `h`; it trains on without"
-    return dataclasses.replace(switch, on=False, available=False, reason=why)
-
-
-def _refused(switch: Switch, why: str) -> Switch:
     return dataclasses.replace(switch, on=False, available=False, reason=why)
 
 

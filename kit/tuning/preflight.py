@@ -7,7 +7,6 @@ the rest, so the effective batch and the gradients stay. Knows plan, loop and de
 """
 
 import dataclasses
-import gc
 import itertools
 import json
 import tempfile
@@ -27,6 +26,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.adam8bit import eight_bit_adamw
 from kit.training.loop import clip, forward_backward, update
+from kit.training.recovery import release_memory
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
@@ -299,7 +299,7 @@ def trial_peak(work: Workload) -> PeakMemory | None:
             raise
     # Out of the handler the error frees what the step held. The run begins with an empty cache,
     # as the trial did.
-    release(work.hw.device)
+    release_memory(work.hw.device)
     return peak
 
 
@@ -336,7 +336,7 @@ def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
     On a CPU only what `step` itself allocates counts, so it must make its own model.
     """
     if device == "cuda":
-        release(device)
+        release_memory(device)
         torch.cuda.reset_peak_memory_stats()
         step()
         return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
@@ -350,10 +350,3 @@ def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
     changes = [(e["ts"], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
     totals = itertools.accumulate(size for _, size in sorted(changes, key=lambda c: c[0]))
     return PeakMemory(max(totals), None)
-
-
-def release(device: str) -> None:
-    """Give back what nobody holds any more."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()

@@ -36,11 +36,10 @@ from gpu_setting import Setting, note_row
 from rows import table
 
 from kit.base.files import write_atomic
-from kit.base.hardware import detect, set_cuda_defaults
+from kit.base.hardware import allow_expandable_segments, detect, set_cuda_defaults
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOOK_S = 0.5  # between two looks at what the parts have measured
-EXPANDABLE = "PYTORCH_ALLOC_CONF"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,8 +120,8 @@ def run_part(part: str, setting: Setting, path: Path) -> None:
 
 def start_part(part: str, path: Path) -> subprocess.Popen:
     environment = dict(os.environ)
-    if EXPANDABLE not in environment and "win" not in sys.platform:
-        environment[EXPANDABLE] = f"expandable_segments:{part != 'memory, fixed segments'}"
+    if part == "memory, fixed segments":
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
     command = [sys.executable, __file__, "--part", part, "--rows", str(path)]
     return subprocess.Popen(command, env=environment)
 
@@ -272,6 +271,7 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    allow_expandable_segments()
     setting = Setting(hw=detect())
     if setting.pretended:
         setting = Setting(hw=setting.hw, **PRETENDED)

@@ -19,11 +19,11 @@ from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.loop import train
+from kit.training.recovery import release_memory
 from kit.training.settings import StepEvent, TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.tuning.ab_test import Task, make_batches, some_rows
-from kit.tuning.preflight import release
 
 TRAIN = TrainConfig(steps=100_000, val_every=100_000, lr=3e-4, warmup_steps=2)
 XTTS = GPTConfig(
@@ -97,7 +97,7 @@ class Setting:
 
 def new_state(task: Task, precision: str = "fp32", **switches: bool) -> TrainState:
     """A run at its first step, always from the same weights, in a `precision` of our choice."""
-    release(task.hw.device)
+    release_memory(task.hw.device)
     torch.manual_seed(0)
     with torch.device(task.hw.device):
         model = SpeechGPT(task.model)

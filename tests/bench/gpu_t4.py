@@ -23,7 +23,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.config import build, load_preset
-from kit.base.hardware import hush_profiler
+from kit.base.hardware import hush_profiler, reset_peak_memory
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
@@ -79,8 +79,7 @@ def run(cache: CodeCache, precision: str, setting: Setting) -> tuple[list[StepEv
     batches = CodeStream(cache, "train", task.data, partial(collate, task.model))
     batches = iter(batches) if setting.pretended else prefetched(map(pin, batches))
     steps = setting.steps if setting.pretended else STEPS
-    if not setting.pretended:
-        torch.cuda.reset_peak_memory_stats()
+    reset_peak_memory(setting.hw.device)
     training = train(state, batches)
     events = list(itertools.islice(training, steps))
     more = {"scale": state.scaler.get_scale()}

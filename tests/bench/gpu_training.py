@@ -37,6 +37,7 @@ from kit.base.hardware import (
     autocast,
     choose_preset,
     hush_profiler,
+    reset_peak_memory,
 )
 from kit.batches.batching import DataConfig
 from kit.model.gpt import Attention
@@ -45,6 +46,7 @@ from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.loop import train
 from kit.training.prefetch import prefetched
+from kit.training.recovery import release_memory
 from kit.training.settings import TrainConfig
 from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
@@ -59,7 +61,7 @@ from kit.tuning.ab_test import (
     variants,
 )
 from kit.tuning.model_flops import training_flops
-from kit.tuning.preflight import Workload, release, trial_peak
+from kit.tuning.preflight import Workload, trial_peak
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
 PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
@@ -87,7 +89,7 @@ def attention_rows(setting: Setting) -> Iterator[dict]:
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         if setting.pretended and precision in ("tf32", "fp16"):
             continue
-        tflops = product_tflops(precision, setting) / 1e12
+        tflops = product_flops_per_s(precision, setting) / 1e12
         size = product_size(setting)
         row = f"{size} x {size} x {size} product, {precision}"
         yield result(row, tflops, "TFLOP/s", "", None, None, status="ok")
@@ -121,7 +123,7 @@ def product_size(setting: Setting) -> int:
     return 256 if setting.pretended else 8192
 
 
-def product_tflops(precision: str, setting: Setting) -> float:
+def product_flops_per_s(precision: str, setting: Setting) -> float:
     """Floating-point operations a second of a large square product."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     size = product_size(setting)
@@ -177,7 +179,7 @@ def optimizer_parity_rows(setting: Setting, task: Task) -> Iterator[dict]:
 def memory_rows(setting: Setting) -> Iterator[dict]:
     """The memory plan of a step beside the peaks of two real ones, allocated and reserved."""
     for label, work in workloads(setting):
-        release(setting.hw.device)
+        release_memory(setting.hw.device)
         planned, measured = work.planned_bytes, trial_peak(work)
         row = f"memory plan, {label}"
         if measured is None:
@@ -278,13 +280,13 @@ def less_memory(state: TrainState, setting: Setting, batches: list) -> Iterator[
     task = setting.middle
     copy = new_state(task, setting.precision, sdpa=True)
     train_losses(copy, batches[:1])
-    release("cuda")
-    torch.cuda.reset_peak_memory_stats()
+    release_memory("cuda")
+    reset_peak_memory("cuda")
     two_runs = torch.cuda.memory_allocated()  # weights and moments of this run and of the copy
     train_losses(copy, batches)
     passes = torch.cuda.max_memory_allocated() - two_runs
     del copy
-    release("cuda")
+    release_memory("cuda")
     limit = torch.cuda.memory_reserved() + passes // 2
     torch.cuda.set_per_process_memory_fraction(limit / setting.hw.memory_bytes)
     yield
@@ -383,9 +385,8 @@ def switch_rows(size: str, task: Task, setting: Setting) -> Iterator[dict]:
 
 def try_variant(work, task: Task, config: TrialConfig, on: tuple) -> tuple[dict, object]:
     """Figures of one variant or {"error": reason}, and how to measure the next one."""
-    release(task.hw.device)
-    if task.hw.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    release_memory(task.hw.device)
+    reset_peak_memory(task.hw.device)
     try:
         return work(task, config, on), work
     except torch.OutOfMemoryError as error:
@@ -425,10 +426,8 @@ def trial_rows(
 def thirds(step_seconds: list[float]) -> list[float]:
     """Mean seconds of a step in each of three rounds."""
     size = max(1, len(step_seconds) // 3)
-    rounds = itertools.batched(step_seconds, size) if hasattr(itertools, "batched") else None
-    if rounds is None:  # Python 3.11
-        rounds = [step_seconds[i : i + size] for i in range(0, len(step_seconds), size)]
-    return [statistics.fmean(each) for each in rounds]
+    starts = range(0, len(step_seconds), size)
+    return [statistics.fmean(step_seconds[i : i + size]) for i in starts]
 
 
 def flops_a_step(task: Task) -> float:
@@ -444,7 +443,7 @@ def peer_step_rows(setting: Setting) -> Iterator[dict]:
     The same trunk, rows of the same length, AdamW and clipping; the loss is read every step, as
     usual training loops do. Both in this process, in turns.
     """
-    from train_steps import gpt2
+    from train_steps import gpt2_step
 
     model = setting.xtts
     task = dataclasses.replace(
@@ -452,18 +451,7 @@ def peer_step_rows(setting: Setting) -> Iterator[dict]:
     )
     (batch,) = some_batches(task, 1)
     state = new_state(task, setting.precision, sdpa=True, fused_adamw=True)
-    peer = gpt2(model, batch.micro[0].tokens.shape[1]).to(setting.hw.device)
-    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-5)
-    tokens = batch.micro[0].tokens.to(setting.hw.device)
-
-    def peer_step() -> None:
-        loss = peer(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss.item()
-
+    peer_step = gpt2_step(model, batch.micro[0].to(setting.hw.device), fused=None)
     kit_s, peer_s = [], []
     for _ in range(5):
         kit_s.append(timed(lambda: train_losses(state, [batch]), setting.hw.device))

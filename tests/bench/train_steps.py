@@ -193,10 +193,13 @@ class Coqui:
         model.load_state_dict(from_released(released, model.config))
 
 
-def gpt2_step(config: GPTConfig, batch: Batch, **more) -> Step:
-    """transformers' GPT-2 with SDPA over the kit's own joint ids, and its Trainer's AdamW."""
-    model = gpt2(config, batch.tokens.shape[1], **more)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+def gpt2_step(config: GPTConfig, batch: Batch, fused: bool | None = True, **more) -> Step:
+    """transformers' GPT-2 with SDPA over the kit's own joint ids, where `batch` lies.
+
+    AdamW is fused, as in its Trainer; None is torch's default.
+    """
+    model = gpt2(config, batch.tokens.shape[1], **more).to(batch.tokens.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=fused)
 
     def run() -> float:
         loss = model(input_ids=batch.tokens, labels=batch.tokens).loss
