@@ -1,5 +1,5 @@
-# Every target works from an empty checkout with nothing but python3: it makes .venv, installs the
-# versions pinned in requirements.txt, and goes on. What was installed once is not installed again.
+# Every target works in a fresh checkout with nothing but python3: it creates .venv, installs the
+# versions pinned in requirements.txt once, and then runs.
 
 PYTHON ?= python3
 PRESET ?= cpu
@@ -33,14 +33,14 @@ export JUPYTER_PREFER_ENV_PATH := 1
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  PYTHON=python3.12  which Python makes .venv (3.11, 3.12 or 3.13)"
-	@echo "  TORCH=cpu          torch without CUDA: 1 GB in place of 5, from download.pytorch.org"
-	@echo "  PRESET=tiny        size of the demo: a file of configs/ (now $(PRESET))"
-	@echo "  RUN=try            folder of the demo, or of your voice: runs/try (now $(RUN))"
-	@echo "  ARGS='-k codec'    passed on to pytest, to jupyter lab, or to the voice's set-up (--use, --set)"
+	@echo "  TORCH=cpu          torch without CUDA: 1 GB instead of 5, from download.pytorch.org"
+	@echo "  PRESET=tiny        size of the demo: a file in configs/ (now $(PRESET))"
+	@echo "  RUN=try            name of the run: its folder is runs/try (now $(RUN))"
+	@echo "  ARGS='-k codec'    passed to pytest, jupyter lab or the setup of a voice (--use, --set)"
 
 # --- set-up ---------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ $(STAMP): requirements.txt
 	@$(PIP) install -r requirements.txt
 	@touch $@
 
-# What one folder of tests needs on top: tests/<name>/requirements.txt.
+# Extra packages of one folder of tests: tests/<name>/requirements.txt.
 $(VENV)/.extra-%: tests/%/requirements.txt $(STAMP)
 	@$(PIP) install -r $<
 	@touch $@
@@ -83,7 +83,7 @@ $(VENV)/.extra-%: tests/%/requirements.txt $(STAMP)
 # What cells print appears as they print it. papermill's own words go to a log beside the executed
 # notebook; of those, only the error of a failed cell is worth a student's eye.
 demo: KIT_RUNS ?= $(CURDIR)/runs
-demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/demo/report.html
+demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs/demo/report.html
 	@! KIT_RUN="$(RUN)" $(BIN)/python -c 'import os; from kit.base.files import require_folder_name; \
 	  require_folder_name(os.environ["KIT_RUN"], "RUN")' 2>&1 | tail -n 1 | grep . >&2
 	@mkdir -p "$(KIT_RUNS)/$(RUN)/notebooks"; runs=$$(cd "$(KIT_RUNS)" && pwd); \
@@ -99,7 +99,7 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 	        && sed -n '/^Exception encountered/,$$p' "$$out/$$name.log" || tail -n 15 "$$out/$$name.log"; \
 	      printf '\n%s stopped after %s s. Its cells, with all they showed: %s\n' \
 	        $$name $$(($$(date +%s) - begun)) "$$out/$$name.ipynb"; \
-	      printf 'Mend it and run make demo again; finished work is kept.\n'; exit 1; } >&2; \
+	      printf 'Fix it and run make demo again; finished work is kept.\n'; exit 1; } >&2; \
 	  printf '%s s for this notebook, %s s in all\n' \
 	    "----- $$name: $$(($$(date +%s) - begun))" $$(($$(date +%s) - started)); \
 	done; \
@@ -109,11 +109,11 @@ demo: $(STAMP)  ## notebooks 00 to 04, top to bottom, on the CPU; leaves runs/de
 	find "$$home" -name '*.wav' -path '*sample*' | sort | head -n 8 | sed 's/^/  sample     /'; \
 	printf '  notebooks  %s\n' "$$out"
 
-# The demo's road for your own recordings, a command a step: the first that stops ends it, and the
-# same `make voice` goes on from there. Without PRESET on the command line the machine decides.
+# The demo's steps for your own recordings, one command each. The first that stops ends it, and the
+# same `make voice` resumes there. Without PRESET on the command line, the machine decides.
 voice: KIT_PRESET := $(if $(filter command line,$(origin PRESET)),$(PRESET))
 voice: export KIT_RUNS ?= $(CURDIR)/runs
-voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=name [LANGUAGE=am START_FROM=]
+voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANGUAGE=am START_FROM=]
 	@[ -n "$(DATA)" ] && [ "$(origin RUN)" != file ] || { \
 	  echo "Name your recordings and your run: make voice DATA=folder RUN=name" >&2; exit 2; }
 	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
@@ -123,27 +123,27 @@ voice: $(STAMP)  ## a voice from your recordings: make voice DATA=folder RUN=nam
 	$$kit train --run "$(RUN)" && \
 	$$kit evaluate --run "$(RUN)" && \
 	$$kit checklist --run "$(RUN)" --tables && \
-	printf '\nHear what you like: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)"
+	printf '\nTo hear any sentence: %s speak --run %s --text "..."\n' "$$kit" "$(RUN)"
 
 # 620 sentences of a man's Russian, to try the kit with real speech: 179 MB from deb.debian.org.
 CORPUS_RU ?= $(or $(KIT_RUNS),$(CURDIR)/runs)/corpus-ru
-corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
+corpus-ru: $(STAMP)  ## download Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
 	@$(BIN)/python -m kit.recipes.russian_corpus --into "$(CORPUS_RU)" \
 	  $(if $(PACKAGE),--package "$(PACKAGE)")
 
-real: corpus-ru  ## the voice of those recordings, in runs/real: [START_FROM= PRESET= PACKAGE=]
+real: corpus-ru  ## train a voice on them, in runs/real: [START_FROM= PRESET= PACKAGE=]
 	@$(MAKE) --no-print-directory voice DATA="$(CORPUS_RU)" LANGUAGE=ru \
 	  RUN="$(if $(filter file,$(origin RUN)),real,$(RUN))"
 
-lab: $(STAMP)  ## JupyterLab on the first notebook
+lab: $(STAMP)  ## open JupyterLab with the first notebook
 	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(ARGS)
 
-address:  ## URL=https://github.com/OWNER/NAME: where this repository is, in badges and first cells
+address:  ## write the repository's address into badges and first cells: URL=https://github.com/OWNER/NAME
 	@$(PYTHON) tests/tools/address.py "$(URL)"
 
 # --- checks ---------------------------------------------------------------------------------
 
-test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
+test: $(STAMP)  ## run all tests, and every notebook with the preset tiny
 	@$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
 # An environment of its own, 5 GB; NumPy's oldest has wheels for Python 3.11 and 3.12.
@@ -153,71 +153,71 @@ test: $(STAMP)  ## everything in tests/, and every notebook with the tiny preset
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check install -r .venv-oldest/oldest.txt
 	@touch $@
 
-test-oldest: .venv-oldest/.installed  ## the tests with the oldest of all versions claimed
+test-oldest: .venv-oldest/.installed  ## run the tests with the oldest supported versions of all packages
 	@.venv-oldest/bin/python -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
-test-plain-cpu: $(STAMP)  ## as on a CPU without AVX-512; with qemu-user installed, notebooks too
+test-plain-cpu: $(STAMP)  ## test as on a CPU without AVX-512; with qemu-user installed, notebooks too
 	@$(BIN)/python -m pytest tests/plain_cpu $(ARGS)
 
-test-browser: $(VENV)/.extra-browser  ## the panel in JupyterLab in Chromium
+test-browser: $(VENV)/.extra-browser  ## test the panel in JupyterLab with Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
-test-colab: $(STAMP)  ## as on Colab: its versions, a stand-in for Drive, a fresh machine a notebook
+test-colab: $(STAMP)  ## test as on Colab: its versions, a simulated Drive, a new machine for each notebook
 	@$(BIN)/python -m pytest tests/colab $(ARGS)
 
-# coqui-tts may bring what it likes, as long as no pinned version moves.
+# Its dependencies may be any version, as long as no pinned version changes.
 $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 	@$(PIP) install -r $< -c requirements.txt
 	@touch $@
 
-test-xtts: $(VENV)/.extra-xtts  ## XTTS-v2 against coqui-tts's own classes; ARGS='-m "not full_size"'
+test-xtts: $(VENV)/.extra-xtts  ## compare XTTS-v2 with coqui-tts's own classes: [ARGS='-m "not full_size"']
 	@$(BIN)/python -m pytest tests/xtts tests/model/test_indextts2.py $(ARGS)
 
-# The judges may bring what they like, as long as no pinned version moves.
+# The judges' packages may be any version, as long as no pinned version changes.
 $(VENV)/.extra-judges: tests/judges/requirements.txt tests/judges/alone.txt $(STAMP)
 	@$(PIP) install -r $< -c requirements.txt
 	@$(PIP) install --no-deps -r tests/judges/alone.txt
 	@touch $@
 
-judges: $(VENV)/.extra-judges  ## Whisper, DNSMOS and speaker similarity judge a run: RUN=name
+judges: $(VENV)/.extra-judges  ## measure a run with Whisper, DNSMOS and speaker similarity: RUN=name
 	@$(BIN)/python tests/judges/judge_run.py --run "$(RUN)" $(ARGS)
 
-test-judges: $(VENV)/.extra-judges  ## the judges themselves, on what they must tell apart
+test-judges: $(VENV)/.extra-judges  ## test these measuring networks themselves
 	@$(BIN)/python -m pytest tests/judges $(ARGS)
 
-test-matrix: $(STAMP)  ## notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
+test-matrix: $(STAMP)  ## run notebooks with every preset, use and switch, tiny: runs/bench/matrix.json
 	@$(BIN)/python tests/matrix.py $(ARGS)
 
-bench-data: $(VENV)/.extra-bench  ## streaming beside its peers: runs/bench/data.json
+bench-data: $(VENV)/.extra-bench  ## compare streaming with other libraries: runs/bench/data.json
 	@$(BIN)/python tests/bench/bench_data.py $(ARGS)
 
-# The peers may bring what they like, as long as no pinned version moves.
+# Their packages may be any version, as long as no pinned version changes.
 $(VENV)/.extra-bench-train: tests/bench/train-requirements.txt $(STAMP)
 	@$(PIP) install -r $< -c requirements.txt
 	@touch $@
 
-bench-train: $(VENV)/.extra-bench-train  ## a training step beside its peers: runs/bench/train.json
+bench-train: $(VENV)/.extra-bench-train  ## compare a training step with other libraries: runs/bench/train.json
 	@$(BIN)/python tests/bench/bench_train.py $(ARGS)
 
 $(VENV)/.extra-bench-infer: tests/bench/infer-requirements.txt $(STAMP)
 	@$(PIP) install -r $< -c requirements.txt
 	@touch $@
 
-bench-infer: $(VENV)/.extra-bench-infer  ## speaking beside its peers: runs/bench/infer.json
+bench-infer: $(VENV)/.extra-bench-infer  ## compare speaking with other libraries: runs/bench/infer.json
 	@$(BIN)/python tests/bench/bench_infer.py $(ARGS)
 
-bench-ranks: $(STAMP)  ## what torch.distributed costs one process: runs/bench/ranks.json
+bench-ranks: $(STAMP)  ## measure what torch.distributed costs one process: runs/bench/ranks.json
 	@$(BIN)/python tests/bench/bench_ranks.py $(ARGS)
 
-check-gpu: $(STAMP)  ## what only a GPU can show, in ten minutes: runs/bench/gpu.json
+check-gpu: $(STAMP)  ## measure on a GPU, in ten minutes: runs/bench/gpu.json
 	@$(BIN)/python tests/bench/check_gpu.py $(ARGS)
 
-gpu-page: $(STAMP)  ## the table of runs/bench/gpu.json, written into docs/measurements.md
+gpu-page: $(STAMP)  ## write the table of runs/bench/gpu.json into docs/measurements.md
 	@$(BIN)/python tests/bench/gpu_page.py runs/bench/gpu.json $(ARGS)
 
 # For a machine with a GPU and no network: tests/bench/gpu_session.sh installs them there.
 WHEELS ?= .whl
-gpu-wheels: $(STAMP)  ## wheels for tests/bench/gpu_session.sh: WHEELS=folder (now .whl)
+gpu-wheels: $(STAMP)  ## download wheels for tests/bench/gpu_session.sh: WHEELS=folder (default .whl)
 	@$(BIN)/python tests/bench/gpu_wheels.py "$(WHEELS)" $(ARGS)
 
 PYTHON_VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -227,15 +227,15 @@ PYTHON_VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version
 	@.venv-gpu/bin/python tests/bench/gpu_wheels.py .venv-gpu/wheels --python $(PYTHON_VERSION)
 	@touch $@
 
-test-gpu-session: $(STAMP) .venv-gpu/.installed  ## the GPU session rehearsed without a GPU
+test-gpu-session: $(STAMP) .venv-gpu/.installed  ## rehearse the GPU session without a GPU
 	@$(BIN)/python -m pytest tests/gpu_session $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
-lint: $(STAMP)  ## ruff on the code, nbstripout on the notebooks; changes nothing
+lint: $(STAMP)  ## check code with ruff and notebooks with nbstripout; changes nothing
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS),echo "no notebooks yet")
 
-clean:  ## removes .venv and caches; runs/ is yours and stays
+clean:  ## remove .venv and caches; keeps runs/
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

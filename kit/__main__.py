@@ -70,7 +70,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.start import start, wait_patiently
 
     wait_patiently()
-    from kit.base.config import ConfigError
+    from kit.base.errors import KitError
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.orders import follow_main, next_order
     from kit.recipes.settings import parse_settings
@@ -84,7 +84,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         follow_main(ranks)
         return 0
     if ranks.several and not options.command.shared:
-        raise ConfigError(
+        raise KitError(
             f"`{options.command.name}` runs in one process, and torchrun has started "
             f"{ranks.world}: leave torchrun out. Several share `prepare` and `train`, also of a "
             "voice to begin with (`prepare --start-from`)."
@@ -107,7 +107,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
 
 def print_result(result, tables: bool) -> None:
     """The result's line; its table, too, when asked for."""
-    from kit.notebook.tables import text_grid, text_table
+    from kit.base.tables import text_grid, text_table
 
     print(result, flush=True)
     if tables and result.grid:

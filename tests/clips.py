@@ -87,7 +87,7 @@ BAD = {
     "truncated": (lambda: encoded(speech())[:20_000], "unreadable", "truncated: 24,144 bytes"),
     "header only": (lambda: encoded(speech())[:44], "unreadable", "truncated"),
     "half a header": (lambda: encoded(speech())[:30], "unreadable", "cannot be read"),
-    "no samples": (lambda: encoded(speech()[:0]), "unreadable", "0 samples are there"),
+    "no samples": (lambda: encoded(speech()[:0]), "unreadable", "0 samples"),
     "truncated FLAC": (lambda: encoded(speech(), format="FLAC")[:9000], "unreadable", ""),
     "not a number": (
         lambda: encoded(speech() * np.nan, subtype="FLOAT"),
@@ -103,7 +103,7 @@ BAD = {
         "unreadable",
         "its last page is missing",
     ),
-    "FLAC that tells of half": (lambda: flac_telling(RATE // 2), "unreadable", "and more follow"),
+    "FLAC that tells of half": (lambda: flac_telling(RATE // 2), "unreadable", "there are more"),
     "FLAC that tells of more": (lambda: flac_telling(RATE * 2), "unreadable", "of 44,100"),
     "FLAC that tells of years": (lambda: flac_telling(2**35), "unreadable", "34,359,738,368"),
     "two samples beyond all": (lambda: with_spikes(3e38), "unreadable", "3e+38 times full scale"),

@@ -22,36 +22,37 @@ import soundfile
 import torch
 from torch.utils.data import DataLoader
 
-from kit.audio.codec_kinds import save_codec
-from kit.audio.hearing import alphabet_of
+from kit.audio.clip import load_wave
+from kit.audio.codec import save_codec
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, save_recognizer
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig, save_recognizer
+from kit.audio.recognizer import alphabet_of
 from kit.audio.spectrogram import Mel
-from kit.audio.waveform import load_wave
 from kit.base.hardware import Hardware
-from kit.base.weights_file import checksum
+from kit.base.tensor_file import checksum
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache, speaker_references
 from kit.batches.code_shards import Clip
 from kit.batches.code_stream import CodeStream, validation_batches
-from kit.batches.columns import LoadedColumns
+from kit.batches.columns import MemoryColumns
 from kit.batches.encoding import build_cache
 from kit.batches.index import Index, IndexRow, index_columns
-from kit.dataset.ledger import Finding, ManifestConfig, Utterance
+from kit.dataset.data_report import Finding, ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset, write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
-from kit.inference.compiled import GraphedSteps
+from kit.inference.compiled import CudaGraphSteps
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
-from kit.model.warm_start import warm_started
-from kit.text.espeak import run_apart
+from kit.model.warm_start import warm_start_model
+from kit.text.espeak import run_module
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-from kit.training.run import TrainSession
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
+from kit.training.run import TrainingRun
+from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, Finetuning
 
 torch.set_num_threads(1)  # tiny shapes: a second thread costs more than it brings
@@ -134,7 +135,7 @@ def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
     rows = [(f"{i:03d}", text) for i, text in enumerate(texts)]
     with tempfile.TemporaryDirectory() as folder:
         job = {"folder": folder, "language": "am", "speaker": speaker, "rows": rows}
-        run_apart("kit.dataset.synthetic", job).check_returncode()
+        run_module("kit.dataset.synthetic", job).check_returncode()
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
 
@@ -222,7 +223,7 @@ def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()
         )
         found.append(IndexRow(**row, text=text, clip=clip))
     cache = object.__new__(CodeCache)
-    cache.take(Index(LoadedColumns(index_columns(found)), Path()))
+    cache.take(Index(MemoryColumns(index_columns(found)), Path()))
     cache.codes = codes
     cache.references = references
     return cache
@@ -299,13 +300,13 @@ BASE = dataclasses.replace(
 )
 
 
-def finetune_session(folder: Path, train: TrainConfig, finetuning: Finetuning) -> TrainSession:
+def finetune_session(folder: Path, train: TrainConfig, finetuning: Finetuning) -> "Session":
     """A tiny session that begins with a random voice, and a vocabulary that has grown since."""
     base = tiny_model(**vars(BASE))
     known = Base(config=BASE, sha256=checksum(base.state_dict()))
     ids = {"start_text_id": BASE.start_text_id, "stop_text_id": BASE.stop_text_id}
     session = tiny_session(folder, train, **ids)
-    session.first_model = lambda config: warm_started(config, base, {17: [1, 2]})
+    session.first_model = lambda config: warm_start_model(config, base, {17: [1, 2]})
     session.finetuning = dataclasses.replace(finetuning, base=known)
     return session
 
@@ -343,9 +344,9 @@ def pretended_capture(work, pool=None) -> tuple:
 
 def graphed(model: SpeechGPT, monkeypatch, capture=pretended_capture, **config) -> Decoder:
     """`model`'s decoder with its steps as pretended CUDA graphs, on the CPU."""
-    monkeypatch.setattr("kit.inference.compiled.captured", capture)
+    monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
     decoder = Decoder(model, DecoderConfig(**config))
-    decoder.compiled = GraphedSteps(decoder, compiles=False)
+    decoder.compiled = CudaGraphSteps(decoder, compiles=False)
     decoder.memory = decoder.compiled.memory
     return decoder
 
@@ -400,15 +401,34 @@ TRAIN = TrainConfig(
 )
 
 
-def tiny_session(folder: Path, train: TrainConfig = TRAIN, **shape) -> TrainSession:
+class Session(TrainingRun):
+    """A training whose switches and passes (`grad_accum`) are chosen as it runs."""
+
+    @property
+    def state(self):
+        return self.trainer
+
+    def run(self, values: dict, stop: threading.Event | None = None):
+        values = dict(values)
+        parts = values.pop("grad_accum", 1)
+        self.speed = SpeedConfig(**values)
+        make_batches = self.make_batches
+        self.make_batches = lambda position: make_batches(position, parts)
+        try:
+            yield from self.events(stop.is_set if stop else lambda: False)
+        finally:
+            self.make_batches = make_batches
+
+
+def tiny_session(folder: Path, train: TrainConfig = TRAIN, **shape) -> "Session":
     """A training run of a few milliseconds a step, with dropout so that random states matter."""
     config = dataclasses.replace(GPT, **{"dropout": 0.1} | shape)
-    return TrainSession(
+    return Session(
         model=config,
         config=train,
         hw=CPU,
-        threads=1,
         folder=Path(folder),
+        speed=SpeedConfig(),
         make_batches=lambda position, parts: random_batches(config, position, parts),
         validation=[effective_batch(config, random_rows(config, 4, seed=999))],
     )

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from kit.notebook.open_run import RELEASES_FOLDER
+from kit.base.run import RELEASES_FOLDER
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ADDRESSES = {

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.batches.cache_files import as_bytes, pack_tensors
 from kit.batches.code_shards import shard_clips
-from kit.batches.columns import narrow, seal_columns
-from kit.batches.index import with_counts
-from kit.batches.shards import as_bytes, seal
+from kit.batches.columns import narrow, save_columns
+from kit.batches.index import add_counts
 
 CLIPS = 2000  # a shard
 HELD_OUT = 100  # every so many-th row
@@ -28,7 +28,7 @@ def made_shards(folder: Path, count: int) -> list[Path]:
         "clips": as_bytes([f"{number:032x}" for number in range(CLIPS)]),
     }
     paths = [folder / f"codes-made-{number:012d}.safetensors" for number in range(count)]
-    paths[0].write_bytes(seal(shard))
+    paths[0].write_bytes(pack_tensors(shard))
     for path in paths[1:]:
         os.link(paths[0], path)
     return paths
@@ -59,7 +59,7 @@ def made_index(folder: Path, rows: int, text_vocab: int = 6000) -> Path:
     speakers = [f"speaker{i:06d}" for i in range(-(-rows // SPEAKER_ROWS))]
     names = [path.name for path in shards]
     index = folder / f"index-{rows}.safetensors"
-    seal_columns(with_counts(columns, names, speakers, ["held_out", "train"]), index)
+    save_columns(add_counts(columns, names, speakers, ["held_out", "train"]), index)
     return index
 
 

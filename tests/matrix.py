@@ -107,9 +107,13 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
     there, paths, threads = Path.cwd(), [*sys.path], torch.get_num_threads()
     told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
     preset = shrunk(row)
+
+    def own_preset(name: str, *folder: Path) -> dict:
+        return load_preset(name, *folder) if folder else preset
+
     with (
         patch.dict(os.environ, told),
-        patch("kit.notebook.open_run.load_preset", lambda name: preset),
+        patch("kit.base.run.load_preset", own_preset),
         patch.object(Figure, "savefig", partialmethod(Figure.savefig, dpi=40)),  # not looked at
     ):
         os.chdir(ROOT / "notebooks")

@@ -153,3 +153,4 @@ def test_the_page_has_a_section_a_card_and_replaces_it(tmp_path):
     assert text.startswith("before") and text.endswith("after\n")
     assert "| 2x |" in text and "a \\| b" in text
     assert "failed: out of memory" in text
+    assert gpu_page.PAGE.read_text(encoding="utf-8").count(gpu_page.END) == 1

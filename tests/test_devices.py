@@ -29,14 +29,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kit.audio.codec import mels_and_codes
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.neucodec import NeuCodec
-from kit.audio.neucodec_ears import heard_codes
-from kit.audio.neucodec_release import NeuCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
-from kit.audio.xtts_codec import xtts_codec
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
@@ -53,8 +49,12 @@ from kit.recipes.orders import follow_main
 from kit.recipes.spoken_samples import SampleLog
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
+from kit.releases.neucodec.codec import NeuCodec
+from kit.releases.neucodec.encoder import encode_clip
+from kit.releases.neucodec.files import NeuCodecConfig
+from kit.releases.xtts_v2.codec import xtts_codec
+from kit.training.config import TrainConfig
 from kit.training.ranks import ALONE
-from kit.training.settings import TrainConfig
 from kit.training.switches import SpeedConfig, apply
 from kit.tuning.preflight import Workload, preflight
 
@@ -173,12 +173,12 @@ def test_a_mel_codec_trains_on_a_gpu(fake):
 
 def test_a_speaker_is_told_on_a_gpu(fake):
     codec = made(CODECS["xtts"], fake)
-    assert codec.speaker_of(torch.randn(30_000), 22_050).device.type == "cuda"
+    assert codec.speaker_embedding(torch.randn(30_000), 22_050).device.type == "cuda"
 
 
 def test_a_recogniser_on_a_gpu_leaves_what_it_heard_on_the_cpu(fake):
     recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
-    heard = recognizer.hear([torch.randn(20_000), torch.randn(9_000)], 22_050)
+    heard = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
     assert devices([tensor for clip in heard for tensor in clip]) == {"cpu"}
     assert devices(
         recognizer.log_probs([recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)])
@@ -204,7 +204,7 @@ def test_the_half_of_neucodec_that_hears_is_where_its_codec_is(fake):
             assert devices([wave, features, self.fc_encoder.weight]) == {"cuda"}
             return SimpleNamespace(audio_codes=wave[:, :, ::320])
 
-    assert heard_codes(made(Ears, fake), torch.randn(16_000)).device.type == "cuda"
+    assert encode_clip(made(Ears, fake), torch.randn(16_000)).device.type == "cuda"
 
 
 def test_the_half_of_neucodec_that_hears_moves_along():
@@ -313,13 +313,13 @@ def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
 
 def test_clips_are_heard_on_the_runs_device(run, moves, monkeypatch):
     seen = []
-    monkeypatch.setattr(prepare_clips, "align_clips_once", lambda *_: seen.extend(moves) or [])
+    monkeypatch.setattr(prepare_clips, "align_clips_cached", lambda *_: seen.extend(moves) or [])
     monkeypatch.setattr(prepare_clips, "match", lambda *_: None)
     recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
     ledger = SimpleNamespace(kept=[], digests=lambda rows: [], too_long=[])
     prepare_clips.align_texts(run, ledger, recognizer)
     cutter = SimpleNamespace(
-        recognizer=recognizer, cut_rows=lambda *_: seen.extend(moves[2:]) or []
+        recognizer=recognizer, segment_rows=lambda *_: seen.extend(moves[2:]) or []
     )
     prepare_clips.cut_too_long(run, ledger, Path(), None, cutter)
     assert seen == [("Recognizer", "cuda")] * 2

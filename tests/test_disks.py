@@ -13,15 +13,16 @@ import torch
 from clips import TEXT
 from helpers import CODEC, dataset, opinionated_voice, speech, tiny_session
 
-from kit.audio.codec_kinds import save_codec
+from kit.audio.codec import save_codec
 from kit.audio.mel_codec import MelCodec
-from kit.base.files import DiskError, write_atomic
+from kit.base.errors import DiskError
+from kit.base.files import write_atomic
+from kit.base.run import Run
 from kit.dataset.archive import ArchiveConfig, unpack
-from kit.dataset.ledger import ManifestConfig
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.manifest import check_dataset
 from kit.inference.evaluate import save_samples
 from kit.inference.export import export_voice
-from kit.notebook.run_record import Run
 
 LOOSE = ManifestConfig(held_out_percent=0)
 
@@ -83,7 +84,7 @@ TRIED = {
         {"ema": ([TEXT], [torch.from_numpy(speech(5.0))])}, "held_out", 22050, disk / "run"
     ),
     "record": lambda disk, own: run_at(disk / "run").record(train={"all": list(range(20_000))}),
-    "settle": lambda disk, own: run_at(disk / "run").settle("data", "x" * 50_000),
+    "settle": lambda disk, own: run_at(disk / "run").set_permanent("data", "x" * 50_000),
     "path": lambda disk, own: write_atomic(run_at(disk).path("a", "b"), bytes(50_000)),
     "unpack": lambda disk, own: unpack(archive_at(own), disk / "run", ArchiveConfig()),
     "save_codec": lambda disk, own: save_codec(MelCodec(CODEC), disk / "run" / "codec"),

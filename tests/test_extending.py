@@ -11,18 +11,20 @@ from clips import TEXT
 from kit.__main__ import parser
 from kit.base.config import load_preset
 from kit.dataset import layouts
-from kit.dataset.ledger import ManifestConfig
+from kit.dataset.data_report import ManifestConfig
 from kit.recipes.settings import check_settings, parse_settings
 from kit.streams import open as streams
-from kit.streams.position import StreamConfig
+from kit.streams.stream import StreamConfig
 from kit.text import normalize as text
-from kit.text.extract import extracted
+from kit.text.extract import extract_text
 from kit.training import schedules
+from kit.training.config import TrainConfig
 from kit.training.optim import lr_factor
-from kit.training.settings import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# What was measured keeps the names of files and commands of its day.
+CURRENT = [page for page in PAGES if page.name != "measurements-archive.md"]
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
@@ -104,14 +106,14 @@ def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
 
     config = StreamConfig(shuffle=True, block_bytes=256, group_blocks=4)
     faults = []
-    whole = list(streams.open_source(path, config, bad=faults.append))
+    whole = list(streams.open_source(path, config, on_bad_record=faults.append))
     assert len(whole) == 501 and len(faults) == 1
-    stream = streams.open_source(path, config, bad=faults.append)
+    stream = streams.open_source(path, config, on_bad_record=faults.append)
     begun = [record for _, record in zip(range(123), stream)]
-    again = streams.open_source(path, config, bad=faults.append)
+    again = streams.open_source(path, config, on_bad_record=faults.append)
     again.load_state_dict(stream.state_dict())
     assert begun + list(again) == whole != [record for _, record in found]
-    with extracted(path, tmp_path) as texts:
+    with extract_text(path, tmp_path) as texts:
         assert (texts.lines, texts.unreadable) == (500, 1)
 
 
@@ -148,7 +150,7 @@ def test_every_link_leads_to_a_file(page):
             assert part in [heading.lower().replace(" ", "-") for heading in headings]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_path_of_the_kit_that_is_named_is_there(page):
     told = page.read_text(encoding="utf-8")
     named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", told)
@@ -157,7 +159,7 @@ def test_every_path_of_the_kit_that_is_named_is_there(page):
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_command_is_one_that_the_command_line_takes(page):
     told = page.read_text(encoding="utf-8").replace("SECTION.KEY=VALUE", "train.lr=1")
     for words in re.findall(r"python -m kit ([^`#\n]+)", told):

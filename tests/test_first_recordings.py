@@ -7,19 +7,20 @@ import pytest
 import torch
 from helpers import GPT
 
-from kit.audio.clip import ClipMeasure, DatasetError
+from kit.audio.clip import ClipMeasure
 from kit.base.config import CONFIGS, build
+from kit.base.errors import DatasetError
 from kit.base.hardware import detect
-from kit.batches.lengths import fit_positions, ledger_limits, longest
+from kit.base.run import open_run
+from kit.batches.lengths import fit_positions, longest, manifest_limits
 from kit.dataset.alignment import AlignConfig, Alignment, match
 from kit.dataset.checks import own_faults
-from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_doubt
-from kit.model.sequence import MOST_CODE, MOST_TEXT, GPTConfig, pack
-from kit.notebook.open_run import open_run
+from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
+from kit.inference.evaluate import Scores, gate_checks, problems_of, recognizer_warning
+from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, GPTConfig, pack
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
-from kit.tuning.ab_test import preset_task
+from kit.tuning.trials import preset_task
 
 NOTEBOOKS = CONFIGS.parent / "notebooks"
 PRESET = GPTConfig(layers=1, width=32, heads=1, max_text=40, max_code=100)
@@ -67,7 +68,7 @@ def test_a_preset_of_xtts_size_or_above_keeps_its_positions(preset):
 
 def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
     model, refused = fit_positions(PRESET, rows((806, 1.0), (804, 1.0), (9, 30.0)), Letters(), 28.7)
-    assert model.max_text == MOST_TEXT and model.max_code == MOST_CODE
+    assert model.max_text == MAX_TEXT_POSITIONS and model.max_code == MAX_CODE_POSITIONS
     assert [(f.id, f.kind) for f in refused] == [("0", "long text"), ("2", "too long")]
     assert "403 pieces" in refused[0].reason and "402" in refused[0].reason
     assert "30.0 s" in refused[1].reason and "21.0 s" in refused[1].reason
@@ -75,13 +76,13 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
 
 
 def test_the_ledger_refuses_no_row_that_can_be_given_positions():
-    rules = build(ManifestConfig, ledger_limits(PRESET, FRAME_RATE))
+    rules = build(ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
     long = rows((800, 20.9), (6500, 1.0), (20, 21.1))
     kinds = [[kind for kind, _ in own_faults(r, measured(r.seconds), rules)] for r in long]
     assert "long text" not in kinds[0] and "too long" not in kinds[0]
     assert "long text" in kinds[1] and "too long" in kinds[2]
-    assert ledger_limits(PRESET, FRAME_RATE, 5.0)["longest_s"] == 5.0
-    assert ledger_limits(PRESET, FRAME_RATE, 99.0)["longest_s"] < 22
+    assert manifest_limits(PRESET, FRAME_RATE, 5.0)["longest_s"] == 5.0
+    assert manifest_limits(PRESET, FRAME_RATE, 99.0)["longest_s"] < 22
 
 
 def measured(seconds: float) -> ClipMeasure:
@@ -125,7 +126,7 @@ def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():
 def test_the_message_names_the_parameter_that_a_person_can_change(tmp_path):
     kept = rows((20, 1.0))
     lost = [refuse(kept[0], "long text", "too long for any", seconds=1.0)]
-    book = Ledger(layout="LJSpeech", kept=kept, refused=lost, warned=[])
+    book = DataReport(layout="LJSpeech", kept=kept, refused=lost, warned=[])
     with pytest.raises(DatasetError, match=r"REFUSE_PERCENT.*01_data_prep"):
         book.require_usable(ManifestConfig(), tmp_path)
     book.require_usable(ManifestConfig(refuse_percent=60.0), tmp_path)
@@ -156,4 +157,4 @@ def test_the_gate_says_that_a_recogniser_with_a_bad_floor_cannot_judge():
     good = Scores(cer=0.05, eos_rate=1.0, duration_ratio=1.0, sentences=9)
     (found,) = problems_of(gate_checks(good, 0.4, 0.12))
     assert "the recogniser itself mistakes 40.0%" in found and "12.0%" in found
-    assert recognizer_doubt(0.02, 0.12) == recognizer_doubt(None, 0.12) == ""
+    assert recognizer_warning(0.02, 0.12) == recognizer_warning(None, 0.12) == ""

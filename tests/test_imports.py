@@ -25,6 +25,7 @@ ALLOWED = {
     "training": {"base", "model"},
     "tuning": {"base", "model", "batches", "training"},
     "inference": {"base", "text", "audio", "dataset", "batches", "model"},
+    "releases": {"base", "streams", "text", "audio", "model"},
     "notebook": {"base", "training", "tuning"},
 }
 ALLOWED["recipes"] = set(ALLOWED)  # the wiring; no room may import it

@@ -247,11 +247,11 @@ if __name__ == "__main__":
     import torch
     from kit.base import hardware
     from kit.dataset import clip_stats as measures
-    from kit.streams import file as bytefile, lines, loader
+    from kit.streams import lines
     from kit.training import logs
-    from kit.tuning import ab_test as trials, monitor
+    from kit.tuning import monitor, trials
     from kit.dataset.archive import ArchiveConfig, unpack
-    from kit.streams.position import StreamConfig
+    from kit.streams.stream import StreamConfig
     from helpers import CPU, DATA, GPT, TRAIN, dataset, speech, train_in
 
     assert hardware.detect().cores >= 1 and hardware.cpu_name()
@@ -268,19 +268,10 @@ if __name__ == "__main__":
     text = folder / "lines.txt"
     text.write_bytes(b"".join(b"line %d\\n" % i for i in range(100)) + b"\\xff\\xfe bad\\n")
     multiprocessing.set_start_method("spawn")
-    faults = []
-    stream = lines.TextLines(text, StreamConfig(shuffle=True), bad=lambda f: faults.append(f))
-    batches = loader.Loader(stream, loader.LoaderConfig(batch=7, workers=1))
-    assert sorted(r for batch in batches for r in batch) == sorted(f"line {i}" for i in range(100))
-    assert len(faults) == 1
-
-    local = lines.TextLines(text, keep=lambda line: True)
-    try:
-        list(loader.Loader(local, loader.LoaderConfig(workers=1)))
-    except bytefile.StreamError as error:
-        assert "keep" in str(error) and "workers: 0" in str(error)
-    else:
-        raise AssertionError("a function of the script cannot travel")
+    bad = []
+    stream = lines.TextLines(text, StreamConfig(shuffle=True), on_bad_record=bad.append)
+    assert sorted(stream) == sorted(f"line {i}" for i in range(100))
+    assert len(bad) == 1
 
     assert len(train_in(str(folder / "run"))) == TRAIN.steps
     rows = logs.read_log(folder / "run" / "train.jsonl")
@@ -289,7 +280,7 @@ if __name__ == "__main__":
     rows = trials.some_rows((4, 10), (8, 20), 16)
     task = trials.Task(model=GPT, train=TRAIN, data=DATA, rows=rows, hw=CPU, threads=1)
     short = trials.TrialConfig(steps=1, warmup_steps=1, rounds=1)
-    figures = trials.in_a_process(task, short, ("sdpa",))
+    figures = trials.measure_variant(task, short, ("sdpa",))
     assert figures.get("steps") == 1, figures
     print("all of it ran")
 """

@@ -6,19 +6,20 @@ import pytest
 import yaml
 from helpers import CPU
 
-from kit.audio.codec_kinds import codec_config
-from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.audio.codec import codec_config
+from kit.base.config import CONFIGS, build, load_preset, merge
+from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision, choose_preset
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import GPTConfig
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning.ab_test import TrialConfig
-from kit.tuning.memory_plan import parameter_count
+from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import overlay, recommend
-from kit.tuning.session_plan import SessionLimits, for_corpus, on_disk, plan_session
+from kit.tuning.session_plan import SessionLimits, on_disk, plan_session, resolve_steps
+from kit.tuning.trials import TrialConfig
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
 FRAMES_PER_S = 22050 / 256  # mel frames
@@ -144,7 +145,7 @@ def test_the_limit_on_babble_leaves_a_usual_reading_room(name):
 
 def test_the_base_is_no_tier():
     assert "gpu" not in {path.stem for path in CONFIGS.glob("*.yaml")}
-    with pytest.raises(ConfigError, match="no preset `gpu`"):
+    with pytest.raises(KitError, match="no preset `gpu`"):
         load_preset("gpu")
 
 
@@ -220,7 +221,7 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
     preset = load_preset("t4")
     train, data = build(TrainConfig, preset["train"]), build(DataConfig, preset["data"])
     epoch_steps = int(3600 * hours / CLIP_S / data.effective_batch)
-    config, step_s = for_corpus(train, epoch_steps), t4_step_s(preset)
+    config, step_s = resolve_steps(train, epoch_steps), t4_step_s(preset)
     rows = []
     for step in range(1, 2 * config.gate_every + 1):
         heard = step % config.gate_every == 0
@@ -233,7 +234,7 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
                 "wall_s": step_s + 5.0 * judged + GATE_S * heard,
             }
         )
-    parameters = parameter_count(build(GPTConfig, preset["model"]))
+    parameters = count_parameters(build(GPTConfig, preset["model"]))
     size = on_disk(parameters, 8 * parameters, ema=True)
     found = plan_session(
         rows, config, size, tmp_path, SessionLimits(quota_bytes=15 * 10**9), done=0
@@ -246,7 +247,7 @@ def test_checkpoints_of_all_tiers_but_the_largest_leave_room_on_a_free_drive(tmp
     for name in TIERS[:-1]:
         preset = load_preset(name)
         config = build(TrainConfig, preset["train"])
-        parameters = parameter_count(build(GPTConfig, preset["model"]))
+        parameters = count_parameters(build(GPTConfig, preset["model"]))
         size = on_disk(parameters, 8 * parameters, ema=True)
         rows = [{"step": step, "wall_s": 0.3} for step in (1, 2)]
         found = plan_session(

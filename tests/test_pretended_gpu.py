@@ -15,16 +15,16 @@ import pytest
 import torch
 from helpers import code_index, world
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.hardware import Hardware, choose_precision
-from kit.notebook.open_run import open_run
+from kit.base.run import open_run
 from kit.notebook.result import Result
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
 from kit.recipes.train import Training
-from kit.tuning.ab_results import load_choice
-from kit.tuning.ab_test import Task, TrialConfig
+from kit.tuning.trial_results import load_choice
+from kit.tuning.trials import Task, TrialConfig
 
 GIB = 2**30
 # What such cards report of themselves, and the preset of their memory.
@@ -66,7 +66,7 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
         memory_bytes=int(gib * GIB),
         capability=capability,
     )
-    for room in ("base.hardware", "notebook.open_run", "notebook.run_record", "recipes.active_run"):
+    for room in ("base.hardware", "base.run", "recipes.active_run"):
         monkeypatch.setattr(f"kit.{room}.detect", lambda: hw)
     quiet = SimpleNamespace(idle=100.0, nice=0.0)  # not two seconds of listening in each notebook
     monkeypatch.setattr("psutil.cpu_times_percent", lambda _seconds: quiet)
@@ -188,7 +188,7 @@ def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
 
 
 def test_05_judges_what_the_card_has(card, monkeypatch):
-    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", figures)
+    monkeypatch.setattr("kit.tuning.trials.measure_variant", figures)
     found = list(Benchmark(start()).run())
     _, _, _, compiles, tf32 = FOLLOWS[card.capability]
     has = {"torch.compile": compiles, "TF32 products": tf32, "Pinned memory": True}
@@ -206,7 +206,7 @@ def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypa
     """No file says that every switch was measured and does not pay."""
     monkeypatch.setenv("KIT_RUN", "nothing-runs")
     error = {"error": "RuntimeError: no kernel image is available for execution on the device"}
-    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", lambda *_: error)
-    with pytest.raises(ConfigError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
+    monkeypatch.setattr("kit.tuning.trials.measure_variant", lambda *_: error)
+    with pytest.raises(KitError, match=r"None of the .* variants ran.*no kernel image.*bench/"):
         list(Benchmark(start()).run())
     assert not open_run().path("speed.yaml").exists()

@@ -1,7 +1,5 @@
-"""Sound to codes and back: one checked clip, its spectrogram, the codec, the recogniser.
+"""Recordings, spectrograms, codecs and speech recognition.
 
-Of a codec there are two: a small one trained on one's own recordings (mel_codec.py), and that of a
-released XTTS-v2 (xtts_codec.py; its parts lie beside it).
-
-Knows no dataset and no speech model.
+Codecs (codec.py) turn waveforms into codes and back: a small one trained on the user's recordings
+(mel_codec.py), and those of released models (kit/releases/).
 """

@@ -1,137 +1,141 @@
-"""What a codec is: sound to codes and back, and nothing that only one of them has.
+"""The codec interface: waveform <-> codes, and codecs made, saved and loaded by name.
 
-Whoever prepares, trains, evaluates or speaks knows a codec by this contract alone. A new one is a
-file of its own, and an entry in `CODECS` (codec_kinds.py).
+Preparation, training, evaluation and speech use a codec through `Codec` alone. A new one is a file
+of its own and an entry in `CODECS`.
 
 Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
 
 import dataclasses
+import pkgutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kit.audio.fitting import Course
+from kit.audio.clip import resampled
+from kit.audio.fitting import FitSchedule
 from kit.audio.spectrogram import Mel, MelConfig, unpadded
-from kit.audio.waveform import resampled
+from kit.base.config import build
+from kit.base.errors import KitError
+from kit.base.formatting import nearest
+from kit.base.tensor_file import load_module, save_module
 
-
-class CodecError(ValueError):
-    """A codec that is missing, damaged or of another shape than its configuration."""
+# `kind` in the settings and in a codec's file -> its class, imported when it is chosen.
+CODECS = {
+    "mel": "kit.audio.mel_codec:MelCodec",
+    "xtts": "kit.releases.xtts_v2.codec:XTTSCodec",
+    "neucodec": "kit.releases.neucodec.codec:NeuCodec",
+}
 
 
 class CodecConfig(Protocol):
-    """Plain settings of a codec, a frozen dataclass: a preset's section `codec`."""
+    """Settings of a codec, a frozen dataclass: section `codec` of a preset."""
 
     kind: str  # its name in `CODECS`
-
-    @property
-    def frame_rate(self) -> float:
-        """Codes per second."""
+    frame_rate: float  # codes per second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StatedClip:
-    """A recording, its codes, and what a model that was told them knew at each."""
+class ClipWithStates:
+    """A recording, its codes, and the hidden states from which a model predicted them."""
 
     wave: Tensor  # (L,) at the codec's `sample_rate`
     codes: Tensor  # (N,)
-    states: Tensor  # (N, D), each the one that foretold its code
+    states: Tensor  # (N, D), each the one that predicted its code
 
 
 class Codec(Protocol):
-    """Sound <-> codes: an `nn.Module` made of a `CodecConfig`, whose weights say all that it is.
+    """An `nn.Module` made of its config, which turns waveforms into codes and back.
 
-    One that inherits from this needs `encode`, `decode` and the figures; what else is here serves
-    as it stands. Making one gives the shape alone, at no cost: weights are trained by `fit`, taken
-    by `take_release`, or loaded from a file.
+    A subclass needs `config_class`, `encode`, `decode` and the attributes without a default. Its
+    weights are trained by `fit`, read by `load_release`, or loaded from its file.
     """
 
+    config_class: type  # its `CodecConfig`
     config: CodecConfig
-    sample_rate: int  # Hz, of the waveforms that come out
+    sample_rate: int  # Hz, of decoded waveforms
     frame_rate: float  # codes per second
     vocab_size: int
-    context: int  # codes to either side that the samples of a code can depend on, none further
+    context: int  # codes on either side that can influence the samples of a code
     mel_config: MelConfig | None = None  # of the log-mels `encode_mels` takes; None: it takes none
-    # Of a codec that can make its sound of a model's states and a speaker; 0 where it cannot.
-    state_width: int = 0  # of the states that its sound is made of
-    state_context: int = 0  # as `context`, of such sound
-    speaker_width: int = 0  # of who speaks; 0 where the states tell enough of that
+    # For a codec that can decode from a model's hidden states and a speaker embedding.
+    state_width: int = 0  # of the hidden states; 0: it cannot
+    state_context: int = 0  # `context` when decoding from states
+    speaker_width: int = 0  # of the speaker embedding; 0: it takes none
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Of each number that a code stands for, the first changes fastest; else the vocabulary."""
+        """Number of values of each digit of a code, the fastest first; else the vocabulary."""
         return (self.vocab_size,)
 
     @property
-    def heard_rate(self) -> int:
-        """Hz, of the waveforms that go in: mostly that of those that come out."""
+    def input_sample_rate(self) -> int:
+        """Hz, of the waveforms that `encode` takes."""
         return self.sample_rate
 
     def samples(self, codes: int) -> int:
-        """How many samples the first `codes` codes of an utterance last."""
+        """Return how many samples the first `codes` codes of an utterance decode to."""
         return round(codes * self.sample_rate / self.frame_rate)
 
     @property
-    def ahead(self) -> int:
-        """Codes after a code that its samples can depend on; before it, `context` of them."""
+    def lookahead(self) -> int:
+        """Codes after a code that can influence its samples (before it: `context`)."""
         return self.context
 
-    def take_release(self, progress: Callable) -> str:
-        """Take weights that were trained elsewhere; whose, in words. "": it is trained here.
+    def load_release(self, progress: Callable) -> str:
+        """Fill it with released weights and describe them; "" for a codec that is trained here.
 
-        `progress(bytes, of bytes)` is called while they are fetched.
+        `progress(bytes, total_bytes)` is called during a download.
         """
         return ""
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:
-        """Mono waveform (B, L) in [-1, 1] at `heard_rate` -> codes (B, N), where the codec is.
+        """Mono waveform (B, L) in [-1, 1] at `input_sample_rate` -> codes (B, N).
 
-        The waveform may be on any device, as may all that the other methods take.
+        Inputs of all methods may be on any device; results are on the codec's.
         """
 
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
-        """The codes (N,) of clips (L,) of several lengths, where the codec is."""
+        """Clips (L,) of several lengths -> codes (N,) of each."""
         return [self.encode(wave[None])[0] for wave in waves]
 
     def encode_mels(self, mel: Tensor, frames: list[int]) -> list[Tensor]:
-        """The codes (N,) of log-mels (B, M, T), padded to one length, and the frames of each."""
+        """Padded log-mels (B, M, T) of `frames` frames each -> codes (N,) of each."""
         raise NotImplementedError
 
     @abstractmethod
     def decode(self, codes: Tensor, first: int = 0) -> Tensor:
-        """Codes (B, N) -> waveform (B, L), where the codec is: of as many `samples`.
+        """Codes (B, N) -> waveform (B, L), of as many `samples`.
 
-        `first` is the number of codes[:, 0] in its utterance, for a part cut out of one: with
-        `context` codes around it a part sounds as in the whole. Raises CodecError for a code
-        outside the vocabulary. One with a `state_width` takes two more by keyword: `states`
-        (B, N, `state_width`), each the one that foretold its code, and `speaker` (B,
-        `speaker_width`). Without them its sound is made of codes alone: its own round trip.
+        `first` is the index of codes[:, 0] in its utterance: a slice with `context` codes around it
+        decodes as in the full utterance. Raises KitError for a code outside the vocabulary. With a
+        `state_width`, it also takes `states` (B, N, `state_width`), each the one that predicted its
+        code, and `speaker` (B, `speaker_width`).
         """
 
-    def speaker_of(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Who speaks in a reference (L,) of `sample_rate` Hz, (`speaker_width`,).
+    def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
+        """Return the speaker embedding (`speaker_width`,) of a reference (L,).
 
-        Raises VoiceReferenceError for one that no voice can be heard in. Asked only of a codec
-        with a `speaker_width`.
+        Raises KitError for a reference that is too short or silent.
         """
         raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
-        """Encode and decode a clip (L,), both at `sample_rate`; the result is on the CPU."""
-        heard = resampled(wave, self.sample_rate, self.heard_rate)
-        return self.decode(self.encode(heard[None]))[0].cpu()
+        """Encode and decode a clip (L,) at `sample_rate`; the result is on the CPU."""
+        wave = resampled(wave, self.sample_rate, self.input_sample_rate)
+        return self.decode(self.encode(wave[None]))[0].cpu()
 
     def round_trips(self, wave: Tensor) -> dict[str, Tensor]:
-        """The `round_trip` of a clip (L,), and what other means would make of it, by name."""
+        """Return the `round_trip` of a clip (L,) and of other decoders that it has, by name."""
         return {"codec round trip": self.round_trip(wave)}
 
-    def course(self, held: list[Tensor]) -> Course | None:
-        """How long `fit` trains, judged by clips (L,) it never learns from; None: not at all."""
+    def fit_schedule(self, held_out: list[Tensor]) -> FitSchedule | None:
+        """Return how long to `fit`, evaluated on clips (L,); None for no training at all."""
         return None
 
     def fit(
@@ -140,60 +144,103 @@ class Codec(Protocol):
         device: str,
         precision: str,
         seed: int = 0,
-        course: Course | None = None,
+        fit_schedule: FitSchedule | None = None,
     ) -> Iterator[tuple[int, float]]:
-        """Train on clips (L,), yielding (step, loss); leaves it on the CPU in eval mode."""
+        """Train on clips (L,), yielding (step, loss); ends on the CPU in eval mode.
+
+        Without a `fit_schedule`, for `config.steps`.
+        """
         return iter(())
 
-    def sharpen(self, waves: list[Tensor], device: str, seed: int = 0) -> Iterator[tuple[int, int]]:
-        """Train what makes the sound further, so that it is not blurred; the codes stay.
+    def train_adversarial(
+        self, waves: list[Tensor], device: str, seed: int = 0
+    ) -> Iterator[tuple[int, int]]:
+        """Train the decoder further against critics, so that it does not blur; codes stay.
 
-        On the clips (L,) that it was fitted on, yielding (step, steps); nothing where it has no
-        such training.
+        On the clips (L,) of `fit`, yielding (step, steps); nothing if it has no such training.
         """
         return iter(())
 
     def train_vocoder(
         self, waves: list[Tensor], device: str, seed: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """Train the network that makes samples, after `sharpen`; codes stay.
-
-        On the clips (L,) that the codec was fitted on, yielding (step, steps); nothing where it
-        has no such network.
-        """
+        """Train its vocoder, as `train_adversarial` does its decoder."""
         return iter(())
 
-    def with_states(self, width: int) -> "Codec | None":
-        """A copy that can learn to make its sound of a model's states (..., `width`), too.
+    def with_state_inputs(self, width: int) -> "Codec | None":
+        """Return a copy with the same codes whose decoder can learn to use states (..., `width`).
 
-        Its codes are the same. None where it has no such training.
+        None if it has no such training.
         """
         return None
 
-    def learn_states(
-        self, clips: list[StatedClip], steps: int, device: str, seed: int = 0
+    def finetune_decoder(
+        self, clips: list[ClipWithStates], steps: int, device: str, seed: int = 0
     ) -> Iterator[tuple[int, int]]:
-        """Train what makes the sound on `clips`, yielding (step, of how many); the codes stay.
+        """Train the decoder on codes and states, yielding (step, total steps); codes stay.
 
-        `steps` for each part that is trained in its turn. Leaves it on the CPU in eval mode.
+        `steps` for each part that is trained. Ends on the CPU in eval mode.
         """
         raise NotImplementedError
 
-    def sound_error(self, clips: list[StatedClip]) -> float:
-        """How far the sound of the clips' codes and states is from them, as training sees it."""
+    def decoder_error(self, clips: list[ClipWithStates]) -> float:
+        """Return the loss of decoding the clips' codes and states."""
         raise NotImplementedError
+
+
+def require_codes(codes: Tensor, vocab_size: int) -> None:
+    """Raise KitError for codes outside the vocabulary."""
+    if not 0 <= int(codes.min()) <= int(codes.max()) < vocab_size:
+        raise KitError(f"Codes must be in 0..{vocab_size - 1}, got {codes.unique()}.")
 
 
 @torch.inference_mode()
 def mels_and_codes(
     codec: Codec, front_end: Mel, waves: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-mels (M, T) as `front_end` makes them, and codes (N,), of clips (L,) at `heard_rate`.
+    """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`.
 
-    Where the codec begins with the same log-mels, they are made once. The mels are on the device of
-    `front_end`, the codes on the codec's.
+    If the codec uses the same log-mels, they are computed once. Mels are on the device of
+    `front_end`, codes on the codec's.
     """
     if codec.mel_config == front_end.config:
         mel, frames = front_end.padded(waves)
         return unpadded(mel, frames), codec.encode_mels(mel, frames)
-    return front_end.log_mels(waves, codec.heard_rate), codec.encode_clips(waves)
+    return front_end.log_mels(waves, codec.input_sample_rate), codec.encode_clips(waves)
+
+
+def codec_config(values: dict) -> CodecConfig:
+    """Return the settings in plain `values`. Raises KitError for an unknown kind or value."""
+    kind = str(values.get("kind", "mel"))
+    if kind not in CODECS:
+        raise KitError(f"There is no codec `{kind}`.{nearest(kind, CODECS)}")
+    return build(codec_class(kind).config_class, values)
+
+
+def codec_class(kind: str) -> type:
+    return pkgutil.resolve_name(CODECS[kind])
+
+
+def make_codec(config: CodecConfig) -> Codec:
+    """Return the untrained codec that `config` describes."""
+    return codec_class(config.kind)(config)
+
+
+def save_codec(codec: Codec, path: Path) -> None:
+    """Write weights and configuration to one file, atomically."""
+    save_module(path, codec, config=dataclasses.asdict(codec.config))
+
+
+def load_codec(path: Path, fix: str = "run notebook 01_data_prep.") -> Codec:
+    """Load the codec saved at `path`, in eval mode.
+
+    Raises KitError, with `fix`, when it is missing, damaged, or of an unknown kind.
+    """
+    return load_module(path, _from_header, KitError, fix)
+
+
+def _from_header(header: dict) -> Codec:
+    kind = header["config"].get("kind", "mel")
+    if kind not in CODECS:
+        raise KitError(f"a codec of the unknown kind `{kind}`")
+    return make_codec(codec_config(header["config"]))

@@ -1,9 +1,8 @@
-"""How long the codec and the recogniser are trained: as long as a corpus asks.
+"""Training of the small networks (codec, recogniser) for as long as a corpus needs.
 
-A `Course` is a cycle of `steps` steps with warm-up and decay (one cycle: Smith and Topin 2018),
-then a look at held-out clips; while the figure is not good enough and still falls, another cycle of
-twice the length (warm restarts: Loshchilov and Hutter 2017), until the minutes are up. What is kept
-are the weights of the cycle that ended best. Knows a loss and a figure; nothing of sound or text.
+A cycle of `steps` steps with warm-up and decay (Smith and Topin 2018) is followed by another of
+twice the length (warm restarts: Loshchilov and Hutter 2017) while the held-out metric still
+improves, is not good enough, and the time limit allows. The weights of the best cycle are kept.
 """
 
 import copy
@@ -16,27 +15,24 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.config import require_within
-from kit.base.gradients import descend, loss_scaler
+from kit.base.errors import TrainError
+from kit.base.gradients import backward_and_step, loss_scaler
 from kit.base.hardware import autocast
 
-PATIENCE = 20  # steps in a row that fp16 may overflow while its scale is sought
-TRIED_STEPS = 20  # after which a first cycle's length is foretold
-
-
-class CourseError(ValueError):
-    """A training that went astray; the message says where, and what to do."""
+MAX_OVERFLOWS = 20  # steps in a row that fp16 may overflow while its loss scale settles
+TIMED_STEPS = 20  # after which the duration of the first cycle is predicted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CourseConfig:
+class FitConfig:
     """How long a small network is trained."""
 
     steps: int = 400  # optimiser steps of the first cycle
-    least_steps: int = 0  # a first cycle is shortened down to these, to end in time; 0: it is not
-    minutes: float = 20.0  # no further cycle begins that would end after these
-    good: float = 0.0  # held-out figure that is good enough
-    least_gain: float = 0.02  # share by which a cycle must lower the figure, or it falls no more
-    look_every: int = 100  # steps between two looks at the held-out clips
+    least_steps: int = 0  # the first cycle may be shortened to these, to end in time; 0: it may not
+    minutes: float = 20.0  # no further cycle starts that would end after these
+    good: float = 0.0  # held-out metric that is good enough
+    least_gain: float = 0.02  # relative improvement per cycle below which training stops
+    look_every: int = 100  # steps between evaluations on held-out clips
 
     def __post_init__(self):
         require_within(self, 2, 1e9, "steps")
@@ -46,126 +42,118 @@ class CourseConfig:
         require_within(self, 1, 1e9, "look_every")
 
 
-class Course:
-    """Where one training stands: how many steps it takes, and why it ends.
+class FitSchedule:
+    """Decides how many steps a training takes, and records why it ended.
 
-    `look()` returns the held-out figure, lower is better; without it there is one cycle. The end
-    follows from figures and steps alone unless the minutes run out, so it is repeatable.
+    `evaluate()` returns the held-out metric, lower is better; without it there is one cycle. Unless
+    the time runs out, the end depends on metrics and steps alone, so it is repeatable.
     """
 
     def __init__(
         self,
-        config: CourseConfig,
-        look: Callable[[], float] | None = None,
+        config: FitConfig,
+        evaluate: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.config = config
-        self.look = look
+        self.evaluate = evaluate
         self.clock = clock
         self.step = 0
-        self.cycle_steps = config.steps  # of the cycle it is in
-        self.steps = config.steps  # in all, up to the end of that cycle
-        self.looks: list[tuple[int, float]] = []  # (step, figure)
-        self.ends: list[float] = []  # the figure at the end of each cycle
-        self.ended_best = False  # whether the last step ended a cycle, and none ended better
+        self.cycle_steps = config.steps  # of the current cycle
+        self.steps = config.steps  # up to the end of the current cycle
+        self.metrics: list[tuple[int, float]] = []  # (step, held-out metric)
+        self.cycle_metrics: list[float] = []  # at the end of each cycle
+        self.is_best = False  # whether the last step ended the best cycle so far
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
-        self.reason = ""  # why it has ended
-        self.began_s = clock()
+        self.reason = ""  # why training ended
+        self.start_s = clock()
 
     @property
     def done(self) -> bool:
         return bool(self.reason)
 
     @property
-    def cut_short(self) -> bool:
-        """Whether only the minutes ended it."""
-        return self.reason == self._out_of_time
+    def timed_out(self) -> bool:
+        return self.reason == self._time_limit
 
     @property
-    def _out_of_time(self) -> str:
-        return f"the limit of {self.config.minutes:g} minutes, while it still got better"
+    def _time_limit(self) -> str:
+        return f"the limit of {self.config.minutes:g} minutes, while still improving"
 
     @property
     def figure(self) -> float:
-        """The held-out figure: of the last look, and once done of what is kept; NaN before any."""
+        """The latest held-out metric, or the best cycle's once done; NaN before the first."""
         if self.done:
-            return min(self.ends)
-        return self.looks[-1][1] if self.looks else math.nan
+            return min(self.cycle_metrics)
+        return self.metrics[-1][1] if self.metrics else math.nan
 
     @property
     def ending(self) -> str:
-        """Where and why it ended, in words."""
-        skipped = f", {self.skipped} of them left out (fp16 overflows)" if self.skipped else ""
+        """Where and why training ended, as a phrase."""
+        skipped = f" ({self.skipped} skipped after fp16 overflows)" if self.skipped else ""
         return f"after {self.step:,} steps{skipped}: {self.reason}"
 
     def advance(self, loss: float, taken: bool) -> bool:
-        """Count a step, `taken` or left out; whether a cycle begins after it."""
+        """Count a step, `taken` or skipped; return whether a new cycle starts after it."""
         self.step += 1
         self.losses.append(loss)
         self.skipped += not taken
         at_end = self.step == self.steps
-        self.ended_best = False
-        if self.look and (at_end or self.step % self.config.look_every == 0):
-            self.looks.append((self.step, self.look()))
+        self.is_best = False
+        if self.evaluate and (at_end or self.step % self.config.look_every == 0):
+            self.metrics.append((self.step, self.evaluate()))
         if not at_end:
-            return self.step == TRIED_STEPS and self._shortened()
-        self.ends.append(self.figure)
-        self.ended_best = self.figure == min(self.ends)
-        further_steps = self._further_steps()
-        self.reason = self._reason(further_steps)
+            return self.step == TIMED_STEPS and self._shorten()
+        self.cycle_metrics.append(self.figure)
+        self.is_best = self.figure == min(self.cycle_metrics)
+        # The next cycle has twice as many steps, or what time is left for.
+        next_steps = min(2 * self.cycle_steps, self._steps_left(2 * self.cycle_steps))
+        self.reason = self._reason_to_end(next_steps)
         if self.done:
             return False
-        self.cycle_steps = further_steps
-        self.steps += further_steps
+        self.cycle_steps = next_steps
+        self.steps += next_steps
         return True
 
-    def _shortened(self) -> bool:
-        """Whether the first cycle begins anew, shorter: as long, it would not end in time here."""
+    def _shorten(self) -> bool:
+        """Restart the first cycle with fewer steps if it would not end in time, and say whether."""
         config = self.config
         if not config.least_steps or not config.minutes:
             return False
-        fitting = max(config.least_steps, self._room(config.steps))
-        if fitting >= config.steps - self.step:
+        shorter = max(config.least_steps, self._steps_left(config.steps))
+        if shorter >= config.steps - self.step:
             return False
-        self.cycle_steps = fitting
-        self.steps = self.step + fitting
+        self.cycle_steps = shorter
+        self.steps = self.step + shorter
         return True
 
-    def _further_steps(self) -> int:
-        """Steps of another cycle: twice as many, or what the minutes leave room for."""
-        return min(2 * self.cycle_steps, self._room(2 * self.cycle_steps))
-
-    def _room(self, wanted: int) -> int:
-        """Steps that fit into the minutes left; `wanted` where no time has passed yet."""
-        elapsed_s = self.clock() - self.began_s
+    def _steps_left(self, unknown: int) -> int:
+        """Steps that the remaining minutes allow; `unknown` when no time has passed yet."""
+        elapsed_s = self.clock() - self.start_s
         left_s = 60 * self.config.minutes - elapsed_s
-        return int(left_s * self.step / elapsed_s) if elapsed_s else wanted
+        return int(left_s * self.step / elapsed_s) if elapsed_s else unknown
 
-    def _reason(self, further_steps: int) -> str:
-        """Why to end here; "" to go on."""
-        if self.look is None:
-            return "no held-out clips to look at: the least number of steps"
+    def _reason_to_end(self, next_steps: int) -> str:
+        if self.evaluate is None:
+            return "no held-out clips to evaluate, so only the minimum number of steps"
         if self.figure <= self.config.good:
             return "good enough"
-        if len(self.ends) > 1 and self.figure > (1 - self.config.least_gain) * min(self.ends[:-1]):
-            return "falls no more"
-        if further_steps < self.cycle_steps:  # a shorter cycle would undo what this one has learnt
-            return self._out_of_time if self.config.minutes else "the steps asked for"
+        best_before = min(self.cycle_metrics[:-1], default=math.inf)
+        if self.figure > (1 - self.config.least_gain) * best_before:
+            return "no further improvement"
+        if next_steps < self.cycle_steps:  # a shorter cycle would undo this one
+            return self._time_limit if self.config.minutes else "one cycle was asked for"
         return ""
 
     def follow(
         self, steps: Iterable[tuple[int, float]], progress: Callable[[int, int, str], None]
     ) -> dict:
-        """Train to the end, `progress(step, steps, detail)` along the way; returns `record()`."""
+        """Train to the end, calling `progress(step, steps, detail)`; returns `record()`."""
         for step, _ in steps:
-            progress(step, max(self.steps, step), self.line())
+            metric = f"   held-out {self.figure:.3f}" if self.metrics else ""
+            progress(step, max(self.steps, step), f"loss {self.recent_loss:.3f}{metric}")
         return self.record()
-
-    def line(self) -> str:
-        """The latest loss and held-out figure, for a line of progress."""
-        held = f"   held-out {self.figure:.3f}" if self.looks else ""
-        return f"loss {self.recent_loss:.3f}{held}"
 
     @property
     def recent_loss(self) -> float:
@@ -173,22 +161,22 @@ class Course:
         return sum(recent) / max(1, len(recent))
 
     def record(self) -> dict:
-        """The figures for a run's record."""
+        """Return the entries of a run's report."""
         return {
             "loss": self.recent_loss,
             "held_out": self.figure,
             "steps": self.step,
-            "seconds": round(self.clock() - self.began_s, 1),
+            "seconds": round(self.clock() - self.start_s, 1),
             "ended": self.reason,
-            "cut_short": self.cut_short,
-            "minutes": self.config.minutes,  # it had, at most
+            "cut_short": self.timed_out,
+            "minutes": self.config.minutes,  # the limit
             "overflows": self.skipped,
-            "held_out_by_step": [list(pair) for pair in self.looks],
+            "held_out_by_step": [list(pair) for pair in self.metrics],
         }
 
 
-def train_course(
-    course: Course,
+def fit_model(
+    fit_schedule: FitSchedule,
     model: nn.Module,
     batch_loss: Callable[[], Tensor],
     device: str,
@@ -198,46 +186,46 @@ def train_course(
     warmup_share: float,
     clip_norm: float | None = None,
 ) -> Iterator[tuple[int, float]]:
-    """AdamW on `batch_loss()` for as long as `course` says, yielding (step, loss).
+    """Train with AdamW on `batch_loss()` until the schedule ends, yielding (step, loss).
 
-    `model` goes to `device`, and is left on the CPU in eval mode. Raises CourseError where the loss
-    is not finite, in fp16 where it stays so.
+    Moves `model` to `device`, and leaves it on the CPU in eval mode. Raises TrainError when the
+    loss is not finite (in fp16: for MAX_OVERFLOWS steps in a row).
     """
     model.to(device).train()
     scaler = loss_scaler(device, precision)
-    astray = 0  # steps in a row
-    best = None  # the weights that ended a cycle best
+    not_finite = 0  # steps in a row
+    best_weights = None
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=lr, betas=betas, weight_decay=0.01, fused=True
     )
-    schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
-    while not course.done:
+    lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
+    while not fit_schedule.done:
         with autocast(device, precision):
             loss = batch_loss()
-        astray = 0 if math.isfinite(loss.item()) else astray + 1
-        if astray > (PATIENCE if scaler.is_enabled() else 0):
-            raise CourseError(
-                f"The loss was {loss.item()} at step {course.step + 1}. Lower `lr` (now {lr:g}) or "
-                "turn mixed precision off, and look among the recordings for one with absurd "
-                "samples; then run again. Nothing of this training was kept."
+        not_finite = 0 if math.isfinite(loss.item()) else not_finite + 1
+        if not_finite > (MAX_OVERFLOWS if scaler.is_enabled() else 0):
+            raise TrainError(
+                f"The loss was {loss.item()} at step {fit_schedule.step + 1}. Lower `lr` (now "
+                f"{lr:g}), turn mixed precision off, or look for a recording with absurd samples; "
+                "then run again. Nothing of this training was kept."
             )
-        taken = descend(loss, optimizer, scaler, clip_norm)
+        taken = backward_and_step(loss, optimizer, scaler, clip_norm)
         if taken:
-            schedule.step()
-        anew = course.advance(loss.item(), taken)
-        if course.ended_best:
-            best = copy.deepcopy(model.state_dict())
-        yield course.step, loss.item()
-        if anew:
-            schedule = one_cycle(optimizer, lr, course.cycle_steps, warmup_share)
-    if best is not None:
-        model.load_state_dict(best)
+            lr_schedule.step()
+        new_cycle = fit_schedule.advance(loss.item(), taken)
+        if fit_schedule.is_best:
+            best_weights = copy.deepcopy(model.state_dict())
+        yield fit_schedule.step, loss.item()
+        if new_cycle:
+            lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
+    if best_weights is not None:
+        model.load_state_dict(best_weights)
     model.cpu().eval()
 
 
 def one_cycle(
     optimizer: torch.optim.Optimizer, lr: float, steps: int, warmup_share: float
 ) -> torch.optim.lr_scheduler.OneCycleLR:
-    # PyTorch divides by the steps of warm-up less one, which must not be 0.
+    # PyTorch divides by the number of warm-up steps less one, which must not be 0.
     share = warmup_share if warmup_share * steps != 1 else 1.5 / steps
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=share)

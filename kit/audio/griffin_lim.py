@@ -1,8 +1,7 @@
-"""A phase for magnitudes: fast Griffin-Lim (Perraudin et al. 2013).
+"""Magnitude spectrogram -> waveform with fast Griffin-Lim (Perraudin et al. 2013).
 
-Back and forth between spectrum and sound, keeping the wanted magnitudes and the phases that came
-out. Everything in it is local: a part of an utterance, with `context` frames around it, gets the
-sound it has in the whole. Knows frames and samples; nothing of codes or mels.
+Every step is local: a slice of an utterance with `context` frames around it gets the same samples
+as in the full utterance, which is what makes streaming exact.
 
 Shapes: B batch, T frames, F frequency bins, L samples.
 """
@@ -12,32 +11,32 @@ import math
 import torch
 from torch import Tensor, nn
 
-NOISE_FRAMES = 128  # the starting phase repeats after so many frames, too late to be heard
+NOISE_FRAMES = 128  # the random initial phase repeats after this many frames, inaudibly
 MOMENTUM = 0.99
 
 
 def overlap_add(frames: Tensor, hop: int) -> Tensor:
-    """Frames (B, T, n), each `hop` samples after the last -> their sum (B, (T - 1) * hop + n)."""
+    """Sum frames (B, T, n), each `hop` samples after the last, to (B, (T - 1) * hop + n)."""
     parts = frames.unflatten(-1, (-1, hop)).unbind(2)  # n / hop times (B, T, hop)
     total = frames.new_zeros(len(frames), frames.shape[1] + len(parts) - 1, hop)
-    for late, part in enumerate(parts):
-        total[:, late : late + frames.shape[1]] += part
+    for shift, part in enumerate(parts):
+        total[:, shift : shift + frames.shape[1]] += part
     return total.flatten(1)
 
 
 def windowed_sum(spectrum: Tensor, window: Tensor, hop: int) -> Tensor:
-    """Spectrum (B, T, F) -> its windowed frames, added up (B, (T - 1) * hop + n_fft)."""
+    """Inverse-transform a spectrum (B, T, F), window and overlap-add its frames."""
     return overlap_add(torch.fft.irfft(spectrum, len(window)).mul_(window), hop)
 
 
-def window_weight(window: Tensor, frames: int, hop: int) -> Tensor:
-    """What each sample of a `windowed_sum` of so many frames is to be divided by (1, ...)."""
+def window_envelope(window: Tensor, frames: int, hop: int) -> Tensor:
+    """Return the sum of squared windows (1, L) that a `windowed_sum` must be divided by."""
     square = window.square().expand(1, frames, -1)
-    return overlap_add(square, hop).clamp(min=1e-8)  # a window begins with 0
+    return overlap_add(square, hop).clamp(min=1e-8)  # a Hann window starts at 0
 
 
-def uncentred(wave: Tensor, window: Tensor, frames: int, hop: int) -> Tensor:
-    """The samples (B, frames * hop) of a `windowed_sum` whose frames are centred."""
+def trim_centering(wave: Tensor, window: Tensor, frames: int, hop: int) -> Tensor:
+    """Cut the padding of centred frames from a `windowed_sum`: (B, frames * hop)."""
     return wave[:, len(window) // 2 :][:, : frames * hop]
 
 
@@ -57,30 +56,30 @@ class GriffinLim(nn.Module):
 
     @property
     def context(self) -> int:
-        """Frames to either side that a frame's samples can depend on, and none further.
+        """Frames on either side that can influence a frame's samples.
 
-        A frame hears those its window overlaps, one more ring of them in every iteration.
+        Each iteration spreads the influence by the frames that a window overlaps.
         """
         overlap = self.n_fft // self.hop
         return (overlap - 1) * self.iters + math.ceil(overlap / 2)
 
     def forward(self, magnitude: Tensor, first: int = 0) -> Tensor:
-        """The sound of frames `first`, `first` + 1 ... of an utterance.
+        """Reconstruct the waveform; `first` is the index of the first frame in its utterance.
 
-        Their phase starts from noise that follows from a frame's number alone.
+        The initial phase of a frame is noise that depends only on its index in the utterance.
         """
         magnitude, frames = magnitude.mT, magnitude.shape[-1]
-        weight = window_weight(self.window, frames, self.hop)
-        number = torch.arange(first, first + frames, device=self.window.device)
-        spectrum = magnitude * self.start[number % NOISE_FRAMES]
-        before = torch.zeros_like(spectrum)
+        envelope = window_envelope(self.window, frames, self.hop)
+        index = torch.arange(first, first + frames, device=self.window.device)
+        spectrum = magnitude * self.start[index % NOISE_FRAMES]
+        previous = torch.zeros_like(spectrum)
         magnitude = magnitude.to(spectrum.dtype)
         for _ in range(self.iters):  # in place: a fifth less time
-            wave = windowed_sum(spectrum, self.window, self.hop).div_(weight)
+            wave = windowed_sum(spectrum, self.window, self.hop).div_(envelope)
             rebuilt = torch.fft.rfft(wave.unfold(-1, self.n_fft, self.hop) * self.window)
-            # rebuilt + MOMENTUM * (rebuilt - before), but for a factor that turns no phase.
-            angles = torch.sub(rebuilt, before, alpha=MOMENTUM / (1 + MOMENTUM))
+            # rebuilt + MOMENTUM * (rebuilt - previous), up to a factor that does not change phases.
+            angles = torch.sub(rebuilt, previous, alpha=MOMENTUM / (1 + MOMENTUM))
             spectrum = angles.sgn_().mul_(magnitude)
-            before = rebuilt
-        wave = windowed_sum(spectrum, self.window, self.hop).div_(weight)
-        return uncentred(wave, self.window, frames, self.hop)
+            previous = rebuilt
+        wave = windowed_sum(spectrum, self.window, self.hop).div_(envelope)
+        return trim_centering(wave, self.window, frames, self.hop)

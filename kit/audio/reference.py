@@ -1,7 +1,4 @@
-"""A recording of whoever is to be spoken like: checked, and cut into pieces to listen to.
-
-Any recording will do whose length and loudness let a voice be heard: several channels become one,
-any rate becomes the one asked for. Knows no model.
+"""Recordings of the voice to speak with: checked, and turned into log-mels.
 
 Shapes: L samples, M mels, T frames.
 """
@@ -9,22 +6,18 @@ Shapes: L samples, M mels, T frames.
 import torch
 from torch import Tensor
 
+from kit.audio.clip import load_wave, resampled
 from kit.audio.spectrogram import Mel
-from kit.audio.waveform import load_wave, resampled
+from kit.base.errors import SpeechError
 
-LEAST_S = 0.33  # of a piece; what is left over and shorter is left out
-SILENT = 0.005  # of full scale: quieter is no voice
-
-
-class VoiceReferenceError(ValueError):
-    """A reference that no voice can be heard in; the message says what to record instead."""
+MIN_PIECE_S = 0.33  # shorter remainders are dropped
+MIN_PEAK = 0.005  # of full scale
 
 
 def load_reference(path: str, sample_rate: int, longest_s: float = 30.0) -> Tensor:
-    """The first `longest_s` seconds (L,) of the recording at `path`, mono, at `sample_rate`.
+    """Return the first `longest_s` seconds (L,) of a recording, mono, at `sample_rate`.
 
-    Raises DatasetError for a file that cannot be read, and VoiceReferenceError as
-    `require_reference` does.
+    Raises DatasetError for a file that cannot be read, and SpeechError as `require_reference` does.
     """
     wave = load_wave(path, sample_rate)[: round(longest_s * sample_rate)]
     require_reference(wave, sample_rate, str(path))
@@ -32,23 +25,23 @@ def load_reference(path: str, sample_rate: int, longest_s: float = 30.0) -> Tens
 
 
 def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference") -> None:
-    """Raise VoiceReferenceError for a waveform (L,) that is too short, silent or no mono sound."""
+    """Raise SpeechError for a waveform that is too short, silent, not mono or not finite."""
     if wave.ndim != 1:
-        raise VoiceReferenceError(
+        raise SpeechError(
             f"{name} has the shape {tuple(wave.shape)}: give one waveform (samples,), the mean of "
             "its channels."
         )
     seconds = len(wave) / sample_rate
-    if seconds < LEAST_S:
-        raise VoiceReferenceError(
-            f"{name} lasts {seconds:.2f} s: at least {LEAST_S} s are needed, and 6 s or more of "
-            "one person speaking are better."
+    if seconds < MIN_PIECE_S:
+        raise SpeechError(
+            f"{name} lasts {seconds:.2f} s: at least {MIN_PIECE_S} s are needed, and 6 s or more "
+            "of one person speaking are better."
         )
     if not bool(torch.isfinite(wave).all()):
-        raise VoiceReferenceError(f"{name} holds samples that are not finite: export it again.")
+        raise SpeechError(f"{name} has samples that are not finite: export it again.")
     peak = float(wave.abs().max())
-    if peak < SILENT:
-        raise VoiceReferenceError(
+    if peak < MIN_PEAK:
+        raise SpeechError(
             f"{name} is silent (peak {peak:.4f} of full scale): choose a recording with speech in "
             "it, or record it louder."
         )
@@ -57,24 +50,22 @@ def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference
 def reference_mels(
     wave: Tensor, sample_rate: int, front_end: Mel, longest_s: float = 30.0, piece_s: float = 4.0
 ) -> list[Tensor]:
-    """Log-mels (M, T) of the pieces of a reference (L,), as a released XTTS-v2 listens to one.
+    """Return log-mels (M, T) of consecutive pieces of a reference (L,), as XTTS-v2 takes them.
 
-    Of `longest_s` seconds, `piece_s` at a time; what becomes of the pieces is averaged. The
-    defaults are those of the release's configuration (`gpt_cond_len`, `gpt_cond_chunk_len`).
-    Raises VoiceReferenceError as `require_reference` does.
+    The model averages its conditioning over the pieces. The defaults are those of the release's
+    configuration (`gpt_cond_len`, `gpt_cond_chunk_len`). Raises SpeechError as `require_reference`.
     """
     require_reference(wave, sample_rate)
     rate = front_end.config.sample_rate
     wave = resampled(wave, sample_rate, rate)[: round(longest_s * rate)]
     pieces = wave.split(round(piece_s * rate))
-    long_enough = [piece for piece in pieces if len(piece) >= LEAST_S * rate]
-    return [front_end.clip_mel(piece, rate) for piece in long_enough]
+    return [front_end.clip_mel(piece, rate) for piece in pieces if len(piece) >= MIN_PIECE_S * rate]
 
 
 def reference_mel(mel: Tensor, frames: int) -> Tensor:
-    """The loudest `frames` in a row of a log-mel (M, T), repeated first when there are too few.
+    """Return the loudest `frames` in a row of a log-mel (M, T), which is repeated if shorter.
 
-    Not the middle: in one of ten recordings of a person that is a pause, which has no voice in it.
+    The middle would be a pause in one of ten recordings.
     """
     while mel.shape[-1] < frames:
         mel = torch.cat((mel, mel), dim=-1)

@@ -1,27 +1,34 @@
-"""The kit's ears: waveform -> log-mel and log-magnitude spectrogram, by torch alone.
+"""Waveform -> log-mel and log-magnitude spectrograms, with torch alone.
 
-One front end for all that listens: the recogniser, the references a voice is conditioned on, the
-pictures. A codec may begin with the same, or with anything else. A voice is spoken from these long
-after it was trained, where torchaudio may not be: its last release pairs with one release of torch.
-Knows nothing of codecs.
+One front end for the recogniser, the voice references and the pictures; a codec may use another. It
+does without torchaudio, whose every release needs one release of torch: voices outlive that.
 
 Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
 
 import dataclasses
 import math
+import pkgutil
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.waveform import load_wave, resampled
-from kit.base.config import require_within
+from kit.audio.clip import load_wave, resampled
+from kit.base.config import build, require_within
+from kit.base.errors import KitError
+from kit.base.formatting import nearest
 
-# Slaney's scale: 15 mels to 1000 Hz in equal steps, from there 27 to each factor of 6.4.
+# Slaney's mel scale: 15 mels to 1000 Hz in equal steps, from there 27 per factor of 6.4.
 LINEAR_HZ = 1000.0
 LINEAR_MELS = 15.0
 LOG_STEP = math.log(6.4) / 27
+
+# `kind` in section `front_end` of the settings -> its class, imported when it is chosen.
+FRONT_ENDS = {
+    "mel": "kit.audio.spectrogram:Mel",
+    "xtts": "kit.releases.xtts_v2.mel:XTTSMel",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +40,6 @@ class MelConfig:
 
     @property
     def frames_per_s(self) -> float:
-        """Mel frames per second."""
         return self.sample_rate / self.hop_length
 
     def __post_init__(self):
@@ -50,10 +56,11 @@ class Mel(nn.Module):
     """Waveform (B, L) -> log-mel (B, M, T) and log-magnitude (B, F, T), natural logarithm.
 
     Frames are centred, `hop_length` samples apart, under a Hann window of `n_fft`. Waveforms may be
-    on any device; what is made of them is where the module is.
+    on any device; results are on the module's.
     """
 
-    in_pieces = False  # whether a long reference is heard piece by piece (`reference_mels`)
+    config_class = MelConfig
+    in_pieces = False  # whether a long reference is processed piece by piece (`reference_mels`)
 
     def __init__(self, config: MelConfig = DEFAULT_MEL):
         super().__init__()
@@ -61,41 +68,40 @@ class Mel(nn.Module):
         self.n_fft = config.n_fft
         self.hop = config.hop_length
         self.spectrogram = nn.Module()
-        self.scale = nn.Module()  # named as in files of codecs
+        self.scale = nn.Module()  # named as in codec files
         self.spectrogram.window = nn.Buffer(torch.hann_window(config.n_fft))
         self.scale.fb = nn.Buffer(filters(config.sample_rate, config.n_fft, config.n_mels))
 
     def forward(self, wave: Tensor) -> tuple[Tensor, Tensor]:
-        magnitude = self.magnitude(self.long_enough(wave))
+        magnitude = self.magnitude(self.pad_short(wave))
         return self.log_scale(magnitude), magnitude.clamp(min=1e-2).log()
 
     def log_mel(self, wave: Tensor) -> Tensor:
-        """Waveform (B, L) -> log-mel (B, M, T) alone, a row at a time: one stays in the caches."""
-        rows = self.long_enough(wave.to(self.spectrogram.window.device)).split(1)
+        """Waveform (B, L) -> log-mel (B, M, T) alone, row by row: one row fits in the caches."""
+        rows = self.pad_short(wave.to(self.spectrogram.window.device)).split(1)
         return torch.cat([self.log_scale(self.magnitude(row)) for row in rows])
 
     @torch.no_grad()
     def clip_mel(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Log-mel (M, T) of one clip (L,) of `sample_rate` Hz; no samples are a short silence."""
+        """Return the log-mel (M, T) of a clip (L,); an empty one becomes a short silence."""
         return self.log_mel(resampled(wave, sample_rate, self.config.sample_rate)[None])[0]
 
     @torch.no_grad()
     def log_mels(self, waves: list[Tensor], sample_rate: int) -> list[Tensor]:
-        """Log-mels (M, T) of clips (L,) of several lengths, of `sample_rate` Hz, in one go."""
-        mel, frames = self.padded(
-            [resampled(w, sample_rate, self.config.sample_rate) for w in waves]
-        )
+        """Return the log-mels (M, T) of clips (L,) of several lengths, as one batch."""
+        rate = self.config.sample_rate
+        mel, frames = self.padded([resampled(wave, sample_rate, rate) for wave in waves])
         return unpadded(mel, frames)
 
     def padded(self, waves: list[Tensor]) -> tuple[Tensor, list[int]]:
-        """Log-mels of clips (L,), padded with silence to (B, M, T), and the frames of each."""
+        """Return log-mels of clips (L,), padded with silence to (B, M, T), and frames per clip."""
         longest = max(len(w) for w in waves)
         mel = self.log_mel(torch.stack([F.pad(w, (0, longest - len(w))) for w in waves]))
         return mel, [len(w) // self.hop + 1 for w in waves]
 
-    def long_enough(self, wave: Tensor) -> Tensor:
-        least = max(4 * self.hop, self.n_fft // 2 + 1)  # what reflect padding needs
-        return F.pad(wave, (0, max(0, least - wave.shape[-1])))
+    def pad_short(self, wave: Tensor) -> Tensor:
+        min_samples = max(4 * self.hop, self.n_fft // 2 + 1)  # what reflect padding needs
+        return F.pad(wave, (0, max(0, min_samples - wave.shape[-1])))
 
     def log_scale(self, magnitude: Tensor) -> Tensor:
         """Magnitudes (B, F, T) -> log-mel (B, M, T)."""
@@ -110,23 +116,49 @@ class Mel(nn.Module):
 
 
 def squared_magnitude(spectrum: Tensor) -> Tensor:
-    """Of complex numbers of any shape. By abs() a CPU takes a complex copy, four times as long."""
+    """Square complex numbers; on a CPU four times as fast as with abs(), which copies them."""
     return torch.addcmul(spectrum.real.square(), spectrum.imag, spectrum.imag)
 
 
 def unpadded(mel: Tensor, frames: list[int]) -> list[Tensor]:
-    """The rows (M, T) of a padded batch (B, M, T), without what was padded."""
+    """Split a padded batch (B, M, T) into rows (M, T) of `frames` each."""
     return [row[:, :count] for row, count in zip(mel, frames)]
 
 
 def load_mel(path: str, front_end: Mel) -> Tensor:
-    """Log-mel (M, T) of the recording at `path`."""
+    """Return the log-mel (M, T) of the recording at `path`."""
     rate = front_end.config.sample_rate
     return front_end.clip_mel(load_wave(path, rate), rate)
 
 
+def front_end_config(values: dict) -> MelConfig:
+    """Return the settings in plain `values`. Raises KitError for an unknown kind or value."""
+    values = dict(values)
+    kind = str(values.pop("kind", "mel"))
+    if kind not in FRONT_ENDS:
+        raise KitError(f"There is no front end `{kind}`.{nearest(kind, FRONT_ENDS)}")
+    return build(front_end_class(kind).config_class, values)
+
+
+def make_front_end(config: MelConfig) -> Mel:
+    return front_end_class(front_end_kind(config))(config)
+
+
+def front_end_class(kind: str) -> type:
+    return pkgutil.resolve_name(FRONT_ENDS[kind])
+
+
+def front_end_kind(config: MelConfig) -> str:
+    return getattr(config, "kind", "mel")
+
+
+def recognizer_mel(config: MelConfig) -> MelConfig:
+    """Return the recogniser's log-mels: those of the references, unless they are XTTS's."""
+    return config if front_end_kind(config) == "mel" else DEFAULT_MEL
+
+
 def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
-    """Triangles (F, M), equally spaced on Slaney's scale and of equal area (Slaney 1998)."""
+    """Return triangular filters (F, M) of equal area on Slaney's mel scale (Slaney 1998)."""
     top = LINEAR_MELS + math.log(sample_rate / 2 / LINEAR_HZ) / LOG_STEP
     mels = torch.linspace(0, top, n_mels + 2)
     logarithmic = LINEAR_HZ * torch.exp(LOG_STEP * (mels - LINEAR_MELS))
@@ -135,9 +167,9 @@ def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
 
 
 def triangles(hz: Tensor, sample_rate: int, n_fft: int) -> Tensor:
-    """Filters (F, M) of equal area, each over three neighbours among the frequencies `hz` (M + 2,).
+    """Return filters (F, M) of equal area, each over three neighbours of `hz` (M + 2,).
 
-    It rises from the first to the second and falls to the third.
+    A filter rises from the first frequency to the second and falls to the third.
     """
     left = hz[:-2]
     middle = hz[1:-1]

@@ -1,15 +1,12 @@
-"""Log-magnitudes -> sound by a network: an inverse Fourier head, after Vocos (Siuzdak 2023).
+"""Log-magnitudes -> waveform by a network with an inverse Fourier head (Vocos: Siuzdak 2023).
 
-Griffin-Lim goes back and forth until a phase fits the magnitudes. This says in one go which phase
-each bin has and what its magnitude lacks, and one inverse transform makes samples of that: no
-upsampling layers, a third of the context. It learns from spectrograms of what it made, through
-windows short enough for the pulses of a voice and long enough for its harmonics, first by their
-error, then against critics (sharpening.py). Knows frames and samples; nothing of codes or mels.
+It predicts each bin's phase and a correction of its magnitude, then takes one inverse transform: no
+upsampling layers, and a third of Griffin-Lim's context. It learns from multi-resolution
+spectrograms, first by L1 loss, then against critics (adversarial.py).
 
 Shapes: B batch, F frequency bins, T frames, C channels, L samples.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
@@ -17,135 +14,111 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.convnext import Block
-from kit.audio.griffin_lim import uncentred, window_weight, windowed_sum
-from kit.audio.sharpening import Views, sharpen, train_maker
+from kit.audio.adversarial import Comparison, train_adversarial, train_generator
+from kit.audio.griffin_lim import trim_centering, window_envelope, windowed_sum
+from kit.audio.layers import ConvNeXtBlock
 from kit.audio.spectrogram import Mel, squared_magnitude
-from kit.base.config import require_within
 
-KERNEL = 7  # frames that the first layer sees together
-LOUDEST = 8.0  # log-magnitude that no bin exceeds, so that nothing it says overflows
-# Window and hop of the spectrograms it learns from, in samples; critics look at the first three.
+KERNEL = 7  # frames
+MAX_LOG_MAGNITUDE = 8.0  # so that no spectrum overflows
+# Window and hop of the spectrograms it learns from, in samples: short enough for the pulses of a
+# voice, long enough for its harmonics. Critics look at the first three.
 RESOLUTIONS = ((256, 64), (512, 128), (1024, 256), (2048, 512))
 CRITICS = 3
-FLOOR = 1e-4  # of squared magnitudes: below it two silences are alike
-# The share of the steps that is led by the error alone: a phase that fits has to be found before
-# critics have anything to say.
-ERROR_SHARE = 1 / 3
+FLOOR = 1e-4  # of squared magnitudes: below it everything is silence
+# Share of the steps trained by L1 loss alone: critics help only once phases fit.
+L1_SHARE = 1 / 3
 
-# Log-magnitudes (B, F, T) as a vocoder will be asked to sound, and the recordings (B, L) they stand
-# for, of T frames or a little less.
+# Log-magnitudes (B, F, T) and the recordings (B, L) they belong to, of T frames or slightly less.
 Pair = tuple[Tensor, Tensor]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VocoderConfig:
-    vocoder_steps: int = 0  # of training it; 0: Griffin-Lim finds the phase
-    vocoder_width: int = 256  # channels
-    vocoder_blocks: int = 6
-
-    def __post_init__(self):
-        require_within(self, 0, 1e9, "vocoder_steps")
-        require_within(self, 1, 65_536, "vocoder_width")
-        require_within(self, 1, 1000, "vocoder_blocks")
 
 
 class Vocoder(nn.Module):
     """Log-magnitude (B, F, T) -> waveform (B, T * hop); `n_fft` must be a multiple of `hop`.
 
-    Frames are centred, under a Hann window of `n_fft`.
+    Frames are centred, under a Hann window of `n_fft` samples.
     """
 
-    def __init__(self, config: VocoderConfig, n_fft: int, hop: int):
+    def __init__(self, width: int, blocks: int, n_fft: int, hop: int):
         super().__init__()
         bins = n_fft // 2 + 1
-        width = config.vocoder_width
-        self.config = config
         self.n_fft = n_fft
         self.hop = hop
         self.from_magnitude = nn.Conv1d(bins, width, KERNEL, padding=KERNEL // 2)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(config.vocoder_blocks)))
+        self.blocks = nn.Sequential(*(ConvNeXtBlock(width) for _ in range(blocks)))
         self.norm = nn.LayerNorm(width)
-        self.to_more = nn.Linear(width, bins)  # what is added to the log-magnitude
+        self.to_more = nn.Linear(width, bins)  # correction of the log-magnitude
         self.to_phase = nn.Linear(width, bins)
         self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
-        nn.init.zeros_(self.to_more.weight)  # at first the magnitudes are what they were
+        nn.init.zeros_(self.to_more.weight)  # magnitudes start out unchanged
         nn.init.zeros_(self.to_more.bias)
 
     @property
     def context(self) -> int:
-        """Frames to either side that a frame's samples can depend on, and none further."""
-        frames = KERNEL // 2 + Block.reach * self.config.vocoder_blocks
+        """Frames on either side that can influence a frame's samples."""
+        frames = KERNEL // 2 + ConvNeXtBlock.reach * len(self.blocks)
         return frames + math.ceil(self.n_fft / self.hop / 2)
 
     def forward(self, log_magnitude: Tensor) -> Tensor:
-        h = self.from_magnitude((log_magnitude + 3) / 3)  # about zero mean, unit spread
+        h = self.from_magnitude((log_magnitude + 3) / 3)  # roughly zero mean, unit variance
         h = self.norm(self.blocks(h).mT)
         log_magnitude = log_magnitude.mT + self.to_more(h).float()
-        magnitude = log_magnitude.clamp(max=LOUDEST).exp()
+        magnitude = log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp()
         spectrum = torch.polar(magnitude, self.to_phase(h).float())  # (B, T, F)
         frames = spectrum.shape[1]
-        weight = window_weight(self.window, frames, self.hop)
-        wave = windowed_sum(spectrum, self.window, self.hop) / weight
-        return uncentred(wave, self.window, frames, self.hop)
+        envelope = window_envelope(self.window, frames, self.hop)
+        wave = windowed_sum(spectrum, self.window, self.hop) / envelope
+        return trim_centering(wave, self.window, frames, self.hop)
 
 
 def train_vocoder(
-    vocoder: Vocoder,
-    ear: Mel,
-    pairs: Callable[[], Pair],
-    device: str,
-    seed: int,
+    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, device: str, seed: int
 ) -> Iterator[tuple[int, float]]:
-    """Train it for `config.vocoder_steps`, yielding (step, error); `ear` hears where it errs most.
+    """Train from scratch for `steps`, yielding (step, L1 loss).
 
-    Raises CourseError where the error is not finite.
+    `pairs()` draws a batch. Raises TrainError when the loss is not finite.
     """
-    alone = math.ceil(ERROR_SHARE * vocoder.config.vocoder_steps)
-    views = views_through(vocoder, ear, pairs)
-    yield from train_maker(list(vocoder.parameters()), views, alone, device, seed)
-    against = vocoder.config.vocoder_steps - alone
-    for step, error in tune_vocoder(vocoder, ear, pairs, against, device, seed):
-        yield alone + step, error
+    l1_steps = math.ceil(L1_SHARE * steps)
+    parameters = list(vocoder.parameters())
+    yield from train_generator(parameters, comparison(vocoder, mel, pairs), l1_steps)
+    for step, error in finetune_vocoder(vocoder, mel, pairs, steps - l1_steps, device, seed):
+        yield l1_steps + step, error
 
 
-def tune_vocoder(
-    vocoder: Vocoder,
-    ear: Mel,
-    pairs: Callable[[], Pair],
-    steps: int,
-    device: str,
-    seed: int,
+def finetune_vocoder(
+    vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair], steps: int, device: str, seed: int
 ) -> Iterator[tuple[int, float]]:
-    """As `train_vocoder`, one that has found a phase: against critics from its first step."""
-    views = views_through(vocoder, ear, pairs)
-    yield from sharpen(list(vocoder.parameters()), views, steps, device, seed, in_turns=True)
+    """Continue training, against critics from the first step; yields (step, L1 loss)."""
+    compare = comparison(vocoder, mel, pairs)
+    parameters = list(vocoder.parameters())
+    yield from train_adversarial(parameters, compare, steps, device, seed, alternate=True)
 
 
-def views_through(vocoder: Vocoder, ear: Mel, pairs: Callable[[], Pair]) -> Callable[[], Views]:
-    def views() -> Views:
+def comparison(vocoder: Vocoder, mel: Mel, pairs: Callable[[], Pair]) -> Callable[[], Comparison]:
+    def compare() -> Comparison:
         log_magnitude, wave = pairs()
-        return views_of(wave, vocoder(log_magnitude)[:, : wave.shape[1]], ear)
+        return compare_waves(wave, vocoder(log_magnitude)[:, : wave.shape[1]], mel)
 
-    return views
+    return compare
 
 
-def views_of(real: Tensor, made: Tensor, ear: Mel) -> Views:
-    """Log-spectrograms of recordings and of what was made (B, L), for critics, and the error.
+def compare_waves(real: Tensor, generated: Tensor, mel: Mel) -> Comparison:
+    """Return log-spectrograms of both waveforms (B, L) for the critics, and the L1 loss.
 
-    The error is that of spectrograms, each bin alike, and of log-mels, as they are heard.
+    The loss is that of all resolutions, each bin alike, plus that of the log-mels.
     """
-    seen, seen_again = [
-        [log_spectrogram(wave, *size) for size in RESOLUTIONS] for wave in (real, made)
+    wanted, made = [
+        [log_spectrogram(wave, *size) for size in RESOLUTIONS] for wave in (real, generated)
     ]
-    mel, mel_again = [log_spectrogram(wave, ear.n_fft, ear.hop).exp() for wave in (real, made)]
-    error = sum(F.l1_loss(a, b) for a, b in zip(seen_again, seen)) / len(RESOLUTIONS)
-    error = error + F.l1_loss(ear.log_scale(mel_again), ear.log_scale(mel))
-    return seen[:CRITICS], seen_again[:CRITICS], error
+    error = sum(F.l1_loss(a, b) for a, b in zip(made, wanted)) / len(RESOLUTIONS)
+    wanted_mel, made_mel = [
+        mel.log_scale(log_spectrogram(wave, mel.n_fft, mel.hop).exp()) for wave in (real, generated)
+    ]
+    return wanted[:CRITICS], made[:CRITICS], error + F.l1_loss(made_mel, wanted_mel)
 
 
 def log_spectrogram(wave: Tensor, size: int, hop: int) -> Tensor:
-    """Waveform (B, L) -> log-magnitude (B, F, T) through windows of `size` samples."""
+    """Waveform (B, L) -> log-magnitude (B, F, T) with windows of `size` samples."""
     window = torch.hann_window(size, device=wave.device)
     spectrum = torch.stft(wave, size, hop, size, window, return_complex=True)
     return squared_magnitude(spectrum).clamp(min=FLOOR).log() / 2

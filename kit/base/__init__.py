@@ -1,4 +1,1 @@
-"""What every room stands on: settings, the machine, files, the words for errors.
-
-Knows nothing of speech.
-"""
+"""Settings, files and locks, hardware, the checksummed tensor file, errors. No speech here."""

@@ -21,12 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kit.base.hardware import Choice, dotted, timings
+from kit.base.hardware import Choice, format_capability, timings
 
 Made = Tensor | tuple[Tensor, ...]  # what a captured step leaves
 # Inductor tries a processor's instructions by loading a library of one function in a process of its
 # own, up to six of them, each of which imports torch first: 20 s where there are AVX-512 and AMX.
-LOADS = """
+ISA_PROBE = """
 from ctypes import cdll
 try:
     cdll.LoadLibrary("__lib_path__")
@@ -49,7 +49,7 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
         return False, ""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     found = compiler_available(device.type, capability)
-    return (True, "") if found.value == "yes" else (False, not_compiled(found.reason))
+    return (True, "") if found.value == "yes" else (False, not_compiled_note(found.reason))
 
 
 def compiler_available(device: str, capability: tuple | None = None) -> Choice:
@@ -89,7 +89,7 @@ def _cpp_missing() -> str:
 def _triton_missing(capability: tuple | None) -> str:
     """What `torch.compile` lacks for this GPU, in words; "" when nothing."""
     if capability is not None and capability < (7, 0):
-        return f"Triton needs compute capability 7.0, this GPU has {dotted(capability)}"
+        return f"Triton needs compute capability 7.0, this GPU has {format_capability(capability)}"
     if importlib.util.find_spec("triton") is None:
         windows = "; on Windows: pip install triton-windows" if sys.platform == "win32" else ""
         return f"Triton is not installed{windows}"
@@ -159,12 +159,12 @@ def compiler_errors() -> tuple[type[BaseException], ...]:
     return (RuntimeError, subprocess.CalledProcessError, *raised)
 
 
-def not_compiled(reason: str) -> str:
+def not_compiled_note(reason: str) -> str:
     return f"; not compiled: {reason}"
 
 
 @functools.cache
-def know_instructions() -> None:
+def detect_vector_isa() -> None:
     """Let torch's compiler find out which instructions this CPU has: half a second, once.
 
     Where the C++ compiler does not work, nothing is found out: whoever compiles is told.
@@ -175,7 +175,7 @@ def know_instructions() -> None:
     given = getattr(VecISA, "_avx_py_load", "")
     try:
         if "__lib_path__" in given:
-            VecISA._avx_py_load = LOADS
+            VecISA._avx_py_load = ISA_PROBE
         with torch._inductor.config.patch(ISA_OK):
             valid_vec_isa_list()
     except InvalidCxxCompiler:
@@ -192,7 +192,7 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     `weights` is the checksum of weights that are frozen: the compiler keeps on disk what it made of
     them, and would give it to another model of the same shape.
     """
-    know_instructions()
+    detect_vector_isa()
     quick = ISA_OK | {"autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
@@ -207,7 +207,7 @@ def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
         told.setLevel(level)
 
 
-def quickest(work: Callable[[], object], repeats: int = 5) -> float:
+def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the quickest of a few runs, after one that pays for what happens once."""
     return min(timings(work, repeats))
 
@@ -222,7 +222,7 @@ def gpu_tuning(capability: tuple) -> dict[str, bool]:
     return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
 
 
-def captured(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
+def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
     """`work` as a CUDA graph, and the tensors that hold its result after each replay.
 
     `pool` is the memory of another graph (its `pool()`), to be shared. Such graphs must not run at

@@ -9,49 +9,46 @@ import types
 import typing
 from pathlib import Path
 
-from kit.base.words import brief, nearest
+from kit.base.errors import KitError
+from kit.base.formatting import nearest, shorten
 
-LARGEST_SEED = 2**63 - 1  # that every generator of random numbers takes
+MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the message names the field, the value and the cure."""
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
 
-    `below` are the presets that lead here by extending. Raises ConfigError for an unknown preset,
+    `below` are the presets that lead here by extending. Raises KitError for an unknown preset,
     unreadable YAML, a file that is not sections, or presets that extend each other in a ring.
     """
     path = Path(folder) / f"{name}.yaml"
     if name in below:
         ring = " extends ".join(f"`{each}`" for each in (*below, name))
-        raise ConfigError(f"{path}: {ring}, and so on for ever; let one of them extend no other.")
+        raise KitError(f"{path}: {ring}, and so on for ever; let one of them extend no other.")
     if not path.is_file():
         known = sorted(p.stem for p in Path(folder).glob("*.yaml"))
-        raise ConfigError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
+        raise KitError(f"There is no preset `{name}` in {folder}.{nearest(name, known)}")
     own = read_yaml(path) or {}
     if not isinstance(own, dict):
-        raise ConfigError(
-            f"{path} must hold `section: {{key: value}}` entries, got {brief(repr(own))}."
+        raise KitError(
+            f"{path} must hold `section: {{key: value}}` entries, got {shorten(repr(own))}."
         )
     base = None
     if "extends" in own:
         base = load_preset(own.pop("extends"), folder, (*below, name))
     for section, values in own.items():
         if not isinstance(values, dict):
-            raise ConfigError(
-                f"{path}: `{section}` must hold `key: value` entries, got {brief(repr(values))}."
+            raise KitError(
+                f"{path}: `{section}` must hold `key: value` entries, got {shorten(repr(values))}."
             )
         if base is not None and section not in base:
-            raise ConfigError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
+            raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
     return merge(base or {}, own)
 
 
 def read_yaml(path: Path):
-    """The plain values in a YAML file. Raises ConfigError where it holds anything else.
+    """The plain values in a YAML file. Raises KitError where it holds anything else.
 
     Anchors are refused: with them a file can hold itself, or grow a thousandfold when it is read.
     """
@@ -62,17 +59,17 @@ def read_yaml(path: Path):
         aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
         values = None if aliases else yaml.safe_load(text)
     except UnicodeDecodeError as error:
-        raise ConfigError(
+        raise KitError(
             f"{path} is not valid UTF-8 ({error.reason} at byte {error.start}): save it as UTF-8."
         ) from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise KitError(f"{path} cannot be read: {error.strerror}.") from error
     except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deeply to be a preset.") from error
+        raise KitError(f"{path} is nested too deeply to be a preset.") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
-        raise ConfigError(f"{path} is not valid YAML: {brief(error)}") from error
+        raise KitError(f"{path} is not valid YAML: {shorten(error)}") from error
     if aliases:
-        raise ConfigError(f"{path} holds a YAML alias (`*name`): write the values out.")
+        raise KitError(f"{path} holds a YAML alias (`*name`): write the values out.")
     return values
 
 
@@ -93,7 +90,7 @@ def merge(base: dict, over: dict) -> dict:
 def build(cls, values: dict | None = None, **over):
     """An instance of dataclass `cls` from plain `values`, with `over` laid on top.
 
-    Lists become tuples. Raises ConfigError for an unknown key (naming the nearest known one),
+    Lists become tuples. Raises KitError for an unknown key (naming the nearest known one),
     for a value of the wrong type, and for whatever the class's own `__post_init__` refuses.
     """
     values = dict(values or {})
@@ -101,7 +98,7 @@ def build(cls, values: dict | None = None, **over):
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
-            raise ConfigError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
+            raise KitError(f"{cls.__name__} has no setting `{key}`.{nearest(key, hints)}")
         if isinstance(value, list):
             values[key] = tuple(value)
     require_types(cls, values)
@@ -109,12 +106,12 @@ def build(cls, values: dict | None = None, **over):
 
 
 def require_types(cls, values: dict) -> None:
-    """Raise ConfigError for a value that is not of the type dataclass `cls` says."""
+    """Raise KitError for a value that is not of the type dataclass `cls` says."""
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if not _fits(value, hints[key]):
             wanted = getattr(hints[key], "__name__", hints[key])
-            raise ConfigError(
+            raise KitError(
                 f"{cls.__name__}.{key} must be {wanted}, got {value!r} ({type(value).__name__})."
             )
 
@@ -131,14 +128,14 @@ def _fits(value, hint) -> bool:
 
 
 def require(ok: bool, config, field: str, fix: str) -> None:
-    """Raise ConfigError naming `config.field`, its value and `fix` unless `ok`."""
+    """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
         value = getattr(config, field)
-        raise ConfigError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
+        raise KitError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:
-    """Raise ConfigError unless each of `fields` is a number from `least` to `most`.
+    """Raise KitError unless each of `fields` is a number from `least` to `most`.
 
     Of a tuple, every entry; None, where a field may be that, is left alone. NaN lies nowhere.
     """

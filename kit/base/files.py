@@ -16,44 +16,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kit.base.config import ConfigError
-from kit.base.words import brief
+from kit.base.errors import DiskError, KitError
+from kit.base.formatting import shorten
 
 # What Windows keeps for devices, whatever suffix follows.
 RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
 RESERVED.update(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")
-LONGEST_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
+MAX_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
-    """`name`, if it can be that of one folder, on any system. Raises ConfigError naming `setting`.
+    """`name`, if it can be that of one folder, on any system. Raises KitError naming `setting`.
 
     `taken` are names that mean something else beside it, in lower case.
     """
-    told = f"{setting} = {brief(repr(name), 60)}"
+    told = f"{setting} = {shorten(repr(name), 60)}"
     cure = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
     unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
     if not name.strip():
-        raise ConfigError(f"{told} names no folder. {cure}")
+        raise KitError(f"{told} names no folder. {cure}")
     if unfit:
-        raise ConfigError(
+        raise KitError(
             f"{told} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {cure}"
         )
     if name != name.strip() or name.startswith(".") or name.endswith("."):
-        raise ConfigError(
-            f"{told} cannot name a folder: no dot or space may stand at an end. {cure}"
-        )
-    if len(os.fsencode(name)) > LONGEST_NAME_BYTES:
-        raise ConfigError(f"{told} is too long: at most {LONGEST_NAME_BYTES} bytes. {cure}")
+        raise KitError(f"{told} cannot name a folder: no dot or space may stand at an end. {cure}")
+    if len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise KitError(f"{told} is too long: at most {MAX_NAME_BYTES} bytes. {cure}")
     if name.lower().split(".")[0].rstrip() in RESERVED:
-        raise ConfigError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
+        raise KitError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
     if name.lower() in taken:
-        raise ConfigError(f"{told} is a folder of the kit's own. {cure}")
+        raise KitError(f"{told} is a folder of the kit's own. {cure}")
     return name
-
-
-class DiskError(OSError):
-    """No room, or no right, to write; the message says where and what to do."""
 
 
 def digest(*parts) -> str:
@@ -107,7 +101,7 @@ _IN_THE_WAY = (
     "A file stands where a folder is wanted: rename it, or set KIT_RUNS to another folder, and run "
     "again."
 )
-CURES_OF_DISKS = {
+DISK_FIXES = {
     errno.EEXIST: _IN_THE_WAY,
     errno.ENOTDIR: _IN_THE_WAY,
     errno.ENOSPC: _FULL,
@@ -119,11 +113,11 @@ CURES_OF_DISKS = {
     errno.ENOENT: _GONE,
     errno.ESTALE: _GONE,
 }
-OTHER_CURE = "Free some disk space, see whether the disk is sound, and run again."
+OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run again."
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Tell what the disk objects to inside the block as a DiskError with `path` and the cure."""
     try:
         yield
@@ -131,14 +125,14 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        cure = CURES_OF_DISKS.get(error.errno, "")
+        cure = DISK_FIXES.get(error.errno, "")
         raise DiskError(
-            error.errno, f"could not write {path}: {reason}. {cure or OTHER_CURE}"
+            error.errno, f"could not write {path}: {reason}. {cure or OTHER_DISK_FIX}"
         ) from error
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
 
     Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
@@ -147,7 +141,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path = Path(path)
     temporary = None
     try:
-        with writing(path):
+        with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             os.close(handle)
@@ -165,19 +159,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def make_folder(path: Path) -> Path:
     """`path` as a folder, made with those above it. Raises DiskError with the cure."""
-    with writing(path):
+    with disk_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` to `path` as `replacing` does."""
-    with replacing(path) as temporary:
+    """Write `data` to `path` as `atomic_path` does."""
+    with atomic_path(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def replacing_together(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
+def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
     """A folder to write several files to, which move to `folder` together at the block's end.
 
     What was there stays until then. Files named in `marks` say that the others are whole: they are
@@ -189,7 +183,7 @@ def replacing_together(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
     shutil.rmtree(new, ignore_errors=True)  # of one that was killed
     make_folder(new)
     try:
-        with writing(folder):
+        with disk_errors(folder):
             yield new
             for mark in reversed(marks):
                 (folder / mark).unlink(missing_ok=True)
@@ -203,7 +197,7 @@ def replacing_together(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def appending(path: Path) -> Iterator[BinaryIO]:
+def append_lines(path: Path) -> Iterator[BinaryIO]:
     """`path` open for appending lines; one that a kill cut short does not swallow the next."""
     with open(path, "ab+") as file:
         if file.tell():

@@ -35,7 +35,7 @@ def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
-def descend(
+def backward_and_step(
     loss: Tensor,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,

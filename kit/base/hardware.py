@@ -26,8 +26,8 @@ from kit.base.notes import Note
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-OWN_STATUS = Path("/proc/self/status")
-OWN_MAPS = Path("/proc/self/maps")
+PROC_STATUS = Path("/proc/self/status")
+PROC_MAPS = Path("/proc/self/maps")
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 
 
@@ -88,7 +88,7 @@ def gpu_can_run() -> bool:
         return False
     card = torch.cuda.get_device_properties(0)
     architectures = torch.cuda.get_arch_list()
-    if torch.version.cuda is None or built_for((card.major, card.minor), architectures):
+    if torch.version.cuda is None or has_code_for((card.major, card.minor), architectures):
         return True
     torch_version = torch.__version__.partition("+")[0]
     warnings.warn(
@@ -103,7 +103,7 @@ def gpu_can_run() -> bool:
     return False
 
 
-def built_for(capability: tuple, architectures: list[str]) -> bool:
+def has_code_for(capability: tuple, architectures: list[str]) -> bool:
     """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`.
 
     Machine code ("sm") runs on its own generation from its number on, "compute" is translated for
@@ -183,7 +183,7 @@ def choose_precision(hw: Hardware) -> Choice:
 
 
 def gpu_precision(capability: tuple) -> Choice:
-    known = f"compute capability {dotted(capability)}"
+    known = f"compute capability {format_capability(capability)}"
     if capability >= (8, 0):
         return Choice(value="bf16", reason=f"{known} has bf16 units")
     if capability >= (7, 0):
@@ -196,7 +196,7 @@ def gpu_precision(capability: tuple) -> Choice:
 def _cpu_precision() -> Choice:
     """Measured once a process: what was planned is what runs, whatever the machine does now."""
     # Emulated, one product of a training step's size takes half a second: a smaller one says so.
-    ratio = _bf16_ratio(GLANCE_ROWS, rounds=3)
+    ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
     if ratio > HOPELESS:
         ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
     faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
@@ -211,23 +211,23 @@ def _bf16_ratio(rows: int, rounds: int) -> float:
     fp32_s = []
     bf16_s = []
     for _ in range(rounds):  # in turns, so that a busy moment slows both
-        fp32_s.append(product_seconds(torch.float32, 1, rows=rows))
-        bf16_s.append(product_seconds(torch.bfloat16, 1, rows=rows))
+        fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
+        bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
     return min(fp32_s) / min(bf16_s)
 
 
-def dotted(capability: tuple) -> str:
+def format_capability(capability: tuple) -> str:
     return ".".join(map(str, capability))
 
 
 # Rows, inputs and outputs of a product of training-step size; a GPU is done with a small one before
 # it could be timed.
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
-GLANCE_ROWS = 64  # of a product that tells within milliseconds whether bf16 is emulated
+QUICK_ROWS = 64  # of a product that tells within milliseconds whether bf16 is emulated
 HOPELESS = 0.25  # as fast as fp32, or less: no larger product has to be timed
 
 
-def product_seconds(
+def matmul_seconds(
     dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
 ) -> float:
     """Fastest of `repeats` products of training-step size, or of `rows`, on `device`, in seconds.
@@ -250,7 +250,7 @@ def product_seconds(
     return first_s if first_s > 1 else min(timings(work, repeats, warm=False))
 
 
-def product_ms(hw: Hardware) -> dict[str, float]:
+def matmul_ms(hw: Hardware) -> dict[str, float]:
     """Milliseconds of one product (`PRODUCT`) in each precision that `hw` knows, by its name.
 
     {} for a GPU that is not here. A GPU without bf16 has no time for it; a CPU emulates it.
@@ -262,13 +262,13 @@ def product_ms(hw: Hardware) -> dict[str, float]:
         dtypes["fp16"] = torch.float16
     if hw.device == "cpu" or hw.capability >= (8, 0):
         dtypes["bf16"] = torch.bfloat16
-    return {name: 1e3 * product_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
+    return {name: 1e3 * matmul_seconds(dt, device=hw.device) for name, dt in dtypes.items()}
 
 
-def speed_words(hw: Hardware, threads: Choice, precision: Choice) -> str:
+def describe_speed(hw: Hardware, threads: Choice, precision: Choice) -> str:
     """What decides how fast this machine computes: its free cores and its products, measured."""
     rows, inputs, outputs = PRODUCT[hw.device]
-    done = 2 * rows * inputs * outputs / product_seconds(torch.float32, device=hw.device)
+    done = 2 * rows * inputs * outputs / matmul_seconds(torch.float32, device=hw.device)
     return f"{threads.reason}; {precision.reason}; fp32 products at {done / 1e9:,.0f} GFLOP/s"
 
 
@@ -295,7 +295,7 @@ def attention_backend(
     asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):
         kernel = _expected_attention(hw.capability, precision, head_width)
-        known = f"compute capability {dotted(hw.capability)}"
+        known = f"compute capability {format_capability(hw.capability)}"
         return Choice(value=kernel, reason=f"expected for {asked} at {known}; no such GPU here")
     dtype = DTYPES[precision]
     q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
@@ -325,7 +325,7 @@ def choose_preset(hw: Hardware) -> Choice:
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
     has = f"{hw.name} has {gib:.0f} GiB"
-    known = f"compute capability {dotted(hw.capability)}"
+    known = f"compute capability {format_capability(hw.capability)}"
     if hw.capability < (7, 0):
         name = "t4" if gib >= 10 else "8gb"
         slow = f"{known} has no half-precision units: a small model"
@@ -382,7 +382,7 @@ def use_threads(hw: Hardware) -> Choice:
     return choice
 
 
-def leave_cores_to_worker() -> None:
+def use_one_core() -> None:
     """Leave the cores to another thread, which is to train: the calling one computes alone.
 
     A pool that an earlier recipe has left in this thread (`use_threads` says what it costs) is
@@ -395,7 +395,7 @@ def leave_cores_to_worker() -> None:
 
 
 @contextlib.contextmanager
-def all_cores(threads: int) -> Iterator[None]:
+def use_all_cores(threads: int) -> Iterator[None]:
     """Within it the calling thread computes with so many threads, and after it alone again.
 
     For long work in a thread that left the cores to another one, while that one does nothing.
@@ -404,7 +404,7 @@ def all_cores(threads: int) -> Iterator[None]:
     try:
         yield
     finally:
-        leave_cores_to_worker()
+        use_one_core()
 
 
 def _loaded_libgomp() -> ctypes.CDLL | None:
@@ -413,14 +413,14 @@ def _loaded_libgomp() -> ctypes.CDLL | None:
     libgomp ends the pool of the calling thread. Intel's and LLVM's OpenMP end those of all
     threads, also of one that trains: they are left alone.
     """
-    if not OWN_MAPS.exists():
+    if not PROC_MAPS.exists():
         return None
-    paths = (line.split()[-1] for line in OWN_MAPS.read_text(encoding="utf-8").splitlines())
+    paths = (line.split()[-1] for line in PROC_MAPS.read_text(encoding="utf-8").splitlines())
     path = next((path for path in paths if Path(path).name.startswith("libgomp")), None)
     return ctypes.CDLL(path) if path else None
 
 
-def hush_profiler() -> None:
+def silence_profiler() -> None:
     """Before torch's profiler is first used: that there is no GPU is no error of the user's."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -481,8 +481,10 @@ def peak_resident_bytes() -> int:
     memory = psutil.Process().memory_info()
     if hasattr(memory, "peak_wset"):  # Windows
         return memory.peak_wset
-    if OWN_STATUS.exists():  # Linux, where getrusage may tell the peak of the process that began us
-        lines = OWN_STATUS.read_text(encoding="utf-8").splitlines()
+    if (
+        PROC_STATUS.exists()
+    ):  # Linux, where getrusage may tell the peak of the process that began us
+        lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()
         peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
         if peaks_kib:
             return peaks_kib[0] * 1024

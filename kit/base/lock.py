@@ -24,7 +24,8 @@ from pathlib import Path
 import psutil
 
 from kit.base.config import build
-from kit.base.files import DiskError, write_atomic, writing
+from kit.base.errors import DiskError, LockError
+from kit.base.files import disk_errors, write_atomic
 
 BEAT_S = 20.0  # between two signs of life
 STALE_S = 300.0  # without one, after which a holder on another machine counts as gone
@@ -32,10 +33,6 @@ TORN_S = 10.0  # the same for a file that says nothing: a kill between its makin
 PAUSE_S = 0.05  # between two looks at a lock that is held
 # Locks of this process, and the thread that took each.
 _OURS: dict[str, threading.Thread] = {}
-
-
-class LockError(ValueError):
-    """Another process is at work here; the message says which, since when, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,16 +100,16 @@ class Lock:
             if holder and is_gone(holder) and self._take_over(holder):
                 break
             if time.monotonic() >= until_s:
-                raise LockError(holder_in_words(self.path, holder or Holder()))
+                raise LockError(describe_holder(self.path, holder or Holder()))
             if holder and not told:
-                say(f"Waiting: {holder_in_words(self.path, holder)}")
+                say(f"Waiting: {describe_holder(self.path, holder)}")
                 told = True
             time.sleep(PAUSE_S)
         _OURS[self.mine.token] = threading.current_thread()
 
     def _make(self) -> bool:
         """Whether this process has just made the file."""
-        with writing(self.path):
+        with disk_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = new_file(self.path)
             if handle is None:
@@ -131,7 +128,7 @@ class Lock:
         Several may want to: the first to make a second file, named after that holder, does.
         """
         claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
-        with writing(claim):
+        with disk_errors(claim):
             handle = new_file(claim)
         if handle is None:
             with contextlib.suppress(OSError):  # it died while it took over
@@ -176,7 +173,7 @@ class Lock:
             return
         holder = holder or read_holder(self.path) or Holder()
         if holder.token != self.mine.token:
-            raise LockError(holder_in_words(self.path, holder))
+            raise LockError(describe_holder(self.path, holder))
 
     def release(self) -> None:
         """Remove the file, if it is still this process's own."""
@@ -262,7 +259,7 @@ def machine() -> str:
     return " ".join(parts)
 
 
-def holder_in_words(path: Path, holder: Holder) -> str:
+def describe_holder(path: Path, holder: Holder) -> str:
     """Who holds the lock, and what to do."""
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since_s))
     who = f"process {holder.pid} on {holder.machine.split(' ')[0]}"

@@ -11,8 +11,8 @@ machine fetches it all before it begins. A share of a laboratory is used the sam
 - What was removed here is removed there: older checkpoints as soon as a newer one is kept,
   anything else after all was copied.
 - Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `held_by_all` lets one machine at a time train. Two runs that share nothing but a
-  name are told apart by an id, and never mixed.
+  are merged, and `hold_shared_lock` lets one machine at a time train. Two runs that share
+  nothing but a name are told apart by an id, and never mixed.
 
 What was copied is remembered in the folder itself (`.mirror.json`), so nothing is copied twice.
 shutil's and rsync's copies know no disk that fails midway, and no second machine on the same run.
@@ -30,12 +30,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kit.base.config import ConfigError, merge
-from kit.base.files import DiskError, make_folder, replacing, write_atomic, writing
-from kit.base.lock import BEAT_S, STALE_S, Lock, LockError, held
+from kit.base.config import merge
+from kit.base.errors import DiskError, KitError, LockError
+from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
+from kit.base.lock import BEAT_S, STALE_S, Lock, held
 
 WAIT_S = 60.0  # for a copy that is under way
-READ_AGAIN = 3  # times, before a file that cannot be fetched is an error
+FETCH_TRIES = 3  # times, before a file that cannot be fetched is an error
 CLOCK_NS = 2_000_000_000  # times nearer to each other than this are the same
 LITTER_AGE_S = 900.0  # a half-written copy as old as this has lost its machine
 LARGE_BYTES = 100_000_000  # what takes so long to fetch that it is told
@@ -87,7 +88,7 @@ class Mirror:
         """Copy here what is kept, of the names that are `wanted`, and not here yet; bytes copied.
 
         What changed here since it was last copied stays. Raises DiskError where the kept folder
-        cannot be read: to go on without it would begin the run anew. Raises ConfigError where
+        cannot be read: to go on without it would begin the run anew. Raises KitError where
         another run of this name lies here.
         """
         self._require_one_run()
@@ -117,13 +118,13 @@ class Mirror:
         return here is None or here == memory.here[name]
 
     def _require_one_run(self) -> None:
-        """Raise ConfigError where what lies here and what is kept are not one run's."""
+        """Raise KitError where what lies here and what is kept are not one run's."""
         here = read_line(self.folder / IDENTITY)
         there = read_line(self.kept / IDENTITY)
         if not self.one_run or (here and here == there) or not stamps(self.kept):
             return
         if here or stamps(self.folder):
-            raise ConfigError(
+            raise KitError(
                 f"{self.folder} and {self.kept} hold two different runs of one name, and mixing "
                 "them would spoil both. Choose another RUN, or move one of the two folders away."
             )
@@ -200,7 +201,7 @@ class Mirror:
 
     def _remove(self, names: list[str], memory: Memory) -> None:
         for name in names:
-            with writing(self.kept / name), contextlib.suppress(FileNotFoundError):
+            with disk_errors(self.kept / name), contextlib.suppress(FileNotFoundError):
                 # Drive keeps what is deleted in its bin and counts it: let that be nothing.
                 os.truncate(self.kept / name, 0)
                 (self.kept / name).unlink()
@@ -245,7 +246,7 @@ class Mirror:
             trouble = reason(error)
         except Busy:
             return False
-        except (LockError, ConfigError) as error:
+        except (LockError, KitError) as error:
             trouble = str(error)
         if trouble and not self.trouble:
             self.say(
@@ -259,7 +260,7 @@ class Mirror:
         return not trouble
 
     @contextlib.contextmanager
-    def held_by_all(self, what: str) -> Iterator[None]:
+    def hold_shared_lock(self, what: str) -> Iterator[None]:
         """Let no other machine do `what` in this run for the length of the block.
 
         Waits for a machine that may have been taken away until its signs of life have stopped.
@@ -323,7 +324,7 @@ def stamp(path: Path) -> Stamp | None:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file, with the time of its last change; `target` is the old or the new one, whole."""
-    with replacing(target) as part:
+    with atomic_path(target) as part:
         shutil.copyfile(source, part)
     changed_ns = Path(source).stat().st_mtime_ns
     with contextlib.suppress(OSError):  # a share that keeps times of its own
@@ -332,11 +333,11 @@ def copy_whole(source: Path, target: Path) -> None:
 
 def fetch_whole(source: Path, target: Path) -> None:
     """`copy_whole`, tried again where the network fails."""
-    for tried in range(1, READ_AGAIN + 1):
+    for tried in range(1, FETCH_TRIES + 1):
         try:
             return copy_whole(source, target)
         except OSError as error:
-            if tried == READ_AGAIN:
+            if tried == FETCH_TRIES:
                 raise DiskError(
                     error.errno, f"could not fetch {source}: {reason(error)}"
                 ) from error

@@ -1,7 +1,4 @@
-"""Results of long work, each kept in a JSON file beside a digest of all it was made from.
-
-What was done is not done again; what was made of something else is. Knows nothing of the work.
-"""
+"""Results of long work, each in a JSON file beside a digest of everything it depends on."""
 
 import json
 import warnings
@@ -9,53 +6,44 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kit.base.files import write_atomic
+from kit.base.formatting import shorten
 from kit.base.notes import Note
-from kit.base.words import brief
 
 
-def kept_result(
+def cached_result(
     path: Path,
     key: str,
     make: Callable[[], object],
     is_usable: Callable[[object], bool] = lambda _: True,
 ):
-    """The plain value in the file at `path` if it was made under `key`, else `make()`'s, now kept.
+    """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
 
-    `key` is a `digest` of everything the value depends on. `is_usable(value)` refuses a value whose
-    own files are gone. What is damaged is told in a warning, and made again.
+    `key` is a `digest` of everything the value depends on. `is_usable(value)` is False for a value
+    whose own files are gone. A damaged file causes a warning, and the value is made again.
     """
     value = read_result(path, key)
     if value is None or not is_usable(value):
         value = make()
-        keep_result(path, key, value)
+        save_result(path, key, value)
     return value
 
 
-def keep_result(path: Path, key: str, value) -> None:
-    """Keep the plain `value`, made under `key`, in the file at `path`."""
+def save_result(path: Path, key: str, value) -> None:
     write_atomic(path, json.dumps({"key": key, "value": value}, ensure_ascii=False))
 
 
 def read_result(path: Path, key: str):
-    """The value in the file at `path` if it was made under `key`; None where there is none.
-
-    A damaged file is told in a warning.
-    """
-    found = _read(Path(path))
-    return found["value"] if found.get("key") == key else None
-
-
-def _read(path: Path) -> dict:
+    """Return the value at `path` if it was saved under `key`, else None; warn about damage."""
+    problem = "it holds something else"
     try:
-        found = json.loads(path.read_bytes())
-        if isinstance(found, dict) and found.keys() == {"key", "value"}:
-            return found
-        why = "it holds something else"
+        saved = json.loads(Path(path).read_bytes())
+        if isinstance(saved, dict) and saved.keys() == {"key", "value"}:
+            return saved["value"] if saved["key"] == key else None
     except FileNotFoundError:
-        return {}
+        return None
     except (ValueError, RecursionError) as error:
-        why = brief(error)
+        problem = shorten(error)
     warnings.warn(
-        f"{path} is damaged ({why}): what it held is made again.", category=Note, stacklevel=4
+        f"{path} is damaged ({problem}): its value is made again.", category=Note, stacklevel=3
     )
-    return {}
+    return None

@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kit.base.errors import DamagedFileError
 from kit.base.files import file_kind
-from kit.base.words import brief
+from kit.base.formatting import shorten
 
 # What a damaged or forged file makes torch's reader raise.
 _DAMAGE = (
@@ -52,10 +53,6 @@ _KINDS = {
 _CALLS = re.compile(r"GLOBAL (\S+)")  # in the words of torch's reader
 
 
-class TorchFileError(ValueError):
-    """A file that is missing, cut short, of another kind, or that would run code."""
-
-
 class PickledContents:
     """Stands in for an object of a listed class: what it held, and none of what it could do."""
 
@@ -72,9 +69,9 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
     """What `torch.save` wrote to `path`: dicts, lists, plain values, and tensors on the CPU.
 
     Tensors are mapped from the file, which must stay as it is while they are used. `classes` are
-    full names of classes whose objects are taken as dicts of their contents. Raises TorchFileError
-    for a file that is missing, damaged or no such file, and for one that names anything else to be
-    called: nothing of it has run then.
+    full names of classes whose objects are taken as dicts of their contents. Raises
+    DamagedFileError for a file that is missing, damaged or no such file, and for one that names
+    anything else to be called: nothing of it has run then.
     """
     path = Path(path)
     _require_zip(path)
@@ -86,34 +83,34 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
     except pickle.UnpicklingError as why:
         called = _CALLS.search(str(why))
         what = f"asks for `{called[1]}`" if called else "holds instructions"
-        raise TorchFileError(
+        raise DamagedFileError(
             f"{path} is not read: it {what}, which no file of weights needs and which could run "
             "code on this machine. Get the file from where it was first published, or one in "
             "safetensors."
         ) from why
     except _DAMAGE as why:
-        raise TorchFileError(
-            f"{path} is damaged ({brief(str(why).splitlines()[0] if str(why) else why)}): copy or "
-            "download it again."
+        raise DamagedFileError(
+            f"{path} is damaged ({shorten(str(why).splitlines()[0] if str(why) else why)}): copy "
+            "or download it again."
         ) from why
 
 
 def _require_zip(path: Path) -> None:
-    """Raise TorchFileError unless `path` is a zip archive as `torch.save` writes it."""
+    """Raise DamagedFileError unless `path` is a zip archive as `torch.save` writes it."""
     if not path.is_file():
-        raise TorchFileError(f"There is no file {path}.")
+        raise DamagedFileError(f"There is no file {path}.")
     size_bytes = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, struct.error, NotImplementedError) as why:
-        raise TorchFileError(
+        raise DamagedFileError(
             f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_KINDS[file_kind(path)]}. "
             "Download it again, or name the right file."
         ) from why
     # torch.save compresses nothing; what unfolds to more than its file was made to fill a memory.
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
-        raise TorchFileError(
+        raise DamagedFileError(
             f"{path} is a compressed archive, no PyTorch file: unpack it, and name what is in it."
         )
 

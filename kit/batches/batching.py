@@ -14,7 +14,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from kit.base.config import LARGEST_SEED, require, require_within
+from kit.base.config import MAX_SEED, require, require_within
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
 
@@ -50,7 +50,7 @@ class DataConfig:
         require_within(self, 1, 1e6, "grid_lengths", "length_multiple", "reference_frames")
         require_within(self, 1, 1e9, "effective_batch", "micro_batch", "sort_window", "shard")
         require_within(self, 0, 1e9, "effective_tokens", "max_cache_gib")
-        require_within(self, 0, LARGEST_SEED, "seed")
+        require_within(self, 0, MAX_SEED, "seed")
 
     @property
     def grad_accum(self) -> int:
@@ -62,7 +62,7 @@ class DataConfig:
         return self.effective_tokens // self.grad_accum
 
     def split(self, grad_accum: int) -> "DataConfig":
-        """The same effective batch in `grad_accum` passes; ConfigError when it won't divide."""
+        """The same effective batch in `grad_accum` passes; KitError when it won't divide."""
         return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kit.base.errors import DamagedFileError
+from kit.batches.cache_files import touch
 from kit.batches.code_shards import Codes, References, Shards
 from kit.batches.columns import Column
 from kit.batches.index import LENGTHS, Index, open_index
-from kit.batches.shards import CacheError, touch
 
 REHEARSAL = "rehearsal"  # the split of rows that no recording is of: a voice has spoken them
 SAMPLE_ROWS = 2**17  # of a larger split, figures that need each row's own numbers take so many
@@ -28,7 +29,8 @@ class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
     Nothing is held but what was read last, so a million rows take no more memory than a thousand.
-    Raises CacheError for a missing or damaged file: of a large corpus, when the damage is read.
+    Raises DamagedFileError for a missing or damaged file: of a large corpus, when the damage is
+    read.
     """
 
     def __init__(self, index: Path):
@@ -52,11 +54,11 @@ class CodeCache:
         """Rows of the split "rehearsal", here in memory alone.
 
         They have no reference of their own: a recording of their speaker is one for them. Raises
-        CacheError where there is none.
+        DamagedFileError where there is none.
         """
         unknown = sorted(set(speakers) - set(self.index.speaker_names))
         if unknown:
-            raise CacheError(
+            raise DamagedFileError(
                 f"Rows to rehearse are spoken as {', '.join(unknown)}, of whom the code cache "
                 "holds no recording: run notebook 01_data_prep again to have them spoken anew."
             )
@@ -76,15 +78,15 @@ class CodeCache:
         self.texts = Joined(self.texts, texts)
         self.codes = Joined(self.codes, codes)
 
-    def of_split(self, split: str) -> Column | range:
+    def rows_in_split(self, split: str) -> Column | range:
         """The rows of `split`, in their order; unread until they are asked for."""
         if split == REHEARSAL:
             return range(len(self.index), len(self.rows))
-        return self.index.of_split(split)
+        return self.index.rows_in_split(split)
 
-    def some_of(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
+    def sample_of_split(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
         """All rows of `split`, or `most` of them at even distances."""
-        members = self.of_split(split)
+        members = self.rows_in_split(split)
         count = min(len(members), most)
         return members[np.arange(count) * len(members) // max(count, 1)].astype(np.int64)
 
@@ -182,5 +184,5 @@ def slowest_pace(cache: CodeCache, split: str = "train") -> float:
 
     Of a split of more than SAMPLE_ROWS, so many are asked.
     """
-    rows = cache.some_of(split)
+    rows = cache.sample_of_split(split)
     return float(np.quantile(cache.lengths(rows, "codes") / cache.lengths(rows, "texts"), 0.99))

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.batches.columns import LoadedColumns, MappedFile, SealedColumns
-from kit.batches.shards import CacheError, damaged, from_bytes, missing, split_by, unseal
+from kit.base.errors import DamagedFileError
+from kit.batches.cache_files import damaged, from_bytes, load_tensors, missing, split_by
+from kit.batches.columns import ColumnFile, MappedFile, MemoryColumns
 
 OPEN_SHARDS = 128  # files mapped at a time
 CHECKED_AT_START_BYTES = (
@@ -37,8 +38,10 @@ class Clip:
 
 
 def shard_clips(path: Path) -> dict[str, Clip]:
-    """The clips in a shard by their digests. Raises CacheError for a missing or damaged file."""
-    table = unseal(path)
+    """The clips in a shard by their digests. Raises DamagedFileError for a missing or damaged
+    file.
+    """
+    table = load_tensors(path)
     columns = zip(
         from_bytes(table["clips"]),
         split_by(table["codes"], table["code_counts"]),
@@ -61,20 +64,20 @@ def crc(array: np.ndarray) -> int:
 
 
 class OpenShard:
-    """One shard, mapped. Raises CacheError for a missing or damaged file."""
+    """One shard, mapped. Raises DamagedFileError for a missing or damaged file."""
 
     def __init__(self, path: Path):
         self.path = path
         self.file = MappedFile(path)
         tensors = self.file.arrays
         if not {"codes", "code_counts", "references"} <= tensors.keys():
-            raise CacheError(damaged(path, "it holds no codes"))
+            raise DamagedFileError(damaged(path, "it holds no codes"))
         self.codes = tensors["codes"]
         self.references = tensors["references"]
         self.offsets = np.concatenate([[0], tensors["code_counts"].cumsum()]).tolist()
 
     def codes_at(self, place: int, check: int) -> np.ndarray:
-        """The codes of row `place`. Raises CacheError where their CRC-32 is not `check`."""
+        """The codes of row `place`. Raises DamagedFileError where their CRC-32 is not `check`."""
         return self._checked(self.codes[slice(*self.offsets[place : place + 2])], check)
 
     def reference_at(self, place: int, check: int) -> np.ndarray:
@@ -85,15 +88,15 @@ class OpenShard:
         found = found.copy()
         self.file.let_go()  # a system may map megabytes around what was asked for
         if crc(found) != check:
-            raise CacheError(damaged(self.path, "a row does not match its checksum"))
+            raise DamagedFileError(damaged(self.path, "a row does not match its checksum"))
         return found
 
 
 class Shards:
     """The shards of an index, by number; those used last stay open.
 
-    Raises CacheError when one is missing, and for damage where all are small enough to read whole.
-    Of larger ones each row is checked when it is read.
+    Raises DamagedFileError when one is missing, and for damage where all are small enough to read
+    whole. Of larger ones each row is checked when it is read.
     """
 
     def __init__(self, paths: list[Path]):
@@ -101,7 +104,7 @@ class Shards:
         total_bytes = sum(shard_bytes(path) for path in paths)
         if total_bytes <= CHECKED_AT_START_BYTES:
             for path in paths:
-                unseal(path)
+                load_tensors(path)
         self._open_first()
 
     def _open_first(self) -> None:
@@ -122,11 +125,11 @@ class Shards:
 
 
 def shard_bytes(path: Path) -> int:
-    """The size of a shard. Raises CacheError where it is missing."""
+    """The size of a shard. Raises DamagedFileError where it is missing."""
     try:
         return path.stat().st_size
     except OSError as error:
-        raise CacheError(missing(path)) from error
+        raise DamagedFileError(missing(path)) from error
 
 
 class ShardRows(Sequence):
@@ -135,7 +138,7 @@ class ShardRows(Sequence):
     `columns` are the index's: the shard of each row, its place there, and its checksums.
     """
 
-    def __init__(self, columns: SealedColumns | LoadedColumns, shards: Shards):
+    def __init__(self, columns: ColumnFile | MemoryColumns, shards: Shards):
         self.columns = columns
         self.shards = shards
 

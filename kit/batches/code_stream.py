@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from kit.base.errors import DamagedFileError
 from kit.base.files import digest
 from kit.base.hardware import Hardware
 from kit.batches.batching import (
@@ -33,7 +34,7 @@ from kit.batches.batching import (
     padded,
     plan_batches,
 )
-from kit.batches.code_cache import REHEARSAL, CacheError, CodeCache
+from kit.batches.code_cache import REHEARSAL, CodeCache
 from kit.batches.epoch_order import GROUP_ROWS, drawn, group_bounds, group_count
 
 # What a position must agree in, and how to say that it does not.
@@ -77,15 +78,15 @@ class CodeStream(IterableDataset):
         self.world = world
         self.split = split
         if not len(self.members):
-            raise CacheError(
+            raise DamagedFileError(
                 f"The code cache holds no utterance of the split `{split}`: were all refused? "
                 "With a higher `held_out_percent` (section manifest), prepare holds out more."
             )
-        self.rehearsed = cache.of_split(REHEARSAL) if rehearsal else []
-        self.rehearsed_an_epoch = 0
+        self.rehearsed = cache.rows_in_split(REHEARSAL) if rehearsal else []
+        self.rehearsal_rows_per_epoch = 0
         if self.rehearsed:
-            self.rehearsed_an_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
-        self.groups = group_count(len(self.members) + self.rehearsed_an_epoch)
+            self.rehearsal_rows_per_epoch = round(rehearsal / (1 - rehearsal) * len(self.members))
+        self.groups = group_count(len(self.members) + self.rehearsal_rows_per_epoch)
         self._require_grid()
         self.identity = {
             "corpus": corpus_mark(cache, self.members, self.rehearsed, split, self.groups),
@@ -96,7 +97,7 @@ class CodeStream(IterableDataset):
     @property
     def members(self) -> Sequence[int]:
         """The utterances of the split, in the order of the manifest."""
-        return self.cache.of_split(self.split)
+        return self.cache.rows_in_split(self.split)
 
     def _require_grid(self) -> None:
         grid = self.config.grid_lengths
@@ -108,14 +109,15 @@ class CodeStream(IterableDataset):
         rows[EXTRA_TOKENS : EXTRA_TOKENS + len(recorded)] += recorded
         over = int(rows[grid[-1] + 1 :].sum())
         if over:
-            raise CacheError(
+            raise DamagedFileError(
                 f"{over} of {rows.sum()} utterances are longer than the longest of `grid_lengths` "
                 f"({grid[-1]} tokens; the longest has {np.flatnonzero(rows)[-1]}): add a length, "
                 "or leave those rows out of the manifest. `length_report` lists them."
             )
 
     def load_state_dict(self, position: dict) -> None:
-        """Begin at `position`. Raises CacheError for one of other utterances or another order.
+        """Begin at `position`. Raises DamagedFileError for one of other utterances or another
+        order.
 
         A position without a mark of either, as written by early versions, is taken as it is; one
         without a group only where an epoch is one group.
@@ -125,7 +127,7 @@ class CodeStream(IterableDataset):
             found["order"] = "of an epoch in one group"
         for mark, what in MARKS.items():
             if found.get(mark, self.identity[mark]) != self.identity[mark]:
-                raise CacheError(
+                raise DamagedFileError(
                     f"This position in the data is of {what}: going on from it would repeat some "
                     "utterances and leave others out. Put them back as they were, or begin the "
                     "data anew by giving no position (in a notebook: choose another KIT_RUN)."
@@ -149,7 +151,7 @@ class CodeStream(IterableDataset):
     @property
     def lengths(self) -> list[int]:
         """The tokens of the split's utterances; of a giant one, of an even sample of them."""
-        return self.lengths_of(self.cache.some_of(self.split)).tolist()
+        return self.lengths_of(self.cache.sample_of_split(self.split)).tolist()
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
         """The batches of a group of `epoch` as lists of utterances, each once, none left out.
@@ -172,8 +174,8 @@ class CodeStream(IterableDataset):
         """The rows to rehearse in a group of `epoch`: in the long run each as often as others."""
         count = len(self.rehearsed)
         order = random.Random(f"{self.config.seed} rehearsal").sample(self.rehearsed, count)
-        first, end = group_bounds(self.rehearsed_an_epoch, group, self.groups)
-        before = epoch * self.rehearsed_an_epoch
+        first, end = group_bounds(self.rehearsal_rows_per_epoch, group, self.groups)
+        before = epoch * self.rehearsal_rows_per_epoch
         rows = [order[n % count] for n in range(before + first, before + end)]
         return np.array(rows, dtype=np.int64)
 
@@ -187,7 +189,9 @@ class CodeStream(IterableDataset):
         found = 0
         for group in range(self.groups):
             first, end = group_bounds(len(self.members), group, self.groups)
-            spoken_first, spoken_end = group_bounds(self.rehearsed_an_epoch, group, self.groups)
+            spoken_first, spoken_end = group_bounds(
+                self.rehearsal_rows_per_epoch, group, self.groups
+            )
             found += batches_planned(end - first + spoken_end - spoken_first, self.config)
         return found
 

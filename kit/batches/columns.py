@@ -1,6 +1,6 @@
 """Columns of numbers in one sealed file, mapped and not loaded: for tables larger than memory.
 
-A file of gigabytes cannot be read whole at every start to see that it is. So `seal_columns` notes a
+A file of gigabytes cannot be read whole at every start to see that it is. So `save_columns` notes a
 CRC-32 of every 64 KiB of each column, and a `Column` checks a block when something of it is first
 read: nothing is taken from a damaged one, and what nobody reads costs nothing. A small file is
 checked whole when it is opened. Knows numbers and files; nothing of what they stand for.
@@ -16,9 +16,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from kit.base.files import replacing
-from kit.base.weights_file import arrays_digest
-from kit.batches.shards import CacheError, damaged, missing, unseal
+from kit.base.errors import DamagedFileError
+from kit.base.files import atomic_path
+from kit.base.tensor_file import arrays_digest
+from kit.batches.cache_files import damaged, load_tensors, missing
 
 BLOCK_BYTES = 2**16  # a multiple of every number's size: no number lies in two blocks
 CHECKED_WHOLE_BYTES = 2**26  # a file up to this size is checked when it is opened
@@ -33,10 +34,10 @@ def narrow(values: np.ndarray) -> np.ndarray:
     return values.astype(np.min_scalar_type(int(values.max(initial=0))), copy=False)
 
 
-def seal_columns(columns: dict[str, np.ndarray], path: Path) -> None:
+def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
     """Write `columns` to `path`, whole or not at all, with the checks that reading them needs."""
     sealed = with_checks(columns)
-    with replacing(path) as temporary:
+    with atomic_path(path) as temporary:
         try:
             about = {"sha256": arrays_digest(sealed)}
             safetensors.numpy.save_file(sealed, temporary, metadata=about)
@@ -74,19 +75,21 @@ class Blocks:
         self.whole = np.zeros(len(checks), dtype=bool)
 
     def require(self, numbers: np.ndarray) -> None:
-        """Raise CacheError unless the blocks `numbers` hold what was written."""
+        """Raise DamagedFileError unless the blocks `numbers` hold what was written."""
         for number in np.unique(numbers[~self.whole[numbers]]):
             start = int(number) * BLOCK_BYTES
             if zlib.crc32(self.raw[start : start + BLOCK_BYTES]) != self.checks[number]:
-                raise CacheError(damaged(self.path, "a part of it does not match its checksum"))
+                raise DamagedFileError(
+                    damaged(self.path, "a part of it does not match its checksum")
+                )
             self.whole[number] = True
 
 
 class Column(Sequence):
     """One column, or a part of it: `column[rows]` reads, for a number, a slice or an array.
 
-    What is read is checked first: raises CacheError for damage. `blocks` None: checked already.
-    `first` is where in its column the part begins.
+    What is read is checked first: raises DamagedFileError for damage. `blocks` None: checked
+    already. `first` is where in its column the part begins.
     """
 
     def __init__(self, values: np.ndarray, blocks: Blocks | None = None, first: int = 0):
@@ -153,8 +156,8 @@ class Column(Sequence):
 class MappedFile:
     """The tensors of a safetensors file as arrays, read from it as they are touched.
 
-    It stays readable when somebody removes the file. Raises CacheError for a file that is missing,
-    cut short or of another kind.
+    It stays readable when somebody removes the file. Raises DamagedFileError for a file that is
+    missing, cut short or of another kind.
     """
 
     def __init__(self, path: Path):
@@ -177,10 +180,10 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
-class SealedColumns:
-    """The columns of a file that `seal_columns` wrote, each a Column by its name.
+class ColumnFile:
+    """The columns of a file that `save_columns` wrote, each a Column by its name.
 
-    Raises CacheError for a missing or damaged file. Travels to another process as its path.
+    Raises DamagedFileError for a missing or damaged file. Travels to another process as its path.
     """
 
     def __init__(self, path: Path):
@@ -193,7 +196,7 @@ class SealedColumns:
         if self.large:
             self._find_blocks()
         else:
-            unseal(self.path)
+            load_tensors(self.path)
 
     def _find_blocks(self) -> None:
         checks = self.arrays.get(CHECKS, np.zeros(1, dtype=np.uint32))
@@ -201,7 +204,7 @@ class SealedColumns:
         for name in sorted(self.arrays.keys() - {CHECKS}):
             counts[name] = -(-self.arrays[name].nbytes // BLOCK_BYTES)
         if own_check(checks[:-1]) != checks[-1] or sum(counts.values()) != len(checks) - 1:
-            raise CacheError(damaged(self.path, "its checksums do not match"))
+            raise DamagedFileError(damaged(self.path, "its checksums do not match"))
         first = 0
         for name, count in counts.items():
             raw = self.arrays[name].reshape(-1).view(np.uint8)
@@ -213,7 +216,7 @@ class SealedColumns:
 
     def __getitem__(self, name: str) -> Column:
         if name not in self:
-            raise CacheError(damaged(self.path, f"it has no column `{name}`"))
+            raise DamagedFileError(damaged(self.path, f"it has no column `{name}`"))
         if name not in self.columns:
             self.columns[name] = Column(self.arrays[name], self.blocks.get(name))
         return self.columns[name]
@@ -230,10 +233,10 @@ class SealedColumns:
             self.file.let_go()
 
     def __reduce__(self):
-        return SealedColumns, (self.path,)
+        return ColumnFile, (self.path,)
 
 
-class LoadedColumns:
+class MemoryColumns:
     """Columns in memory, read as SealedColumns are: of files that hold none, and of tests."""
 
     def __init__(self, arrays: dict[str, np.ndarray]):
@@ -255,10 +258,10 @@ class LoadedColumns:
 def read_header(path: Path) -> tuple[dict, int]:
     """Where each tensor of a safetensors file lies, and where its tensors begin.
 
-    Raises CacheError for a missing file, one cut short, and one of another kind.
+    Raises DamagedFileError for a missing file, one cut short, and one of another kind.
     """
     if not path.is_file():
-        raise CacheError(missing(path))
+        raise DamagedFileError(missing(path))
     try:
         with safetensors.safe_open(path, framework="numpy"):  # compares header and file size
             pass
@@ -266,11 +269,11 @@ def read_header(path: Path) -> tuple[dict, int]:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise CacheError(damaged(path, str(error))) from error
+        raise DamagedFileError(damaged(path, str(error))) from error
     header.pop("__metadata__", None)
     unknown = {about["dtype"] for about in header.values()} - DTYPES.keys()
     if unknown:
-        raise CacheError(damaged(path, f"numbers of type {', '.join(sorted(unknown))}"))
+        raise DamagedFileError(damaged(path, f"numbers of type {', '.join(sorted(unknown))}"))
     return header, 8 + length
 
 

@@ -22,30 +22,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.clip import KEPT_SILENCE_S, DatasetError, without_edges
+from kit.audio.clip import KEPT_SILENCE_S, load_wave, trim_silence
 from kit.audio.codec import Codec, mels_and_codes
 from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.waveform import load_wave
+from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
-from kit.base.weights_file import arrays_digest
-from kit.base.work_group import LONE, WorkGroup
+from kit.base.tensor_file import arrays_digest
+from kit.base.work_group import SINGLE_PROCESS, WorkGroup
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.code_shards import Clip, shard_clips
-from kit.batches.columns import seal_columns
-from kit.batches.index import IndexRow, index_columns
-from kit.batches.shards import (
-    CacheError,
+from kit.batches.cache_files import (
     as_bytes,
     claimed,
+    load_tensors,
     make_room,
-    seal,
+    pack_tensors,
     split_by,
     sweep,
     touch,
-    unseal,
 )
-from kit.dataset.ledger import Utterance
+from kit.batches.code_shards import Clip, shard_clips
+from kit.batches.columns import save_columns
+from kit.batches.index import IndexRow, index_columns
+from kit.dataset.data_report import Utterance
 from kit.text.tokenizer import Tokenizer
 
 # What may be removed to make room: nothing else that lies in the folder is the cache's.
@@ -97,7 +96,7 @@ def build_cache(
     progress: Callable = lambda *_: None,
     digests: Sequence[str | None] | None = None,
     say: Callable[[str], None] = print,
-    group: WorkGroup = LONE,
+    group: WorkGroup = SINGLE_PROCESS,
 ) -> Path:
     """Encode what `folder` lacks of `rows`, one shard at a time; return the index of `rows`.
 
@@ -106,8 +105,8 @@ def build_cache(
     `progress(done, total)` counts recordings; `say` hears of each damaged shard. The processes of
     `group`, which have EncodingTools, share the shards. An interrupted build goes on with what is
     missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
-    CacheError when `rows` alone need more than `max_cache_gib`, WorkError where another process
-    failed.
+    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError where another
+    process failed.
     """
     folder = Path(folder)
     make_folder(folder)
@@ -126,7 +125,7 @@ def build_cache(
     # Whole shards are shared out. The clips of one are encoded in batches of their own, and what is
     # encoded depends, in its last bits, on the batch; which clips a shard has does not depend on
     # which other shards are there already, nor on who made them.
-    for share in group.in_turn(list(shards)):
+    for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
         jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
     if missing:
@@ -154,7 +153,7 @@ def find_clips(
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
             clips = shard_clips(path)
-        except CacheError as error:
+        except DamagedFileError as error:
             say(f"{error} Its clips are encoded again.")
             path.unlink(missing_ok=True)
             continue
@@ -190,7 +189,7 @@ class EncodeJob:
             clips = self.shards[path]
             shard = encode(list(clips.values()), tools.codec, tools.front_end, self.config)
             shard["clips"] = as_bytes(list(clips))
-            data = seal(shard)
+            data = pack_tensors(shard)
             make_room(path.parent, OWN, self.config.max_cache_gib, len(data), self.used)
             write_atomic(path, data)
 
@@ -206,7 +205,7 @@ def encode(
     references: list = [None] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: rows[i].seconds)  # like lengths together
     for at in chunks(order, CLIPS_AT_ONCE):
-        waves = [load_speech(rows[i].audio, codec.heard_rate) for i in at]
+        waves = [load_speech(rows[i].audio, codec.input_sample_rate) for i in at]
         for i, mel, found in zip(at, *mels_and_codes(codec, front_end, waves)):
             codes[i] = found.cpu().numpy().astype(np.int32)
             references[i] = reference_mel(mel.cpu(), config.reference_frames).half().numpy()
@@ -223,7 +222,7 @@ def load_speech(path: str, rate_hz: int) -> Tensor:
     Half a second of it before every sentence, and a voice that is not sure yet begins with the code
     of silence and stays with it.
     """
-    return torch.from_numpy(without_edges(load_wave(path, rate_hz).numpy(), rate_hz))
+    return torch.from_numpy(trim_silence(load_wave(path, rate_hz).numpy(), rate_hz))
 
 
 def text_ids(
@@ -233,7 +232,7 @@ def text_ids(
     name = secrets.token_hex(6)  # another run may make an index here at this moment
     parts = []
     jobs = []
-    numbers = group.in_turn(range(len(rows)))
+    numbers = group.split_evenly(range(len(rows)))
     for number, own in enumerate(numbers):
         # Named as what a kill leaves half-written, and swept up with that.
         part = folder / f".texts-{name}.safetensors.{number}" if number else None
@@ -241,7 +240,7 @@ def text_ids(
         jobs.append(TokenizeJob(texts=[rows[i].text for i in own], part=part))
     shares = [group.do(jobs, tools, lambda _: None)]
     for part in parts[1:]:
-        table = unseal(part)
+        table = load_tensors(part)
         shares.append(split_by(table["ids"], table["counts"]))
         part.unlink()
     found: list = [None] * len(rows)
@@ -263,7 +262,7 @@ class TokenizeJob:
         if self.part is not None:
             counts = np.array([len(ids) for ids in found], dtype=np.int64)
             ids = np.concatenate([np.zeros(0, dtype=np.int32), *found])
-            write_atomic(self.part, seal({"ids": ids, "counts": counts}))
+            write_atomic(self.part, pack_tensors({"ids": ids, "counts": counts}))
         return found
 
 
@@ -286,14 +285,14 @@ def write_index(
     if not is_whole(index):
         size_bytes = sum(column.nbytes for column in columns.values())
         make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})
-        seal_columns(columns, index)
+        save_columns(columns, index)
     touch({index, *shards})
     return index
 
 
 def is_whole(path: Path) -> bool:
     try:
-        unseal(path)
-    except CacheError:
+        load_tensors(path)
+    except DamagedFileError:
         return False
     return True

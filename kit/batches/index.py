@@ -16,18 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.batches.cache_files import as_bytes, from_bytes, load_tensors, split_by
 from kit.batches.code_shards import Clip, shard_clips
 from kit.batches.columns import (
     Column,
-    LoadedColumns,
-    SealedColumns,
+    ColumnFile,
+    MemoryColumns,
     Strings,
     narrow,
     offsets_of,
     read_header,
     strings_columns,
 )
-from kit.batches.shards import as_bytes, from_bytes, split_by, unseal
 
 LENGTHS = ("texts", "codes", "tokens")  # text ids, codes, and both together
 
@@ -64,7 +64,7 @@ def index_columns(rows: Sequence[IndexRow]) -> dict[str, np.ndarray]:
         "speakers": speakers,
         "splits": splits,
     }
-    return with_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
+    return add_counts(columns, [path.name for path in shard_paths], speaker_names, split_names)
 
 
 def numbered(values: Iterable) -> tuple[list, np.ndarray]:
@@ -75,7 +75,7 @@ def numbered(values: Iterable) -> tuple[list, np.ndarray]:
     return names, narrow(np.array([numbers[value] for value in values]))
 
 
-def with_counts(
+def add_counts(
     columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
 ) -> dict[str, np.ndarray]:
     """`columns`, one number a row, with the names they stand for and all that is counted once."""
@@ -151,7 +151,7 @@ class Index:
     `folder` is that of the shards.
     """
 
-    def __init__(self, columns: SealedColumns | LoadedColumns, folder: Path):
+    def __init__(self, columns: ColumnFile | MemoryColumns, folder: Path):
         self.columns = columns
         self.folder = folder
         self.split_names: list[str] = from_bytes(columns.whole("split_names"))
@@ -184,7 +184,7 @@ class Index:
         """A mark of all rows: their ids, splits and lengths."""
         return from_bytes(self.columns.whole("corpus"))
 
-    def of_split(self, split: str) -> Column:
+    def rows_in_split(self, split: str) -> Column:
         """The rows of `split` in their order; unread until they are asked for."""
         members = self.columns["members"]
         if split not in self.split_names:
@@ -243,7 +243,7 @@ class Rows(Sequence):
 class Texts(Sequence):
     """`texts[i]`: the text ids of row i."""
 
-    def __init__(self, columns: SealedColumns | LoadedColumns):
+    def __init__(self, columns: ColumnFile | MemoryColumns):
         self.columns = columns
 
     def __len__(self) -> int:
@@ -258,19 +258,19 @@ class Texts(Sequence):
 
 
 def open_index(path: Path) -> Index:
-    """The index at `path`. Raises CacheError for a missing or damaged file."""
+    """The index at `path`. Raises DamagedFileError for a missing or damaged file."""
     path = Path(path)
     header, _ = read_header(path)
     if "rows" in header:
-        columns = LoadedColumns(columns_of_early_version(path))
+        columns = MemoryColumns(columns_of_early_version(path))
     else:
-        columns = SealedColumns(path)
+        columns = ColumnFile(path)
     return Index(columns, path.parent)
 
 
 def columns_of_early_version(path: Path) -> dict[str, np.ndarray]:
     """The columns of an index whose rows are JSON: all its shards are read for them."""
-    table = unseal(path)
+    table = load_tensors(path)
     shards = [path.parent / name for name in from_bytes(table["shards"])]
     clips = [list(shard_clips(shard).values()) for shard in shards]
     texts = split_by(table["texts"], table["text_counts"])

@@ -14,8 +14,8 @@ import numpy as np
 
 from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_cache import CodeCache
-from kit.dataset.ledger import Finding, Utterance, refuse
-from kit.model.sequence import MOST_CODE, MOST_TEXT, TEXT_EXTRA, GPTConfig
+from kit.dataset.data_report import Finding, Utterance, refuse
+from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTRA, GPTConfig
 from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
@@ -46,10 +46,10 @@ class LengthReport:
 
 def longest(model: GPTConfig) -> GPTConfig:
     """`model` with the most positions that `fit_positions` may give it."""
-    return model.with_positions(MOST_TEXT, MOST_CODE)
+    return model.with_positions(MAX_TEXT_POSITIONS, MAX_CODE_POSITIONS)
 
 
-def ledger_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
+def manifest_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
     """Limits for a ManifestConfig: no row is refused that `model` could be given positions for.
 
     Before there is a tokenizer, a text's letters are counted as if they made the longest pieces;
@@ -127,7 +127,7 @@ def counts(
     cache: CodeCache, split: str, codes_per_s: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """A split's rows, and each row's text ids, codes, tokens and seconds."""
-    members = cache.of_split(split)[:]
+    members = cache.rows_in_split(split)[:]
     if not len(members):
         raise ValueError(
             f"The code cache holds no utterance of the split `{split}`: were all refused? "
@@ -150,12 +150,12 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
-    """`few_lengths` for the rows of all splits."""
+    """`padding_lengths` for the rows of all splits."""
     rows = cache.histogram("tokens")
     return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
 
 
-def few_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
+def padding_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
     """The fewest lengths, multiples of `multiple`, that pad rows of `lengths` tokens little.
 
     Compiled models, and kernels that are chosen anew for each shape, want few shapes; but a cell
@@ -165,7 +165,7 @@ def few_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
 
 
 def fewest_lengths(histogram: np.ndarray, multiple: int = 8) -> tuple[int, ...]:
-    """`few_lengths` where `histogram` says how many rows have 0, 1, 2... tokens."""
+    """`padding_lengths` where `histogram` says how many rows have 0, 1, 2... tokens."""
     most_cells = (1 + MOST_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, multiple):
         best = grid

@@ -26,14 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchaudio.functional import forced_align, merge_tokens
 
-from kit.audio.clip import DatasetError
-from kit.audio.hearing import Heard, SpeechRecognizer
-from kit.audio.waveform import load_wave
+from kit.audio.clip import load_wave
+from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.config import require, require_within
+from kit.base.errors import DatasetError
 from kit.base.files import digest
-from kit.base.result_cache import keep_result, kept_result, read_result
-from kit.base.work_group import LONE, WorkGroup
-from kit.dataset.ledger import Finding, Utterance
+from kit.base.result_cache import cached_result, read_result, save_result
+from kit.base.work_group import SINGLE_PROCESS, WorkGroup
+from kit.dataset.data_report import Finding, Utterance
 from kit.text.normalize import letters
 
 PART_BATCHES = 16  # batches whose results are kept together until all are there
@@ -110,7 +110,7 @@ def quiet_frames(loud: Tensor) -> Tensor:
 
 
 def alignment_score(
-    recognizer: SpeechRecognizer, heard: Heard, text: str, config: AlignConfig
+    recognizer: SpeechRecognizer, heard: RecognizerOutput, text: str, config: AlignConfig
 ) -> Alignment:
     """`text` laid over one clip, as `recognizer` heard it.
 
@@ -192,20 +192,20 @@ def by_length(rows: list[Utterance]) -> list[int]:
     return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
 
 
-def align_clips_once(
+def align_clips_cached(
     rows: list[Utterance],
     digests: list[str | None],
     recognizer: SpeechRecognizer,
     config: AlignConfig,
     path: Path,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = LONE,
+    group: WorkGroup = SINGLE_PROCESS,
 ) -> list[Alignment]:
     """`align_clips`, kept in the file `path`: the same clips, texts and recogniser, no new hearing.
 
     `digests` change when the recordings do, one a row. The words' times are not kept. The processes
     of `group` share the clips, and keep what they have done in parts beside `path`, so that it goes
-    on after a kill. Raises WorkError where one of them failed.
+    on after a kill. Raises KitError where one of them failed.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
@@ -214,7 +214,7 @@ def align_clips_once(
     def make() -> list[dict]:
         return _align_in_parts(rows, recognizer, config, folder, key, progress, group)
 
-    found = kept_result(path, key, make)
+    found = cached_result(path, key, make)
     shutil.rmtree(folder, ignore_errors=True)
     return [Alignment(**values) for values in found]
 
@@ -242,7 +242,7 @@ def _align_in_parts(
     # Whole batches are shared out: what is heard in a clip depends, in its last bits, on how far
     # its batch is padded, so a batch holds the same clips however many processes there are. Parts
     # stand in the order of length, so those dealt in turn take about the same time.
-    for share in group.in_turn(missing):
+    for share in group.split_evenly(missing):
         own = {part: [rows[i] for i in parts[part]] for part in share}
         jobs.append(AlignJob(parts=own, key=key, config=config))
     if missing:
@@ -275,13 +275,13 @@ class AlignJob:
             values = [dataclasses.asdict(alignment) for alignment in made]
             for each in values:
                 del each["words"]
-            keep_result(part, self.key, values)
+            save_result(part, self.key, values)
 
 
 def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:
-    rate = recognizer.heard_rate
+    rate = recognizer.input_sample_rate
     waves = [_wave_or_reason(row, rate) for row in rows]
-    heard = iter(recognizer.hear([wave for wave in waves if isinstance(wave, Tensor)], rate))
+    heard = iter(recognizer.recognize([wave for wave in waves if isinstance(wave, Tensor)], rate))
     return [
         alignment_score(recognizer, next(heard), row.text, config)
         if isinstance(wave, Tensor)

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
 from kit.base.config import require, require_within
-from kit.base.files import digest, require_disk, write_atomic, writing
+from kit.base.files import digest, disk_errors, require_disk, write_atomic
 from kit.base.lock import Lock, held
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
@@ -116,7 +116,7 @@ def _unpack_whole(
         _unpack_into(Limits(archive, begun, config), progress)
         lock.confirm()  # while this machine slept, another may have cleared `begun` away
         write_atomic(begun / MARK, key)
-        with writing(folder):
+        with disk_errors(folder):
             begun.rename(folder)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
@@ -182,7 +182,7 @@ def _unpack_into(limits: Limits, progress: Callable) -> None:
             raise _damaged(archive, error) from error
         if error.errno in _CLASHES:
             limits.refuse(f"{limits.name[:200]!r}, which the disk does not take ({error.strerror})")
-        with writing(limits.folder / limits.name[:200]):
+        with disk_errors(limits.folder / limits.name[:200]):
             raise
     except (RuntimeError, NotImplementedError) as error:  # zipfile: a password, a rare method
         raise ArchiveError(f"{archive} cannot be unpacked here: {error}. Unpack it by hand.") from (

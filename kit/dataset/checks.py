@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
-from kit.dataset.ledger import Finding, ManifestConfig, Utterance, refuse
+from kit.dataset.data_report import Finding, ManifestConfig, Utterance, refuse
 from kit.text.normalize import letters, unicode_script
 
 SLOWEST_HZ = 4000
@@ -54,7 +54,7 @@ def judge_rows(
 
 
 def superfluous_silence_s(measure: ClipMeasure) -> float:
-    """Seconds at both ends that `without_edges` leaves out."""
+    """Seconds at both ends that `trim_silence` leaves out."""
     edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
     return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
 

@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
+from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.config import CONFIGS
-from kit.base.files import appending, make_folder, write_atomic, writing
+from kit.base.errors import DatasetError
+from kit.base.files import append_lines, disk_errors, make_folder, write_atomic
 from kit.base.notes import Note
-from kit.base.work_group import LONE, WorkGroup
+from kit.base.work_group import SINGLE_PROCESS, WorkGroup
 
 FORMAT = 2  # of a cache line; lines of another format are measured again
 FIELDS = dataclasses.fields(ClipMeasure)
@@ -47,14 +48,14 @@ def measure_clips(
     workers: int | None = None,
     processes: bool | None = None,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = LONE,
+    group: WorkGroup = SINGLE_PROCESS,
 ) -> dict[str, ClipMeasure | str]:
     """The measure of every path, or in words why there is none.
 
     `workers` at a time (default: as many as this process has cores), as threads or `processes`
     (default: whichever is faster), in each process of `group`. `progress(done, total)` is called as
     they are finished. Raises DatasetError when the folder of a clip is gone, DiskError when `cache`
-    cannot be written, WorkError where another process of the group failed; what was measured is in
+    cannot be written, KitError where another process of the group failed; what was measured is in
     `cache`, or in parts beside it.
     """
     cache = Path(cache)
@@ -71,7 +72,7 @@ def measure_clips(
     if todo:
         make_folder(cache.parent)
         jobs = []
-        for number, share in enumerate(group.by_content(todo, str)):
+        for number, share in enumerate(group.split_by_key(todo, str)):
             job = MeasureJob(
                 paths=share,
                 cache=_part(cache, number) if number else cache,
@@ -115,8 +116,8 @@ class MeasureJob:
         found = {}
         # Around all of it: what a full disk did not take is written again when the file is closed.
         with (
-            writing(self.cache),
-            appending(self.cache) as file,
+            disk_errors(self.cache),
+            append_lines(self.cache) as file,
             contextlib.closing(measured(self.paths, workers, self.decode_s)) as chunks,
         ):
             for lines in chunks:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kit.base.files import make_folder, replacing
+from kit.base.files import atomic_path, make_folder
 from kit.dataset.archive import ArchiveError, archive_suffix
 
 MAGIC = b"!<arch>\n"
@@ -59,7 +59,7 @@ def _copied(file: BinaryIO, name: str, size_bytes: int, package: Path, into: Pat
         raise _broken(package, f"{there_bytes:,} of the {size_bytes:,} bytes of {name} are there")
     if path.is_file() and path.stat().st_size == size_bytes:
         return path
-    with replacing(path) as part, part.open("wb") as target:
+    with atomic_path(path) as part, part.open("wb") as target:
         shutil.copyfileobj(_First(file, size_bytes), target)
     return path
 

@@ -8,9 +8,9 @@ import os
 import re
 from pathlib import Path
 
-from kit.audio.clip import DatasetError
-from kit.base.files import make_folder, write_atomic, writing
-from kit.base.words import listed
+from kit.base.errors import DatasetError
+from kit.base.files import disk_errors, make_folder, write_atomic
+from kit.base.formatting import join_names
 
 TRANSCRIPTS = "etc/txt.done.data"
 TABLE = "metadata.csv"
@@ -58,13 +58,13 @@ def move_to_ljspeech(voice: Path, into: Path) -> int:
         source = voice / "wav" / f"{name}.wav"
         target = wavs / f"{name}.wav"
         if source.is_file():
-            with writing(target):
+            with disk_errors(target):
                 os.replace(source, target)
         elif not target.is_file():
             missing.append(name)
     if missing:
         raise DatasetError(
-            f"{voice} lacks {len(missing)} of its {len(texts)} recordings ({listed(missing)}): "
+            f"{voice} lacks {len(missing)} of its {len(texts)} recordings ({join_names(missing)}): "
             "unpack it again."
         )
     lines = [f"{name}|{text}\n" for name, text in texts.items()]

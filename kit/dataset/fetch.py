@@ -7,7 +7,7 @@ deep). Knows nothing of what makes a clip fit for training: that is judged after
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.audio.clip import DatasetError
+from kit.base.errors import DatasetError
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.huggingface import HubConfig, IngestError, from_huggingface, open_huggingface
 from kit.dataset.layouts import recognise
@@ -46,8 +46,8 @@ def fetch_dataset(
         if len(found) == 1:
             return found[0]
         if found:
-            listed = ", ".join(str(f.relative_to(source)) for f in found[:8])
-            raise IngestError(f"{source} holds several datasets ({listed}): name one of them.")
+            join_names = ", ".join(str(f.relative_to(source)) for f in found[:8])
+            raise IngestError(f"{source} holds several datasets ({join_names}): name one of them.")
         below = (child for folder in level for child in sorted(folder.iterdir()))
         level = [c for c in below if c.is_dir() and not c.name.startswith((".", "__MACOSX"))]
     try:

@@ -23,8 +23,8 @@ import numpy as np
 import soundfile
 
 from kit.base.config import build, require, require_within
-from kit.base.files import digest, make_folder, require_disk, write_atomic, writing
-from kit.base.words import brief
+from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
+from kit.base.formatting import shorten
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
@@ -139,7 +139,7 @@ def _position(into: Path, key: str) -> Position:
         place = build(Position, saved["position"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise IngestError(
-            f"{file} is damaged ({brief(error)}): it says how many rows are taken in. Delete it "
+            f"{file} is damaged ({shorten(error)}): it says how many rows are taken in. Delete it "
             "to take them in again from the first, over what is there."
         ) from error
     parts = {"metadata.part": place.table_bytes, "skipped.part": place.skipped_bytes}
@@ -193,7 +193,7 @@ def _take(
         file = io.BytesIO()
         soundfile.write(file, np.clip(wave, -1, 1), rate, "PCM_16", format="WAV")
         part = into / "wavs" / f"{name}.part"
-        with writing(part):
+        with disk_errors(part):
             part.write_bytes(file.getvalue())
             part.replace(part.with_suffix(".wav"))  # whole or absent, whenever it is killed
         table.write(f"{name}|{text}|{text}|{speaker}\n".encode())

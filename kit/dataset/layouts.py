@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kit.audio.clip import DatasetError
-from kit.base.words import brief, no_utf8
-from kit.dataset.ledger import Finding, ManifestConfig, Utterance
-from kit.streams.file import Fault, StreamError, special_file
+from kit.base.errors import DatasetError, KitError
+from kit.base.formatting import non_utf8_problem, shorten
+from kit.dataset.data_report import Finding, ManifestConfig, Utterance
+from kit.streams.file import BadRecord, special_file_kind
 from kit.streams.open import rows
-from kit.streams.position import is_held_out, stable_hash
+from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters, normalize
 
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
@@ -98,7 +98,7 @@ def _nothing_in(layout: DatasetLayout, tables: list[Path]) -> str:
         what = f"{table} has {table.stat().st_size:,} bytes and no rows"
         if begins.strip():
             first = begins.split(b"\n")[0].decode(errors="replace").strip()
-            what += f" below its first line, {brief(repr(first), 120)}"
+            what += f" below its first line, {shorten(repr(first), 120)}"
         if b"\r" in begins and b"\n" not in begins:
             what += "; its lines end in carriage returns alone: save it with the line ends of Unix"
         said.append(what)
@@ -111,7 +111,7 @@ def _lines(
     for table in tables:
         try:
             yield from layout.read(table, len(tables), config)
-        except StreamError as error:
+        except KitError as error:
             raise DatasetError(str(error)) from error
         except OSError as error:
             raise DatasetError(
@@ -125,8 +125,8 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
 
     Raises DatasetError that says what was expected and what was found.
     """
-    if no_utf8(source.absolute()):
-        raise DatasetError(f"{no_utf8(source.absolute())}.")
+    if non_utf8_problem(source.absolute()):
+        raise DatasetError(f"{non_utf8_problem(source.absolute())}.")
     folder = source if source.is_dir() else source.parent
     for layout in LAYOUTS:
         if source.is_dir():
@@ -156,7 +156,7 @@ def _not_recognised(source: Path) -> str:
 def _ljspeech(table: Path, _tables: int, _config: ManifestConfig) -> Iterator[Record | Finding]:
     """`id|text`, `id|text|normalised`, or with a speaker: no header, no quoting."""
     split = table.stem.removeprefix("metadata").strip("_")
-    kind = special_file(table)
+    kind = special_file_kind(table)
     if kind:
         raise DatasetError(f"{table} is {kind}, no file: copy its content into a file.")
     with open(table, "rb") as file:  # Python's text mode would also end lines at a lone \r
@@ -199,7 +199,7 @@ def _common_voice(table: Path, _tables: int, _config: ManifestConfig) -> Iterato
     """A header with at least `path` and `sentence`; tabs, and quotes that mean themselves."""
     split = "" if table.stem == "validated" else table.stem
     for number, found in rows(table, delimiter="\t", quoting=False):
-        if isinstance(found, Fault):
+        if isinstance(found, BadRecord):
             yield _bad_row(table, number, "", found.reason)
             continue
         if not {"path", "sentence"} <= found.keys():
@@ -223,7 +223,7 @@ def _jsonl(table: Path, tables: int, config: ManifestConfig) -> Iterator[Record 
     """One object a line with audio and text; several tables are splits by their names."""
     base = Path(config.audio_root) if config.audio_root else table.parent
     for number, found in rows(table):
-        if isinstance(found, Fault):
+        if isinstance(found, BadRecord):
             yield _bad_row(table, number, "", found.reason)
         else:
             yield _jsonl_row(found, table, number, base, table.stem if tables > 1 else "")
@@ -237,7 +237,7 @@ def _jsonl_row(found: dict, table: Path, number: int, base: Path, split: str) ->
         reason = f"`audio` and `text`, both strings, expected; got {have or 'nothing'}"
         return _bad_row(table, number, str(found.get("id", "")), reason)
     told = [audio, text, *(str(found.get(key)) for key in ("id", "speaker", "split"))]
-    if no_utf8("".join(told)):  # \u escapes can spell it
+    if non_utf8_problem("".join(told)):  # \u escapes can spell it
         reason = "half of a surrogate pair, which is no character"
         return _bad_row(table, number, "", reason, cure="save the table as UTF-8")
     if found.get("offset"):

@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kit.audio.clip import ClipMeasure, DatasetError
+from kit.audio.clip import ClipMeasure
+from kit.base.errors import DatasetError
 from kit.base.files import write_atomic
-from kit.base.words import brief
-from kit.base.work_group import LONE, WorkGroup
+from kit.base.formatting import shorten
+from kit.base.work_group import SINGLE_PROCESS, WorkGroup
 from kit.dataset.checks import judge_rows
 from kit.dataset.clip_stats import measure_clips
+from kit.dataset.data_report import DataReport, ManifestConfig, Utterance
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import Ledger, ManifestConfig, Utterance
 
 # What a field of a row is, where it is no text.
 KINDS = {"line": int, "seconds": int | float, "silence_s": int | float}
@@ -30,14 +31,14 @@ def check_dataset(
     into: Path,
     workers: int | None = None,
     progress: Callable = lambda *_: None,
-    group: WorkGroup = LONE,
-) -> Ledger:
+    group: WorkGroup = SINGLE_PROCESS,
+) -> DataReport:
     """Read and check a folder or table; write manifest, ledger and warnings as JSONL under `into`.
 
     Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so a check
     that was killed goes on; the processes of `group` share them. `progress(done, total)` is called
     along the way. Raises DatasetError when `source` is no dataset or vanishes; what was refused is
-    for `Ledger.require_usable`.
+    for `DataReport.require_usable`.
     """
     into = Path(into)
     found = read_dataset(source, config)
@@ -48,18 +49,18 @@ def check_dataset(
     )
     kept, refused, warned = judge_rows(found.rows, measures, config)
     figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
-    ledger = Ledger(
+    ledger = DataReport(
         layout=found.layout,
         kept=kept,
         refused=found.refused + refused,
         warned=warned,
         measures=figures,
     )
-    write_checked(ledger, into)
+    write_data_report(ledger, into)
     return ledger
 
 
-def write_checked(ledger: Ledger, into: Path) -> None:
+def write_data_report(ledger: DataReport, into: Path) -> None:
     """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
     write_manifest(ledger.kept, into)
     for name, table in {"ledger": ledger.refused, "warnings": ledger.warned}.items():
@@ -92,7 +93,7 @@ def read_manifest(folder: Path) -> list[Utterance]:
                 rows.append(dataclasses.replace(row, audio=str(path.parent.absolute() / row.audio)))
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
-                    f"{path}, line {number} is damaged ({brief(error)}): run notebook 01_data_prep "
+                    f"{path}, line {number} is damaged ({shorten(error)}): run 01_data_prep "
                     "again, it writes the manifest anew."
                 ) from error
     if not rows:

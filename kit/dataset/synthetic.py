@@ -19,10 +19,11 @@ from pathlib import Path
 import soundfile
 import yaml
 
-from kit.base.config import CONFIGS, LARGEST_SEED, ConfigError, require, require_within
+from kit.base.config import CONFIGS, MAX_SEED, require, require_within
+from kit.base.errors import KitError
 from kit.base.files import digest, make_folder, require_disk, write_atomic
-from kit.base.words import brief
-from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_apart
+from kit.base.formatting import shorten
+from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_module
 
 WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
@@ -56,7 +57,7 @@ class CorpusConfig:
         require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long", "free_order")
         require_within(self, 0, 1, "any_order")
         require_within(self, 1, 1000, "max_words", "workers")
-        require_within(self, 0, LARGEST_SEED, "seed")
+        require_within(self, 0, MAX_SEED, "seed")
         require(1 <= self.speakers <= len(SPEAKERS), self, "speakers", f"1 to {len(SPEAKERS)}.")
 
 
@@ -112,15 +113,15 @@ class Grammar:
 def load_words(language: str) -> dict:
     """The word list of `language`: items by slot, those of `subject` and `verb` in rows.
 
-    Raises ConfigError, which names file and slot, for what is not written as in en.yaml.
+    Raises KitError, which names file and slot, for what is not written as in en.yaml.
     """
     path = WORDS / f"{language}.yaml"
     words = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
 
     def checked(slot: str, value, kind: type, shape: str):
         if not isinstance(value, kind):
-            got = "nothing" if value is None else brief(repr(value), 60)
-            raise ConfigError(
+            got = "nothing" if value is None else shorten(repr(value), 60)
+            raise KitError(
                 f"{path}, `{slot}`: {shape} expected, got {got}. Write it as in en.yaml beside it."
             )
         return value
@@ -137,7 +138,7 @@ def load_words(language: str) -> dict:
         rows = checked(slot, words.get(slot), list, "a list of rows")
         found[slot] = [items(slot, row) for row in rows]
     if len(found["subject"]) != len(found["verb"]):
-        raise ConfigError(f"{path}: as many rows of `verb` as of `subject` expected; they agree.")
+        raise KitError(f"{path}: as many rows of `verb` as of `subject` expected; they agree.")
     unseen = checked("unseen", words.get("unseen"), dict, "slots with words of their own")
     found["unseen"] = {slot: items(slot, rare) for slot, rare in unseen.items()}
     return found
@@ -146,7 +147,7 @@ def load_words(language: str) -> dict:
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:
     """Texts by split. No two neighbours of `held_out`, `long`, `free_order` stand so in `train`.
 
-    An expression of several words counts as one word here. Raises ConfigError when the word list
+    An expression of several words counts as one word here. Raises KitError when the word list
     is too small for what is asked.
     """
     known = load_words(config.language)
@@ -195,7 +196,7 @@ def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> 
         if keep(words) and not (distinct and tuple(words) in seen):
             found.append(words)
             seen.add(tuple(words))
-    raise ConfigError(f"The word list yields only {len(found)} of the {count} sentences asked for.")
+    raise KitError(f"The word list yields only {len(found)} of the {count} sentences asked for.")
 
 
 def speak_rows(job: dict) -> None:
@@ -214,7 +215,7 @@ def _speak_apart(job: dict) -> int:
     if mark.exists():
         return len(job["rows"])
     # A fresh process per job of fixed content: espeak-ng carries state from one call to the next.
-    run = run_apart("kit.dataset.synthetic", job)
+    run = run_module("kit.dataset.synthetic", job)
     if run.returncode:
         raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
     write_atomic(mark, "")

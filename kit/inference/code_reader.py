@@ -19,24 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from kit.audio.convnext import Block
-from kit.audio.fitting import CourseConfig
-from kit.audio.hearing import character_ids, transcripts
+from kit.audio.fitting import FitConfig
+from kit.audio.layers import ConvNeXtBlock
+from kit.audio.recognizer import character_ids, transcripts
 from kit.base.config import build, require_within
-from kit.base.weights_file import load_module, save_module, saved_header
+from kit.base.errors import KitError
+from kit.base.tensor_file import load_module, save_module, saved_header
 
 READER = "reader.safetensors"  # in a run's folder, and in an exported voice's
 FOREIGN = 0.05  # share of codes that are another in training: a voice says some wrong ones
-UNHEARD = 0.08  # share that is not told
+MASKED_CODE_RATE = 0.08  # share that is not told
 WORST = 20.0  # nats a letter: of codes that are fewer than the letters, too
 
 
-class CodeReaderError(ValueError):
-    """A reader of codes that is missing or damaged; the message says what to do."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CodeReaderConfig(CourseConfig):
+class CodeReaderConfig(FitConfig):
     width: int = 192  # channels
     blocks: int = 6  # residual blocks
     steps: int = 1600  # training steps of the first cycle ...
@@ -73,7 +70,7 @@ class CodeReader(nn.Module):
         self.levels = tuple(levels)
         # One more of each: of a code that is not told.
         self.embeddings = nn.ModuleList(nn.Embedding(n + 1, config.width) for n in self.levels)
-        self.blocks = nn.Sequential(*(Block(config.width) for _ in range(config.blocks)))
+        self.blocks = nn.Sequential(*(ConvNeXtBlock(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
 
@@ -95,7 +92,7 @@ class CodeReader(nn.Module):
         return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
 
     @torch.inference_mode()
-    def misfit(self, texts: list[str], codes: list[Tensor]) -> list[float]:
+    def text_mismatch(self, texts: list[str], codes: list[Tensor]) -> list[float]:
         """How badly each row of codes (N,) fits its text: nats a letter, 0 the best."""
         return self._nats(pad_codes(codes), codes, texts).clamp(max=WORST).tolist()
 
@@ -105,7 +102,7 @@ class CodeReader(nn.Module):
         chance = torch.rand(row.shape)
         others = torch.randint(math.prod(self.levels), row.shape)
         row = torch.where(chance < FOREIGN, others, row)
-        row = torch.where(chance > 1 - UNHEARD, -1, row)
+        row = torch.where(chance > 1 - MASKED_CODE_RATE, -1, row)
         # Fewer codes than letters: such a row has no way through, and teaches nothing.
         return self._nats(row, codes, texts, zero_infinity=True).mean()
 
@@ -148,9 +145,9 @@ def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = N
 
 
 def load_reader(path: Path) -> CodeReader:
-    """The reader saved at `path`. Raises CodeReaderError where it is missing or damaged."""
+    """The reader saved at `path`. Raises KitError where it is missing or damaged."""
     cure = "delete it, or run `reader()` of 02_train again."
-    return load_module(path, _from_header, CodeReaderError, cure)
+    return load_module(path, _from_header, KitError, cure)
 
 
 def _from_header(header: dict) -> CodeReader:
@@ -158,10 +155,10 @@ def _from_header(header: dict) -> CodeReader:
     return CodeReader(config, header["alphabet"], tuple(header["levels"]))
 
 
-def reader_of(folder: Path, parts: dict[str, str]) -> CodeReader | None:
+def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
     """The reader in a run's `folder` that knows the ids of `parts`; None where there is none.
 
-    Of a codec or tokenizer of before it would read other codes. Raises CodeReaderError where it is
+    Of a codec or tokenizer of before it would read other codes. Raises KitError where it is
     damaged.
     """
     path = Path(folder) / READER

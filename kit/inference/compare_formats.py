@@ -27,7 +27,7 @@ from kit.inference.voice import Voice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordedRow:
+class RecordedExample:
     """One recording as ids: what teacher forcing gives to a decoder."""
 
     text: list[int]  # ids without START and STOP
@@ -36,7 +36,7 @@ class RecordedRow:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FormatCost:
+class FormatDifference:
     """What a decoder changes beside another, along recorded rows (teacher forcing)."""
 
     top1_agreement: float  # share of positions where both rank the same code first
@@ -48,13 +48,13 @@ class FormatCost:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasuredFormat:
+class FormatResult:
     name: str
     ran: str  # what the format turned into on this machine
     codes_per_s: float  # one sentence at a time
     speedup: float  # against the first format, median of the rounds' ratios
     weight_bytes: int  # of everything the decoder holds
-    cost: FormatCost  # beside the first format
+    cost: FormatDifference  # beside the first format
     cer: float  # character error rate, 0.04 is 4 %
     warm_up_s: float  # compiling, before the first sound; 0 for uncompiled ones
 
@@ -70,19 +70,21 @@ class FormatLimits:
 # --- how much a format changes ----------------------------------------------------------------
 
 
-def recorded_rows(cache: CodeCache, count: int, split: str = "held_out") -> list[RecordedRow]:
+def recorded_examples(
+    cache: CodeCache, count: int, split: str = "held_out"
+) -> list[RecordedExample]:
     """The first `count` recorded rows of `split`: text, codes and a reference of the same clip."""
     rows = []
-    for i in cache.of_split(split)[:count].tolist():
+    for i in cache.rows_in_split(split)[:count].tolist():
         reference = torch.from_numpy(cache.references[i])
         text = cache.texts[i].tolist()
         codes = cache.codes[i].tolist()
-        rows.append(RecordedRow(text=text, codes=codes, cond=reference))
+        rows.append(RecordedExample(text=text, codes=codes, cond=reference))
     return rows
 
 
 @torch.inference_mode()
-def teacher_forced_logits(decoder: Decoder, row: RecordedRow) -> Tensor:
+def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
     """Logits (N + 1, V) of every code of `row` and of its STOP, the codes before it given."""
     cond = row.cond[None].float().to(decoder.device)
     x, padding = decoder.prompt([row.text], cond)
@@ -99,9 +101,9 @@ def teacher_forced_logits(decoder: Decoder, row: RecordedRow) -> Tensor:
 def compare_decoders(
     full: Decoder,
     small: Decoder,
-    rows: list[RecordedRow],
+    rows: list[RecordedExample],
     full_logits: list[Tensor] | None = None,
-) -> FormatCost:
+) -> FormatDifference:
     """What `small` changes beside `full` over `rows`.
 
     `full_logits` are `teacher_forced_logits` of `full` for these rows, where they were found
@@ -118,7 +120,7 @@ def compare_decoders(
     # A code that is never said is -inf in both: no error.
     error = torch.where(wanted == found, 0.0, (wanted - found).abs())
     same = wanted.argmax(-1) == found.argmax(-1)
-    return FormatCost(
+    return FormatDifference(
         top1_agreement=float(same.float().mean()),
         mean_logit_error=float(error.mean()),
         max_logit_error=float(error.max()),
@@ -161,7 +163,9 @@ def speak_seconds(
     return median_seconds(lambda: generate(decoder, texts, cond, exact), repeats, warm)
 
 
-def first_sound_seconds(voice: Voice, text: str, config: GenerateConfig, repeats: int = 3) -> float:
+def time_to_first_audio_s(
+    voice: Voice, text: str, config: GenerateConfig, repeats: int = 3
+) -> float:
     """Median seconds from `text` to the first piece of sound of `Voice.stream`, all included."""
     return median_seconds(lambda: next(voice.stream(text, voice.speakers[0], config)), repeats)
 
@@ -202,7 +206,7 @@ def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> d
     found = {}
     for name, weights, compile in wanted:
         try:
-            found[name] = voice.using(weights, compile)
+            found[name] = voice.in_format(weights, compile)
         except ValueError as reason:
             print(f"{name}: {reason}")
     return found
@@ -212,10 +216,10 @@ def measure_formats(
     voices: dict[str, Voice],
     codes: int,
     config: GenerateConfig,
-    rows: list[RecordedRow],
+    rows: list[RecordedExample],
     error_rate: Callable[[Voice], float],
     rounds: int = 3,
-) -> list[MeasuredFormat]:
+) -> list[FormatResult]:
     """Every voice's figures; speed from `rounds` readings of `codes` codes by each in turn."""
     for voice in voices.values():  # compiles, and pays for what else only happens once
         speak_seconds(voice, codes, config, repeats=1)
@@ -229,7 +233,7 @@ def measure_formats(
     found = []
     for name, voice in voices.items():
         ratios = [a / b for a, b in zip(seconds[first], seconds[name])]
-        measured = MeasuredFormat(
+        measured = FormatResult(
             name=name,
             ran=voice.decoder.ran,
             codes_per_s=codes / statistics.median(seconds[name]),
@@ -244,8 +248,8 @@ def measure_formats(
 
 
 def choose_format(
-    formats: list[MeasuredFormat], limits: FormatLimits = FormatLimits()
-) -> tuple[MeasuredFormat, str]:
+    formats: list[FormatResult], limits: FormatLimits = FormatLimits()
+) -> tuple[FormatResult, str]:
     """The fastest format within `limits`, and why the faster ones are not taken."""
     first = formats[0]
     against = []
@@ -261,7 +265,7 @@ def choose_format(
     return first, "; ".join(against)
 
 
-def formats_table(formats: list[MeasuredFormat]) -> list[tuple[str, ...]]:
+def formats_table(formats: list[FormatResult]) -> list[tuple[str, ...]]:
     """Rows for people: a header, then one a format."""
     header = ("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")
     rows = [

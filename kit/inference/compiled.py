@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from kit.base.compiler import (
-    captured,
+    best_seconds,
+    capture_graph,
     compiler_errors,
     gpu_tuning,
-    not_compiled,
-    quickest,
+    not_compiled_note,
     quiet_inductor,
 )
 from kit.base.hardware import is_oom
-from kit.base.weights_file import checksum
+from kit.base.tensor_file import checksum
 from kit.inference.kv_cache import CacheMemory, KVCache
 
 # While one thread compiles, no other may run what is compiled. Reentrant: Python may collect a
 # stream that was dropped, and so release its cache, at any moment.
-ONE_AT_A_TIME = threading.RLock()
+COMPILE_LOCK = threading.RLock()
 # A step that is a CUDA graph attends to a multiple of so many positions: shapes are fixed, so each
 # multiple is a graph of its own. At XTTS-v2's size, batch 1 in half precision, 255 positions too
 # many are 31 MB of keys and values, beside 900 MB of weights; a long text passes through four
@@ -53,7 +53,7 @@ class PreparedSteps:
 
         Returns what the decoder's `one_step` does: logits (B, V), and states where they are kept.
         """
-        with ONE_AT_A_TIME:
+        with COMPILE_LOCK:
             if case not in self.ready:
                 started = time.perf_counter()
                 self.ready[case] = self.warm_up(case, *args)
@@ -92,19 +92,19 @@ class CompiledSteps(PreparedSteps):
         args = (codes, 2, max(2, input_pos), layers, mask)
         try:
             with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
-                tuned_s = quickest(lambda: self.tuned(*args))
-            if tuned_s <= quickest(lambda: self.decoder.one_step(*args)):
+                tuned_s = best_seconds(lambda: self.tuned(*args))
+            if tuned_s <= best_seconds(lambda: self.decoder.one_step(*args)):
                 return self.tuned
             # Tuning times kernels; beside other work it may pick the worst of them.
             with quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
         except compiler_errors() as error:
-            self.decoder.step_eagerly(not_compiled(first_line(error)))
+            self.decoder.fall_back_to_eager(not_compiled_note(first_line(error)))
             return self.decoder.one_step
 
 
-class GraphedSteps(PreparedSteps):
+class CudaGraphSteps(PreparedSteps):
     """Steps as CUDA graphs, compiled where `compiles`: by number of rows and positions attended to.
 
     Graphs have fixed shapes and fixed memory: positions are tensors, and keys and values are in the
@@ -120,7 +120,7 @@ class GraphedSteps(PreparedSteps):
 
     def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Made:
         if not self.memory.owns(layers):  # a second thread is speaking
-            with ONE_AT_A_TIME:
+            with COMPILE_LOCK:
                 return self.decoder.one_step(codes, code_index, input_pos, layers, mask)
         counter = self.decoder.counter
         index = counter[code_index : code_index + 1]
@@ -152,12 +152,12 @@ class GraphedSteps(PreparedSteps):
             except compiler_errors() as error:
                 raise_if_oom(error)
                 self.compiles = False
-                decoder.ran += not_compiled(first_line(error))
+                decoder.ran += not_compiled_note(first_line(error))
         try:
             return self.graph(decoder.one_step, case, args)
         except RuntimeError as error:
             raise_if_oom(error)
-            decoder.step_eagerly(f"; no CUDA graph: {first_line(error)}")
+            decoder.fall_back_to_eager(f"; no CUDA graph: {first_line(error)}")
             return decoder.one_step
 
     def graph(self, step: Step, case: Case, args: tuple) -> "StepGraph":
@@ -166,7 +166,7 @@ class GraphedSteps(PreparedSteps):
         first = next(others, None)
         return StepGraph(step, case[1], args, first.graph.pool() if first else None)
 
-    def drop_graphs(self) -> None:
+    def clear_graphs(self) -> None:
         """Forget all graphs, so that the memory they work in is freed."""
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)  # none is running
@@ -180,7 +180,7 @@ class GraphMemory(CacheMemory):
     this cache. While a batch is using it, others (of a second thread) get memory without graphs.
     """
 
-    def __init__(self, steps: GraphedSteps):
+    def __init__(self, steps: CudaGraphSteps):
         decoder = steps.decoder
         heads = decoder.config.heads
         width = decoder.config.width // heads
@@ -197,7 +197,7 @@ class GraphMemory(CacheMemory):
         return user is not None and user() is not None
 
     def new_cache(self, rows: int, positions: int, mask: Tensor | None) -> KVCache:
-        with ONE_AT_A_TIME:
+        with COMPILE_LOCK:
             if self.in_use:
                 return super().new_cache(rows, positions, mask)
             if rows > self.rows:
@@ -221,7 +221,7 @@ class GraphMemory(CacheMemory):
         return bool(memory) and layers[0][0].data_ptr() == memory[0].data_ptr()
 
     def release(self, cache: KVCache) -> None:
-        with ONE_AT_A_TIME:
+        with COMPILE_LOCK:
             if cache.memory is not self.graphs_memory:
                 super().release(cache)
             elif self.in_use and self.user() is cache:
@@ -229,13 +229,13 @@ class GraphMemory(CacheMemory):
 
     def clear(self) -> None:
         super().clear()
-        with ONE_AT_A_TIME:
+        with COMPILE_LOCK:
             if not self.in_use:
                 self.drop()
 
     def drop(self) -> None:
         """Free the cache and the graphs that write to it."""
-        self.steps.drop_graphs()
+        self.steps.clear_graphs()
         self.graphs_memory = []
         self.rows = 0
 
@@ -262,7 +262,7 @@ class StepGraph:
         self.inputs = [t.clone() for t in (codes, code_index, input_pos)]
         self.mask = None if mask is None else mask[..., :positions].clone()
         attended = [(k[:, :, :positions], v[:, :, :positions]) for k, v in layers]
-        self.graph, self.made = captured(lambda: step(*self.inputs, attended, self.mask), pool)
+        self.graph, self.made = capture_graph(lambda: step(*self.inputs, attended, self.mask), pool)
 
     def __call__(self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask) -> Made:
         for inside, now in zip(self.inputs, (codes, code_index, input_pos)):

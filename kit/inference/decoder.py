@@ -20,22 +20,19 @@ from torch import Tensor, nn
 
 from kit.base.compiler import keep_device_guard, will_compile
 from kit.base.config import require
+from kit.base.errors import SpeechError
+from kit.base.formatting import nearest
 from kit.base.hardware import set_cuda_defaults
-from kit.base.weights_file import is_sound
-from kit.base.words import nearest
-from kit.inference.compiled import CompiledSteps, GraphedSteps
+from kit.base.tensor_file import is_finite
+from kit.inference.compiled import CompiledSteps, CudaGraphSteps
 from kit.inference.kv_cache import CacheMemory, KVCache, write
-from kit.inference.linear_formats import FORMATS, layer_for
+from kit.inference.linear_formats import FORMATS, choose_layer
 from kit.model.alignment_head import AlignmentHead
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
 
 # Log-mels (B, M, T), one reference a row; or for each row the pieces (M, T) of its reference, of
 # any lengths: what becomes of them is averaged.
 Conditioning = Tensor | list[list[Tensor]]
-
-
-class DecodeError(ValueError):
-    """A text the model cannot read, or a damaged model; the message says what to change."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ class Decoder(nn.Module):
         compiles, instead = will_compile(config.compile, self.device)
         if compiles:
             keep_device_guard()
-        linear, self.dtype, ran = layer_for(config.weights, self.device, compiles or traceable)
+        linear, self.dtype, ran = choose_layer(config.weights, self.device, compiles or traceable)
         self.ran = ran + instead
         self.conditioner = model.conditioner
         self.text_embedding = model.text_embedding
@@ -140,7 +137,7 @@ class Decoder(nn.Module):
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
-        self.memory = self.plain_memory()
+        self.memory = self.eager_memory()
         self.row_limit: int | None = None  # of texts at a time, since memory ran out
         self.keeps_states = config.states
         self.alignment_head = config.alignment_head
@@ -148,7 +145,7 @@ class Decoder(nn.Module):
         # By rows and threads; on a GPU by rows and positions attended to.
         self.warm_up_s: dict[tuple[int, int], float] = {}
         if graphs:
-            self.compiled = GraphedSteps(self, compiles)
+            self.compiled = CudaGraphSteps(self, compiles)
             self.memory = self.compiled.memory
         elif compiles:
             self.compiled = CompiledSteps(self)
@@ -164,7 +161,7 @@ class Decoder(nn.Module):
         return self.step_with_state if self.keeps_states else self.step
 
     @property
-    def shrinks(self) -> bool:
+    def can_drop_rows(self) -> bool:
         """Whether rows may leave the batch: a graph has its batch size."""
         return self.compiled is None
 
@@ -173,13 +170,13 @@ class Decoder(nn.Module):
         """Whether steps are compiled, anew for each batch size."""
         return self.compiled is not None and self.compiled.compiles
 
-    def step_eagerly(self, why: str) -> None:
+    def fall_back_to_eager(self, why: str) -> None:
         """Run steps one by one from here on; `ran` then says `why`."""
         self.ran += why
         self.compiled = None
-        self.memory = self.plain_memory()
+        self.memory = self.eager_memory()
 
-    def plain_memory(self) -> CacheMemory:
+    def eager_memory(self) -> CacheMemory:
         """Memory for caches of eager steps."""
         heads = self.config.heads
         width = self.config.width // heads
@@ -192,13 +189,13 @@ class Decoder(nn.Module):
 
         Embeddings (B, P, D) in fp32. `cond` is the reference of each row, as `latents` takes them.
         With `untold` as many rows follow (2B, P, D), of the same references without their text.
-        Raises DecodeError for an empty text, one longer than the model's positions, or damaged
+        Raises SpeechError for an empty text, one longer than the model's positions, or damaged
         mels.
         """
         c = self.config
         for text in texts:
             if not 0 < len(text) <= c.max_text - 2:
-                raise DecodeError(
+                raise SpeechError(
                     f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
                     "Split it into sentences."
                 )
@@ -218,7 +215,7 @@ class Decoder(nn.Module):
     def latents(self, cond: Conditioning) -> Tensor:
         """What references become, (B, K, D): log-mels (B, M, T), or pieces of each.
 
-        Raises DecodeError for mels that are not finite.
+        Raises SpeechError for mels that are not finite.
         """
         if isinstance(cond, Tensor):
             require_finite_mel(cond)
@@ -246,7 +243,7 @@ class Decoder(nn.Module):
     def read(self, x: Tensor, cache: KVCache) -> Tensor:
         """Logits (B, V) after prompts (B, P, D), which are now in `cache`."""
         b, count, d = x.shape
-        mask = self.hide_later(cache.mask, count)
+        mask = self.causal_mask(cache.mask, count)
         x = x.reshape(b * count, d).to(self.dtype)
         for layer, (k, v) in zip(self.layers, cache.layers):
             x = layer(x, k, v, 0, mask)
@@ -259,17 +256,17 @@ class Decoder(nn.Module):
     def new_cache(self, padding: list[int], positions: int) -> KVCache:
         """Room for `positions` of each row; `padding` says how many on its left are none."""
         rows = len(padding)
-        masked = any(padding) or (rows > 1 and not self.shrinks)  # one graph, padded or not
-        mask = self.hide_padding(padding) if masked else None
+        masked = any(padding) or (rows > 1 and not self.can_drop_rows)  # one graph, padded or not
+        mask = self.padding_mask(padding) if masked else None
         return self.memory.new_cache(rows, positions, mask)
 
-    def hide_padding(self, padding: list[int]) -> Tensor:
+    def padding_mask(self, padding: list[int]) -> Tensor:
         """A mask (B, 1, 1, N), -inf where a row has padding, of every position there may be."""
         padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
         mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
         return mask[:, None, None].to(self.cache_dtype)
 
-    def hide_later(self, mask: Tensor | None, count: int) -> Tensor | None:
+    def causal_mask(self, mask: Tensor | None, count: int) -> Tensor | None:
         """`mask` of the first `count` positions, each of which sees none later; none stays none."""
         if mask is None:
             return None
@@ -347,14 +344,14 @@ class Decoder(nn.Module):
         """What the last layer makes of `codes`, (B, D)."""
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # the whole cache is looked at
-            mask = self.hide_unwritten(layers[0][0], mask, input_pos)
+            mask = self.mask_unwritten(layers[0][0], mask, input_pos)
         elif mask is not None:
             mask = mask[..., : input_pos + 1]
         for layer, (k, v) in zip(self.layers, layers):
             x = layer(x, k, v, input_pos, mask)
         return x
 
-    def hide_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
+    def mask_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
         """`mask` (B, 1, 1, N), or none, with what is not written yet in `keys` hidden, too."""
         positions = keys.shape[2]
         if mask is None:
@@ -379,7 +376,7 @@ class Decoder(nn.Module):
 def mean_latents(conditioner: Conditioner, pieces: list[Tensor]) -> Tensor:
     """The mean (K, D) of what a reference's pieces (M, T) become, as XTTS-v2 has it.
 
-    Raises DecodeError for mels that are not finite.
+    Raises SpeechError for mels that are not finite.
     """
     heard = []
     for mel in pieces:
@@ -389,16 +386,16 @@ def mean_latents(conditioner: Conditioner, pieces: list[Tensor]) -> Tensor:
 
 
 def require_finite_mel(mel: Tensor) -> None:
-    """Raise DecodeError for log-mels that are not finite."""
+    """Raise SpeechError for log-mels that are not finite."""
     if not torch.isfinite(mel).all():
-        raise DecodeError("A reference is not finite: make it again from a sound recording.")
+        raise SpeechError("A reference is not finite: make it again from a sound recording.")
 
 
 def check_finite(model: SpeechGPT) -> None:
-    """Raises DecodeError for damaged weights: rounded, NaN would pass for a number."""
+    """Raises SpeechError for damaged weights: rounded, NaN would pass for a number."""
     for name, values in model.named_parameters():
-        if not is_sound(name, values):
-            raise DecodeError(
+        if not is_finite(name, values):
+            raise SpeechError(
                 f"The model's weights are damaged: {name} is not finite. Load an earlier "
                 "checkpoint, or train again with a lower learning rate."
             )

@@ -13,20 +13,19 @@ from pathlib import Path
 
 from torch import Tensor
 
+from kit.audio.clip import load_wave
 from kit.audio.codec import Codec
-from kit.audio.hearing import SpeechRecognizer
-from kit.audio.recognizer import cer
-from kit.audio.waveform import load_wave
+from kit.audio.recognizer import SpeechRecognizer, cer
 from kit.base.files import write_atomic
 from kit.base.hardware import on_device
 from kit.base.wav import encode_wav
-from kit.dataset.ledger import Utterance
+from kit.dataset.data_report import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
 
 # A held-out loss so many times the training loss is that of a corpus known by heart.
-BY_HEART = 1.5
+OVERFIT_RATIO = 1.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ def transcribe(
     """What the recogniser hears in each waveform (L,) of `sample_rate` Hz; empty is silence."""
     heard = []
     for start in range(0, len(waves), batch):
-        heard += recognizer.write_down(waves[start : start + batch], sample_rate)
+        heard += recognizer.transcribe_waves(waves[start : start + batch], sample_rate)
     return heard
 
 
@@ -103,12 +102,12 @@ class NoiseFloor:
 
 def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
     """The recogniser's own errors on `rows`, and those on the codec's round trip."""
-    heard_rate = recognizer.heard_rate
-    recordings = [load_wave(row.audio, heard_rate) for row in rows]
+    input_sample_rate = recognizer.input_sample_rate
+    recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
     waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
     again = [codec.round_trip(wave) for wave in waves]
     texts = [row.text for row in rows]
-    before = transcribe(recognizer, recordings, heard_rate)
+    before = transcribe(recognizer, recordings, input_sample_rate)
     after = transcribe(recognizer, again, codec.sample_rate)
     return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), heard=tuple(after))
 
@@ -133,7 +132,7 @@ def save_samples(
     return rows
 
 
-def recognizer_doubt(cer_on_recordings: float | None, worst_cer: float) -> str:
+def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
     """What a recogniser's own error on recordings means for its figures; "" where it can judge.
 
     None: the error is not known.
@@ -158,12 +157,12 @@ class Check:
     problem: str  # in words, with what to do; "" where it passes
 
 
-def cure_of(loss: float | None, held_out_loss: float | None) -> str:
+def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
     """What may make a voice clearer, by its loss on what it trained on, and on held-out speech.
 
     None: not known.
     """
-    if loss is None or held_out_loss is None or held_out_loss <= BY_HEART * loss:
+    if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
         return "train longer"
     return (
         f"it knows its recordings by heart (loss {loss:.2f}, of held-out ones "
@@ -175,7 +174,7 @@ def cure_of(loss: float | None, held_out_loss: float | None) -> str:
 def gate_checks(
     scores: Scores, floor_cer: float, worst_cer: float, cure: str = "train longer"
 ) -> list[Check]:
-    """All that a voice is asked for before it is used; `cure` is `cure_of`'s."""
+    """All that a voice is asked for before it is used; `cure` is `suggest_fix`'s."""
     unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {cure}"
     endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {cure}"
     runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
@@ -185,7 +184,7 @@ def gate_checks(
             what="the recogniser can judge",
             found=f"CER {floor_cer:.1%} on recordings",
             wanted=f"at most {worst_cer:.1%}",
-            problem=recognizer_doubt(floor_cer, worst_cer),
+            problem=recognizer_warning(floor_cer, worst_cer),
         ),
         Check(
             what="intelligible",

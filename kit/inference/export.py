@@ -16,30 +16,31 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from kit.audio.codec_kinds import load_codec, save_codec
-from kit.audio.front_ends import make_front_end
+from kit.audio.codec import load_codec, save_codec
+from kit.audio.spectrogram import make_front_end
 from kit.base.config import build
+from kit.base.errors import SpeechError
 from kit.base.files import (
+    atomic_folder,
+    atomic_path,
     digest,
     file_digest,
     make_folder,
-    replacing,
-    replacing_together,
     write_atomic,
 )
+from kit.base.formatting import nearest, shorten
 from kit.base.hardware import set_cuda_defaults
-from kit.base.weights_file import is_sound
-from kit.base.words import brief, nearest
+from kit.base.tensor_file import is_finite
 from kit.inference.code_reader import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
-from kit.inference.references import Habits, VoiceError, load_references, save_references
+from kit.inference.references import Habits, load_references, save_references
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
-from kit.inference.voice_files import require_one_run
+from kit.inference.voice_files import require_matching_parts
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.text.normalize import language_code
-from kit.text.tokenizer_kinds import load_tokenizer
+from kit.text.tokenizer import load_tokenizer
 
 FORMAT = 2  # of the folder; a reader refuses another
 CARD = "voice.json"
@@ -114,21 +115,21 @@ def export_voice(
     scales, to the bit; the rest is fp16, so a code may differ from those of int8 made of the fp32
     model, as both do from fp32's. References are half floats, as in every run. `sampling` is what
     the owner recommends; None: the kit's defaults. A README.md that is there already is kept, its
-    owner may have written in it. Raises VoiceError for an unknown format, for weights it cannot
+    owner may have written in it. Raises SpeechError for an unknown format, for weights it cannot
     hold, and when `folder` is a file.
     """
     folder = Path(folder)
     if weights not in WEIGHTS:
-        raise VoiceError(f"A voice cannot be exported as {weights!r}.{nearest(weights, WEIGHTS)}")
+        raise SpeechError(f"A voice cannot be exported as {weights!r}.{nearest(weights, WEIGHTS)}")
     tensors = packed(voice.model, weights)
     heard = [*voice.references.items(), *voice.vectors.items()]
     damaged = [name for name, tensor in heard if not torch.isfinite(tensor).all()]
     if damaged:
-        raise VoiceError(
+        raise SpeechError(
             f"The references of {damaged} are not finite: run notebook 02_train again."
         )
-    with replacing_together(prepare(folder), (CARD,)) as new:
-        with replacing(new / "model.safetensors") as file:
+    with atomic_folder(prepare(folder), (CARD,)) as new:
+        with atomic_path(new / "model.safetensors") as file:
             try:
                 safetensors.torch.save_file(tensors, file)
             except safetensors.SafetensorError as error:  # it has words of its own for a full disk
@@ -156,7 +157,7 @@ def export_voice(
 def prepare(folder: Path) -> Path:
     """`folder`, made where there is none."""
     if folder.exists() and not folder.is_dir():
-        raise VoiceError(f"{folder} is a file: name a folder to export to.")
+        raise SpeechError(f"{folder} is a file: name a folder to export to.")
     return make_folder(folder)
 
 
@@ -187,7 +188,7 @@ def size_and_digest(path: Path) -> dict:
 
 
 def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
-    """`model`'s weights as they are stored. Raises VoiceError where one is not finite."""
+    """`model`'s weights as they are stored. Raises SpeechError where one is not finite."""
     linears = (n for n, m in model.named_modules() if isinstance(m, nn.Linear))
     # The decoder takes the conditioner in full: what is heard is what was measured.
     rounded = {f"{name}.weight" for name in linears if not name.startswith("conditioner.")}
@@ -195,8 +196,8 @@ def packed(model: SpeechGPT, weights: str) -> dict[str, Tensor]:
     for name, weight in model.state_dict().items():
         whole = weights == "int8" and name in rounded
         stored = weight if whole else weight.to(WEIGHTS[weights])
-        if not is_sound(name, stored):
-            raise VoiceError(
+        if not is_finite(name, stored):
+            raise SpeechError(
                 f"{name} is not finite in {weights}: export as fp32. If that fails, too, the model "
                 "is damaged: train it again, or take an earlier checkpoint."
             )
@@ -223,10 +224,10 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_card(folder: Path) -> Card:
-    """What the voice in `folder` is. Raises VoiceError when its voice.json is not sound."""
+    """What the voice in `folder` is. Raises SpeechError when its voice.json is not sound."""
     path = Path(folder) / CARD
     if not path.is_file():
-        raise VoiceError(
+        raise SpeechError(
             f"There is no {path}: {folder} is no exported voice, or its export was interrupted. "
             f"Name the folder `export_voice` wrote, or {AGAIN}"
         )
@@ -234,7 +235,7 @@ def read_card(folder: Path) -> Card:
         plain = json.loads(path.read_bytes())
         version = plain.pop("format_version")
         if version != FORMAT:
-            raise VoiceError(
+            raise SpeechError(
                 f"{path} has format {version}, this kit reads {FORMAT}: "
                 + ("update the kit." if version > FORMAT else "export the voice again.")
             )
@@ -244,23 +245,25 @@ def read_card(folder: Path) -> Card:
         card = build(Card, plain)
         if card.weights not in WEIGHTS:
             raise ValueError(f"unknown weights {card.weights!r}.{nearest(card.weights, WEIGHTS)}")
-    except VoiceError:
+    except SpeechError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
-        raise VoiceError(f"{path} is damaged or of another kind ({brief(why)}): {AGAIN}") from why
+        raise SpeechError(
+            f"{path} is damaged or of another kind ({shorten(why)}): {AGAIN}"
+        ) from why
     return card
 
 
 def verify(path: Path, told: dict) -> None:
-    """Raise VoiceError unless the file at `path` is the one the card tells of."""
+    """Raise SpeechError unless the file at `path` is the one the card tells of."""
     if not path.is_file():
-        raise VoiceError(f"There is no {path}: {AGAIN}")
+        raise SpeechError(f"There is no {path}: {AGAIN}")
     found = size_and_digest(path)
     if found["bytes"] != told["bytes"]:
         sizes = f"{found['bytes']} bytes, {CARD} says {told['bytes']}"
-        raise VoiceError(f"{path} is cut, or another file ({sizes}): {AGAIN}")
+        raise SpeechError(f"{path} is cut, or another file ({sizes}): {AGAIN}")
     if found != told:
-        raise VoiceError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {AGAIN}")
+        raise SpeechError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {AGAIN}")
 
 
 def load_export(folder: Path, device: str = "cpu") -> Voice:
@@ -268,7 +271,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
 
     GPT, codec and reader are on `device`.
     The GPT is fp32 again; one stored as int8 speaks through int8 layers, as it was rounded.
-    Raises VoiceError naming the file that is missing, damaged, too new or of another kind.
+    Raises SpeechError naming the file that is missing, damaged, too new or of another kind.
     """
     set_cuda_defaults()
     folder = Path(folder)
@@ -284,7 +287,7 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             reader = load_reader(folder / READER)
         kept = load_references(references)
         voice = Voice(
-            model=restored(model, build(GPTConfig, card.model)),
+            model=restore_model(model, build(GPTConfig, card.model)),
             codec=load_codec(codec),
             tokenizer=load_tokenizer(tokens, card.language),
             references=kept.mels,
@@ -295,36 +298,36 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
             language=card.language,
             reader=reader,
         )
-    except VoiceError:
+    except SpeechError:
         raise
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as why:
-        raise VoiceError(
-            f"{folder} does not hold what {CARD} says ({brief(why)}): {AGAIN}"
+        raise SpeechError(
+            f"{folder} does not hold what {CARD} says ({shorten(why)}): {AGAIN}"
         ) from why
     files = {"model": model, "codec": codec, "tokenizer": tokens, "references": references}
-    require_one_run(voice, files, AGAIN)
+    require_matching_parts(voice, files, AGAIN)
     require_card(voice, card, folder)
     for module in (voice.model, voice.codec, voice.reader):
         if module is not None:
             module.to(device)
-    return voice.using("int8" if card.weights == "int8" else "")
+    return voice.in_format("int8" if card.weights == "int8" else "")
 
 
 def require_card(voice: Voice, card: Card, folder: Path) -> None:
-    """Raise VoiceError unless `voice` is what the card in `folder` says."""
+    """Raise SpeechError unless `voice` is what the card in `folder` says."""
     told = {
         "codec.safetensors": (voice.codec.sample_rate, card.sample_rate, "Hz"),
         "references.safetensors": (voice.speakers, sorted(card.speakers), "as its speakers"),
     }
     for name, (found, wanted, what) in told.items():
         if found != wanted:
-            raise VoiceError(
+            raise SpeechError(
                 f"{folder / name} has {found} {what}, {folder / CARD} says {wanted}: they are of "
                 f"different voices. {AGAIN.capitalize()}"
             )
 
 
-def restored(path: Path, config: GPTConfig) -> SpeechGPT:
+def restore_model(path: Path, config: GPTConfig) -> SpeechGPT:
     """The GPT of `config` with the weights at `path`, in fp32 and eval mode."""
     with torch.device("meta"):  # no weights are drawn, only to be overwritten
         model = SpeechGPT(config)

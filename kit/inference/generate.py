@@ -17,25 +17,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from kit.base.errors import SpeechError
 from kit.base.hardware import is_oom
 from kit.base.notes import Note
-from kit.inference.alignment import alignment_scores
-from kit.inference.decoder import Conditioning, DecodeError, Decoder
-from kit.inference.sampling import GenerateConfig, Noise, guided, penalize, sample, seed_of
+from kit.inference.decoder import Conditioning, Decoder
+from kit.inference.monotonic_alignment import alignment_scores
+from kit.inference.sampling import GenerateConfig, Noise, candidate_seed, guided, penalize, sample
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
 # How badly each row of codes (N,) says its text, given as piece ids: nats a letter.
-Misfit = Callable[[list[list[int]], list[Tensor]], list[float]]
+TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
 CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
 
 
-class GenerationError(DecodeError):
-    """Settings or weights that cannot be used to speak; the message says what to change."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spoken:
+class GeneratedCodes:
     codes: Tensor  # (N,) without STOP
     stopped: bool  # False: cut at the length limit, the model did not find its end
     log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
@@ -50,7 +47,7 @@ class Spoken:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Said:
+class DecodedBatch:
     """What a batch has said so far."""
 
     codes: Tensor  # (R, longest), STOP where nothing was said yet
@@ -70,12 +67,12 @@ class Said:
             self.states[rows, n] = states
         self.steps = n + 1
 
-    def spoken(self, temperature: float) -> list[Spoken]:
-        """Every row up to its end. Raises GenerationError when a logit was not finite."""
+    def spoken(self, temperature: float) -> list[GeneratedCodes]:
+        """Every row up to its end. Raises SpeechError when a logit was not finite."""
         codes = self.codes.cpu()
         scores = self.log_probs.cpu()
         if not torch.isfinite(scores).all():
-            raise GenerationError(
+            raise SpeechError(
                 "The model's logits are not finite: its numbers outgrow this format. Take bf16 or "
                 "fp32 weights, or an earlier checkpoint."
             )
@@ -84,7 +81,7 @@ class Said:
             ends = (row[: limit + 1] == self.stop).nonzero()
             stopped = len(ends) > 0
             end = int(ends[0]) if stopped else limit
-            spoken = Spoken(
+            spoken = GeneratedCodes(
                 codes=row[:end],
                 stopped=stopped,
                 log_prob=float(score[: end + stopped].mean()),
@@ -107,35 +104,37 @@ def generate(
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
-    misfit: Misfit | None = None,
-) -> list[Spoken]:
+    text_mismatch: TextMismatch | None = None,
+) -> list[GeneratedCodes]:
     """Codes for every row of `texts` (piece ids) in the voice of `cond`, as a decoder takes it.
 
     With several `candidates` each text is read that often, and the best reading is kept: a slip (a
     word left out, said twice) has a lower mean log-probability than what was meant, also by the
     model that made it, its attention leaves the text's order (`follow`), and whoever reads its
-    codes back reads something else (`reread`, by `misfit`). One that ended by itself goes before
-    one that was cut; where all were cut, the text is read again at half the temperature, `retries`
-    times at most. `guidance` takes a model that was taught for it.
-    Raises DecodeError for texts that do not fit, GenerationError for logits that are not finite.
+    codes back reads something else (`reread`, by `text_mismatch`). One that ended by itself goes
+    before one that was cut; where all were cut, the text is read again at half the temperature,
+    `retries` times at most. `guidance` takes a model that was taught for it.
+    Raises SpeechError for texts that do not fit, SpeechError for logits that are not finite.
     """
     if len(cond) != len(texts):
-        raise GenerationError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
+        raise SpeechError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
     decoder = model if isinstance(model, Decoder) else Decoder(model)
-    config = as_taught(config, decoder.config)
-    found = best_of(decoder, texts, cond, config, misfit)
+    config = without_unsupported_cfg(config, decoder.config)
+    found = best_of(decoder, texts, cond, config, text_mismatch)
     for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
         cut = [i for i, row in enumerate(found) if not row.stopped]
         if not cut:
             break
         config = replace(config, temperature=config.temperature / 2)
-        again = best_of(decoder, [texts[i] for i in cut], rows_of(cond, cut), config, misfit)
+        again = best_of(
+            decoder, [texts[i] for i in cut], select_rows(cond, cut), config, text_mismatch
+        )
         again = dict(zip(cut, again))
         found = [again.get(i, row) for i, row in enumerate(found)]
     return found
 
 
-def as_taught(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
+def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
     """`config`, without guidance for a model that has never learnt to speak without a text."""
     return config if model.text_dropout else replace(config, guidance=1.0)
 
@@ -145,20 +144,20 @@ def best_of(
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
-    misfit: Misfit | None,
-) -> list[Spoken]:
+    text_mismatch: TextMismatch | None,
+) -> list[GeneratedCodes]:
     """The best of each text's candidates: the likeliest, which also follows and says its text."""
     many = config.candidates if config.temperature else 1  # greedy readings are all alike
     each = [text for text in texts for _ in range(many)]
-    seeds = [seed_of(config, text, i % many) for i, text in enumerate(each)]
-    heard = rows_of(cond, [i for i in range(len(texts)) for _ in range(many)])
+    seeds = [candidate_seed(config, text, i % many) for i, text in enumerate(each)]
+    heard = select_rows(cond, [i for i in range(len(texts)) for _ in range(many)])
     rows = decode(decoder, each, heard, config, seeds)
     worth = [row.log_prob for row in rows]
     if many > 1 and config.follow and decoder.alignment_head:
         sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
         worth = [score + config.follow * nats for score, nats in zip(worth, sure)]
-    if many > 1 and config.reread and misfit:
-        astray = misfit(each, [row.codes for row in rows])
+    if many > 1 and config.reread and text_mismatch:
+        astray = text_mismatch(each, [row.codes for row in rows])
         worth = [score - config.reread * nats for score, nats in zip(worth, astray)]
     best = []
     for first in range(0, len(rows), many):
@@ -173,19 +172,23 @@ def decode(
     cond: Conditioning,
     config: GenerateConfig,
     seeds: list[int],
-) -> list[Spoken]:
+) -> list[GeneratedCodes]:
     """One reading of every row, each drawn from its own seed; as many at a time as memory holds.
 
     Where memory runs out, the rows are decoded again, half as many at a time, from the same seeds.
-    Raises GenerationError where it is too small for a single row.
+    Raises SpeechError where it is too small for a single row.
     """
     spoken = []
     while len(spoken) < len(texts):
-        count = rows_together(decoder, config, len(texts) - len(spoken))
+        count = batch_size_that_fits(decoder, config, len(texts) - len(spoken))
         rows = range(len(spoken), len(spoken) + count)
         try:
-            spoken += decode_together(
-                decoder, [texts[i] for i in rows], rows_of(cond, rows), config, seeds[rows.start :]
+            spoken += decode_batch(
+                decoder,
+                [texts[i] for i in rows],
+                select_rows(cond, rows),
+                config,
+                seeds[rows.start :],
             )
             continue
         except (RuntimeError, MemoryError) as error:
@@ -202,56 +205,56 @@ def decode(
     return spoken
 
 
-def rows_together(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
+def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
     """How many of `rows` are decoded at a time."""
     rows = min(rows, decoder.row_limit or rows)
     limit = decoder.rows_that_fit()
     if limit is None:
         return rows
-    if config.reads_twice:
+    if config.uses_cfg:
         limit //= 2
-    if not decoder.shrinks:  # it is filled up to a power of two
+    if not decoder.can_drop_rows:  # it is filled up to a power of two
         limit = 2 ** (limit.bit_length() - 1) if limit else 0
     return max(1, min(rows, limit))
 
 
-def decode_together(
+def decode_batch(
     decoder: Decoder,
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
     seeds: list[int],
-) -> list[Spoken]:
+) -> list[GeneratedCodes]:
     """One reading of every row, in one batch; `seeds` may be more."""
     count = len(texts)
     seeds = seeds[:count]
-    if not decoder.shrinks:  # few batch sizes, few graphs: fill up with the first row
+    if not decoder.can_drop_rows:  # few batch sizes, few graphs: fill up with the first row
         more = 2 ** (count - 1).bit_length() - count
         texts = [*texts, *texts[:1] * more]
         seeds = [*seeds, *seeds[:1] * more]
-        cond = rows_of(cond, [*range(count), *[0] * more])
-    said = deque(decoding(decoder, texts, cond, config, seeds), maxlen=1).pop()
+        cond = select_rows(cond, [*range(count), *[0] * more])
+    said = deque(decode_stream(decoder, texts, cond, config, seeds), maxlen=1).pop()
     return said.spoken(config.temperature)[:count]
 
 
 @torch.inference_mode()
-def decoding(
+def decode_stream(
     decoder: Decoder,
     texts: list[list[int]],
     cond: Conditioning,
     config: GenerateConfig,
     seeds: list[int],
-) -> Iterator[Said]:
+) -> Iterator[DecodedBatch]:
     """A code a step for every row; yields what was said at each look at who has finished.
 
-    Raises GenerationError where memory runs out with a single row.
+    Raises SpeechError where memory runs out with a single row.
     """
     try:
         yield from decode_steps(decoder, texts, cond, config, seeds)
     except (RuntimeError, MemoryError) as error:
         if len(texts) > 1 or not is_oom(error):
             raise
-        raise GenerationError(
+        raise SpeechError(
             f"Memory ran out speaking a single text of {len(texts[0])} ids. Close what else uses "
             f"{decoder.device}, take a smaller number format (int8), or split the text."
         ) from error
@@ -263,18 +266,18 @@ def decode_steps(
     cond: Conditioning,
     config: GenerateConfig,
     seeds: list[int],
-) -> Iterator[Said]:
-    """As `decoding`, with PyTorch's own errors where memory runs out."""
+) -> Iterator[DecodedBatch]:
+    """As `decode_stream`, with PyTorch's own errors where memory runs out."""
     c = decoder.config
-    x, padding = decoder.prompt(texts, cond, untold=config.reads_twice)
+    x, padding = decoder.prompt(texts, cond, untold=config.uses_cfg)
     limits = [length_limit(c, config, len(text)) for text in texts]
-    said = nothing_said(decoder, limits)
-    live = Live.at_start(x, padding, limits, config, c, seeds)
+    said = empty_batch(decoder, limits)
+    live = ActiveRows.at_start(x, padding, limits, config, c, seeds)
     longest = said.codes.shape[1]
     logits, cache = decoder.prefill(x, padding, longest)
     try:
         for n in range(longest):
-            codes, score = next_codes(logits, live, config, c, n)
+            codes, score = sample_codes(logits, live, config, c, n)
             state = None if cache.state is None else cache.state[: len(codes)]
             said.add(live.rows, n, codes, score, state)
             live.done |= (codes == c.stop_code) | (live.limits <= n)
@@ -283,18 +286,18 @@ def decode_steps(
                 ended = int(live.done.sum())
                 if ended == len(live.done):
                     return
-                if decoder.shrinks and ended >= len(live.done) / 2:
+                if decoder.can_drop_rows and ended >= len(live.done) / 2:
                     going_on = ~live.done
                     codes = codes[going_on]
-                    read_on = told_and_untold(going_on, config)
+                    read_on = repeat_for_cfg(going_on, config)
                     live.keep(going_on, read_on)
                     cache.keep(read_on)
             if config.repetition_penalty != 1:
                 live.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
-                logits = decoder.decode_one(told_and_untold(codes, config), n + 1, cache)
+                logits = decoder.decode_one(repeat_for_cfg(codes, config), n + 1, cache)
             else:
-                new = decoder.embed(told_and_untold(codes, config), n + 1)
+                new = decoder.embed(repeat_for_cfg(codes, config), n + 1)
                 live.x = torch.cat((live.x, new[:, None]), dim=1)
                 decoder.release(cache)
                 logits, cache = decoder.prefill(live.x, live.padding, 0)
@@ -302,12 +305,12 @@ def decode_steps(
         decoder.release(cache)
 
 
-def told_and_untold(rows: Tensor, config: GenerateConfig) -> Tensor:
+def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
     """What holds for `rows` (B,), for all that are read: with guidance (2B,)."""
-    return rows.repeat(2) if config.reads_twice else rows
+    return rows.repeat(2) if config.uses_cfg else rows
 
 
-def nothing_said(decoder: Decoder, limits: list[int]) -> Said:
+def empty_batch(decoder: Decoder, limits: list[int]) -> DecodedBatch:
     """Room for the codes of rows with these limits, before the first one."""
     c = decoder.config
     device = decoder.device
@@ -315,7 +318,7 @@ def nothing_said(decoder: Decoder, limits: list[int]) -> Said:
     states = None
     if decoder.keeps_states:
         states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
-    return Said(
+    return DecodedBatch(
         codes=torch.full(shape, c.stop_code, device=device),
         log_probs=torch.zeros(shape, device=device),
         limits=limits,
@@ -325,7 +328,7 @@ def nothing_said(decoder: Decoder, limits: list[int]) -> Said:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Live:
+class ActiveRows:
     """The rows still speaking, and what each takes along from step to step."""
 
     rows: Tensor  # (B,) which of the rows asked for
@@ -344,12 +347,12 @@ class Live:
         config: GenerateConfig,
         c: GPTConfig,
         seeds: list[int],
-    ) -> "Live":
+    ) -> "ActiveRows":
         """Every row, before its first code."""
         device = x.device
         count = len(limits)
         drawn = config.temperature > 0
-        return Live(
+        return ActiveRows(
             rows=torch.arange(count, device=device),
             limits=torch.tensor(limits, device=device),
             done=torch.zeros(count, dtype=torch.bool, device=device),
@@ -371,12 +374,12 @@ class Live:
             self.noise.keep(rows)
 
 
-def next_codes(
-    logits: Tensor, live: Live, config: GenerateConfig, c: GPTConfig, n: int
+def sample_codes(
+    logits: Tensor, live: ActiveRows, config: GenerateConfig, c: GPTConfig, n: int
 ) -> tuple[Tensor, Tensor]:
     """The n-th code of every row (B,), and its log-probability, told the text and unfiltered."""
     told = logits
-    if config.reads_twice:
+    if config.uses_cfg:
         told, untold = logits.chunk(2)
         logits = guided(told, untold, config.guidance)
         logits[:, c.start_code] = float("-inf")
@@ -390,7 +393,7 @@ def next_codes(
     return codes, expected.gather(1, codes[:, None])[:, 0]
 
 
-def rows_of(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
+def select_rows(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
     """The references of these rows."""
     if isinstance(cond, Tensor):
         return cond[list(rows)]
@@ -400,7 +403,7 @@ def rows_of(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
     """How many codes a text of `text_ids` pieces may take before it is cut, and told to be."""
     if config.exact_codes >= model.max_code:
-        raise GenerationError(
+        raise SpeechError(
             f"exact_codes = {config.exact_codes}: the model has {model.max_code - 1} positions."
         )
     wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40

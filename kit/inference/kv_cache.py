@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-KEPT_BYTES = 2**26  # of memory between two texts
+MAX_IDLE_BYTES = 2**26  # of memory between two texts
 CACHE_SHARE = 0.8  # of a GPU's free memory; the rest is for activations and what is fragmented
 
 
@@ -29,15 +29,15 @@ class KVCache:
         """Go on with the rows of this mask (B,) alone, moved up where they lie."""
         kept = rows.nonzero()[:, 0].tolist()
         for keys, values in self.layers:
-            move_up(keys[:, :, : self.length], kept)
-            move_up(values[:, :, : self.length], kept)
+            compact_rows(keys[:, :, : self.length], kept)
+            compact_rows(values[:, :, : self.length], kept)
         count = len(kept)
         self.layers = [(keys[:count], values[:count]) for keys, values in self.layers]
         if self.mask is not None:
             self.mask = self.mask[rows]
 
 
-def move_up(written: Tensor, kept: list[int]) -> None:
+def compact_rows(written: Tensor, kept: list[int]) -> None:
     """Copy the rows `kept` of `written` (B, H, N, d) to its first ones; in place."""
     for to, row in enumerate(kept):
         if to < row:
@@ -99,7 +99,7 @@ class CacheMemory:
 
     def tidy(self) -> None:
         """Free what a large batch took; what a single text takes is kept for the next one."""
-        if self.idle_bytes() > KEPT_BYTES:
+        if self.idle_bytes() > MAX_IDLE_BYTES:
             self.spare.clear()
 
     def clear(self) -> None:

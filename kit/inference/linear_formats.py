@@ -3,7 +3,7 @@
 One new code a step is a row times every weight: the time goes into reading the weights, so fewer
 bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022); biases are kept
 as they are. On a CPU most weights are packed once, the way FBGEMM's, oneDNN's and torch's own
-kernels read them. `layer_for` picks what can run here and says so. Knows `nn.Linear` alone.
+kernels read them. `choose_layer` picks what can run here and says so. Knows `nn.Linear` alone.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.base.compiler import quickest
+from kit.base.compiler import best_seconds
 from kit.base.hardware import DTYPES, gpu_precision
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
@@ -24,7 +24,7 @@ SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in
 AT_ONCE = 256  # rows of a long prompt: what lies between its products stays in the caches
 
 
-class Plain(nn.Module):
+class PlainLinear(nn.Module):
     """The layer itself, in `dtype`; fp32 shares the model's own weights."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -37,11 +37,11 @@ class Plain(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class SplitByThread(Plain):
+class SplitByThread(PlainLinear):
     """A few rows by one matrix-vector product a thread, each of its share of the outputs; CPU only.
 
     On some processors a row's weights are read three times as fast as by MKL's own threads, on
-    others half as fast: `shares_pay` finds out.
+    others half as fast: `split_is_faster` finds out.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -77,7 +77,7 @@ class Fbgemm16(nn.Module):
     """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only.
 
     The half precision of processors without bf16; at XTTS-v2's size quicker than bf16 where both
-    are (docs/measurements.md).
+    are (docs/measurements-archive.md).
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -152,7 +152,7 @@ class CompiledInt8(nn.Module):
         self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast with many inputs
         self.scale = nn.Buffer(scale.float())
         self.bias = nn.Buffer(bias.detach().float())
-        self.exact = exact_int8()
+        self.exact = int8_matmul_is_exact()
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) < SEVERAL_ROWS and torch.compiler.is_compiling():
@@ -172,7 +172,7 @@ class CompiledInt8(nn.Module):
         return y.as_strided(y.shape, y.stride())
 
 
-def layer_for(
+def choose_layer(
     weights: str, device: torch.device, compiled: bool
 ) -> tuple[type[nn.Module], torch.dtype, str]:
     """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words."""
@@ -183,7 +183,9 @@ def layer_for(
     if weights == "int8" and eager_cpu and has_fbgemm():
         return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
     if weights == "int8" and cpu and compiled:
-        products = "int8" if exact_int8() else "fp32 (int8 ones overflow on this processor)"
+        products = (
+            "int8" if int8_matmul_is_exact() else "fp32 (int8 ones overflow on this processor)"
+        )
         ran = (
             f"int8 weights; {SEVERAL_ROWS} rows or more: {products} products; "
             "fewer: bf16 activations"
@@ -193,18 +195,18 @@ def layer_for(
         why = " (int8 products: none on this device)" if weights == "int8" else ""
         return WeightOnlyInt8, low, f"int8 weights, {half} activations{why}"
     if weights == "bf16" and half == "fp16":
-        return Plain, low, "fp16: this GPU has no bf16"
+        return PlainLinear, low, "fp16: this GPU has no bf16"
     if weights == "bf16" and cpu and not has_bf16():
         instead = "fp16" if eager_cpu and has_fbgemm() else "fp32"
-        kind, dtype, ran = layer_for(instead, device, compiled)
+        kind, dtype, ran = choose_layer(instead, device, compiled)
         return kind, dtype, f"{ran}; this processor has no bf16 products"
-    if weights == "fp32" and eager_cpu and shares_pay(torch.get_num_threads()):
+    if weights == "fp32" and eager_cpu and split_is_faster(torch.get_num_threads()):
         return SplitByThread, torch.float32, "fp32, shared out among threads"
     if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
         return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
     if weights == "fp16" and eager_cpu and has_fbgemm():
         return Fbgemm16, torch.float32, "fp16 weights, packed for this CPU, fp32 activations"
-    return Plain, DTYPES[weights], weights
+    return PlainLinear, DTYPES[weights], weights
 
 
 def default_format(device: torch.device) -> str:
@@ -221,7 +223,7 @@ def has_fbgemm() -> bool:
 
 
 @functools.cache  # every layer asks, and no processor changes
-def shares_pay(threads: int) -> bool:
+def split_is_faster(threads: int) -> bool:
     """Whether a row times a matrix is quicker as a product for each of `threads`: timed, 10 ms."""
     if threads == 1 or not torch.backends.mkl.is_available():
         return False
@@ -231,11 +233,11 @@ def shares_pay(threads: int) -> bool:
         for tensor in (linear.weight, linear.bias):
             tensor.fill_(1.0)
         shares = SplitByThread(linear)
-        return quickest(lambda: shares(row)) < quickest(lambda: linear(row))
+        return best_seconds(lambda: shares(row)) < best_seconds(lambda: linear(row))
 
 
 @functools.cache  # every layer asks, and no processor changes
-def exact_int8() -> bool:
+def int8_matmul_is_exact() -> bool:
     """Whether sums of int8 products are right on this CPU, found by making the largest there are.
 
     Without VNNI instructions oneDNN adds pairs of them in 16 bits, where they overflow: a product

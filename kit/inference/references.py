@@ -13,20 +13,16 @@ import safetensors
 import torch
 from torch import Tensor
 
-from kit.audio.front_ends import front_end_config
 from kit.audio.reference import reference_mel, reference_mels, require_reference
-from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig
+from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig, front_end_config
 from kit.base.config import build, require_within
+from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
-from kit.base.weights_file import contents, file_bytes
+from kit.base.tensor_file import contents, file_bytes
 from kit.model.alignment_head import AlignmentHead
 
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order that the header tells
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
-
-
-class VoiceError(ValueError):
-    """A voice folder with a missing or damaged file, or a speaker it does not have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,14 +45,14 @@ class Habits:
             return None
         return AlignmentHead(self.alignment_layer, self.alignment_head)
 
-    def aligned_by(self, head: AlignmentHead | None) -> "Habits":
+    def with_alignment_head(self, head: AlignmentHead | None) -> "Habits":
         """These habits, with `head` as the one that follows the text."""
         layer, number = head or (-1, -1)
         return dataclasses.replace(self, alignment_layer=layer, alignment_head=number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class KeptReferences:
+class SpeakerReferences:
     """What a references file holds."""
 
     mels: dict[str, Tensor]  # speaker -> log-mel (M, T)
@@ -74,13 +70,13 @@ def save_references(
     vectors: dict[str, Tensor] | None = None,
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
-    """Write a `KeptReferences` to `path`: log-mels as half floats, vectors as floats.
+    """Write a `SpeakerReferences` to `path`: log-mels as half floats, vectors as floats.
 
-    Raises VoiceError for a speaker with a name that such files keep for themselves.
+    Raises SpeechError for a speaker with a name that such files keep for themselves.
     """
     for name in RESERVED:
         if name in references:
-            raise VoiceError(f"No speaker can be called `{name}`: name them otherwise.")
+            raise SpeechError(f"No speaker can be called `{name}`: name them otherwise.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
     header = dataclasses.asdict(habits)
     header["front_end"] = dataclasses.asdict(front_end)
@@ -92,10 +88,10 @@ def save_references(
     write_atomic(path, file_bytes(tensors, header))
 
 
-def load_references(path: Path) -> KeptReferences:
-    """What `save_references` wrote. Raises VoiceError when it is missing or damaged."""
+def load_references(path: Path) -> SpeakerReferences:
+    """What `save_references` wrote. Raises SpeechError when it is missing or damaged."""
     if not path.is_file():
-        raise VoiceError(f"There is no {path}: run notebook 02_train.")
+        raise SpeechError(f"There is no {path}: run notebook 02_train.")
     try:
         tensors, header = contents(path)
         # Earlier versions did not note it: theirs was always the one that is the default now.
@@ -106,7 +102,7 @@ def load_references(path: Path) -> KeptReferences:
         mels = {name: tensor.clone() for name, tensor in tensors.items()}
         stacked = mels.pop(VECTORS, torch.zeros(0, 0))
         require_pieces(mels, pieces)
-        return KeptReferences(
+        return SpeakerReferences(
             mels=mels,
             vectors=dict(zip(names, stacked, strict=True)),
             pieces=pieces,
@@ -114,7 +110,7 @@ def load_references(path: Path) -> KeptReferences:
             front_end=front_end,
         )
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise VoiceError(f"{path} ({error}): run notebook 02_train.") from error
+        raise SpeechError(f"{path} ({error}): run notebook 02_train.") from error
 
 
 def require_pieces(mels: dict[str, Tensor], pieces: dict[str, list[int]]) -> None:
@@ -125,11 +121,11 @@ def require_pieces(mels: dict[str, Tensor], pieces: dict[str, list[int]]) -> Non
             raise ValueError(f"the reference of {name!r} has {there} frames, its pieces {frames}")
 
 
-def listened(wave: Tensor, sample_rate: int, front_end: Mel, frames: int) -> list[Tensor]:
+def prepare_reference(wave: Tensor, sample_rate: int, front_end: Mel, frames: int) -> list[Tensor]:
     """The log-mels (M, T) of a reference (L,) as a voice was trained to hear one.
 
     The loudest `frames` of it (0: the whole); but where the front end listens in pieces, each of
-    them. Raises VoiceReferenceError for one that no voice can be heard in.
+    them. Raises SpeechError for one that no voice can be heard in.
     """
     require_reference(wave, sample_rate)
     if front_end.in_pieces:

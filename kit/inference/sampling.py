@@ -17,9 +17,9 @@ from torch import Tensor
 from kit.base.config import require, require_types, require_within
 from kit.base.files import digest
 
-COLDEST = 1e-6  # below this the best code is drawn anyway, and the division would overflow
+MIN_TEMPERATURE = 1e-6  # below this the best code is drawn anyway, and the division would overflow
 MANY = 64  # candidates, at most
-MOST_RETRIES = 20  # each at half the temperature: after so many nothing is left to halve
+MAX_RETRIES = 20  # each at half the temperature: after so many nothing is left to halve
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class GenerateConfig:
         require(guided, self, "guidance", "must lie in 1 (none) to 100.")
         some = 0 < self.candidates <= MANY
         require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
-        patient = 0 <= self.retries <= MOST_RETRIES
-        require(patient, self, "retries", f"must lie in 0 (none) to {MOST_RETRIES}.")
+        patient = 0 <= self.retries <= MAX_RETRIES
+        require(patient, self, "retries", f"must lie in 0 (none) to {MAX_RETRIES}.")
         for field in ("follow", "reread"):
             weight = 0 <= getattr(self, field) <= 1e6
             require(weight, self, field, "must lie in 0 (off) to a million.")
@@ -68,14 +68,14 @@ class GenerateConfig:
         require(longest, self, "max_codes_per_text_id", "must lie in 0 to a million.")
 
     @property
-    def reads_twice(self) -> bool:
+    def uses_cfg(self) -> bool:
         """Whether each row is also read without its text."""
         return self.guidance != 1
 
     @property
-    def rows_a_text(self) -> int:
+    def rows_per_text(self) -> int:
         """How many rows go through the model together for each text."""
-        return self.candidates * (1 + self.reads_twice)
+        return self.candidates * (1 + self.uses_cfg)
 
     def choices(self, vocabulary: int) -> int:
         """How many codes are left to choose from after top-k."""
@@ -92,9 +92,9 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def shortlist(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
+def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
     """Logits (B, V) -> the K best, best first, and their codes; what top-p cuts is -inf."""
-    warmth = max(config.temperature, COLDEST)
+    warmth = max(config.temperature, MIN_TEMPERATURE)
     best, codes = (logits / warmth).topk(config.choices(logits.shape[-1]))
     if config.top_p < 1:
         shares = best.softmax(-1)
@@ -109,11 +109,11 @@ def sample(logits: Tensor, config: GenerateConfig, noise: Tensor | None) -> Tens
     """
     if noise is None:
         return logits.argmax(-1)
-    best, codes = shortlist(logits, config)
+    best, codes = filter_logits(logits, config)
     return codes.gather(1, (best.softmax(-1) / noise).argmax(-1, keepdim=True))[:, 0]
 
 
-def seed_of(config: GenerateConfig, text: list[int], candidate: int) -> int:
+def candidate_seed(config: GenerateConfig, text: list[int], candidate: int) -> int:
     """The seed of one reading of `text` (ids): the same whatever else is read beside it."""
     return int(digest(config.seed, text, candidate), 16)
 

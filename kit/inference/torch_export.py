@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kit.base.compiler import keep_device_guard
-from kit.base.files import replacing, write_atomic
+from kit.base.files import atomic_path, write_atomic
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
 from kit.inference.voice import Voice
@@ -87,7 +87,7 @@ class Prefill(nn.Module):
         later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
         for layer, (k, v) in zip(decoder.layers, cache):
             x = layer(x, k, v, 0, later)
-        return speakable(decoder.logits(x[-1:]), c), cache
+        return mask_start_code(decoder.logits(x[-1:]), c), cache
 
 
 class DecodeOne(nn.Module):
@@ -102,10 +102,10 @@ class DecodeOne(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         layers = [(k, v) for k, v in cache]
         logits = self.decoder.step(code, code_index, input_pos, layers, None)
-        return speakable(logits, self.decoder.config), cache
+        return mask_start_code(logits, self.decoder.config), cache
 
 
-def speakable(logits: Tensor, config: GPTConfig) -> Tensor:
+def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
     """Logits without START, which is never said."""
     logits[:, config.start_code].fill_(float("-inf"))
     return logits
@@ -130,9 +130,9 @@ def export_program(voice: Voice, folder: Path) -> Path:
     decoder.text_position = None
     latents = {}
     for name in voice.speakers:
-        pieces = [mel.cpu() for mel in voice.reference_pieces(name)]
+        pieces = [mel.cpu() for mel in voice.reference_segments(name)]
         latents[name] = mean_latents(model.conditioner, pieces).contiguous()
-    with replacing(folder / "latents.safetensors") as file:
+    with atomic_path(folder / "latents.safetensors") as file:
         safetensors.torch.save_file(latents, file)
     write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
     given = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
@@ -150,7 +150,7 @@ def save_program(path: Path, module: nn.Module, given: tuple, dynamic: tuple | N
     keep_device_guard()
     program = torch.export.export(module, given, dynamic_shapes=dynamic)
     program.example_inputs = None
-    with replacing(path) as temporary, open(temporary, "wb") as file:
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
         torch.export.save(program, file)
 
 

@@ -18,17 +18,18 @@ from torch import Tensor
 from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
+from kit.base.errors import SpeechError
 from kit.base.wav import encode_wav
 from kit.inference.code_reader import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
-from kit.inference.generate import Spoken, as_taught, decoding, generate
+from kit.inference.generate import GeneratedCodes, decode_stream, generate, without_unsupported_cfg
 from kit.inference.linear_formats import default_format
-from kit.inference.references import Habits, VoiceError, listened
-from kit.inference.sampling import GenerateConfig, seed_of
+from kit.inference.references import Habits, prepare_reference
+from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.gpt import SpeechGPT
-from kit.text.normalize import TextError, normalize
-from kit.text.piece_tokenizer import PieceTokenizer
+from kit.text.normalize import normalize
 from kit.text.sentences import SpokenPart, fade, join, split
+from kit.text.tokenizer import BaseTokenizer
 
 PATIENCE = 1.5  # times the slow pace of the recordings, and a second, before a reading is cut
 LONGEST_S = 30.0  # of a reference; what follows is not listened to
@@ -50,7 +51,7 @@ class Speech:
 class Voice:
     model: SpeechGPT
     codec: Codec
-    tokenizer: PieceTokenizer
+    tokenizer: BaseTokenizer
     references: dict[str, Tensor]  # speaker -> log-mel (M, T) by `front_end`
     front_end: Mel = dataclasses.field(default_factory=Mel)
     language: str = "am"
@@ -59,7 +60,7 @@ class Voice:
     pieces: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     # speaker -> (S,), where the codec has a use for it
     vectors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    decoder: Decoder | None = None  # `using` sets it; else the model as it is at each call
+    decoder: Decoder | None = None  # `in_format` sets it; else the model as it is at each call
     reader: CodeReader | None = None  # that reads codes back, to choose among readings
     note: str = ""  # how its sound is made, where a listener should know
 
@@ -67,7 +68,7 @@ class Voice:
     def speakers(self) -> list[str]:
         return sorted(self.references)
 
-    def using(self, weights: str = "", compile: bool = False) -> "Voice":
+    def in_format(self, weights: str = "", compile: bool = False) -> "Voice":
         """This voice, its GPT ready to speak: on a GPU in CUDA graphs, or compiled.
 
         `weights` is the number format; empty: half precision on a GPU that has it, else fp32.
@@ -82,13 +83,13 @@ class Voice:
     def _decoder(self, **config) -> Decoder:
         config = DecoderConfig(
             **config,
-            states=self.made_of_states,
+            states=self.decodes_from_states,
             alignment_head=self.habits.head,
         )
         return Decoder(self.model, config)
 
     @property
-    def made_of_states(self) -> bool:
+    def decodes_from_states(self) -> bool:
         """Whether its sound is made of the model's states and the speaker, not of codes alone.
 
         So it is where the codec knows such states: those of the GPT that it was trained with, or of
@@ -97,9 +98,9 @@ class Voice:
         width = self.codec.state_width
         return bool(width) and width == self.model.config.width
 
-    def sound_note(self) -> str:
+    def audio_note(self) -> str:
         """Why its sound is not the best there is; mostly nothing."""
-        if self.made_of_states or not self.codec.state_width:
+        if self.decodes_from_states or not self.codec.state_width:
             return self.note
         return (
             f"sound of codes alone, for the codec knows states of {self.codec.state_width} numbers "
@@ -110,38 +111,38 @@ class Voice:
         """This voice with one speaker more, who speaks in `wave` (L,) of `sample_rate` Hz.
 
         Six seconds or more of one person are best, the first 30 are listened to. In place of a
-        speaker of that name, if there is one. Raises VoiceReferenceError for a recording that no
+        speaker of that name, if there is one. Raises SpeechError for a recording that no
         voice can be heard in.
         """
         wave = wave[: round(LONGEST_S * sample_rate)]
         frames = min((mel.shape[-1] for mel in self.references.values()), default=0)
-        mels = listened(wave, sample_rate, self.front_end, frames)
+        mels = prepare_reference(wave, sample_rate, self.front_end, frames)
         pieces = dict(self.pieces)
         pieces.pop(name, None)
         if self.front_end.in_pieces:
             pieces[name] = [mel.shape[-1] for mel in mels]
         vectors = dict(self.vectors)
         if self.codec.speaker_width:
-            vectors[name] = self.codec.speaker_of(wave, sample_rate).cpu()
+            vectors[name] = self.codec.speaker_embedding(wave, sample_rate).cpu()
         references = dict(self.references)
         references[name] = torch.cat(mels, dim=-1)
         return dataclasses.replace(self, references=references, pieces=pieces, vectors=vectors)
 
     def ids(self, text: str) -> list[int]:
-        """Piece ids of `text`. Raises TextError for what the voice cannot say."""
+        """Piece ids of `text`. Raises SpeechError for what the voice cannot say."""
         return self.tokenizer.encode_checked(normalize(text, self.language))
 
     def parts(self, text: str) -> list[SpokenPart]:
-        """`text` in parts this voice can say in one go. Raises TextError for a word too long."""
+        """`text` in parts this voice can say in one go. Raises SpeechError for a word too long."""
         most = self.model.config.max_text - 2
         most = min(self.habits.longest_text or most, most)
         return split(text, self.language, lambda part: len(self.ids(part)) <= most)
 
-    def can_say(self, text: str) -> bool:
+    def can_speak(self, text: str) -> bool:
         """Whether `speak` takes `text`: a word, and no letter the training text lacked."""
         try:
             self.ids(text)
-        except TextError:
+        except SpeechError:
             return False
         return True
 
@@ -151,7 +152,7 @@ class Voice:
         With a length limit near its own pace, as what is longer is babble; without guidance where
         it was never taught for that, and not read back where it has nothing that could.
         """
-        config = as_taught(config, self.model.config)
+        config = without_unsupported_cfg(config, self.model.config)
         if self.reader is None:
             config = dataclasses.replace(config, reread=0.0)
         slow = PATIENCE * self.habits.pace or math.inf
@@ -159,15 +160,15 @@ class Voice:
         return dataclasses.replace(config, max_codes_per_text_id=limit)
 
     def reference(self, speaker: str) -> Tensor:
-        """The log-mel (M, T) of `speaker`. Raises VoiceError for an unknown one."""
+        """The log-mel (M, T) of `speaker`. Raises SpeechError for an unknown one."""
         if speaker not in self.references:
-            raise VoiceError(f"No voice {speaker!r}; this model has {self.speakers}.")
+            raise SpeechError(f"No voice {speaker!r}; this model has {self.speakers}.")
         return self.references[speaker].float()
 
-    def reference_pieces(self, speaker: str) -> list[Tensor]:
+    def reference_segments(self, speaker: str) -> list[Tensor]:
         """The log-mels (M, T) that `speaker` is heard in, mostly one.
 
-        Raises VoiceError for an unknown one.
+        Raises SpeechError for an unknown one.
         """
         mel = self.reference(speaker)
         return list(mel.split(self.pieces.get(speaker, mel.shape[-1]), dim=-1))
@@ -178,7 +179,7 @@ class Voice:
             return torch.stack([self.reference(name) for name in speakers]).to(device)
         heard = {}
         for name in set(speakers):
-            heard[name] = [mel.to(device) for mel in self.reference_pieces(name)]
+            heard[name] = [mel.to(device) for mel in self.reference_segments(name)]
         return [heard[name] for name in speakers]
 
     def sound(self, codes: Tensor, states: Tensor | None, speaker: str) -> Tensor:
@@ -190,18 +191,18 @@ class Voice:
         """
         if not len(codes):
             return torch.zeros(self.codec.sample_rate // 20)
-        if not self.made_of_states:
+        if not self.decodes_from_states:
             return self.codec.decode(codes[None])[0].cpu()
         states = None if states is None else states[None]
         speaker_vector = self.vector(speaker)[None]
         return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
-        """Who `speaker` is to the codec, (S,). Raises VoiceError where that was never heard."""
+        """Who `speaker` is to the codec, (S,). Raises SpeechError where that was never heard."""
         if not self.codec.speaker_width:
             return torch.zeros(0)
         if speaker not in self.vectors:
-            raise VoiceError(
+            raise SpeechError(
                 f"Of {speaker!r} there is no speaker vector, which this codec's sound is made of: "
                 "add them again by `with_speaker`, or run notebook 02_train."
             )
@@ -213,16 +214,16 @@ class Voice:
         """Every text in its speaker's voice, about `batch` readings of like length at a time.
 
         On a GPU fewer, where its memory holds fewer.
-        Raises TextError for text that cannot be spoken and VoiceError for an unknown speaker, or
+        Raises SpeechError for text that cannot be spoken and SpeechError for an unknown speaker, or
         texts and speakers that are not one to one.
         """
         if isinstance(texts, str):
-            raise VoiceError(f"`texts` is a list: write [{texts[:40]!r}].")
+            raise SpeechError(f"`texts` is a list: write [{texts[:40]!r}].")
         if batch < 1:
-            raise VoiceError(f"`batch` is {batch}: how many readings at a time, 1 or more.")
+            raise SpeechError(f"`batch` is {batch}: how many readings at a time, 1 or more.")
         speakers = [speakers] * len(texts) if isinstance(speakers, str) else speakers
         if len(speakers) != len(texts):
-            raise VoiceError(
+            raise SpeechError(
                 f"{len(texts)} texts and {len(speakers)} speakers: give one for each, or one name."
             )
         for speaker in speakers:
@@ -230,13 +231,15 @@ class Voice:
         config = self.within(config)
         parts = [self.parts(text) for text in texts]
         each = [(part, speaker) for mine, speaker in zip(parts, speakers) for part in mine]
-        spoken = iter(self._spoken(*zip(*each), config, batch) if each else [])
+        spoken = iter(self._generate_parts(*zip(*each), config, batch) if each else [])
         rows = [[next(spoken) for _ in mine] for mine in parts]
-        return [self._speech(*row, config.guidance) for row in zip(texts, speakers, parts, rows)]
+        return [
+            self._join_parts(*row, config.guidance) for row in zip(texts, speakers, parts, rows)
+        ]
 
-    def _spoken(
+    def _generate_parts(
         self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
-    ) -> list[Spoken]:
+    ) -> list[GeneratedCodes]:
         """Codes of every part, those of like length made together, the longest first.
 
         What memory the first ones take, the others take again.
@@ -245,27 +248,27 @@ class Voice:
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         decoder = self.ready()
         found = {}
-        many = max(1, batch // config.rows_a_text)
+        many = max(1, batch // config.rows_per_text)
         for at in (order[i : i + many] for i in range(0, len(order), many)):
             cond = self.conditioning([speakers[i] for i in at], decoder.device)
-            rows = generate(decoder, [ids[i] for i in at], cond, config, self.misfit)
+            rows = generate(decoder, [ids[i] for i in at], cond, config, self.text_mismatch)
             found.update(zip(at, rows))
         decoder.tidy()
         return [found[i] for i in range(len(ids))]
 
-    def misfit(self, texts: list[list[int]], codes: list[Tensor]) -> list[float]:
+    def text_mismatch(self, texts: list[list[int]], codes: list[Tensor]) -> list[float]:
         """How badly each row of codes (N,) says its text, given as ids: nats a letter.
 
         To be asked of a voice with a `reader`.
         """
-        return self.reader.misfit([self.tokenizer.decode(ids) for ids in texts], codes)
+        return self.reader.text_mismatch([self.tokenizer.decode(ids) for ids in texts], codes)
 
-    def _speech(
+    def _join_parts(
         self,
         text: str,
         speaker: str,
         parts: list[SpokenPart],
-        rows: list[Spoken],
+        rows: list[GeneratedCodes],
         guidance: float,
     ) -> Speech:
         waves = [self.sound(row.codes, row.states, speaker) for row in rows]
@@ -284,7 +287,7 @@ class Voice:
         """Pieces (L,) of the waveform while its codes are still being made; together, the whole.
 
         Each part is read once: what was heard cannot be taken back, so `candidates` and `retries`
-        do not apply. Raises VoiceError after the sound when a part was cut at its length limit.
+        do not apply. Raises SpeechError after the sound when a part was cut at its length limit.
         """
         config = dataclasses.replace(self.within(config), candidates=1, retries=0)
         self.reference(speaker)
@@ -292,27 +295,27 @@ class Voice:
         rate = self.codec.sample_rate
         cut = []
         for part in parts:
-            stopped = yield from self._streamed(part, speaker, config, faded=len(parts) > 1)
+            stopped = yield from self._stream_part(part, speaker, config, faded=len(parts) > 1)
             if not stopped:
                 cut.append(part.text)
             if part.pause_s:
                 yield torch.zeros(round(part.pause_s * rate))
         if cut:
-            raise VoiceError(cut_off(" ".join(cut)))
+            raise SpeechError(truncated_message(" ".join(cut)))
 
-    def _streamed(
+    def _stream_part(
         self, part: SpokenPart, speaker: str, config: GenerateConfig, faded: bool
     ) -> Iterator[Tensor]:
         """Pieces of one part; returns whether it found its end."""
         decoder = self.ready()
-        vector = self.vector(speaker) if self.made_of_states else None
+        vector = self.vector(speaker) if self.decodes_from_states else None
         audio = AudioStream(self.codec, speaker=vector)
         cond = self.conditioning([speaker], decoder.device)
         sent = 0
         ids = self.ids(part.text)
         pieces = 0
-        seeds = [seed_of(config, ids, 0)]
-        for said in decoding(decoder, [ids], cond, config, seeds):
+        seeds = [candidate_seed(config, ids, 0)]
+        for said in decode_stream(decoder, [ids], cond, config, seeds):
             if said.steps < sent + STREAM_CODES:
                 continue
             row = said.spoken(config.temperature)[0]
@@ -329,16 +332,16 @@ class Voice:
 
 
 def wav_bytes(speech: Speech, sample_rate: int) -> bytes:
-    """`speech` as a 16-bit WAV file. Raises VoiceError when the model did not find its end."""
+    """`speech` as a 16-bit WAV file. Raises SpeechError when the model did not find its end."""
     if not speech.stopped:
-        raise VoiceError(cut_off(speech.text))
+        raise SpeechError(truncated_message(speech.text))
     return encode_wav(speech.wave.numpy(), sample_rate)
 
 
 def remark(speech: Speech, config: GenerateConfig) -> str:
     """What a listener should know of how `speech` was made with `config`; mostly nothing."""
     if not speech.stopped:
-        return cut_off(speech.text)
+        return truncated_message(speech.text)
     if speech.temperature < config.temperature:
         return f"Read again, at temperature {speech.temperature:g}: before, it found no end."
     if speech.guidance < config.guidance:
@@ -349,7 +352,7 @@ def remark(speech: Speech, config: GenerateConfig) -> str:
     return ""
 
 
-def cut_off(text: str) -> str:
+def truncated_message(text: str) -> str:
     return (
         f"The voice did not find the end of {text!r} and was cut off. Try a shorter sentence, a "
         "lower temperature, or train longer."

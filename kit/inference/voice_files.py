@@ -9,32 +9,33 @@ from pathlib import Path
 
 import torch
 
-from kit.audio.front_ends import make_front_end
+from kit.audio.spectrogram import make_front_end
+from kit.base.errors import DamagedFileError, SpeechError
 from kit.base.files import file_digest
 from kit.base.hardware import set_cuda_defaults
-from kit.inference.code_reader import READER, reader_of
-from kit.inference.references import VoiceError, load_references
-from kit.inference.state_sound import codec_of_voice
+from kit.inference.code_reader import READER, load_matching_reader
+from kit.inference.finetuned_codec import load_voice_codec
+from kit.inference.references import load_references
 from kit.inference.voice import Voice
-from kit.model.weights import WEIGHTS, ModelFileError, load_model, trained_with
-from kit.text.tokenizer_kinds import load_tokenizer
+from kit.model.weights import WEIGHTS, load_model, trained_with
+from kit.text.tokenizer import load_tokenizer
 
 
 def load_voice(
     folder: Path, weights: str = WEIGHTS["ema"], language: str = "am", device: str = "cpu"
 ) -> Voice:
-    """The voice in a run's folder on `device`, in its default format (`Voice.using`).
+    """The voice in a run's folder on `device`, in its default format (`Voice.in_format`).
 
-    Codec and reader are there, too. VoiceError names what is missing.
+    Codec and reader are there, too. SpeechError names what is missing.
     """
     set_cuda_defaults()
     folder = Path(folder)
     if (folder / "voice.json").is_file():
-        raise VoiceError(
+        raise SpeechError(
             f"{folder} is an exported voice: kit.inference.export.load_export reads it."
         )
     if not (folder / weights).is_file() and weights == WEIGHTS["ema"]:
-        raise VoiceError(
+        raise SpeechError(
             f"{folder} has no {weights}: its training kept no average (`ema` was off), or has not "
             "ended. Run notebook 02_train to its end, then 03_evaluate_ema."
         )
@@ -48,9 +49,9 @@ def load_voice(
     kept = load_references(files["references"])
     try:
         model = load_model(files["model"])
-    except ModelFileError as error:
-        raise VoiceError(str(error)) from error
-    codec, note = codec_of_voice(folder, files["model"])
+    except DamagedFileError as error:
+        raise SpeechError(str(error)) from error
+    codec, note = load_voice_codec(folder, files["model"])
     voice = Voice(
         model=model.to(device),
         codec=codec.to(device),
@@ -63,13 +64,13 @@ def load_voice(
         pieces=kept.pieces,
         vectors=kept.vectors,
     )
-    require_one_run(voice, files, again)
-    require_same_files(files, again)
+    require_matching_parts(voice, files, again)
+    require_training_files(files, again)
     if (folder / READER).is_file():
         made_by = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
-        reader = reader_of(folder, made_by)
+        reader = load_matching_reader(folder, made_by)
         voice.reader = reader.to(device) if reader else None
-    return voice.using()
+    return voice.in_format()
 
 
 def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
@@ -82,8 +83,8 @@ def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict
     return found
 
 
-def require_same_files(files: dict[str, Path], cure: str) -> None:
-    """Raise VoiceError unless tokenizer and codec are those that the model was trained with.
+def require_training_files(files: dict[str, Path], cure: str) -> None:
+    """Raise SpeechError unless tokenizer and codec are those that the model was trained with.
 
     Of two runs with one preset they have the same sizes, and their ids mean different things.
     """
@@ -91,14 +92,14 @@ def require_same_files(files: dict[str, Path], cure: str) -> None:
     for path in (files["tokenizer"], files["codec"]):
         digest = noted.get(path.name)
         if digest and digest != file_digest(path):
-            raise VoiceError(
+            raise SpeechError(
                 f"{path} is not the one that {files['model']} was trained with: its ids mean "
                 f"something else. Bring back that one, or {cure}"
             )
 
 
-def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
-    """Raise VoiceError, with `cure`, unless the parts of `voice`, read from `files`, fit together.
+def require_matching_parts(voice: Voice, files: dict[str, Path], cure: str) -> None:
+    """Raise SpeechError, with `cure`, unless the parts of `voice`, read from `files`, fit together.
 
     A tokenizer of another run gives ids that the model does not have, or that mean other pieces.
     """
@@ -115,22 +116,22 @@ def require_one_run(voice: Voice, files: dict[str, Path], cure: str) -> None:
         if speaker not in voice.pieces:
             frames = frames or mel.shape[-1]
             told.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
-        if voice.made_of_states:
+        if voice.decodes_from_states:
             numbers = voice.vectors.get(speaker, torch.zeros(0)).numel()
             what = f"numbers of who {speaker!r} is"
             told.append(("references", what, numbers, codec.speaker_width))
     for part, what, found, wanted in told:
         if found != wanted:
-            raise VoiceError(
+            raise SpeechError(
                 f"{files[part]} has {found:,} {what}, {files['model']} goes with {wanted:,}: they "
                 f"are of different runs. Take both from one run, or {cure}"
             )
     head = voice.habits.head
     if head and not (head.layer < shape.layers and head.head < shape.heads):
-        raise VoiceError(
+        raise SpeechError(
             f"{files['references']} tells of head {head.head} in layer {head.layer}, "
             f"{files['model']} has {shape.layers} layers of {shape.heads} heads: they are of "
             f"different runs. Take both from one run, or {cure}"
         )
     if not voice.references:
-        raise VoiceError(f"{files['references']} holds no speaker: {cure}")
+        raise SpeechError(f"{files['references']} holds no speaker: {cure}")

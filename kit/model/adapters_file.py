@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from kit.base.config import build
+from kit.base.errors import DamagedFileError
 from kit.base.files import write_atomic
-from kit.base.weights_file import checksum, contents, file_bytes, tensor_faults
-from kit.base.words import brief, listed
+from kit.base.formatting import join_names, shorten
+from kit.base.tensor_file import checksum, contents, describe_mismatch, file_bytes
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, merged
 from kit.model.sequence import GPTConfig
-from kit.model.warm_start import require_alike, warm_started
+from kit.model.warm_start import require_compatible, warm_start_model
 
 # What a run leaves beside its weights: adapters of the last step, and their average.
 ADAPTERS = {"raw": "adapters-raw.safetensors", "ema": "adapters-ema.safetensors"}
@@ -33,10 +34,6 @@ UNREADABLE = (
     AttributeError,  # a header that holds no names
     RecursionError,
 )
-
-
-class AdapterError(ValueError):
-    """A file of adapters that is damaged or of another base; the message says which."""
 
 
 def save_adapters(
@@ -70,11 +67,12 @@ def adapter_tensors(model: SpeechGPT, tables: dict[str, int]) -> dict[str, Tenso
 def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
     """A plain model, in eval mode: `base` with the adapters at `path` merged; `base` stays.
 
-    Raises AdapterError where the file is missing or damaged, or where it belongs to another base.
+    Raises DamagedFileError where the file is missing or damaged, or where it belongs to another
+    base.
     """
     path = Path(path)
     if not path.is_file():
-        raise AdapterError(f"There is no {path}: a run with `finetune.method=lora` leaves one.")
+        raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` leaves one.")
     try:
         tensors, header = contents(path)
         config = build(GPTConfig, header["config"])
@@ -82,17 +80,17 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         tables = {str(name): int(rows) for name, rows in header["tables"].items()}
         wanted_sha256 = str(header["base_sha256"])
     except UNREADABLE as error:
-        raise AdapterError(damage(path, error)) from error
+        raise DamagedFileError(damage(path, error)) from error
     found_sha256 = checksum(base.state_dict())
     if found_sha256 != wanted_sha256:
-        raise AdapterError(
+        raise DamagedFileError(
             f"{path} was trained beside another base (its tensors' SHA-256 is "
-            f"{brief(wanted_sha256, 12)}, here {brief(found_sha256, 12)}): load the voice with "
+            f"{shorten(wanted_sha256, 12)}, here {shorten(found_sha256, 12)}): load the voice with "
             "which that run began."
         )
-    require_alike(config, base.config)
+    require_compatible(config, base.config)
     require_adapters(path, tensors, config, lora, tables)
-    model = warm_started(config, base, {})
+    model = warm_start_model(config, base, {})
     add_adapters(model, lora)
     with torch.no_grad():
         for name, own in adapter_tensors(model, tables).items():
@@ -107,20 +105,22 @@ def require_adapters(
     lora: LoRAConfig,
     tables: dict[str, int],
 ) -> None:
-    """Raise AdapterError unless `tensors` are what a model of these settings has to be given."""
+    """Raise DamagedFileError unless `tensors` are what a model of these settings has to be
+    given.
+    """
     unknown = [name for name in tables if name not in TABLES]
     if unknown:
-        raise AdapterError(damage(path, f"no model has the tables {listed(unknown)}"))
+        raise DamagedFileError(damage(path, f"no model has the tables {join_names(unknown)}"))
     with torch.device("meta"):
         model = SpeechGPT(config)
         add_adapters(model, lora)
-    faults = tensor_faults(tensors, adapter_tensors(model, tables))
+    faults = describe_mismatch(tensors, adapter_tensors(model, tables))
     if faults:
-        raise AdapterError(damage(path, faults))
+        raise DamagedFileError(damage(path, faults))
 
 
 def damage(path: Path, what: object) -> str:
     return (
-        f"{path} is damaged or of another kind ({brief(what, 400)}): bring back a copy, or train "
+        f"{path} is damaged or of another kind ({shorten(what, 400)}): bring back a copy, or train "
         "again."
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch
 
-STRAIGHT = 0.9  # of 1: how well a head follows the text that readings are compared by
+MIN_DIAGONALITY = 0.9  # of 1: how well a head follows the text that readings are compared by
 
 
 class AlignmentHead(NamedTuple):
@@ -27,22 +27,22 @@ class AlignmentHead(NamedTuple):
 
 def find_alignment_head(model: SpeechGPT, rows: Iterable[Batch]) -> AlignmentHead | None:
     """The head that follows the text best in `rows`, batches of one; None where none does well."""
-    each = [follows_of_heads(model, row) for row in rows]
+    each = [head_diagonality(model, row) for row in rows]
     mean = torch.stack(each).mean(0)
-    if not mean.max() >= STRAIGHT:
+    if not mean.max() >= MIN_DIAGONALITY:
         return None
     layer, head = divmod(int(mean.argmax()), mean.shape[1])
     return AlignmentHead(layer, head)
 
 
-def follows_of_heads(model: SpeechGPT, row: Batch) -> Tensor:
+def head_diagonality(model: SpeechGPT, row: Batch) -> Tensor:
     """How well every head follows the text of `row`: (layers, heads)."""
-    maps = text_maps(model, row).cpu()
-    scores = torch.stack([follows(each) for each in maps.flatten(0, 1)])
+    maps = text_attention_maps(model, row).cpu()
+    scores = torch.stack([diagonality(each) for each in maps.flatten(0, 1)])
     return scores.view(maps.shape[:2])
 
 
-def text_maps(model: SpeechGPT, row: Batch) -> Tensor:
+def text_attention_maps(model: SpeechGPT, row: Batch) -> Tensor:
     """How much each code of `row` looks at each text piece: (layers, heads, N, T)."""
     row = row.to(next(model.parameters()).device)
     latents = model.config.latents
@@ -51,7 +51,7 @@ def text_maps(model: SpeechGPT, row: Batch) -> Tensor:
     return weights[:, :, first_code:, latents:first_code]
 
 
-def follows(attention: Tensor) -> Tensor:
+def diagonality(attention: Tensor) -> Tensor:
     """How well a map (N, T) follows the text: 0 not at all, 1 in a straight line.
 
     The correlation of where in the text a code looks with when it comes, times the share of all

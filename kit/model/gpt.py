@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kit.model.guided_attention import far_from_diagonal
+from kit.model.guided_attention import guided_attention_loss
 from kit.model.sequence import Batch, GPTConfig
 
 HEAD_ROWS = 64  # targets: a multiple of so many is read off at once
-NO_TARGET = -100
+IGNORE_INDEX = -100
 
 
 class Attention(nn.Module):
@@ -249,7 +249,7 @@ class SpeechGPT(nn.Module):
     def forward(self, batch: Batch, text_width: int = 0) -> tuple[Tensor, ...]:
         """Summed cross-entropy in nats over text targets and over code targets, in fp32.
 
-        With `text_width`, the batch's `longest_text_tokens`, also how far the attention is from
+        With `text_width`, the batch's `max_text_tokens`, also how far the attention is from
         following the text, summed over codes.
         Sums, not means: the caller divides by the counts of the whole effective batch, so that
         gradients do not depend on how it was split.
@@ -257,11 +257,11 @@ class SpeechGPT(nn.Module):
         guide = []
 
         def look(layer: Layer, x: Tensor) -> None:
-            guide.append(far_from_diagonal(self.config, layer, x, batch, text_width))
+            guide.append(guided_attention_loss(self.config, layer, x, batch, text_width))
 
         h = self.hidden(batch, look if text_width else None).flatten(0, 1)
-        text_loss = summed_loss(self.text_head, h, batch.text_at, batch.text_targets)
-        code_loss = summed_loss(self.code_head, h, batch.code_at, batch.code_targets)
+        text_loss = summed_loss(self.text_head, h, batch.text_indices, batch.text_targets)
+        code_loss = summed_loss(self.code_head, h, batch.code_indices, batch.code_targets)
         return text_loss, code_loss, *guide
 
 
@@ -274,7 +274,10 @@ def summed_loss(head: nn.Linear, states: Tensor, at: Tensor, targets: Tensor) ->
     added = -len(at) % HEAD_ROWS
     logits = head(states.index_select(0, F.pad(at, (0, added)))).float()
     return F.cross_entropy(
-        logits, F.pad(targets, (0, added), value=NO_TARGET), ignore_index=NO_TARGET, reduction="sum"
+        logits,
+        F.pad(targets, (0, added), value=IGNORE_INDEX),
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
     )
 
 

@@ -15,7 +15,7 @@ from kit.model.sequence import Batch, GPTConfig
 WIDTH = 0.15  # of the diagonal, as a share of text and codes: standard deviation of a normal curve
 
 
-def longest_text_tokens(config: GPTConfig, batch: Batch) -> int:
+def max_text_tokens(config: GPTConfig, batch: Batch) -> int:
     """Tokens of the longest text of `batch`; asked of a batch on the CPU, it waits for no GPU."""
     return int(text_lengths(config, batch).max())
 
@@ -25,14 +25,14 @@ def text_lengths(config: GPTConfig, batch: Batch) -> Tensor:
     return (batch.tokens >= config.text_vocab).int().argmax(1)
 
 
-def far_from_diagonal(
+def guided_attention_loss(
     config: GPTConfig, layer: nn.Module, x: Tensor, batch: Batch, text_width: int
 ) -> Tensor:
     """Nats by which the first head of `layer` misses the diagonal, summed over all code targets.
 
     For each code the negative logarithm of its attention to the text, each piece weighed by how
     near it lies to where the code would be if all pieces took equally long. `x` (B, K + S, D) is
-    what enters the layer, `text_width` the `longest_text_tokens`.
+    what enters the layer, `text_width` the `max_text_tokens`.
     """
     q, k, _ = layer.attn.qkv(layer.ln_1(x))
     q = q[:, 0, config.latents :] * q.shape[-1] ** -0.5  # (B, S, d), scaled here for fp16's range
@@ -40,13 +40,13 @@ def far_from_diagonal(
     scores = (q @ k.mT).float()
     later = torch.ones(scores.shape[1:], dtype=torch.bool, device=x.device)
     scores = scores.masked_fill(later.triu(config.latents + 1), float("-inf"))
-    near = nearness(config, batch, text_width)
+    near = diagonal_log_weights(config, batch, text_width)
     on_text = scores[:, :, config.latents : config.latents + near.shape[2]] + near
     missed = scores.logsumexp(-1) - on_text.logsumexp(-1)
-    return missed.flatten().index_select(0, batch.code_at).sum()
+    return missed.flatten().index_select(0, batch.code_indices).sum()
 
 
-def nearness(config: GPTConfig, batch: Batch, text_width: int) -> Tensor:
+def diagonal_log_weights(config: GPTConfig, batch: Batch, text_width: int) -> Tensor:
     """Log-weight of every text piece for every token, (B, S, text_width); -inf past the text.
 
     Of use for the tokens that are codes.

@@ -105,18 +105,18 @@ def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
             setattr(holder, name, LoRALinear(getattr(holder, name), config, generator))
 
 
-def with_adapters(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
+def adapted_layers(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
     """Each matrix of `model` beside which an adapter lies, by its name."""
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
             yield name, module
 
 
-def plain_state(model: SpeechGPT) -> dict[str, Tensor]:
+def merged_state(model: SpeechGPT) -> dict[str, Tensor]:
     """The tensors of `model` under its base's names, adapters merged; the others are not copied."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plain = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-    for name, module in with_adapters(model):
+    for name, module in adapted_layers(model):
         plain[f"{name}.weight"] = module.merged_weight()
     return plain
 
@@ -127,15 +127,15 @@ def merged(model: SpeechGPT) -> SpeechGPT:
     What had no adapter is shared with `model`, so this costs the memory of the targets alone, and
     holds as long as `model` is not trained on.
     """
-    if not any(with_adapters(model)):
+    if not any(adapted_layers(model)):
         return model
     with torch.device("meta"):
         plain = SpeechGPT(model.config)
-    plain.load_state_dict(plain_state(model), assign=True)
+    plain.load_state_dict(merged_state(model), assign=True)
     return plain.requires_grad_(False).eval()
 
 
-def old_rows(config: GPTConfig, base: GPTConfig) -> dict[str, int]:
+def rows_from_base(config: GPTConfig, base: GPTConfig) -> dict[str, int]:
     """How many rows the tables of a model of `config` have from one of `base`, if not all."""
     found = {}
     for name, field in TABLES.items():

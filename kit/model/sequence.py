@@ -17,8 +17,8 @@ from kit.base.config import require, require_within
 
 # Rows are given as many positions as the corpus needs, up to XTTS-v2's own: longer ones cost memory
 # and time that no preset reckons with.
-MOST_TEXT = 404
-MOST_CODE = 608
+MAX_TEXT_POSITIONS = 404
+MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
 
 
@@ -82,14 +82,14 @@ class GPTConfig:
         """This model with positions for rows of up to `text_ids` ids and `codes` codes.
 
         A tenth more than the longest row needs, in steps of 16; at least what it has, and never
-        more than `MOST_TEXT` and `MOST_CODE` unless it has more already.
+        more than `MAX_TEXT_POSITIONS` and `MAX_CODE_POSITIONS` unless it has more already.
         """
         text = text_ids + TEXT_EXTRA
         code = codes + self.stop_targets
         return dataclasses.replace(
             self,
-            max_text=max(self.max_text, min(MOST_TEXT, _roomy(text))),
-            max_code=max(self.max_code, min(MOST_CODE, _roomy(code))),
+            max_text=max(self.max_text, min(MAX_TEXT_POSITIONS, _roomy(text))),
+            max_code=max(self.max_code, min(MAX_CODE_POSITIONS, _roomy(code))),
         )
 
     @property
@@ -122,9 +122,9 @@ class Batch:
 
     tokens: Tensor  # (B, S) ids in the joint text + code table; padding only at the end
     positions: Tensor  # (B, S) rows of the joint text + code position table
-    text_at: Tensor  # (text targets,) flat indices into B * S
+    text_indices: Tensor  # (text targets,) flat indices into B * S
     text_targets: Tensor
-    code_at: Tensor  # (code targets,)
+    code_indices: Tensor  # (code targets,)
     code_targets: Tensor
     cond: Tensor  # (B, M, T) log-mel of a reference clip of the same voice
 
@@ -132,8 +132,10 @@ class Batch:
     def lengths(self) -> Tensor:
         """Real tokens of each row, (B,): its last is a code, and every code has a target."""
         rows, width = self.tokens.shape
-        ends = self.code_at.new_zeros(rows)
-        return ends.scatter_reduce_(0, self.code_at // width, self.code_at % width + 1, "amax")
+        ends = self.code_indices.new_zeros(rows)
+        return ends.scatter_reduce_(
+            0, self.code_indices // width, self.code_indices % width + 1, "amax"
+        )
 
     def to(self, device) -> "Batch":
         moved = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -161,14 +163,14 @@ class EffectiveBatch:
         return sum(int(m.lengths.sum()) for m in self.micro)
 
 
-def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, to_length: int = 0) -> Batch:
+def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int = 0) -> Batch:
     """Rows of text ids and code ids (without START and STOP) -> a Batch of packed rows.
 
-    `to_length` pads every row to that many tokens (fixed shapes for compile). Raises ValueError
+    `pad_to` pads every row to that many tokens (fixed shapes for compile). Raises ValueError
     for a row longer than the positions: rows are refused by the ledger, never cut here.
     """
     rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
-    longest = max(to_length, *(len(r["tokens"]) for r in rows))
+    longest = max(pad_to, *(len(r["tokens"]) for r in rows))
 
     def grid(name: str) -> Tensor:
         return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
@@ -182,9 +184,9 @@ def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, to_length: i
     return Batch(
         tokens=grid("tokens"),
         positions=grid("positions"),
-        text_at=flat("text_at"),
+        text_indices=flat("text_indices"),
         text_targets=joined("text_targets"),
-        code_at=flat("code_at"),
+        code_indices=flat("code_indices"),
         code_targets=joined("code_targets"),
         cond=cond,
     )
@@ -211,8 +213,8 @@ def _pack_row(config: GPTConfig, text: list[int], codes: list[int]) -> dict[str,
     return {
         "tokens": text_in + [config.text_vocab + c for c in code_in],
         "positions": positions,
-        "text_at": list(range(len(text_targets))),
+        "text_indices": list(range(len(text_targets))),
         "text_targets": text_targets,
-        "code_at": list(range(len(text_in), len(text_in) + len(code_in))),
+        "code_indices": list(range(len(text_in), len(text_in) + len(code_in))),
         "code_targets": [*codes, *[config.stop_code] * config.stop_targets],
     }

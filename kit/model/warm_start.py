@@ -9,9 +9,9 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kit.base.errors import DamagedFileError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.model.weights import ModelFileError
 
 # What may differ: how a model is trained, how many rows its tables have, and where in them START
 # and STOP of the text are written down.
@@ -33,13 +33,15 @@ def model_settings(base: GPTConfig) -> dict:
     return {name: value for name, value in values.items() if name not in own}
 
 
-def warm_started(config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]) -> SpeechGPT:
+def warm_start_model(
+    config: GPTConfig, base: SpeechGPT, spellings: dict[int, list[int]]
+) -> SpeechGPT:
     """A model of `config` with the weights of `base`, and rows for what `base` has not got.
 
     `spellings` has the ids of `base` that spell each text id beyond its vocabulary. Positions that
-    `base` lacks keep their random beginning. Raises ModelFileError where the two are not alike.
+    `base` lacks keep their random beginning. Raises DamagedFileError where the two are not alike.
     """
-    require_alike(config, base.config)
+    require_compatible(config, base.config)
     model = SpeechGPT(config)
     state = base.state_dict()
     with torch.no_grad():
@@ -57,7 +59,7 @@ def _mean_row(table: Tensor, ids: list[int]) -> Tensor:
     return table[ids].mean(0)
 
 
-def with_positions_of(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
+def extend_positions(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
     """`model`, with the positions of `base` beyond its own: texts as long as before can be said.
 
     A run gives its model as many as its corpus needs. Where it has them all it is `model` itself.
@@ -66,7 +68,7 @@ def with_positions_of(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
     config = dataclasses.replace(model.config, **sizes)
     if config == model.config:
         return model
-    longer = warm_started(config, model, {}).to(model.final_norm.weight.device).eval()
+    longer = warm_start_model(config, model, {}).to(model.final_norm.weight.device).eval()
     with torch.no_grad():
         for name in POSITIONS.values():
             table = longer.state_dict()[name]
@@ -76,18 +78,18 @@ def with_positions_of(model: SpeechGPT, base: SpeechGPT) -> SpeechGPT:
     return longer
 
 
-def require_alike(config: GPTConfig, base: GPTConfig) -> None:
-    """Raise ModelFileError unless a model of `config` can hold the weights of one of `base`."""
+def require_compatible(config: GPTConfig, base: GPTConfig) -> None:
+    """Raise DamagedFileError unless a model of `config` can hold the weights of one of `base`."""
     wanted = dataclasses.asdict(base)
     for name, value in dataclasses.asdict(config).items():
         if name not in FREE | TABLES and value != wanted[name]:
-            raise ModelFileError(
+            raise DamagedFileError(
                 f"The run's model has {name} {value}, the one it starts from {wanted[name]}: leave "
                 "`model` in the run's settings as it was, or begin a new run."
             )
     ids = (config.start_text, config.stop_text)
     if ids != (base.start_text, base.stop_text) or config.text_vocab < base.text_vocab:
-        raise ModelFileError(
+        raise DamagedFileError(
             f"The run's text has START and STOP at {ids} of {config.text_vocab} ids, the model it "
             f"starts from at {(base.start_text, base.stop_text)} of {base.text_vocab}: its "
             "tokenizer did not grow from that model's. Begin a new run with START_FROM."

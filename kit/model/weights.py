@@ -6,16 +6,13 @@ from pathlib import Path
 import torch
 
 from kit.base.config import build
-from kit.base.weights_file import load_module, save_module, saved_header
+from kit.base.errors import DamagedFileError
+from kit.base.tensor_file import load_module, save_module, saved_header
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
 # What a run leaves: its last weights, and their average.
 WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}
-
-
-class ModelFileError(ValueError):
-    """A model's file that is missing, damaged or of another kind; the message says what to do."""
 
 
 def save_model(
@@ -44,9 +41,9 @@ def saved_config(path: Path) -> GPTConfig:
 
 
 def load_model(path: Path) -> SpeechGPT:
-    """The model saved at `path`, in fp32 and eval mode. Raises ModelFileError otherwise."""
+    """The model saved at `path`, in fp32 and eval mode. Raises DamagedFileError otherwise."""
 
     def make(header: dict) -> SpeechGPT:
         return SpeechGPT(build(GPTConfig, header["config"]))
 
-    return load_module(path, make, ModelFileError, "run notebook 02_train.")
+    return load_module(path, make, DamagedFileError, "run notebook 02_train.")

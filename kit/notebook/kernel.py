@@ -1,32 +1,17 @@
-"""Who is watching this notebook, and how a running cell hears their clicks.
-
-`front_end` tells a program (nbmake, papermill) from a person, and Colab from JupyterLab. A kernel
-hears no widget until its cell has ended; `Clicks` lets the cell hear them meanwhile. Written
-against ipykernel 6.17 (Colab's) and 7.4. Knows kernels, messages and results; no widget.
-"""
-
-import asyncio
-import inspect
-import sys
+"""Who is watching this notebook, a person or a program, and what they are shown."""
 
 from IPython import get_ipython
 
 from kit.notebook.result import Result
 
-COMM = ("comm_open", "comm_msg", "comm_close")
-# What a page that was loaded anew asks before it shows a widget.
-ASKED = ("kernel_info_request", "comm_info_request")
-
 
 def front_end() -> tuple[str, str]:
-    """(mode, reason). Modes: "plain" lines; "cell", which keeps running; "live", which returns."""
+    """(mode, reason): "plain" lines for a program, "live" widgets for a person."""
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         return "plain", "there is no notebook kernel"
     if not kernel.get_parent("shell").get("content", {}).get("allow_stdin"):
         return "plain", "the cell was sent by a program that takes no input (nbmake, papermill)"
-    if "google.colab" in sys.modules:
-        return "cell", "Colab keeps a session alive, and shows updates, while a cell runs"
     return "live", "the front end shows what a thread sends after its cell has ended"
 
 
@@ -60,89 +45,3 @@ def print_results() -> None:
 def _print_result(cell) -> None:
     if isinstance(cell.result, Result):
         print(cell.result, flush=True)
-
-
-class Clicks:
-    """Within `with Clicks() as clicks`, `clicks.poll()` handles the widget messages come so far.
-
-    So it does with what a reloaded page asks before it shows its widgets again. Everything else
-    (the next cells of "Run all", completions) is held back and handed on, in order, at the end:
-    `kernel.do_one_iteration` would run the next cell inside this one, and is gone from ipykernel 7.
-    Where there is no kernel, polling does nothing.
-    """
-
-    def __init__(self):
-        self.kernel = getattr(get_ipython(), "kernel", None)
-        self.stream = _shell_stream(self.kernel)
-        self.held = []
-        self.held_tasks = []
-
-    def __enter__(self) -> "Clicks":
-        if self.stream is not None:
-            self.callback = self.stream._recv_callback
-            self.stream.on_recv(self._receive, copy=False)
-        return self
-
-    def __exit__(self, *_error) -> None:
-        if self.stream is None:
-            return
-        self.stream.on_recv(self.callback, copy=False)
-        for frames in self.held:
-            result = self.callback(frames)
-            if inspect.isawaitable(result):  # ipykernel 7; the tasks run once this cell has ended
-                self.held_tasks.append(asyncio.ensure_future(result))
-
-    def poll(self) -> None:
-        if self.stream is not None:
-            self.stream.flush()
-
-    def _receive(self, frames: list) -> None:
-        session = self.kernel.session
-        ident, parts = session.feed_identities(frames, copy=False)
-        kind = session.deserialize(parts, content=False, copy=False)["header"]["msg_type"]
-        if kind in (*COMM, *ASKED):
-            self._handle(kind, ident, session.deserialize(parts, copy=False))
-        else:
-            self.held.append(frames)
-
-    def _handle(self, kind: str, ident, message: dict) -> None:
-        # A widget sends its next change only after "idle" for the one before.
-        kernel = self.kernel
-        parent_ident = kernel._parent_ident["shell"]
-        parent = kernel.get_parent("shell")
-        kernel.set_parent(ident, message, channel="shell")
-        kernel._publish_status("busy", "shell", parent=message)
-        try:
-            answer = kernel.shell_handlers[kind](_reply_stream(kernel), ident, message)
-            if inspect.isawaitable(answer):
-                _finish(answer)
-        finally:
-            kernel._publish_status("idle", "shell", parent=message)
-            kernel.set_parent(parent_ident, parent, channel="shell")
-
-
-def _finish(answer) -> None:
-    """Run a coroutine that waits for nothing to its end; the kernel's event loop is busy."""
-    try:
-        answer.send(None)
-    except StopIteration:
-        return
-    raise RuntimeError("The kernel did not answer at once: its page has to be loaded anew.")
-
-
-def _reply_stream(kernel):
-    """Where this kernel's main thread sends its replies."""
-    thread = getattr(kernel, "shell_channel_thread", None)
-    if thread is None:
-        return kernel.shell_stream
-    return thread.manager.get_subshell_to_shell_channel_socket(None)
-
-
-def _shell_stream(kernel):
-    """The stream on which this kernel's main thread gets its messages, or None."""
-    if kernel is None:
-        return None
-    thread = getattr(kernel, "shell_channel_thread", None)  # ipykernel 7: a thread reads the socket
-    if thread is None:
-        return kernel.shell_stream
-    return thread.manager._shell_channel_to_main.to_stream

@@ -1,63 +1,12 @@
-"""A run seen from outside: the trainer's thread, its speed, and words for how it goes and ended.
+"""A training seen from outside: its speed, and words for how it goes and how it ended."""
 
-No widget, no figure. Knows step events by their field names; nothing of what trains.
-"""
-
-import contextlib
 import math
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 import psutil
 
-from kit.base.words import clock, in_gib, in_words
-
-
-class Worker:
-    """The trainer's thread. Its events wait in a bounded queue; its exception is kept.
-
-    In that thread the run goes on inside `around` (context managers: a monitor, a profiler), and
-    each of `listeners` hears every event.
-    """
-
-    def __init__(self, make_run: Callable, values: dict, around: tuple = (), listeners: tuple = ()):
-        self.around = around
-        self.listeners = listeners
-        self.values = values
-        self.stop = threading.Event()
-        self.ended = threading.Event()
-        self.error = None
-        self.began_s = time.monotonic()
-        self.events = deque(maxlen=20_000)  # (arrival in monotonic seconds, StepEvent)
-        job = (make_run, dict(values))
-        self.thread = threading.Thread(target=self._work, args=job, name="trainer", daemon=True)
-        self.thread.start()
-
-    def _work(self, make_run: Callable, values: dict) -> None:
-        try:
-            with contextlib.ExitStack() as stack:
-                for part in self.around:
-                    stack.enter_context(part)
-                for event in make_run(values, self.stop):
-                    for hear in self.listeners:
-                        hear(event)
-                    self.events.append((time.monotonic(), event))
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.ended.set()
-
-    @property
-    def alive(self) -> bool:
-        # Not the thread's own word: up to Python 3.12 a join that Ctrl-C interrupts takes the
-        # thread for ended, and a process that then leaves would cut its last checkpoint short.
-        return not self.ended.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Until the run has ended; may be interrupted, and then be asked again."""
-        self.ended.wait(timeout_s)
+from kit.base.formatting import clock, format_gib, in_words
 
 
 class Pace:
@@ -95,7 +44,7 @@ def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, boo
     said = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
     if left_s <= rest_s:
         return said, True
-    return f"{said} When it is cut, run the notebook again: it goes on by itself.", False
+    return f"{said} When the session ends, run the notebook again: training resumes.", False
 
 
 def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
@@ -110,7 +59,9 @@ def progress_texts(row: dict, pace: Pace) -> dict[str, str]:
         "EMA": _number(row.get("ema_val_loss")),
         "steps/s": f"{speed[0]:.3g}" if speed else None,
         "tokens/s": f"{speed[1]:,.0f}" if speed else None,
-        "memory": in_gib(row["memory_bytes"]),
+        "memory": format_gib(row["memory_bytes"]),
+        "in use": format_gib(row["device_bytes"]) if row.get("device_bytes") else None,
+        "busy": f"{row['load']:.0%}" if row.get("load") is not None else None,
         "left": clock(left_s) if left_s is not None else None,
     }
     return {name: text for name, text in texts.items() if text}
@@ -144,18 +95,18 @@ def _number(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
-def verdict(worker: Worker, row: dict | None) -> tuple[str, str, str]:
-    """(plain sentence, kind of message, what the Start button now says) of a run that has ended."""
+def verdict(
+    error: Exception | None, row: dict | None, stopping: bool, took_s: float
+) -> tuple[str, str, str]:
+    """(a sentence, the kind of message, the Start button's label) for a training that has ended."""
     where = f"step {row['step']:,} of {row['steps']:,}" if row else "the first step"
-    if worker.error is not None:
+    if error is not None:
         again = "Continue" if row else "Start again"
-        said = in_words(worker.error)
-        return f"Stopped at {where} by an error. {said}", "bad", again
+        return f"Stopped at {where} by an error. {in_words(error)}", "bad", again
     if row and row["step"] >= row["steps"]:
-        took = clock(time.monotonic() - worker.began_s)
         loss = _number(row.get("loss")) or "not finite"
-        return f"Finished: {where} in {took}, loss {loss}.", "good", "Start again"
-    if worker.stop.is_set():
-        return f"Stopped at {where}, with a checkpoint to go on from.", "warn", "Continue"
+        return f"Finished: {where} in {clock(took_s)}, loss {loss}.", "good", "Start again"
+    if stopping:
+        return f"Stopped at {where}, with a checkpoint to resume from.", "warn", "Continue"
     note = f" ({row['note']})" if row and row.get("note") else ""
-    return f"The trainer ended by itself at {where}{note}.", "warn", "Continue"
+    return f"Training ended by itself at {where}{note}.", "warn", "Continue"

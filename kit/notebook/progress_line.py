@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from IPython.display import display
 
-from kit.base.words import clock
+from kit.base.formatting import clock
 from kit.notebook.kernel import front_end
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from kit.base.tables import grid_html, table_html
 from kit.base.wav import encode_wav
 from kit.notebook.style import png, shown_width_px
-from kit.notebook.tables import grid_html, table_html
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

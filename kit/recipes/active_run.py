@@ -12,10 +12,9 @@ from kit.base.hardware import (
     set_cuda_defaults,
     use_threads,
 )
-from kit.notebook.open_run import find_run
+from kit.base.run import SETTINGS, Run, find_run
+from kit.base.tables import flat
 from kit.notebook.result import Result
-from kit.notebook.run_record import SETTINGS, Run
-from kit.notebook.tables import flat
 from kit.recipes.keeping import Kept, pack_clips
 from kit.recipes.settings import check_settings
 from kit.training.ranks import ALONE, Ranks
@@ -49,9 +48,9 @@ class ActiveRun(Run):
         if self.kept:
             self.kept.bring_checkpoints()
 
-    def held_by_all(self, what: str) -> AbstractContextManager:
+    def hold_shared_lock(self, what: str) -> AbstractContextManager:
         """While it is held, no other machine that keeps this run does `what`."""
-        return self.kept.run.held_by_all(what) if self.kept else nullcontext()
+        return self.kept.run.hold_shared_lock(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
         return (
@@ -95,7 +94,7 @@ def active_run(
     check_settings(settings or {}, run.preset)  # before anything is written
     run.begin()
     if settings:
-        run = run.keep_settings(settings)
+        run = run.save_settings(settings)
     if kept:
         kept.bring_codes(run)
     set_cuda_defaults()

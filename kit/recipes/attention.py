@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast
-from kit.model.alignment_head import follows_of_heads, text_maps
+from kit.model.alignment_head import head_diagonality, text_attention_maps
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch
-from kit.training.settings import StepEvent
-from kit.training.state import TrainState
+from kit.training.config import StepEvent
+from kit.training.trainer import Trainer
 
 
 class AttentionLog:
@@ -30,7 +30,7 @@ class AttentionLog:
     `state()` gives the run, whose model is looked at in the precision in which it trains.
     """
 
-    def __init__(self, state: Callable[[], TrainState], row: Batch, folder: Path):
+    def __init__(self, state: Callable[[], Trainer], row: Batch, folder: Path):
         self.state = state
         self.row = row
         self.folder = folder
@@ -61,5 +61,5 @@ def kept_attention(folder: Path) -> dict[int, np.ndarray]:
 
 def best_map(model: SpeechGPT, row: Batch) -> Tensor:
     """The map (N, T), of all layers and heads, in which the codes follow the text best."""
-    best = int(follows_of_heads(model, row).argmax())
-    return text_maps(model, row).flatten(0, 1)[best].cpu()
+    best = int(head_diagonality(model, row).argmax())
+    return text_attention_maps(model, row).flatten(0, 1)[best].cpu()

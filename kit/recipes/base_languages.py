@@ -10,11 +10,12 @@ from pathlib import Path
 
 import yaml
 
-from kit.base.config import CONFIGS, ConfigError
+from kit.base.config import CONFIGS
+from kit.base.errors import KitError, SpeechError
+from kit.base.formatting import shorten
 from kit.base.hardware import on_device
-from kit.base.words import brief
-from kit.inference.forgetting import ReadAloud, Surprise, surprise
-from kit.inference.generate import Spoken, generate
+from kit.inference.generate import GeneratedCodes, generate
+from kit.inference.kl_from_base import BaseDivergence, BaseSample, measure_divergence
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.weights import load_model
@@ -22,10 +23,9 @@ from kit.notebook.plots import grouped_bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start_from import MODEL, TOKENIZER
-from kit.text.normalize import TextError, normalize
-from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer_kinds import load_tokenizer
-from kit.text.xtts_tokenizer import tag_of
+from kit.releases.xtts_v2.tokenizer import tag_of
+from kit.text.normalize import normalize
+from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"
 HEARD = 3  # languages of which a sentence is there to listen to
@@ -47,7 +47,7 @@ class BaseLanguages:
         self.sampling = dataclasses.replace(sampling, candidates=1, retries=0)
         self.model = load_model(run.path(MODEL)).to(run.hw.device)
         self.texts = self.sayable(sentences)
-        self.spoken: dict[str, list[Spoken]] = {}
+        self.spoken: dict[str, list[GeneratedCodes]] = {}
 
     def sayable(self, sentences: Path) -> dict[str, list[str]]:
         """By language, those of `sentences` whose every letter the first voice has."""
@@ -60,18 +60,18 @@ class BaseLanguages:
                     found[language] = own
         return found
 
-    def ids_of(self, tokenizer: PieceTokenizer, text: str) -> list[int]:
+    def ids_of(self, tokenizer: BaseTokenizer, text: str) -> list[int]:
         """The ids of `text`; none where it has letters or a language that are not there.
 
         Nor where it has more than the model has positions for.
         """
         try:
             ids = tokenizer.encode_checked(text)
-        except TextError:
+        except SpeechError:
             return []
         return ids if len(ids) + 2 <= self.model.config.max_text else []
 
-    def readings(self) -> dict[str, list[Spoken]]:
+    def readings(self) -> dict[str, list[GeneratedCodes]]:
         """By language, each sentence as the first voice reads it; read once."""
         if not self.spoken:
             for language, texts in self.texts.items():
@@ -83,7 +83,9 @@ class BaseLanguages:
         """The run's voice, with another model."""
         return dataclasses.replace(self.voice, model=model, decoder=None)
 
-    def read(self, voice: Voice, tokenizer: PieceTokenizer, texts: list[str]) -> list[Spoken]:
+    def read(
+        self, voice: Voice, tokenizer: BaseTokenizer, texts: list[str]
+    ) -> list[GeneratedCodes]:
         """`texts` in the first speaker's voice."""
         decoder = voice.ready()
         ids = [tokenizer.encode_checked(text) for text in texts]
@@ -112,7 +114,7 @@ class BaseLanguages:
             )
         return sounds
 
-    def surprises(self, tuned) -> dict[str, Surprise]:
+    def surprises(self, tuned) -> dict[str, BaseDivergence]:
         """By language, what `tuned` has forgotten; it spells with the run's grown tokenizer."""
         mel = self.voice.reference(self.speaker)
         found = {}
@@ -120,7 +122,7 @@ class BaseLanguages:
             base = load_tokenizer(self.run.path(TOKENIZER), language)
             grown = load_tokenizer(self.run.path("tokenizer.model"), language)
             readings = [
-                ReadAloud(
+                BaseSample(
                     base_ids=base.encode_checked(text),
                     tuned_ids=grown.encode_checked(text),
                     spoken=row,
@@ -128,7 +130,7 @@ class BaseLanguages:
                 )
                 for text, row in zip(self.texts[language], spoken)
             ]
-            found[language] = surprise(self.model, tuned, readings)
+            found[language] = measure_divergence(self.model, tuned, readings)
         return found
 
     def forgetting(self, tuned) -> Result:
@@ -159,18 +161,18 @@ class BaseLanguages:
 def sentences_in(path: Path) -> dict[str, list[str]]:
     """The sentences of a YAML file, by language, as the kit spells them.
 
-    Raises ConfigError for a file that is missing or holds anything else, TextError for a text that
+    Raises KitError for a file that is missing or holds anything else, SpeechError for a text that
     cannot be spelt.
     """
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} holds no sentences that can be read: {brief(error)}") from error
+        raise KitError(f"{path} holds no sentences that can be read: {shorten(error)}") from error
     lists = found.values() if isinstance(found, dict) else [found]
     texts = [text for each in lists for text in (each if isinstance(each, list) else [each])]
     whole = isinstance(found, dict) and all(isinstance(each, list) for each in lists)
     if not whole or not all(isinstance(text, str) for text in [*found, *texts]):
-        raise ConfigError(
+        raise KitError(
             f"{path}: sentences stand in lists, by their language, as in {SENTENCES} "
             '(en: ["a sentence.", "another one."]).'
         )

@@ -8,9 +8,10 @@ notebook 02.
 import dataclasses
 from collections.abc import Iterator
 
-from kit.base.config import ConfigError, build
+from kit.base.config import build
+from kit.base.errors import KitError
+from kit.base.formatting import format_memory
 from kit.base.hardware import versions
-from kit.base.words import memory_size
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
 from kit.notebook.progress_line import Ticker
@@ -19,7 +20,8 @@ from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.trained_parts import finetuning_of
 from kit.training.switches import LABELS
-from kit.tuning.ab_results import (
+from kit.tuning.memory_plan import count_parameters
+from kit.tuning.trial_results import (
     Decision,
     Trial,
     choose_switches,
@@ -29,7 +31,7 @@ from kit.tuning.ab_results import (
     trial_figures,
     write_choice,
 )
-from kit.tuning.ab_test import (
+from kit.tuning.trials import (
     Task,
     TrialConfig,
     preset_task,
@@ -37,7 +39,6 @@ from kit.tuning.ab_test import (
     run_trials,
     variants,
 )
-from kit.tuning.memory_plan import parameter_count
 
 OFFLOAD_AND_EMA = ("ema+ema_offload", "ema")  # the variants with it, and without
 
@@ -61,7 +62,7 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
             continue
         times = after["steps_per_s"] / before["steps_per_s"]
         more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
-        effects[name] = f"{times:.2f}x, {memory_size(more_bytes, '+')} {where}"
+        effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
     return effects
 
 
@@ -70,7 +71,7 @@ class Benchmark:
 
     `steps` are timed in each of `rounds`; 0 takes the preset's number. `model` "xtts" measures the
     released XTTS-v2's size in place of the preset's; `goal` "memory" also keeps switches that save
-    a tenth of the memory at a small cost. Raises ConfigError for any other model.
+    a tenth of the memory at a small cost. Raises KitError for any other model.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Benchmark:
         goal: str = "speed",
     ):
         if model not in ("", "xtts"):
-            raise ConfigError(f'model = {model!r}: choose "" (the preset\'s) or "xtts".')
+            raise KitError(f'model = {model!r}: choose "" (the preset\'s) or "xtts".')
         self.active = run
         self.model = model
         self.goal = goal
@@ -124,7 +125,7 @@ class Benchmark:
         rows = ()
         if run.figure("data", "codes"):
             cache = CodeCache(run.index())
-            some = cache.some_of("train")
+            some = cache.sample_of_split("train")
             texts = cache.lengths(some, "texts").tolist()
             rows = tuple(zip(texts, cache.lengths(some, "codes").tolist()))
         task = preset_task(run.preset, run.hw, threads, rows)
@@ -134,7 +135,7 @@ class Benchmark:
         """What is trained, and for how long."""
         task = self.task
         shape = {
-            "parameters": f"{parameter_count(task.model):,}",
+            "parameters": f"{count_parameters(task.model):,}",
             "micro-batch": task.data.micro_batch,
             "rows": len(task.rows),
             "steps": self.config.steps,

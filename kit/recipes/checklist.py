@@ -6,11 +6,11 @@ Reads the run's record and preset; measures nothing.
 from collections.abc import Callable
 
 from kit.base.config import build
-from kit.base.words import in_gib
-from kit.dataset.ledger import ManifestConfig
+from kit.base.formatting import format_gib
+from kit.base.run import Run
+from kit.dataset.data_report import ManifestConfig
 from kit.inference.evaluate import Check, Scores
 from kit.notebook.result import Result
-from kit.notebook.run_record import Run
 from kit.recipes.evaluation_results import voice_checks
 
 MISSING = "not yet"
@@ -109,7 +109,7 @@ class Checklist:
     def memory(self) -> tuple[str, str]:
         sizes = self.report["train"]["longest_step_bytes"]
         needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
-        found = f"{in_gib(needed)} of {in_gib(sizes['limit'])}"
+        found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
         smaller = "take --use low_memory, or the preset of a smaller tier"
         return found, smaller if needed > sizes["limit"] else ""
 

@@ -6,15 +6,15 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from kit.audio.hearing import alphabet_of
-from kit.audio.recognizer import recognizer_course, train_recognizer
+from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
+from kit.audio.recognizer import alphabet_of
 from kit.base.config import build
+from kit.base.errors import KitError
 from kit.inference.code_reader import (
     READER,
     CodeReader,
     CodeReaderConfig,
-    CodeReaderError,
-    reader_of,
+    load_matching_reader,
     save_reader,
 )
 from kit.notebook.progress_line import Ticker
@@ -37,11 +37,11 @@ def learn_reader(data: TrainingData) -> Result:
     config = build(CodeReaderConfig, section_as_begun(run, "reader"))
     if not config.rows:
         return Result(line="Readings are not read back: `reader.rows` is 0.")
-    held = texts_and_codes(data, data.cache.some_of("held_out", HELD_OUT_ROWS).tolist())
+    held = texts_and_codes(data, data.cache.sample_of_split("held_out", HELD_OUT_ROWS).tolist())
     there = reader_there(data, config)
     if there is not None:
         return shown(there, held, "The reader of these codes is there already")
-    members = data.cache.some_of("train", config.rows).tolist()
+    members = data.cache.sample_of_split("train", config.rows).tolist()
     if len(members) < FEWEST_ROWS:
         return Result(
             line=f"Readings are not read back: {len(members)} recordings are fewer than the "
@@ -51,22 +51,22 @@ def learn_reader(data: TrainingData) -> Result:
     texts, codes = texts_and_codes(data, repeated)
     torch.manual_seed(0)
     reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
-    course = recognizer_course(reader, list(zip(held[1], held[0])))
+    fit_schedule = recognizer_schedule(reader, list(zip(held[1], held[0])))
     device, precision = run.hw.device, run.precision.value
-    steps = train_recognizer(reader, codes, texts, device, precision, course=course)
-    figures = course.follow(steps, Ticker("reader step"))
+    steps = train_recognizer(reader, codes, texts, device, precision, fit_schedule=fit_schedule)
+    figures = fit_schedule.follow(steps, Ticker("reader step"))
     figures["rows"] = len(members)
     save_reader(reader, run.path(READER), data.parts)
     run.record(reader=figures)
-    line = f"A reader of codes learnt from {len(members):,} recordings {course.ending}"
+    line = f"A reader of codes learnt from {len(members):,} recordings {fit_schedule.ending}"
     return shown(reader, held, line)
 
 
 def reader_there(data: TrainingData, config: CodeReaderConfig) -> CodeReader | None:
     """The run's reader, where it has these settings and knows these codes and pieces."""
     try:
-        there = reader_of(data.run.folder, data.parts)
-    except CodeReaderError:
+        there = load_matching_reader(data.run.folder, data.parts)
+    except KitError:
         return None  # a damaged one is made again
     return there if there and there.config == config else None
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.files import write_atomic
 
 KEPT = "kept with the run: later commands need not repeat it"
@@ -72,13 +72,13 @@ def add_shared(own: argparse.ArgumentParser) -> None:
 
 
 def plain_object(text: str) -> dict:
-    """`text` as the JSON object it is. Raises ConfigError for anything else."""
+    """`text` as the JSON object it is. Raises KitError for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--switches is no JSON: {error}") from error
+        raise KitError(f"--plan is no JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f'--switches takes an object, such as {{"sdpa": true}}, got {text}.')
+        raise KitError(f'--plan takes an object, such as {{"switches": {{}}}}, got {text}.')
     return value
 
 
@@ -129,7 +129,7 @@ def speak_steps(run, text: str | None = None, out: Path | None = None, **how) ->
     from kit.recipes.speak import Speaking
 
     if text is None and (out or how):
-        raise ConfigError(
+        raise KitError(
             "--reference, --speaker, --weights and --out say how to say a --text: give one."
         )
     speaking = Speaking(run)
@@ -196,7 +196,7 @@ COMMANDS = (  # in the order in which they are used
         "",
         (
             *HOW_LONG,
-            ("switches", plain_object, "JSON", "those of a panel, for this time alone (as kept)"),
+            ("plan", plain_object, "JSON", "what a panel has checked (checked here)"),
         ),
         shared=True,
     ),

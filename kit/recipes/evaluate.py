@@ -10,8 +10,8 @@ from kit.base.config import build
 from kit.base.files import file_digest
 from kit.inference.evaluate import Scores, problems_of, save_samples
 from kit.inference.settings import EvaluateConfig
-from kit.inference.whose_voice import SpokenClip, cost_by_speaker
-from kit.inference.word_errors import count_kinds
+from kit.inference.speaker_conditioning import LabeledClip, loss_by_speaker
+from kit.inference.word_alignment import count_kinds
 from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, curves
 from kit.notebook.result import Result
@@ -28,8 +28,8 @@ TOLD = 48  # recordings that are told whose voice they are
 class Evaluation:
     """The voices of a run, and a method for each thing that is asked of them.
 
-    `sentences` 0 leaves their number to the preset. Raises ConfigError where a notebook before has
-    not run yet, VoiceError and RecognizerError for files that are missing or damaged.
+    `sentences` 0 leaves their number to the preset. Raises KitError where a notebook before has
+    not run yet, SpeechError and KitError for files that are missing or damaged.
     """
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
@@ -143,10 +143,10 @@ class Evaluation:
         data = self.data
         voice = data.voices[self.weights]
         recordings = [
-            SpokenClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
+            LabeledClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
             for row in data.held_out[:TOLD]
         ]
-        costs = cost_by_speaker(voice, recordings)
+        costs = loss_by_speaker(voice, recordings)
         if not costs:
             return Result(line="Whose voice: there is one, so nobody is taken for another.")
         figures = {"whose_voice": {name: vars(found) for name, found in costs.items()}}

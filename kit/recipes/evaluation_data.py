@@ -6,11 +6,11 @@ import soundfile
 import torch
 from torch import Tensor
 
-from kit.audio.codec_kinds import load_codec
-from kit.audio.recognizer_kinds import load_recognizer
-from kit.audio.waveform import load_wave
-from kit.base.config import ConfigError
-from kit.dataset.ledger import Utterance, of_split
+from kit.audio.clip import load_wave
+from kit.audio.codec import load_codec
+from kit.audio.recognizer import load_recognizer
+from kit.base.errors import KitError
+from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.evaluate import transcribe
 from kit.inference.voice_files import load_voices
@@ -22,8 +22,8 @@ class EvaluationData:
     """Voices by their weights ("raw", and "ema" where training kept an average), and texts.
 
     The held-out texts are the first `sentences` of the split in manifest order, less those with
-    letters that no training text has. Raises ConfigError where a notebook before has not run yet,
-    VoiceError and RecognizerError for files that are missing or damaged.
+    letters that no training text has. Raises KitError where a notebook before has not run yet,
+    SpeechError and KitError for files that are missing or damaged.
     """
 
     def __init__(self, run: ActiveRun, sentences: int):
@@ -31,7 +31,7 @@ class EvaluationData:
         self.rows = read_manifest(run.folder)
         recognizer = load_recognizer(run.path("recognizer.safetensors"))
         self.recognizer = recognizer.to(run.hw.device)
-        self.language = run.found("data", "language", "01_data_prep")
+        self.language = run.require_figure("data", "language", "01_data_prep")
         self.voices = load_voices(run.folder, self.language, run.hw.device)
         codec = load_codec(run.path("codec.safetensors"))
         self.codec = codec.to(run.hw.device)  # of codes alone
@@ -39,24 +39,24 @@ class EvaluationData:
         self.front_end = self.voices["raw"].front_end
         self.sampling = sampling_of(run)
         self.read_once = dataclasses.replace(self.sampling, candidates=1)
-        written = of_split(self.rows, "held_out")[:sentences]
+        written = rows_in_split(self.rows, "held_out")[:sentences]
         self.held_out = self.sayable(written)
         self.left_out = len(written) - len(self.held_out)
         if not self.held_out:
-            raise ConfigError(
+            raise KitError(
                 f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
                 "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
             )
 
     def sayable(self, rows: list[Utterance]) -> list[Utterance]:
         """Those of `rows` whose letters the training text has."""
-        return [row for row in rows if self.voices["raw"].can_say(row.text)]
+        return [row for row in rows if self.voices["raw"].can_speak(row.text)]
 
     def split(self, name: str) -> list[Utterance]:
         """The rows of a split that are spoken; there may be none."""
         if name == "held_out":
             return self.held_out
-        return self.sayable(of_split(self.rows, name))
+        return self.sayable(rows_in_split(self.rows, name))
 
     def recording(self, row: Utterance) -> Tensor:
         """The waveform (L,) of a row."""

@@ -9,13 +9,13 @@ import functools
 import itertools
 
 from kit.base.files import digest, file_digest
-from kit.base.result_cache import kept_result
-from kit.dataset.ledger import Utterance
+from kit.base.result_cache import cached_result
+from kit.dataset.data_report import Utterance
 from kit.inference.code_reader import READER
 from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
+from kit.inference.finetuned_codec import SOUND
 from kit.inference.sampling import GenerateConfig
-from kit.inference.state_sound import SOUND
-from kit.inference.word_errors import WordPair, align_words
+from kit.inference.word_alignment import WordPair, align_words
 from kit.model.weights import WEIGHTS
 from kit.notebook.progress_line import Ticker
 from kit.recipes.evaluation_data import EvaluationData
@@ -52,7 +52,7 @@ class EvaluationReadings(EvaluationData):
             return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
 
         path = self.run.path("heard", f"{split}-recordings.json")
-        found = kept_result(path, digest(self.digests, _plain(rows)), make)
+        found = cached_result(path, digest(self.digests, _plain(rows)), make)
         return NoiseFloor(
             cer=found["cer"], cer_codec=found["cer_codec"], heard=tuple(found["heard"])
         )
@@ -73,7 +73,7 @@ class EvaluationReadings(EvaluationData):
 
         path = self.run.path("heard", f"{split}-{label}.json")
         key = digest(self.digests, model, config, _plain(rows))
-        found = kept_result(path, key, make, self._has_samples)
+        found = cached_result(path, key, make, self._has_samples)
         scores = found["scores"]
         scores["heard"] = tuple(scores["heard"])
         return Reading(scores=Scores(**scores), samples=found["samples"])

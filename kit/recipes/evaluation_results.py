@@ -1,13 +1,13 @@
 """What each step of an evaluation shows: bars and tables of its figures."""
 
 from kit.base.config import build
-from kit.inference.evaluate import Check, NoiseFloor, Scores, cure_of, gate_checks
+from kit.base.run import Run
+from kit.inference.evaluate import Check, NoiseFloor, Scores, gate_checks, suggest_fix
 from kit.inference.settings import EvaluateConfig
-from kit.inference.whose_voice import CodeCost
-from kit.inference.word_errors import WordPair, count_kinds, word_records
+from kit.inference.speaker_conditioning import SpeakerLoss
+from kit.inference.word_alignment import WordPair, count_kinds, word_stats
 from kit.notebook.plots import Figure, bars, grouped_bars
-from kit.notebook.run_record import Run
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 
 WORST_WORDS = 12  # in the table
 
@@ -36,7 +36,7 @@ def split_bars(floors: dict[str, NoiseFloor], scores: dict[str, Scores]) -> Figu
     return grouped_bars(list(scores), groups, "%", "Character error rate by kind of sentence")
 
 
-def whose_voice(costs: dict[str, CodeCost]) -> str:
+def whose_voice(costs: dict[str, SpeakerLoss]) -> str:
     """What a code costs by speaker, in words."""
     told = [f"{name} {each.own:.3f} ({each.other:.3f})" for name, each in costs.items()]
     return f"nats a code told the own reference (another's): {', '.join(told)}"
@@ -48,7 +48,7 @@ def whose_voice_checks(run: Run) -> list[Check]:
     if not recorded:
         return []
     train = build(TrainConfig, run.section("train"))
-    deaf = [name for name, cost in recorded.items() if not CodeCost(**cost).is_heard]
+    deaf = [name for name, cost in recorded.items() if not SpeakerLoss(**cost).uses_reference]
     problem = (
         f"{', '.join(deaf)}: it does not hear who is to speak, so they may sound alike; train "
         "longer, or with a lower train.conditioner_lr "
@@ -70,11 +70,11 @@ def voice_checks(run: Run, scores: Scores, floor_cer: float) -> list[Check]:
     """
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
     train = run.report().get("train", {})
-    cure = cure_of(train.get("loss"), train.get("val_loss"))
+    cure = suggest_fix(train.get("loss"), train.get("val_loss"))
     return gate_checks(scores, floor_cer, worst_cer, cure) + whose_voice_checks(run)
 
 
-def whose_voice_bars(costs: dict[str, CodeCost]) -> Figure:
+def whose_voice_bars(costs: dict[str, SpeakerLoss]) -> Figure:
     groups = {
         "told the own reference": [found.own for found in costs.values()],
         "told another's": [found.other for found in costs.values()],
@@ -116,9 +116,9 @@ def judges_table(heard: dict[str, dict]) -> list[tuple[str, ...]]:
 
 def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
     """The words that went wrong most often, the headings first."""
-    wrong_on_codec = {record.word: record.wrong for record in word_records(on_codec)}
+    wrong_on_codec = {record.word: record.wrong for record in word_stats(on_codec)}
     grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
-    for record in word_records(pairs)[:WORST_WORDS]:
+    for record in word_stats(pairs)[:WORST_WORDS]:
         if record.wrong:
             numbers = (record.count, record.wrong, wrong_on_codec[record.word])
             heard = [words or "nothing" for words in record.heard[:3]]

@@ -10,16 +10,16 @@ import torch
 from kit.audio.reference import load_reference
 from kit.base.files import write_atomic
 from kit.base.wav import encode_wav
-from kit.base.xtts_vocabulary import load_vocabulary
 from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.manifest import read_manifest
 from kit.inference.voice import Voice
-from kit.model.warm_start import with_positions_of
-from kit.model.xtts import load_xtts
-from kit.model.xtts_export import save_xtts
+from kit.model.warm_start import extend_positions
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.release_files import WITH_THEM
-from kit.text.xtts_tokenizer import tag_of
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.tokenizer import tag_of
+from kit.releases.xtts_v2.vocabulary import load_vocabulary
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 REFERENCE = "reference.wav"
@@ -43,7 +43,8 @@ the Coqui Public Model License (https://coqui.ai/cpml). Whoever is given it, or 
 given that licence, too.
 """
 TEACH = """\
-    from kit.text.xtts_tokenizer import teach_language  # coqui-tts cleans no texts in this language
+    # coqui-tts does not normalise texts in this language.
+    from kit.releases.xtts_v2.tokenizer import teach_language
     teach_language(model.tokenizer, "{language}")
 """
 # What coqui-tts 0.28 cleans texts in by itself.
@@ -57,10 +58,10 @@ def export_for_coqui(
 
     model.pth (and the same as model.safetensors), config.json, vocab.json, dvae.pth, mel_stats.pth;
     the recording of the first speaker, the licence, and how to speak. `weights` is fp32 or fp16.
-    Raises XTTSError for a release that is missing or damaged, DiskError where there is no room.
+    Raises KitError for a release that is missing or damaged, DiskError where there is no room.
     """
     xtts = load_xtts(release)
-    model = with_positions_of(voice.model, xtts.model)
+    model = extend_positions(voice.model, xtts.model)
     settings = copy.deepcopy(xtts.config)
     tag = tag_of(voice.language)
     languages = settings.setdefault("languages", [])
@@ -74,7 +75,7 @@ def export_for_coqui(
     for name in WITH_THEM:
         if (release / name).is_file():
             shutil.copyfile(release / name, folder / name)
-    rate_hz = voice.codec.heard_rate
+    rate_hz = voice.codec.input_sample_rate
     wave = load_reference(first_recording(run, voice.speakers[0]), rate_hz)
     write_atomic(folder / REFERENCE, encode_wav(wave.numpy(), rate_hz))
     return folder

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from kit.base.hardware import on_device
-from kit.dataset.ledger import of_split
+from kit.dataset.data_report import rows_in_split
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.warm_start import with_positions_of
+from kit.model.warm_start import extend_positions
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
 from kit.recipes import prepare_results as results
@@ -31,7 +31,7 @@ from kit.recipes.start_from import first_model, folder_of, tokenizer_of_start
 from kit.recipes.start_from_xtts import release_weights
 from kit.recipes.train import Training
 from kit.text.tokenizer_report import tokenizer_report
-from kit.tuning.memory_plan import parameter_count
+from kit.tuning.memory_plan import count_parameters
 
 
 class FineTune:
@@ -57,7 +57,7 @@ class FineTune:
         rehearsal: float | None = None,
     ):
         if rehearsal is not None:
-            run = run.keep_settings({"finetune": {"rehearsal": rehearsal}})
+            run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
         self.start_from = start_from
         self.licence = licence
         self.length = {"steps": steps, "session_hours": session_hours, "quota_gb": quota_gb}
@@ -85,7 +85,7 @@ class FineTune:
         """Which voice it is, under which licence, and how large."""
         found = self.active_run.report().get("start_from", {})
         model = self.prepare.model
-        parameters = parameter_count(model)
+        parameters = count_parameters(model)
         figures = {
             "it is": found.get("release") or "none that is known by its hash",
             "licence": found.get("licence") or "its owner's to say",
@@ -107,7 +107,7 @@ class FineTune:
     def spelling(self) -> Result:
         """What the voice's own tokenizer makes of the held-out texts."""
         rows = self.prepare.checked.kept
-        texts = [row.text for row in of_split(rows, "held_out") or rows]
+        texts = [row.text for row in rows_in_split(rows, "held_out") or rows]
         base = tokenizer_of_start(self.active_run, self.language)
         return results.of_spelling({"its own pieces": tokenizer_report(base, texts)})
 
@@ -182,20 +182,19 @@ class FineTune:
     def voice(self) -> Voice:
         """The voice as training left it: with the weights that 03 chose, or their average.
 
-        Raises VoiceError where training has not ended.
+        Raises SpeechError where training has not ended.
         """
         run = self.training.active
         best = run.figure("eval", "weights")
         averaged = (run.folder / WEIGHTS["ema"]).is_file()
         kind = best or ("ema" if averaged else "raw")
         voice = load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
-        self.training.session.state = None  # with the optimizer's, far more than what speaks now
         return voice
 
     @cached_property
     def tuned(self) -> SpeechGPT:
         """Its model, with all positions of the one it began as."""
-        return with_positions_of(self.voice.model, self.base_languages.model)
+        return extend_positions(self.voice.model, self.base_languages.model)
 
     def after(self) -> Result:
         """The same sentences before, during and after training, and those in the languages before.

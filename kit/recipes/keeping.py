@@ -13,20 +13,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.audio.clip import DatasetError
-from kit.audio.front_ends import front_end_config
-from kit.base.config import ConfigError, build
-from kit.base.files import digest, replacing
+from kit.audio.spectrogram import front_end_config
+from kit.base.config import build
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import atomic_path, digest
 from kit.base.mirror import WAIT_S, Mirror
+from kit.base.run import Run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
-from kit.dataset.ledger import Utterance
+from kit.dataset.data_report import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
-from kit.notebook.run_record import Run
 
 EVERY_S = 10.0  # between two looks at what has changed
 # Folders of many recordings, which 01_data_prep makes again from what they came from.
-APART = ("corpus", "unpacked", "long", "clips")
+APART = ("corpus", "unpacked", "long", "clips", "requests")
 CLIPS = "clips.tar"  # the recordings that are no training data: later notebooks judge by them
 _KEPT: dict[Path, "Kept"] = {}  # by the run's folder: a first cell may be run twice
 
@@ -35,19 +35,19 @@ def kept_run(folder: Path, say: Callable[[str], None] = print) -> "Kept | None":
     """What keeps the run in `folder`, once all that is kept of it is here.
 
     None without KIT_MIRROR. Checkpoints and the code cache come when they are asked for. Raises
-    ConfigError where there is no folder KIT_MIRROR, and OSError where it cannot be read: to begin
+    KitError where there is no folder KIT_MIRROR, and OSError where it cannot be read: to begin
     the run anew would be worse.
     """
     kept_runs = os.environ.get("KIT_MIRROR")
     if not kept_runs:
         return None
     if not Path(kept_runs).is_dir():
-        raise ConfigError(
+        raise KitError(
             f"KIT_MIRROR = {kept_runs}: there is no such folder. Is the disk mounted? Make it, if "
             "runs are to be kept there."
         )
     if Path(kept_runs).resolve() == folder.parent.resolve():
-        raise ConfigError(
+        raise KitError(
             f"KIT_MIRROR = {kept_runs} is the folder the runs themselves lie in: name one on "
             "another disk, or none."
         )
@@ -122,7 +122,7 @@ def pack_clips(folder: Path) -> None:
         apart = [row for row in read_manifest(folder) if row.split != "train"]
     except DatasetError:  # damaged, or no rows yet: whoever needs it says so
         return
-    with replacing(packed) as part, tarfile.open(part, "w") as archive:
+    with atomic_path(packed) as part, tarfile.open(part, "w") as archive:
         for row in apart:
             if Path(row.audio).is_file():
                 archive.add(row.audio, arcname=_clip_name(row))

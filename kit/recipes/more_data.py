@@ -9,26 +9,26 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from kit.audio.clip import DatasetError
-from kit.audio.codec_kinds import load_codec
-from kit.audio.recognizer_kinds import load_recognizer
-from kit.audio.waveform import load_wave
+from kit.audio.clip import load_wave
+from kit.audio.codec import load_codec
+from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
+from kit.base.errors import DatasetError
 from kit.base.files import write_atomic
-from kit.batches.lengths import ledger_limits
-from kit.dataset.ledger import Utterance, of_split
-from kit.dataset.long_recordings.cut import CutConfig
-from kit.dataset.long_recordings.segment import Cutter, Loss, find_recordings
-from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.batches.lengths import manifest_limits
+from kit.dataset.data_report import Utterance, rows_in_split
+from kit.dataset.long_alignment import LongAlignConfig
+from kit.dataset.long_recordings.cut import SegmentConfig
 from kit.dataset.manifest import read_manifest
+from kit.dataset.segmentation import Segmenter, UnusedAudio, find_recordings
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import timeline
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.text.tokenizer import Tokenizer
-from kit.text.tokenizer_report import fitted_tokenizer, tokenizer_report
-from kit.text.train_tokenizer import TokenizerConfig
+from kit.text.tokenizer_report import tokenizer_report
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
 
 EXAMPLE_CLIPS = 12  # of the run, one after the other, are the example of a long recording
 EXAMPLE_PAUSE_S = 0.6  # of silence between them
@@ -50,10 +50,10 @@ class LongRecordings:
         self.codec = load_codec(run.path("codec.safetensors"))
         recognizer = load_recognizer(run.path("recognizer.safetensors"))
         self.recognizer = recognizer.to(run.hw.device)
-        self.language = run.found("data", "language", "01_data_prep")
+        self.language = run.require_figure("data", "language", "01_data_prep")
         model = build(GPTConfig, run.section("model"))
-        limits = ledger_limits(model, self.codec.frame_rate, longest_s)
-        self.cuts = CutConfig(max_s=limits["longest_s"])
+        limits = manifest_limits(model, self.codec.frame_rate, longest_s)
+        self.cuts = SegmentConfig(max_s=limits["longest_s"])
         if folder:
             self.folder = Path(folder)
             self.into = run.path("cut")
@@ -82,12 +82,12 @@ class LongRecordings:
 
     def cut(self) -> Result:
         """Find the words, cut in the pauses, and say of every second in no clip why."""
-        cutter = Cutter(
+        cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=self.cuts,
-            walk=WalkConfig(language=self.language),
+            walk=LongAlignConfig(language=self.language),
         )
-        losses = cutter.cut_folder(self.folder, self.into, Ticker("seconds heard"))
+        losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds heard"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")
         clips = [line.split("|") for line in table.splitlines()]
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
@@ -130,7 +130,7 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
     soundfile.write(audio, np.concatenate(parts), sample_rate, "PCM_16")
 
 
-def _timeline(audio: Path, losses: list[Loss]):
+def _timeline(audio: Path, losses: list[UnusedAudio]):
     """Clips are what lies between the losses."""
     lost = sorted((loss.start_s, loss.end_s) for loss in losses if loss.end_s > loss.start_s)
     kept = []
@@ -142,7 +142,7 @@ def _timeline(audio: Path, losses: list[Loss]):
     return timeline(kept, lost, audio.name)
 
 
-def _rows(losses: list[Loss]) -> list[tuple[str, ...]]:
+def _rows(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses as a table."""
     rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
     for loss in sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MOST_SHOWN]:
@@ -160,17 +160,17 @@ class MoreText:
     def __init__(self, run: ActiveRun, path: str = ""):
         self.active_run = run
         self.path = Path(path) if path else run.path("manifest.jsonl")
-        self.language = run.found("data", "language", "01_data_prep")
+        self.language = run.require_figure("data", "language", "01_data_prep")
 
     def compare(self) -> Result:
         """A tokenizer of this text beside the run's own, both on recordings' held-out text."""
         run = self.active_run
         rows = read_manifest(run.folder)
-        lines = [row.text for row in of_split(rows, "train")]
-        held_out = [row.text for row in of_split(rows, "held_out")] or lines
+        lines = [row.text for row in rows_in_split(rows, "train")]
+        held_out = [row.text for row in rows_in_split(rows, "held_out")] or lines
         config = build(TokenizerConfig, run.section("text"))
         path = run.path("more_text", "tokenizer.model")
-        fitted_tokenizer(lines, path, config, self.path, self.language)
+        train_fitted_tokenizer(lines, path, config, self.path, self.language)
         reports = [
             tokenizer_report(Tokenizer(model), held_out)
             for model in (run.path("tokenizer.model"), path)

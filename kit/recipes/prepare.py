@@ -9,22 +9,22 @@ import dataclasses
 import os
 from collections.abc import Iterator
 
-from kit.audio.codec_kinds import codec_config
-from kit.audio.front_ends import front_end_config, make_front_end, recognizer_mel
-from kit.audio.recognizer import RecognizerConfig
-from kit.audio.spectrogram import Mel
-from kit.base.config import ConfigError, build
+from kit.audio.codec import codec_config
+from kit.audio.ctc_recognizer import RecognizerConfig
+from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
+from kit.base.config import build
+from kit.base.errors import KitError
 from kit.base.hardware import on_device
+from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.encoding import build_cache, cache_key
-from kit.batches.lengths import fit_positions, fixed_lengths, ledger_limits, length_report
-from kit.dataset.ledger import ManifestConfig, Utterance, of_split
-from kit.dataset.manifest import check_dataset, write_checked, write_fixed
+from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
+from kit.dataset.data_report import ManifestConfig, Utterance, rows_in_split
+from kit.dataset.manifest import check_dataset, write_data_report, write_fixed
 from kit.model.sequence import GPTConfig
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
-from kit.notebook.run_record import read_mark
 from kit.recipes import prepare_results as results
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_batches import first_batches, record_lengths
@@ -36,9 +36,9 @@ from kit.recipes.prepare_text import fitted_pieces
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.start_from import BEGUN, begun_from, tokenizer_of_start, told_start
 from kit.recipes.training_data import TrainingData
+from kit.text.grow_tokenizer import grown_vocabulary_advice
 from kit.text.tokenizer_report import count_tokens, tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig
-from kit.text.vocabulary_growth import advice_of
 from kit.training.trainable import FinetuneConfig
 
 # What a step leaves for those after it.
@@ -97,7 +97,7 @@ class Preparation:
         self.codec_config = codec_config(self.source.codec_settings(run))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
-        limits = ledger_limits(self.model, self.codec_config.frame_rate, longest_s)
+        limits = manifest_limits(self.model, self.codec_config.frame_rate, longest_s)
         limits["language"] = self.source.language
         if refuse_percent is not None:
             limits["refuse_percent"] = refuse_percent
@@ -106,7 +106,7 @@ class Preparation:
 
     def __getattr__(self, name: str):  # only where there is no such attribute yet
         if name in LEFT_BY:
-            raise ConfigError(
+            raise KitError(
                 f"There is no `{name}` yet: `{LEFT_BY[name]}()` makes it. In a notebook, run the "
                 "cells from the top."
             )
@@ -132,7 +132,7 @@ class Preparation:
     def rehearses(self) -> bool:
         """Whether the run asks for rehearsal, and begins with a voice that can."""
         asked = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
-        return bool(asked and read_mark(self.active_run.folder / BEGUN))
+        return bool(asked and read_run_file(self.active_run.folder / BEGUN))
 
     @property
     def rows(self) -> list[Utterance]:
@@ -147,7 +147,7 @@ class Preparation:
         self.checked = check_dataset(
             self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
         )
-        self.source.settle(run)
+        self.source.set_permanent(run)
         found = results.of_ledger(self.checked, self.folder, self.source.language)
         return dataclasses.replace(found, line="\n".join([*self.source_lines, found.line]))
 
@@ -156,7 +156,7 @@ class Preparation:
 
         What is too long does not count yet: it is cut once there is a recogniser.
         """
-        self.checked.before_cutting().require_usable(self.rules, self.ledger_path)
+        self.checked.before_segmentation().require_usable(self.rules, self.ledger_path)
         rows = self.checked.kept
         fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
         line = f"{len(rows):,} rows in {fixed}"
@@ -173,15 +173,15 @@ class Preparation:
         """Learn text pieces from the training text; held-out text says whether they fit."""
         run = self.active_run
         rows = self.checked.kept
-        lines = [row.text for row in of_split(rows, "train")]
-        held_out = [row.text for row in of_split(rows, "held_out")]
+        lines = [row.text for row in rows_in_split(rows, "train")]
+        held_out = [row.text for row in rows_in_split(rows, "held_out")]
         self.tokenizer = fitted_pieces(run, self.source, self.pieces, lines)
         fitness = tokenizer_report(self.tokenizer, held_out or lines)
         run.record(text=fitness)
         base = tokenizer_of_start(run, self.source.language)
         before = tokenizer_report(base, held_out or lines) if base else None
         counts = count_tokens(self.tokenizer, lines, run.path("count.json"))
-        advice = advice_of(self.tokenizer, counts, base)
+        advice = grown_vocabulary_advice(self.tokenizer, counts, base)
         found = results.of_tokenizer(self.tokenizer, fitness, advice, lines, self.source.language)
         if before is None:
             return found
@@ -192,7 +192,7 @@ class Preparation:
         rows = self.checked.kept
         path = self.active_run.path("codec.safetensors")
         self.codec, how = fitted_codec(self.active_run, self.codec_config, rows, path)
-        example = next(iter(of_split(rows, "held_out")), rows[0])
+        example = next(iter(rows_in_split(rows, "held_out")), rows[0])
         with on_device(self.active_run.hw.device, self.codec):
             return results.of_codec(self.codec, how, example, self.front_end)
 
@@ -234,7 +234,7 @@ class Preparation:
         frame_rate = self.codec_config.frame_rate
         self.model, beyond = fit_positions(self.model, self.cut.kept, self.tokenizer, frame_rate)
         self.ledger = self.cut.without(beyond)
-        write_checked(self.ledger, self.active_run.folder)
+        write_data_report(self.ledger, self.active_run.folder)
         self.ledger.require_usable(self.rules, self.ledger_path)
         figures = results.figures_of(self.ledger)
         figures["language"] = self.source.language

@@ -12,31 +12,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kit.audio.codec import Codec, CodecConfig
-from kit.audio.codec_kinds import load_codec, make_codec, save_codec
-from kit.audio.fitting import Course
-from kit.audio.hearing import SpeechRecognizer, alphabet_of
-from kit.audio.recognizer import (
+from kit.audio.clip import load_wave
+from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_codec
+from kit.audio.ctc_recognizer import (
     Recognizer,
     RecognizerConfig,
-    cer,
-    recognizer_course,
+    recognizer_schedule,
     save_recognizer,
     train_recognizer,
 )
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.fitting import FitSchedule
+from kit.audio.recognizer import SpeechRecognizer, alphabet_of, cer, load_recognizer
 from kit.audio.spectrogram import Mel, load_mel
-from kit.audio.waveform import load_wave
-from kit.audio.whisper import (
+from kit.dataset.data_report import Utterance, rows_in_split
+from kit.notebook.progress_line import Ticker
+from kit.recipes.active_run import ActiveRun
+from kit.releases.whisper import (
     WhisperRecognizer,
     new_whisper,
     save_whisper,
     whisper_folder,
-    whisper_missing,
+    whisper_unavailable,
 )
-from kit.dataset.ledger import Utterance, of_split
-from kit.notebook.progress_line import Ticker
-from kit.recipes.active_run import ActiveRun
 
 CODEC_CLIPS = 2000  # recordings the codec learns from, at most
 HELD_OUT_CLIPS = 32  # recordings that say how good it is
@@ -49,7 +46,7 @@ def fitted_codec(
 ) -> tuple[Codec, str]:
     """The codec at `path` with these settings, trained on `rows` where there is none; and how.
 
-    One that was trained elsewhere is taken as it was released; CodecError and DownloadError say why
+    One that was trained elsewhere is taken as it was released; KitError and DownloadError say why
     it cannot be had. Interrupted, it goes on after the last part that was trained to its end.
     """
     there = same_codec(path, config)
@@ -57,24 +54,24 @@ def fitted_codec(
         return there, THERE
     torch.manual_seed(0)
     codec = make_codec(config)
-    release = codec.take_release(Ticker("bytes"))
+    release = codec.load_release(Ticker("bytes"))
     if release:
         save_codec(codec.eval(), path)
         return codec, release
-    unseen = [load_wave(row.audio, codec.heard_rate) for row in held_out_rows(rows)]
-    course = codec.course(unseen)
-    if course is None:
+    unseen = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
+    fit_schedule = codec.fit_schedule(unseen)
+    if fit_schedule is None:
         save_codec(codec.eval(), path)
         return codec, "it needs no training"
-    train = of_split(rows, "train")
+    train = rows_in_split(rows, "train")
     chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
-    waves = [load_wave(row.audio, codec.heard_rate) for row in chosen]
-    codec = trained_codec(run, codec, course, waves, path)
+    waves = [load_wave(row.audio, codec.input_sample_rate) for row in chosen]
+    codec = trained_codec(run, codec, fit_schedule, waves, path)
     return codec, codec_in_words(run.report()["codec"])
 
 
 def trained_codec(
-    run: ActiveRun, codec: Codec, course: Course, waves: list[Tensor], path: Path
+    run: ActiveRun, codec: Codec, fit_schedule: FitSchedule, waves: list[Tensor], path: Path
 ) -> Codec:
     """`codec`, trained on `waves` (L,), recorded and left at `path`.
 
@@ -83,20 +80,20 @@ def trained_codec(
     device = run.hw.device
 
     def fit(codec: Codec) -> dict:
-        steps = codec.fit(waves, device, run.precision.value, course=course)
-        figures = course.follow(steps, Ticker("codec step"))
-        figures["ending"] = course.ending
+        steps = codec.fit(waves, device, run.precision.value, fit_schedule=fit_schedule)
+        figures = fit_schedule.follow(steps, Ticker("codec step"))
+        figures["ending"] = fit_schedule.ending
         return figures
 
-    def sharpen(codec: Codec) -> dict:
-        return {"sharpened": followed(codec.sharpen(waves, device), "sharpening step")}
+    def train_adversarial(codec: Codec) -> dict:
+        return {"sharpened": followed(codec.train_adversarial(waves, device), "sharpening step")}
 
     def train_vocoder(codec: Codec) -> dict:
         return {"vocoder": followed(codec.train_vocoder(waves, device), "vocoder step")}
 
     fitted = path.with_name("codec-fitted.safetensors")
     sharpened = path.with_name("codec-sharpened.safetensors")
-    for train, left in ((fit, fitted), (sharpen, sharpened), (train_vocoder, path)):
+    for train, left in ((fit, fitted), (train_adversarial, sharpened), (train_vocoder, path)):
         there = same_codec(left, codec.config)
         if there:
             codec = there
@@ -151,11 +148,14 @@ def fitted_recognizer(
 
     With `config.whisper` that one listens in its place, where it is installed.
     """
-    if config.whisper and not whisper_missing():
+    if config.whisper and not whisper_unavailable():
         return whisper_recognizer(run, config.whisper, rows, path, language)
     own = dataclasses.replace(config, whisper="")
     model, how = trained_recognizer(run, own, rows, front_end, path)
-    return model, f"{how}. Whisper does not listen: {whisper_missing()}" if config.whisper else how
+    return (
+        model,
+        f"{how}. Whisper does not listen: {whisper_unavailable()}" if config.whisper else how,
+    )
 
 
 def trained_recognizer(
@@ -166,18 +166,20 @@ def trained_recognizer(
     same_kind = isinstance(there, Recognizer)
     if same_kind and (there.config, there.front_end.config) == (config, front_end.config):
         return there, THERE
-    train = of_split(rows, "train")
+    train = rows_in_split(rows, "train")
     chosen = random.Random(1).sample(train, min(config.utterances, len(train)))
     texts = [row.text for row in chosen]
     torch.manual_seed(0)
     model = Recognizer(config, alphabet_of(texts), front_end.config)
     mels = [load_mel(row.audio, front_end) for row in chosen]
     unseen = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
-    course = recognizer_course(model, unseen)
-    steps = train_recognizer(model, mels, texts, run.hw.device, run.precision.value, course=course)
-    run.record(recognizer=course.follow(steps, Ticker("recogniser step")))
+    fit_schedule = recognizer_schedule(model, unseen)
+    steps = train_recognizer(
+        model, mels, texts, run.hw.device, run.precision.value, fit_schedule=fit_schedule
+    )
+    run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
     save_recognizer(model, path)
-    return model, f"held-out errors {course.figure:.1%} {course.ending}"
+    return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}"
 
 
 def whisper_recognizer(
@@ -185,20 +187,22 @@ def whisper_recognizer(
 ) -> tuple[WhisperRecognizer, str]:
     """The Whisper `name`, and what its own errors and its time on held-out recordings are.
 
-    Raises RecognizerError and DownloadError where its files cannot be had.
+    Raises KitError and DownloadError where its files cannot be had.
     """
     folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
-    train = of_split(rows, "train")
+    train = rows_in_split(rows, "train")
     model = new_whisper(folder, language, alphabet_of([row.text for row in train]))
     there = load_recognizer(path) if path.exists() else None
     if there and there.fingerprint() == model.fingerprint():
         return there, THERE
     unseen = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
-    waves = [load_wave(row.audio, model.heard_rate) for row in unseen]
+    waves = [load_wave(row.audio, model.input_sample_rate) for row in unseen]
     began_s = time.perf_counter()
-    error = cer(model.write_down(waves, model.heard_rate), [row.text for row in unseen])
+    error = cer(
+        model.transcribe_waves(waves, model.input_sample_rate), [row.text for row in unseen]
+    )
     took_s = time.perf_counter() - began_s
-    factor = took_s / sum(len(wave) / model.heard_rate for wave in waves)
+    factor = took_s / sum(len(wave) / model.input_sample_rate for wave in waves)
     figures = {"held_out": error, "whisper": name, "real_time_factor": factor}
     run.record(recognizer=figures)
     save_whisper(model, path)
@@ -208,4 +212,4 @@ def whisper_recognizer(
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
     """The recordings that judge codec and recogniser, and that neither learns from."""
-    return of_split(rows, "held_out")[:HELD_OUT_CLIPS]
+    return rows_in_split(rows, "held_out")[:HELD_OUT_CLIPS]

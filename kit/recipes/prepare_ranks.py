@@ -15,16 +15,15 @@ from pathlib import Path
 
 import torch
 
-from kit.audio.codec_kinds import load_codec
-from kit.audio.front_ends import make_front_end
-from kit.audio.hearing import SpeechRecognizer
-from kit.audio.recognizer_kinds import load_recognizer
-from kit.audio.spectrogram import MelConfig
-from kit.base.work_group import LONE, Job, WorkError, WorkGroup
+from kit.audio.codec import load_codec
+from kit.audio.recognizer import SpeechRecognizer, load_recognizer
+from kit.audio.spectrogram import MelConfig, make_front_end
+from kit.base.errors import KitError
+from kit.base.work_group import SINGLE_PROCESS, Job, WorkGroup
 from kit.batches.encoding import EncodingTools
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.orders import ending_when_told, next_order
-from kit.text.tokenizer_kinds import load_tokenizer
+from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import RankLost, SeveralRanks
 
 PARTS = 10**6  # the ranks' common numbers are whole: a millionth of what is counted is one
@@ -40,7 +39,7 @@ def group_of(run: ActiveRun, load: Callable[[], object] = no_tools) -> WorkGroup
 
     `load` travels: a function that can be imported, with plain arguments.
     """
-    return RankGroup(run.ranks, load) if run.ranks.several else LONE
+    return RankGroup(run.ranks, load) if run.ranks.several else SINGLE_PROCESS
 
 
 def listening_group(run: ActiveRun) -> WorkGroup:
@@ -103,7 +102,7 @@ class RankGroup(WorkGroup):
             ranks.meet(tally.look)
             tally.end()
         except RankLost as error:
-            raise WorkError(
+            raise KitError(
                 f"{error} Why, its own words or torchrun's tell. What was done is kept: give the "
                 "same command again, with as many processes as you like."
             ) from error
@@ -157,7 +156,7 @@ class Tally:
         self.look()
 
     def look(self) -> None:
-        """Tell of what is new; WorkError with the words of a rank that failed."""
+        """Tell of what is new; KitError with the words of a rank that failed."""
         now_s = time.monotonic()
         if now_s - self.looked_s >= LOOK_S:
             self.looked_s = now_s
@@ -167,7 +166,7 @@ class Tally:
         """As `look`, at once."""
         ranks = self.ranks
         if ranks.add(f"{self.name} failed", 0):
-            raise WorkError(ranks.read(f"{self.name} failure"))
+            raise KitError(ranks.read(f"{self.name} failure"))
         done = self.own + ranks.add(f"{self.name} done", 0) / PARTS
         if done > self.told:
             self.told = done

@@ -4,29 +4,29 @@ import dataclasses
 from collections import Counter
 from pathlib import Path
 
-from kit.audio.clip import DatasetError
+from kit.audio.clip import load_wave
 from kit.audio.codec import Codec
 from kit.audio.spectrogram import Mel
-from kit.audio.waveform import load_wave
+from kit.base.errors import DatasetError
 from kit.batches.batching import EXTRA_TOKENS
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import LengthReport
 from kit.dataset.alignment import Alignment, worst
-from kit.dataset.ledger import Ledger, Utterance, by_kind, ledger_rows
+from kit.dataset.data_report import DataReport, Utterance, by_kind, findings_table
 from kit.model.sequence import EffectiveBatch
 from kit.notebook.plots import bars, curves, histogram, measures
 from kit.notebook.result import Result, Sound
 from kit.recipes.prepare_clips import Aligned
 from kit.recipes.sounds import mel_picture, players_of
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.text.piece_tokenizer import PieceTokenizer
+from kit.text.tokenizer import BaseTokenizer
 
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_HEARD = 3  # of them with a player
 LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be laid over its clip costs infinitely
 
 
-def figures_of(ledger: Ledger) -> dict:
+def figures_of(ledger: DataReport) -> dict:
     """What the record says of the recordings."""
     return {
         "hours": ledger.kept_s / 3600,
@@ -36,7 +36,7 @@ def figures_of(ledger: Ledger) -> dict:
     }
 
 
-def of_ledger(ledger: Ledger, folder: Path, language: str) -> Result:
+def of_ledger(ledger: DataReport, folder: Path, language: str) -> Result:
     """The recordings' lengths, noise and pace; the minutes refused or warned of; the refused."""
     speakers = len({row.speaker for row in ledger.kept})
     pictures = []
@@ -54,10 +54,10 @@ def of_ledger(ledger: Ledger, folder: Path, language: str) -> Result:
     if not kinds:
         lines.append("The ledger has nothing to tell: no row was refused, none is warned of.")
     lines += _other_script(ledger.kept, language)
-    return Result(line="\n".join(lines), pictures=pictures, grid=ledger_rows(ledger.refused))
+    return Result(line="\n".join(lines), pictures=pictures, grid=findings_table(ledger.refused))
 
 
-def _spread(ledger: Ledger):
+def _spread(ledger: DataReport):
     clips = [ledger.measures[row.audio] for row in ledger.kept]
     return histogram(
         {
@@ -85,7 +85,7 @@ def _other_script(rows: list[Utterance], language: str) -> list[str]:
 
 
 def of_tokenizer(
-    tokenizer: PieceTokenizer,
+    tokenizer: BaseTokenizer,
     fitness: dict,
     advice: tuple[int, str],
     lines: list[str],
@@ -152,7 +152,7 @@ def of_codec(codec: Codec, how: str, row: Utterance, front_end: Mel) -> Result:
     )
 
 
-def of_alignment(heard: Aligned, ledger: Ledger, rate_hz: int) -> Result:
+def of_alignment(heard: Aligned, ledger: DataReport, rate_hz: int) -> Result:
     """How well the worst clips fit their texts, the limit, and the worst of all to listen to."""
     matched = heard.matched
     pairs = worst(heard.rows, heard.alignments, WORST_DRAWN)
@@ -182,7 +182,7 @@ def _player(row: Utterance, found: Alignment, rate_hz: int) -> Sound | None:
 
 def of_lengths(report: LengthReport, cache: CodeCache) -> Result:
     """How long the rows of the training split are, the lengths they can be padded to, the limit."""
-    some = cache.some_of("train")
+    some = cache.sample_of_split("train")
     fixed = report.fixed_lengths
     lengths = {
         "text pieces": cache.lengths(some, "texts").tolist(),

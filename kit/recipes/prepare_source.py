@@ -3,7 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from kit.base.config import ConfigError, build, merge
+from kit.base.config import build, merge
+from kit.base.errors import KitError
 from kit.dataset.archive import ArchiveConfig
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import HubConfig
@@ -11,7 +12,7 @@ from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.sampling import GenerateConfig
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.streams.open import require_known
+from kit.streams.open import require_known_format
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,17 +33,17 @@ class RunSource:
         return ", ".join(parts)
 
     def begin(self, run: ActiveRun) -> None:
-        """Note for later commands what was asked for; ConfigError when it is not this run's source.
+        """Note for later commands what was asked for; KitError when it is not this run's source.
 
         Also where `text` cannot be read: that is told before every recording is.
         """
-        run.require_settled("data", str(self))
+        run.require_permanent("data", str(self))
         self.text_stamp()
         run.record(data={"source": dataclasses.asdict(self)})
 
-    def settle(self, run: ActiveRun) -> None:
+    def set_permanent(self, run: ActiveRun) -> None:
         """Keep `run` to this source for its life: recordings were found there, no misspelt name."""
-        run.settle("data", str(self))
+        run.set_permanent("data", str(self))
 
     def fetch(self, run: ActiveRun) -> Path:
         """The folder with the recordings, which are fetched, unpacked or spoken where they lack."""
@@ -79,8 +80,8 @@ class RunSource:
             return ()
         path = Path(self.text)
         if not path.is_file():
-            raise ConfigError(f"There is no {path}: is the name right, and the disk mounted?")
-        require_known(path)
+            raise KitError(f"There is no {path}: is the name right, and the disk mounted?")
+        require_known_format(path)
         found = path.stat()
         return (str(path.absolute()), found.st_size, found.st_mtime_ns)
 

@@ -5,20 +5,18 @@ with a voice adds them to that voice's own.
 from pathlib import Path
 
 from kit.base.files import digest, write_atomic
-from kit.notebook.run_record import read_mark
+from kit.base.run import read_run_file
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import RunSource
 from kit.recipes.start_from import start_digest, tokenizer_of_start
-from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer_kinds import load_tokenizer
-from kit.text.tokenizer_report import fitted_tokenizer
-from kit.text.train_tokenizer import TokenizerConfig
-from kit.text.vocabulary_growth import grown_tokenizer
+from kit.text.grow_tokenizer import grow_tokenizer
+from kit.text.tokenizer import BaseTokenizer, load_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
 
 
 def fitted_pieces(
     run: ActiveRun, source: RunSource, config: TokenizerConfig, lines: list[str]
-) -> PieceTokenizer:
+) -> BaseTokenizer:
     """The tokenizer of `run` for the training texts `lines`, where none was made of them yet."""
     path = run.path("tokenizer.model")
     mark = run.path("tokenizer.key")  # what the one that lies there was made from
@@ -27,11 +25,11 @@ def fitted_pieces(
     if base is not None:
         made_from.append(start_digest(run))
     key = digest(*made_from)
-    if not path.exists() or read_mark(mark) != key:
+    if not path.exists() or read_run_file(mark) != key:
         more = Path(source.text) if source.text else None
         if base is None:
-            fitted_tokenizer(lines, path, config, more, source.language)
+            train_fitted_tokenizer(lines, path, config, more, source.language)
         else:
-            grown_tokenizer(base, lines, path, config, more, source.language)
+            grow_tokenizer(base, lines, path, config, more, source.language)
         write_atomic(mark, key)
     return load_tokenizer(path, source.language)

@@ -14,25 +14,26 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from kit.base.config import CONFIGS, ConfigError, build
+from kit.base.config import CONFIGS, build
+from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import digest, write_atomic
-from kit.base.weights_file import arrays_digest
-from kit.base.words import clock
+from kit.base.formatting import clock
+from kit.base.run import read_run_file
+from kit.base.tensor_file import arrays_digest
 from kit.batches.batching import chunks
-from kit.batches.shards import CacheError, as_bytes, from_bytes, seal, split_by, unseal
+from kit.batches.cache_files import as_bytes, from_bytes, load_tensors, pack_tensors, split_by
 from kit.inference.decoder import Decoder
 from kit.inference.generate import decode
-from kit.inference.sampling import GenerateConfig, seed_of
+from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.inference.voice import Voice
-from kit.model.sequence import MOST_CODE, GPTConfig
+from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
-from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_languages import BaseLanguages
 from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start_from import BEGUN, TOKENIZER
-from kit.text.tokenizer_kinds import load_tokenizer
+from kit.text.tokenizer import load_tokenizer
 from kit.training.trainable import FinetuneConfig
 
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"
@@ -74,15 +75,15 @@ class Rehearsed:
             "code_counts": np.array([len(row) for row in codes]),
             "seconds": np.array([self.seconds]),
         }
-        write_atomic(path, seal(tensors))
+        write_atomic(path, pack_tensors(tensors))
 
 
 def load_rehearsed(path: Path, key: str) -> Rehearsed:
     """What lies at `path`; nothing where that was not read as `key` says.
 
-    Raises CacheError for a file that is missing or damaged.
+    Raises DamagedFileError for a file that is missing or damaged.
     """
-    table = unseal(path)
+    table = load_tensors(path)
     if from_bytes(table["key"]) != key:
         return Rehearsed(codes={}, seconds=0.0)
     found = {}
@@ -98,7 +99,7 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
     """How codes are drawn for it: just as likely as the voice finds them.
 
     Colder, or of fewer codes, they would teach to expect less than it does: what is to be kept is
-    all that it expects (docs/measurements.md).
+    all that it expects (docs/measurements-archive.md).
     """
     warm = {
         "temperature": 1.0,
@@ -114,7 +115,7 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
     """Changes with the voice that reads, how it draws, and whose voice it reads in."""
     arrays = {name: mel.numpy() for name, mel in references.items()}
-    return digest(read_mark(run.folder / BEGUN), arrays_digest(arrays), rehearsal_sampling(run))
+    return digest(read_run_file(run.folder / BEGUN), arrays_digest(arrays), rehearsal_sampling(run))
 
 
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
@@ -139,7 +140,7 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
 def rehearsed_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
     """What was read for `run` before training, in the voices of `references`.
 
-    Raises ConfigError where that was not done, or was done otherwise; CacheError for a damaged
+    Raises KitError where that was not done, or was done otherwise; DamagedFileError for a damaged
     file.
     """
     cure = (
@@ -147,12 +148,12 @@ def rehearsed_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
         "finetune.rehearsal to 0."
     )
     if not run.figure("finetune", "rehearsal"):
-        raise ConfigError(
+        raise KitError(
             f"finetune.rehearsal is asked for, and nothing was spoken to rehearse: {cure}"
         )
     found = load_rehearsed(run.folder / FILE, rehearsal_key(run, references))
     if not found.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
-        raise ConfigError(
+        raise KitError(
             "What was spoken to rehearse was of another voice, other recordings or another "
             f"`generate`: {cure}"
         )
@@ -173,7 +174,7 @@ class Rehearsal:
         sentences = Path(self.config.rehearsal_sentences or REHEARSED)
         self.base = BaseLanguages(run, voice, self.sampling, sentences)
         self.key = rehearsal_key(run, voice.references)
-        self.most_codes = MOST_CODE - build(GPTConfig, run.section("model")).stop_targets
+        self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
         """Read what was not read before; interrupted, it goes on where it was."""
@@ -197,7 +198,7 @@ class Rehearsal:
         if path.is_file():
             try:
                 found = load_rehearsed(path, self.key)
-            except CacheError as error:
+            except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
         codes = {reading: found.codes[reading] for reading in wanted if reading in found.codes}
         return Rehearsed(codes=codes, seconds=found.seconds)
@@ -208,7 +209,7 @@ class Rehearsal:
         for reading in part:
             tokenizer = load_tokenizer(self.run.path(TOKENIZER), reading.language)
             ids.append(tokenizer.encode_checked(reading.text))
-        seeds = [seed_of(self.sampling, i, r.number) for i, r in zip(ids, part)]
+        seeds = [candidate_seed(self.sampling, i, r.number) for i, r in zip(ids, part)]
         cond = self.voice.conditioning([reading.speaker for reading in part], decoder.device)
         said = decode(decoder, ids, cond, self.sampling, seeds)
         found = []

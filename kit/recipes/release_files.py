@@ -8,20 +8,20 @@ import math
 import re
 from pathlib import Path
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.files import make_folder
 from kit.base.hub import fetch_model, fetched
 from kit.base.lock import held
-from kit.model.indextts2 import INDEXTTS2_REPOSITORIES, told_indextts2
-from kit.model.xtts import (
+from kit.base.run import RELEASES_FOLDER
+from kit.notebook.progress_line import Ticker
+from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, told_indextts2
+from kit.releases.xtts_v2.model import (
     CONFIG_FILE,
     DVAE_FILE,
     MEL_STATS_FILE,
     VOCABULARY_FILE,
     WEIGHTS_FILES,
 )
-from kit.notebook.open_run import RELEASES_FOLDER
-from kit.notebook.progress_line import Ticker
 
 HUB = "hf://"
 RELEASE = "hf://coqui/XTTS-v2"
@@ -38,20 +38,20 @@ def is_on_hub(name: str) -> bool:
 def repository_of(name: str) -> tuple[str, str]:
     """The repository and the revision that `hf://OWNER/NAME@REVISION` means.
 
-    Without a revision it is the one in PINNED. Raises ConfigError where there is none, and for a
+    Without a revision it is the one in PINNED. Raises KitError where there is none, and for a
     repository of another model's.
     """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     if repository.startswith(INDEXTTS2_REPOSITORIES):
-        raise ConfigError(f"START_FROM = {name}: {told_indextts2(repository)}")
+        raise KitError(f"START_FROM = {name}: {told_indextts2(repository)}")
     revision = revision or PINNED.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
-        raise ConfigError(
+        raise KitError(
             f"START_FROM = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
             f"or {RELEASE}."
         )
     if not re.fullmatch(r"[\w.-]+", revision):
-        raise ConfigError(
+        raise KitError(
             f"START_FROM = {name} says no revision, and what a repository holds may change: write "
             f"{HUB}{repository}@REVISION, a commit that its page lists under Files, Commits."
         )
@@ -67,7 +67,7 @@ def hub_name(name: str) -> str:
 def fetched_release(runs: Path, name: str) -> tuple[Path, dict]:
     """The folder below `runs` with the files of `name`, fetched where they lack; the hub's word.
 
-    Whose licence has to be accepted must have been asked before. Raises ConfigError for a name that
+    Whose licence has to be accepted must have been asked before. Raises KitError for a name that
     is none, DownloadError and DiskError for what hinders the download. Another process that fetches
     it is waited for: what it has fetched is there then.
     """

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.download import DownloadError, DownloadSource, RemoteFile, fetch_file
+from kit.base.download import DownloadSource, RemoteFile, fetch_file
+from kit.base.errors import DownloadError
 from kit.base.files import file_digest, make_folder, require_disk, write_atomic
 from kit.dataset.archive import ArchiveConfig, ArchiveError, unpack
 from kit.dataset.debian import data_archive

@@ -8,30 +8,30 @@ from collections.abc import Iterator
 
 from kit.base.compiler import compiler_available
 from kit.base.config import build
+from kit.base.formatting import format_gib
 from kit.base.hardware import (
     PRODUCT,
     Choice,
     attention_backend,
     choose_preset,
-    dotted,
-    product_ms,
-    speed_words,
+    describe_speed,
+    format_capability,
+    matmul_ms,
     versions,
 )
-from kit.base.words import in_gib
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import RunSource
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning.ab_test import step_seconds
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import advice_table, overlay, recommend, word_of
-from kit.tuning.session_plan import Promise, forecast
+from kit.tuning.recommend import advice_table, format_setting, overlay, recommend
+from kit.tuning.session_plan import TimeBudget, forecast
+from kit.tuning.trials import step_seconds
 
 
 class Setup:
@@ -62,13 +62,13 @@ class Setup:
             "device": hw.device,
             "name": hw.name,
             "cores": hw.cores,
-            "memory": in_gib(hw.memory_bytes),
+            "memory": format_gib(hw.memory_bytes),
         }
         if hw.capability:
-            figures["RAM"] = in_gib(hw.ram_bytes)
-            figures["compute capability"] = dotted(hw.capability)
+            figures["RAM"] = format_gib(hw.ram_bytes)
+            figures["compute capability"] = format_capability(hw.capability)
         figures.update(versions())
-        line = f"{hw.device}: {hw.name}, {in_gib(hw.memory_bytes)} of memory"
+        line = f"{hw.device}: {hw.name}, {format_gib(hw.memory_bytes)} of memory"
         return Result(line=line, figures=figures)
 
     def choices(self) -> Result:
@@ -90,7 +90,7 @@ class Setup:
     def products(self) -> Result:
         """One product of training size in each precision this device knows, measured just now."""
         hw = self.active.hw
-        times = product_ms(hw)
+        times = matmul_ms(hw)
         if not times:
             return Result(line=f"No {hw.name} is here to be timed.")
         rows, inner, columns = PRODUCT[hw.device]
@@ -131,7 +131,7 @@ class Setup:
         """What else suits this machine."""
         hw = self.active.hw
         advice = recommend(hw)
-        settings = ", ".join(f"{each.setting}: {word_of(each.value)}" for each in advice)
+        settings = ", ".join(f"{each.setting}: {format_setting(each.value)}" for each in advice)
         line = f"What else suits the {hw.name}: {settings or 'nothing known'}"
         return Result(line=line, figures=advice_table(advice))
 
@@ -149,11 +149,11 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
-        promise = build(Promise, run.section("promise"))
+        promise = build(TimeBudget, run.section("promise"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
-        slow = speed_words(run.hw, run.threads, run.precision)
+        slow = describe_speed(run.hw, run.threads, run.precision)
         line = forecast(self.train, step_s, promise, slow)
-        own = build(Promise, RunSource(data="a person's").section(run, "promise"))
+        own = build(TimeBudget, RunSource(data="a person's").section(run, "promise"))
         if own.minutes > promise.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from kit.base.errors import SpeechError
 from kit.inference.evaluate import save_samples
 from kit.inference.export import export_voice, load_export
 from kit.inference.torch_export import export_program
-from kit.inference.voice import VoiceError, remark
+from kit.inference.voice import remark
 from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
@@ -57,7 +58,7 @@ class Speaking(RunVoice):
         speaks in it speaks. Raises as `speech` does.
         """
         if speaker and reference:
-            raise VoiceError(
+            raise SpeechError(
                 f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Name "
                 "one of the two."
             )
@@ -128,7 +129,9 @@ class Speaking(RunVoice):
         try:
             for piece in self.voice.stream(self.sentence, self.speaker, self.sampling):
                 pieces.append(piece)
-        except VoiceError as error:  # a stream says after its sound that it found no end
+        except SpeechError as error:  # a stream says after its sound that it found no end
+            if not pieces:
+                raise
             cut = f"\n{error}"
         once = replace(self.read_once, retries=0)
         whole = self.voice.speak([self.sentence], self.speaker, once)[0].wave

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.recognizer import load_recognizer
 from kit.base.files import digest, file_digest
-from kit.base.result_cache import keep_result, read_result
+from kit.base.result_cache import read_result, save_result
 from kit.batches.code_cache import CodeCache
 from kit.inference.compare_formats import (
-    MeasuredFormat,
+    FormatResult,
     choose_format,
-    first_sound_seconds,
     formats_table,
     measure_formats,
     median_seconds,
     real_time_factor,
-    recorded_rows,
+    recorded_examples,
     speak_seconds,
+    time_to_first_audio_s,
 )
 from kit.inference.evaluate import score
 from kit.inference.voice import Voice
@@ -71,7 +71,7 @@ class SpeakingCosts:
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
     ) -> Result:
         """What `step` found, its figures now in the run's record under `infer`."""
-        keep_result(self.kept_path(step), self.fingerprint, figures)
+        save_result(self.kept_path(step), self.fingerprint, figures)
         self.own.active_run.record(infer=figures)
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
@@ -79,7 +79,7 @@ class SpeakingCosts:
         """From the story to its first piece of sound, in every format, beside all of it."""
         own = self.own
         wait_ms = {
-            name: 1000 * first_sound_seconds(voice, own.story, own.sampling)
+            name: 1000 * time_to_first_audio_s(voice, own.story, own.sampling)
             for name, voice in own.voices.items()
         }
         first_ms = next(iter(wait_ms.values()))
@@ -130,7 +130,7 @@ class SpeakingCosts:
         own = self.own
         run = own.active_run
         recognizer = load_recognizer(run.path("recognizer.safetensors")).to(run.hw.device)
-        rows = recorded_rows(CodeCache(own.active_run.index()), own.config.rows)
+        rows = recorded_examples(CodeCache(own.active_run.index()), own.config.rows)
         sentences = own.held_out[: own.config.sentences]
 
         def error_rate(voice: Voice) -> float:
@@ -158,7 +158,7 @@ class SpeakingCosts:
     def real_time_factor(self) -> Result:
         """Seconds of work a second of speech on one core, text to waveform."""
         own = self.own
-        chosen = own.active_run.found("infer", "chosen", "04_inference")
+        chosen = own.active_run.require_figure("infer", "chosen", "04_inference")
         texts = [row.text for row in own.held_out[:10]]
         as_preset = real_time_factor(self.fp32_voice, texts, own.sampling)
         once = real_time_factor(self.fp32_voice, texts, own.read_once)
@@ -179,7 +179,7 @@ class SpeakingCosts:
         )
 
 
-def format_figures(formats: list[MeasuredFormat], chosen: MeasuredFormat) -> dict:
+def format_figures(formats: list[FormatResult], chosen: FormatResult) -> dict:
     """What the record keeps of a comparison of number formats."""
     figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
     for one in formats:

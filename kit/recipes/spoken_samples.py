@@ -13,14 +13,14 @@ import torch
 
 from kit.base.files import write_atomic
 from kit.base.hardware import on_device
-from kit.dataset.ledger import Utterance
+from kit.dataset.data_report import Utterance
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.lora import merged
 from kit.notebook.result import Sound, sound_html
 from kit.training import checkpoint
-from kit.training.settings import StepEvent
-from kit.training.state import TrainState
+from kit.training.config import StepEvent
+from kit.training.trainer import Trainer
 
 
 class SampleLog:
@@ -32,7 +32,7 @@ class SampleLog:
 
     def __init__(
         self,
-        state: Callable[[], TrainState],
+        state: Callable[[], Trainer],
         voice: Voice,
         row: Utterance,
         config: GenerateConfig,

@@ -13,7 +13,7 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
 
     An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `open_run` takes them;
     `settings` ({"train": {"lr": 1e-4}}) are laid over both, and kept with the run as `use` is.
-    Raises ConfigError for a name that is no plain folder's, for a preset that is not the run's own,
+    Raises KitError for a name that is no plain folder's, for a preset that is not the run's own,
     and for a setting that there is not.
     """
     wait_patiently()
@@ -23,15 +23,15 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
         colab.install_missing()
         colab.keep_on_drive()
     from kit.base.hardware import allow_expandable_segments
-    from kit.base.notes import plain_notes
+    from kit.base.notes import show_plain_notes
+    from kit.base.run import run_folder
     from kit.notebook.kernel import plain_errors, print_results
-    from kit.notebook.open_run import run_folder
     from kit.recipes.active_run import active_run
     from kit.recipes.keeping import kept_run
 
     allow_expandable_segments()
     plain_errors()
-    plain_notes()
+    show_plain_notes()
     print_results()
     kept = kept_run(run_folder(name))
     return active_run(name, preset, use, settings, kept)

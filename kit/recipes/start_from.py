@@ -8,18 +8,18 @@ import dataclasses
 import os
 from pathlib import Path
 
-from kit.audio.codec_kinds import save_codec
-from kit.base.config import ConfigError, build, merge
+from kit.audio.codec import save_codec
+from kit.base.config import build, merge
+from kit.base.errors import KitError
 from kit.base.files import file_digest, write_atomic
+from kit.base.run import read_run_file
 from kit.inference.export import CARD, load_export
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.indextts2 import indextts2_in, told_indextts2
 from kit.model.sequence import GPTConfig
-from kit.model.warm_start import model_settings, warm_started
+from kit.model.warm_start import model_settings, warm_start_model
 from kit.model.weights import WEIGHTS, load_model, save_model
-from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.release_files import fetched_release, hub_name, is_on_hub
 from kit.recipes.start_from_xtts import (
@@ -28,16 +28,16 @@ from kit.recipes.start_from_xtts import (
     release_weights,
     require_licence,
 )
-from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer_kinds import load_tokenizer
-from kit.text.vocabulary_growth import old_spellings
-from kit.tuning.memory_plan import parameter_count
+from kit.releases.indextts2 import indextts2_in, told_indextts2
+from kit.text.grow_tokenizer import base_spellings
+from kit.text.tokenizer import BaseTokenizer, load_tokenizer
+from kit.tuning.memory_plan import count_parameters
 
 BEGUN = "start_from"  # the mark: the SHA-256 of the voice's weights, and where they lay
 CODEC = "codec.safetensors"
 MODEL = "start.safetensors"
 ADAPTERS_RATE = 10  # times the rate of a whole model (Schulman et al. 2025)
-# Of a preset's rates, which are those of a model that knows nothing yet: docs/measurements.md.
+# Of a preset's rates, which are for a model trained from nothing: docs/measurements-archive.md.
 GENTLER = 1 / 3
 NEEDS_NO_GUIDE = {"train": {"guide": 0.0}}  # a voice has heads that follow the text
 TOKENIZER = "start-tokenizer.model"
@@ -49,13 +49,13 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     That is an export, another run's folder, or a released XTTS-v2, whose licence `licence` says to
     be accepted: its folder, or `hf://OWNER/NAME`, which is fetched. From here on the run's settings
     are that voice's sizes. Where `folder` is empty the run goes on as it was begun. Raises
-    ConfigError for a folder without a voice, for a licence that is not accepted, and for a run that
-    was begun otherwise; VoiceError, or what `load_xtts` and `xtts_codec` raise, for a voice that is
-    damaged; DownloadError where it cannot be fetched.
+    KitError for a folder without a voice, for a licence that is not accepted, and for a run that
+    was begun otherwise; SpeechError, or what `load_xtts` and `xtts_codec` raise, for a voice that
+    is damaged; DownloadError where it cannot be fetched.
     """
     if not folder:
         return run
-    begun_sha256, _, begun_path = read_mark(run.folder / BEGUN).partition(" ")
+    begun_sha256, _, begun_path = read_run_file(run.folder / BEGUN).partition(" ")
     origin = origin_of(folder)
     if origin == begun_path and not Path(origin).exists():
         return run  # all of it was copied: a notebook is run again where that folder is gone
@@ -67,7 +67,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     from_nothing = (run.folder / CODEC).exists() and not (run.folder / MODEL).exists()
     if begun_sha256 or from_nothing:
         how = f"from another voice, {begun_path}" if begun_sha256 else "from nothing"
-        raise ConfigError(
+        raise KitError(
             f"The run `{run.name}` was begun {how}, now {folder} is asked for: its codes and text "
             f"ids would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
@@ -75,7 +75,7 @@ def begun_from(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
         beginning = beginning_of_release(path, weights, licence)
     else:
         beginning = beginning_of_voice(voice_in(path, weights))
-    run = run.keep_settings(settings_to_begin_with(run, beginning))
+    run = run.save_settings(settings_to_begin_with(run, beginning))
     save_model(beginning.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), beginning.tokenizer)
     save_codec(beginning.codec, run.path(CODEC))
@@ -133,7 +133,7 @@ def method_for(run: ActiveRun, voice: GPTConfig) -> str:
     That one is as large as suits the machine when all of it trains.
     """
     own = build(GPTConfig, run.section("model"))
-    return "lora" if parameter_count(voice) > parameter_count(own) else "full"
+    return "lora" if count_parameters(voice) > count_parameters(own) else "full"
 
 
 def weights_in(folder: Path) -> tuple[Path, str]:
@@ -148,10 +148,10 @@ def weights_in(folder: Path) -> tuple[Path, str]:
             return folder.resolve(), name
     other = indextts2_in(folder)
     if other:
-        raise ConfigError(f"START_FROM = {folder}: {told_indextts2(other)}")
+        raise KitError(f"START_FROM = {folder}: {told_indextts2(other)}")
     missing = "it is a file" if folder.is_file() else "no such folder"
     there = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
-    raise ConfigError(
+    raise KitError(
         f"START_FROM = {folder}: there is no voice ({there or 'it is empty'}). Name the folder "
         "`export` of a run, the folder of a run that 02_train has finished, or that of a released "
         "XTTS-v2 with its vocab.json."
@@ -180,12 +180,12 @@ def beginning_of_voice(voice: Voice) -> Beginning:
     )
 
 
-def tokenizer_of_start(run: ActiveRun, language: str) -> PieceTokenizer | None:
+def tokenizer_of_start(run: ActiveRun, language: str) -> BaseTokenizer | None:
     """The tokenizer of the voice that `run` began with, for texts in `language`.
 
     None where it began with none.
     """
-    if not read_mark(run.folder / BEGUN):
+    if not read_run_file(run.folder / BEGUN):
         return None
     return load_tokenizer(run.folder / TOKENIZER, language)
 
@@ -195,25 +195,25 @@ def start_digest(run: ActiveRun) -> str:
     return file_digest(run.folder / TOKENIZER)
 
 
-def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: PieceTokenizer) -> SpeechGPT:
+def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
     """The model that `run` begins to train: with the voice's weights, or at random.
 
-    Raises ModelFileError where `config` is no longer that voice's.
+    Raises DamagedFileError where `config` is no longer that voice's.
     """
     base = tokenizer_of_start(run, tokenizer.language)
     if base is None:
         return SpeechGPT(config)
     model = load_model(run.folder / MODEL)
-    return warm_started(config, model, old_spellings(base, tokenizer))
+    return warm_start_model(config, model, base_spellings(base, tokenizer))
 
 
-def told_start(run: ActiveRun, tokenizer: PieceTokenizer) -> str:
+def told_start(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
     """In words, what `run` begins with; "" where it begins with nothing."""
     base = tokenizer_of_start(run, tokenizer.language)
     if base is None:
         return ""
     new = tokenizer.vocab_size - base.vocab_size
     return (
-        f"It begins with the voice in {read_mark(run.folder / BEGUN).partition(' ')[2]}: "
+        f"It begins with the voice in {read_run_file(run.folder / BEGUN).partition(' ')[2]}: "
         f"{base.vocab_size} text ids stay, {new} new ones begin as what spelt them before."
     )

@@ -9,11 +9,17 @@ import os
 from pathlib import Path
 
 from kit.audio.codec import Codec
-from kit.audio.xtts_codec import xtts_codec
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.model.gpt import SpeechGPT
 from kit.model.warm_start import model_settings
-from kit.model.xtts import CONFIG_FILE, DVAE_FILE, VOCABULARY_FILE, WEIGHTS_FILES, load_xtts
+from kit.releases.xtts_v2.codec import xtts_codec
+from kit.releases.xtts_v2.model import (
+    CONFIG_FILE,
+    DVAE_FILE,
+    VOCABULARY_FILE,
+    WEIGHTS_FILES,
+    load_xtts,
+)
 
 LICENCE = "CPML"
 # Of a run's model: how a release was trained, which a run is free to change and had better not.
@@ -47,13 +53,13 @@ def release_weights(folder: Path) -> str:
 def beginning_of_release(folder: Path, weights: str, licence: str) -> Beginning:
     """What the XTTS-v2 in `folder` gives a run; `licence` says that its licence is accepted.
 
-    Raises ConfigError where it is not, or where the DVAE is missing, without which no recording
-    becomes codes; XTTSError, VocabularyError, TorchFileError and CodecError for damaged files.
+    Raises KitError where it is not, or where the DVAE is missing, without which no recording
+    becomes codes; KitError, KitError, DamagedFileError and KitError for damaged files.
     """
     require_licence(folder, licence)
     xtts = load_xtts(folder / weights)
     if not xtts.dvae:
-        raise ConfigError(
+        raise KitError(
             f"{folder} has no {DVAE_FILE}, which makes codes of recordings: copy it there from "
             "where the model was published."
         )
@@ -81,12 +87,12 @@ def beginning_of_release(folder: Path, weights: str, licence: str) -> Beginning:
 
 
 def require_licence(folder: Path | str, licence: str) -> None:
-    """Raise ConfigError unless `licence`, or KIT_LICENCE, names the one that a release is under."""
+    """Raise KitError unless `licence`, or KIT_LICENCE, names the one that a release is under."""
     licence = licence or os.environ.get("KIT_LICENCE", "")
     if licence == LICENCE:
         return
     given = f", not {licence!r}" if licence else ""
-    raise ConfigError(
+    raise KitError(
         f"{folder} holds an XTTS-v2 ({CONFIG_FILE}, {VOCABULARY_FILE}). It is under the Coqui "
         "Public Model License: neither the model, nor what is made from it, nor its speech may be "
         "used commercially. Read the licence where the model was published; to accept it, give "

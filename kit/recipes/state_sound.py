@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kit.audio.codec import Codec, StatedClip
+from kit.audio.codec import ClipWithStates, Codec
 from kit.base.config import build
 from kit.base.hardware import on_device
 from kit.batches.code_cache import speaker_references
 from kit.batches.encoding import load_speech
 from kit.dataset.manifest import read_manifest
+from kit.inference.finetuned_codec import load_finetuned_codec, save_finetuned_codec
 from kit.inference.settings import SoundConfig
-from kit.inference.state_sound import save_sound, sound_there
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
@@ -44,13 +44,13 @@ def learn_sound(data: TrainingData) -> Result:
     config = build(SoundConfig, run.section("sound"))
     if not config.steps:
         return Result(line="The sound is made of codes alone: `sound.steps` is 0.")
-    codec = data.codec.with_states(data.model.width)
+    codec = data.codec.with_state_inputs(data.model.width)
     if codec is None:
         return Result(line="This codec's sound is not trained on a model's states.")
     weights = [path for path in (run.folder / name for name in WEIGHTS.values()) if path.is_file()]
     models = [load_model(path) for path in weights]
     held_out = stated_clips(data, models, "held_out", HELD_OUT_CLIPS)
-    there = sound_there(run.folder, weights)
+    there = load_finetuned_codec(run.folder, weights)
     if there is not None:
         line = "The sound knows the states of these weights already."
         return dataclasses.replace(beside_codes(data, there, held_out), line=line)
@@ -61,16 +61,16 @@ def learn_sound(data: TrainingData) -> Result:
             line=f"The sound stays made of codes alone: {len(clips)} of the recordings are here, "
             f"and it takes {FEWEST_CLIPS} to learn from. Bring them back and run this again."
         )
-    before = sound_error(data, codec, held_out) if held_out else None
+    before = decoder_error(data, codec, held_out) if held_out else None
     ticker = Ticker("sound step")
-    for step, steps in codec.learn_states(clips, config.steps, run.hw.device):
+    for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
         ticker(step, steps)
-    save_sound(codec, run.folder, weights)
+    save_finetuned_codec(codec, run.folder, weights)
     figures = {"steps": config.steps, "clips": len(clips)}
     line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
     if held_out:
         figures["error_of_codes"] = before
-        figures["error_of_states"] = after = sound_error(data, codec, held_out)
+        figures["error_of_states"] = after = decoder_error(data, codec, held_out)
         line += f"; error on held-out speech {after:.3f}, {before:.3f} before"
     figures["seconds"] = round(time.perf_counter() - began_s, 1)
     run.record(sound=figures)
@@ -78,13 +78,13 @@ def learn_sound(data: TrainingData) -> Result:
     return dataclasses.replace(found, line=f"{line}.", figures=figures)
 
 
-def sound_error(data: TrainingData, codec: Codec, clips: list[StatedClip]) -> float:
-    """The codec's `sound_error`, computed on the run's device."""
+def decoder_error(data: TrainingData, codec: Codec, clips: list[ClipWithStates]) -> float:
+    """The codec's `decoder_error`, computed on the run's device."""
     with on_device(data.run.hw.device, codec):
-        return codec.sound_error(clips)
+        return codec.decoder_error(clips)
 
 
-def beside_codes(data: TrainingData, codec: Codec, held_out: list[StatedClip]) -> Result:
+def beside_codes(data: TrainingData, codec: Codec, held_out: list[ClipWithStates]) -> Result:
     """A held-out recording, what its codes sound like, and its codes with the model's states."""
     if not held_out:
         return Result(line="")
@@ -107,13 +107,13 @@ def beside_codes(data: TrainingData, codec: Codec, held_out: list[StatedClip]) -
 
 def stated_clips(
     data: TrainingData, models: list[SpeechGPT], split: str, most: int
-) -> list[StatedClip]:
+) -> list[ClipWithStates]:
     """Up to `most` recordings of `split` that are here, with the states of `models` in turn.
 
     A sound that has learnt from the last weights and from their average is right for both.
     """
     recordings = {row.id: row.audio for row in read_manifest(data.run.folder)}
-    rows = [int(i) for i in data.cache.some_of(split)]
+    rows = [int(i) for i in data.cache.sample_of_split(split)]
     random.Random(0).shuffle(rows)
     there = []
     for i in rows:
@@ -135,7 +135,7 @@ def stated_clips(
             path = recordings[data.cache.rows[i]["id"]]
             wave = load_speech(path, data.codec.sample_rate)
             codes = torch.from_numpy(data.cache.codes[i].astype("int64"))
-            found.append(StatedClip(wave=wave, codes=codes, states=known))
+            found.append(ClipWithStates(wave=wave, codes=codes, states=known))
         tick(len(found), len(there))
     return found
 
@@ -152,6 +152,6 @@ def states_of(
     texts = [data.cache.texts[i].tolist() for i in rows]
     device = model.final_norm.weight.device
     batch = pack(model.config, texts, codes, references).to(device)
-    states = model.hidden(batch).flatten(0, 1)[batch.code_at].half().cpu()
+    states = model.hidden(batch).flatten(0, 1)[batch.code_indices].half().cpu()
     counts = [len(row) + model.config.stop_targets for row in codes]
     return [known[: len(row)] for known, row in zip(states.split(counts), codes)]

@@ -1,21 +1,21 @@
 """What of its model a run trains, from its settings and the voice that it begins with; in words."""
 
 from kit.base.config import build
-from kit.base.weights_file import tensors_sha256
+from kit.base.run import read_run_file
+from kit.base.tensor_file import tensors_sha256
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.weights import saved_config
-from kit.notebook.run_record import read_mark
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start_from import BEGUN, MODEL
 from kit.training.trainable import Base, FinetuneConfig, Finetuning
-from kit.tuning.memory_plan import parameter_count, trained_counts
+from kit.tuning.memory_plan import count_parameters, count_trained
 
 
 def finetuning_of(run: ActiveRun) -> Finetuning:
-    """What `run` trains. Raises ConfigError where that needs a voice to begin with."""
+    """What `run` trains. Raises KitError where that needs a voice to begin with."""
     base = None
-    if read_mark(run.folder / BEGUN):
+    if read_run_file(run.folder / BEGUN):
         path = run.folder / MODEL
         base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
     finetuning = Finetuning(
@@ -31,11 +31,11 @@ def told_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
     """In words, what of `model` trains; "" where all of it does from the first step on."""
     lines = []
     if finetuning.adapters:
-        learning = trained_counts(model, finetuning).learning
+        learning = count_trained(model, finetuning).learning
         lora = finetuning.lora
         lines.append(
-            f"LoRA: {learning:,} parameters train, {learning / parameter_count(model):.1%} as many "
-            f"as the model has: adapters of rank {lora.rank} beside {', '.join(lora.targets)}"
+            f"LoRA: {learning:,} parameters train, {learning / count_parameters(model):.1%} as "
+            f"many as the model has: adapters of rank {lora.rank} beside {', '.join(lora.targets)}"
             f"{told_tables(model, finetuning)}. With mixed precision the matrices beside "
             "adapters are held in half the bytes, for they stay as they are."
         )
@@ -49,7 +49,7 @@ def told_tables(model: GPTConfig, finetuning: Finetuning) -> str:
     """Which rows of embeddings and heads train beside adapters, in words."""
     if finetuning.config.tables == "all":
         return ", and all embeddings and heads"
-    if trained_counts(model, finetuning).tables:
+    if count_trained(model, finetuning).tables:
         return ", and the new rows of embeddings and heads"
     return ""
 
@@ -68,6 +68,6 @@ def finetuning_figures(model: GPTConfig, finetuning: Finetuning) -> dict:
     """The same for the record."""
     figures = finetuning.identity()
     figures["tables_first"] = finetuning.config.tables_first
-    figures["trained_parameters"] = trained_counts(model, finetuning).learning
-    figures["parameters"] = parameter_count(model)
+    figures["trained_parameters"] = count_trained(model, finetuning).learning
+    figures["parameters"] = count_parameters(model)
     return figures

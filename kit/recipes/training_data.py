@@ -10,9 +10,9 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from kit.audio.codec_kinds import load_codec
-from kit.audio.front_ends import front_end_config, make_front_end
+from kit.audio.codec import load_codec
 from kit.audio.reference import load_reference
+from kit.audio.spectrogram import front_end_config, make_front_end
 from kit.base.config import build
 from kit.base.files import file_digest
 from kit.base.hardware import on_device
@@ -26,7 +26,7 @@ from kit.batches.code_cache import (
 )
 from kit.batches.code_stream import CodeStream
 from kit.batches.lengths import fixed_lengths
-from kit.dataset.ledger import Utterance, of_split
+from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
@@ -35,7 +35,7 @@ from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import section_as_begun
 from kit.recipes.rehearsal import rehearsed_rows
-from kit.text.tokenizer_kinds import load_tokenizer
+from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig
 
@@ -46,7 +46,7 @@ class TrainingData:
     `config` says how rows make batches; `split` gives the same batches in other passes. Where the
     run rehearses what its voice could say before, those rows are there, too; not so where
     `rehearsed` is False. Where several ranks train together, a batch is this one's share of it.
-    Raises ConfigError where 01_data_prep has not run yet.
+    Raises KitError where 01_data_prep has not run yet.
     """
 
     def __init__(self, run: ActiveRun, rehearsed: bool = True):
@@ -54,7 +54,7 @@ class TrainingData:
         self.cache = CodeCache(run.index())
         self.codec = load_codec(run.path("codec.safetensors"))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
-        self.language = run.found("data", "language", "01_data_prep")
+        self.language = run.require_figure("data", "language", "01_data_prep")
         self.tokenizer = load_tokenizer(run.path("tokenizer.model"), self.language)
         self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
         self.model = build(
@@ -128,7 +128,7 @@ class TrainingData:
     def rehearsal_figures(self) -> dict:
         """How many rows there are to rehearse, how many an epoch has, and their share of it."""
         stream = self.stream()
-        rows = stream.rehearsed_an_epoch
+        rows = stream.rehearsal_rows_per_epoch
         share = rows / (rows + len(stream.members))
         return {"rows": len(stream.rehearsed), "rows_an_epoch": rows, "share": share}
 
@@ -139,7 +139,7 @@ class TrainingData:
     def middle_rows(self, most: int) -> list[Batch]:
         """Up to `most` training rows of about middling length, each alone; the middle one first."""
         stream = self.stream()
-        rows = self.cache.some_of("train")
+        rows = self.cache.sample_of_split("train")
         order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
         middle = len(order) // 2
         found = []
@@ -149,7 +149,7 @@ class TrainingData:
         return found
 
     def rows(self, split: str = "train") -> int:
-        return len(self.cache.of_split(split))
+        return len(self.cache.rows_in_split(split))
 
     @property
     def epoch_steps(self) -> int:
@@ -187,7 +187,7 @@ class TrainingData:
     def speaker_vectors(self) -> dict[str, Tensor]:
         """Who speaks to the codec, (S,) of each speaker's reference clip; none where it never asks.
 
-        Raises VoiceReferenceError for a clip that no voice can be heard in.
+        Raises SpeechError for a clip that no voice can be heard in.
         """
         if not self.codec.speaker_width:
             return {}
@@ -195,15 +195,19 @@ class TrainingData:
         found = {}
         with on_device(self.run.hw.device, self.codec):
             for speaker, i in reference_rows(self.cache).items():
-                wave = load_reference(recordings[self.cache.rows[i]["id"]], self.codec.heard_rate)
-                found[speaker] = self.codec.speaker_of(wave, self.codec.heard_rate).cpu()
+                wave = load_reference(
+                    recordings[self.cache.rows[i]["id"]], self.codec.input_sample_rate
+                )
+                found[speaker] = self.codec.speaker_embedding(
+                    wave, self.codec.input_sample_rate
+                ).cpu()
         return found
 
     def held_out_sentences(self, most: int) -> list[Utterance]:
         """The first held-out rows that the voice can say."""
         voice = self.voice()
-        held_out = of_split(read_manifest(self.run.folder), "held_out")
-        return [row for row in held_out if voice.can_say(row.text)][:most]
+        held_out = rows_in_split(read_manifest(self.run.folder), "held_out")
+        return [row for row in held_out if voice.can_speak(row.text)][:most]
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
         """Leave one reference clip a speaker in the run's folder: it goes with the voice.
@@ -212,7 +216,7 @@ class TrainingData:
         """
         path = self.run.path("references.safetensors")
         references = speaker_references(self.cache)
-        habits = self.habits.aligned_by(head)
+        habits = self.habits.with_alignment_head(head)
         front_end = self.front_end.config
         save_references(references, path, habits, front_end, self.speaker_vectors)
 

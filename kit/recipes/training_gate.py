@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
-from kit.inference.evaluate import hearing, recognizer_doubt
+from kit.inference.evaluate import hearing, recognizer_warning
 from kit.inference.settings import EvaluateConfig
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.prepare_source import sampling_of
@@ -31,5 +31,5 @@ def judge_itself(run: ActiveRun) -> list[str]:
         lines = ["The recogniser's own errors are not recorded."]
     else:
         lines = [f"The recogniser's own CER on recordings: {own_cer:.1%}."]
-    doubt = recognizer_doubt(own_cer, build(EvaluateConfig, run.section("evaluate")).worst_cer)
+    doubt = recognizer_warning(own_cer, build(EvaluateConfig, run.section("evaluate")).worst_cer)
     return [*lines, doubt] if doubt else lines

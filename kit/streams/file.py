@@ -1,8 +1,7 @@
-"""A file read by byte positions, whose every failure is a sentence.
+"""A file read by byte offsets, with errors that name the file and the fix.
 
-Streams keep no file open between reads: a disk that was unmounted, a file that was cut or replaced
-by another is noticed at the next read, and told with the path and the cure. The size is the one at
-opening, so a file that grows meanwhile is read to there. Knows bytes alone, no records.
+No file stays open between reads, so an unmounted disk, or a file that was truncated or replaced, is
+noticed at the next read. A file that grows is read up to the size it had when it was opened.
 """
 
 import contextlib
@@ -12,6 +11,8 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from kit.base.errors import DatasetError
 
 SAMPLE_BYTES = 65536
 CHUNK_BYTES = 1 << 20
@@ -24,27 +25,25 @@ NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet; export it as JSON lines",
 }
+SPECIAL_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
-def special_file(path: Path) -> str:
-    """What `path` is in words where opening it may wait for ever, or never come to an end.
+def special_file_kind(path: Path) -> str:
+    """The kind of a file that could block or never end when read ("a named pipe"), else "".
 
-    "" for a regular file, and for a folder, which the system itself refuses to read. Raises OSError
-    where nothing is there.
+    Raises OSError when the file does not exist.
     """
-    mode = os.stat(path).st_mode
-    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    kinds[stat.S_IFSOCK] = "a socket"
-    return kinds.get(stat.S_IFMT(mode), "")
-
-
-class StreamError(ValueError):
-    """Something that cannot be streamed; the message names file, place and cure."""
+    return SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One record that cannot be used: where it stands, and why."""
+class BadRecord:
+    """A record that cannot be used: its place in the file, and the reason."""
 
     file: str
     line: int | None  # of the record's first byte, from 1; None where counting would cost too much
@@ -57,26 +56,32 @@ class Fault:
 
 
 class ByteFile:
-    """The `size` bytes that `path` had when this was made. Raises StreamError like `opened`."""
+    """The first `size` bytes of a file; `size` is its size now. Raises DatasetError like `opened`.
+
+    `fingerprint` is the size and a digest of the first, middle and last 64 KiB.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.size = 0
-        with self._told(), open(self.path, "rb") as file:
+        with self._explain_errors(), open(self.path, "rb") as file:
             self.size = file.seek(0, 2)
-        self.fingerprint = self._fingerprint()
+        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
+        with self.opened() as read:
+            samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
+        self.fingerprint = f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
-        """`read(offset, count) -> bytes`, never past `size`.
+        """Give `read(offset, count) -> bytes`, which never reads past `size`.
 
-        Raises StreamError when the file is gone, cannot be read, or became shorter.
+        Raises DatasetError when the file is missing, cannot be read, or became shorter.
         """
-        with self._told(), open(self.path, "rb") as file:
+        with self._explain_errors(), open(self.path, "rb") as file:
             if file.seek(0, 2) < self.size:
-                raise StreamError(
-                    f"{self.path} was cut while it was read: it had {self.size} bytes and has "
-                    f"{file.tell()}. Put the whole file back, or start again with the shorter one."
+                raise DatasetError(
+                    f"{self.path} became shorter while it was read: from {self.size} to "
+                    f"{file.tell()} bytes. Restore the complete file, or start again with this one."
                 )
 
             def read(offset: int, count: int) -> bytes:
@@ -86,32 +91,27 @@ class ByteFile:
             yield read
 
     @contextlib.contextmanager
-    def _told(self):
+    def _explain_errors(self):
         try:
-            kind = special_file(self.path)
+            kind = special_file_kind(self.path)
             if kind:
-                raise StreamError(f"{self.path} is {kind}, no file: copy its content into a file.")
+                raise DatasetError(
+                    f"{self.path} is {kind}, not a regular file: copy its content into a file."
+                )
             yield
         except OSError as error:
-            raise StreamError(
-                f"{self.path} cannot be read: {error.strerror}. Is the path right, and the disk it "
-                "lies on mounted? A saved position stays good: bring the file back and go on."
+            raise DatasetError(
+                f"{self.path} cannot be read: {error.strerror}. Check the path, and that its disk "
+                "is mounted. A saved position stays valid: restore the file and resume."
             ) from error
 
-    def _fingerprint(self) -> str:
-        """Size and a digest of the first, middle and last 64 KiB: another file shows by it."""
-        starts = (0, self.size // 2, max(0, self.size - SAMPLE_BYTES))
-        with self.opened() as read:
-            samples = b"".join(read(start, SAMPLE_BYTES) for start in starts)
-        return f"{self.size}-{hashlib.blake2b(samples, digest_size=6).hexdigest()}"
-
     def text_start(self) -> int:
-        """Where the text begins, after a byte order mark; StreamError when this is no UTF-8."""
+        """The offset behind a byte order mark. Raises DatasetError when this is not UTF-8 text."""
         with self.opened() as read:
             head = read(0, 4)
         for magic, kind in NOT_TEXT.items():
             if head.startswith(magic):
-                raise StreamError(f"{self.path} is no UTF-8 text but {kind}.")
+                raise DatasetError(f"{self.path} is not UTF-8 text but {kind}.")
         return len(BOM) if head.startswith(BOM) else 0
 
     def chunks(self, start: int, end: int, count: int = CHUNK_BYTES) -> Iterator[bytes]:
@@ -120,12 +120,7 @@ class ByteFile:
             for offset in range(start, end, count):
                 yield read(offset, min(count, end - offset))
 
-    def newlines(self, start: int, end: int) -> int:
-        """How many lines end between two offsets; reads all that lies between."""
+    def count_newlines(self, start: int, end: int) -> int:
         if start >= end:
             return 0
         return sum(chunk.count(b"\n") for chunk in self.chunks(start, end))
-
-    def line_of(self, offset: int) -> int:
-        """The number, from 1, of the line that holds byte `offset`."""
-        return 1 + self.newlines(0, offset)

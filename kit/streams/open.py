@@ -1,21 +1,17 @@
-"""Any file of records as a stream, and its rows with line numbers.
-
-`open_source` takes the format from the file's name, by the table `FORMATS`; `rows` reads a whole
-file in its own order, as a manifest is read. Knows nothing of what records hold.
-"""
+"""Any file of records as a stream, and its rows with line numbers."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from kit.base.errors import DatasetError
 from kit.streams.csv import Table
-from kit.streams.file import Fault, StreamError
+from kit.streams.file import BadRecord
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, TextLines
-from kit.streams.position import StreamConfig
-from kit.streams.source import Source
+from kit.streams.stream import FileStream, StreamConfig
 
-# The class that reads a file whose name ends so; one more format is one more line.
-FORMATS: dict[str, type[Source]] = {
+# The class that reads files with this suffix; one more format is one more line.
+FORMATS: dict[str, type[FileStream]] = {
     ".txt": TextLines,
     ".csv": Table,
     ".tsv": Table,
@@ -33,28 +29,27 @@ def open_source(
     delimiter: str | None = None,
     quoting: bool = True,
     **hooks,
-) -> Source:
-    """The stream for `path`, chosen by its suffix; one with a `delimiter` is a table, whatever its
-    name. `columns`, `delimiter` and `quoting` are Table's, `hooks` are `keep` and `bad`.
+) -> FileStream:
+    """The stream for `path`, chosen by its suffix; with a `delimiter`, any file is a table.
 
-    Raises StreamError for an unknown suffix and for what the format refuses.
+    `columns`, `delimiter` and `quoting` are Table's, `hooks` are `keep` and `on_bad_record`. Raises
+    DatasetError for an unknown suffix and for files that the format refuses.
     """
     if not delimiter:
-        require_known(path)
+        require_known_format(path)
     kind = Table if delimiter else FORMATS[Path(path).suffix.lower()]
     if kind is Table:
         hooks.update(columns=columns, delimiter=delimiter, quoting=quoting)
     return kind(path, config, **hooks)
 
 
-def require_known(path: Path) -> None:
-    """Raise StreamError for a file that no format is known for by its name."""
+def require_known_format(path: Path) -> None:
+    """Raise DatasetError for a file whose suffix has no format."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
-        raise StreamError(
-            f"{path}: what format is `{suffix}`? Known: {' '.join(FORMATS)}. Save it as one of "
-            "them; a table of another name takes a `delimiter`, and docs/extending.md shows how a "
-            "format is added."
+        raise DatasetError(
+            f"{path}: unknown format `{suffix}`. Known: {' '.join(FORMATS)}. Save the file as one "
+            "of these, pass a `delimiter` if it is a table, or add a format (docs/extending.md)."
         )
 
 
@@ -63,15 +58,11 @@ def rows(
     columns: list[str] | None = None,
     delimiter: str | None = None,
     quoting: bool = True,
-) -> Iterator[tuple[int, dict | str | Fault]]:
-    """(line number, record or Fault) in the order of the file, in constant memory.
+) -> Iterator[tuple[int, dict | str | BadRecord]]:
+    """(line number, record or BadRecord) in the order of the file, in constant memory.
 
-    A table's record is `{column: value}`, all strings; too many or too few columns are a Fault, and
-    so is all else that is wrong with a row. Raises StreamError when the file cannot be read at all.
+    A table's record is `{column: value}`, all strings; a row with too many or too few columns is a
+    BadRecord. Raises DatasetError when the file cannot be read at all.
     """
-
-    def go_on(fault: Fault) -> None:
-        """Faults are rows like others here, so none is told of by itself."""
-
-    source = open_source(path, columns=columns, delimiter=delimiter, quoting=quoting, bad=go_on)
-    return source.rows()
+    layout = {"columns": columns, "delimiter": delimiter, "quoting": quoting}
+    return open_source(path, **layout, on_bad_record=lambda record: None).rows()

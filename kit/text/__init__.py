@@ -1,4 +1,1 @@
-"""Letters to token ids: spelling, numbers in words, phonemes, the tokenizer; and espeak-ng.
-
-Knows no recording and no model.
-"""
+"""Text to token ids: normalisation, languages, sentences, phonemes and tokenizers."""

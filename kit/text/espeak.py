@@ -1,32 +1,43 @@
-"""espeak-ng, a program that reads any text aloud and knows its phonemes.
+"""espeak-ng: text to synthetic speech, and text to phonemes (IPA).
 
 It is GPL-3: called through its C interface where espeakng-loader is installed, never bundled.
+Letters are enough where spelling follows sound, as in Amharic; English gains from phonemes.
 """
 
 import ctypes
+import functools
 import json
+import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 
 from kit.base.config import CONFIGS
+from kit.base.errors import KitError
 
 SAMPLE_RATE = 22050
-# (voice variant, words per minute, pitch 0-99): several people, not one frozen voice.
+# (voice variant, words per minute, pitch 0-99): several speakers.
 SPEAKERS = (("", 200, 40), ("", 215, 60), ("", 235, 80), ("+f2", 205, 60), ("+m3", 220, 35))
-# espeak-ng's C interface (speak_lib.h): names for the numbers used below.
+# Constants of espeak-ng's C interface (speak_lib.h).
 _SYNCHRONOUS = 2
 _UTF8 = 1
 _RATE = 1
 _PITCH = 3
+_IPA = 2
+_OTHER_LANGUAGE = re.compile(r"\([\w-]+\)")  # (en)...(am): where it used another language's rules
+_STOPS = re.compile(r"([.,;:?!])")  # espeak-ng drops them, and a voice needs them to pause
+_in_subprocess = {
+    "text": True,
+    "encoding": "utf-8",
+    "errors": "replace",  # a traceback may hold a path in the system's own encoding
+    "cwd": CONFIGS.parent,
+}
 
 
 class Espeak:
-    """The espeak-ng library of this process: text in, 16-bit samples at 22 050 Hz out.
-
-    Raises RuntimeError when espeak-ng does not start, or was started in this process before.
-    """
+    """The espeak-ng library of this process. Raises KitError when it cannot start."""
 
     started = False
 
@@ -35,7 +46,7 @@ class Espeak:
 
         # Started again, the library keeps pointers into the phoneme data it has just freed.
         if Espeak.started:
-            raise RuntimeError("espeak-ng runs once in a process; start it in a fresh one")
+            raise KitError("espeak-ng can start once in a process; use a new process")
         Espeak.started = True
         self.language = language
         self.chunks = []
@@ -43,10 +54,8 @@ class Espeak:
         data = espeakng_loader.get_data_path().encode()
         rate = self.library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)
         if rate != SAMPLE_RATE:
-            raise RuntimeError(
-                f"espeak-ng did not start (answer {rate}); reinstall espeakng-loader"
-            )
-        self.library.espeak_ng_SetRandSeed(ctypes.c_long(0))  # else its noise starts by the clock
+            raise KitError(f"espeak-ng did not start (code {rate}); reinstall espeakng-loader")
+        self.library.espeak_ng_SetRandSeed(ctypes.c_long(0))  # else its noise depends on the time
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
@@ -59,18 +68,18 @@ class Espeak:
         return 0
 
     def speaker(self, number: int, pace: float = 1.0) -> None:
-        """Go on in the voice of SPEAKERS[number], `pace` times as fast as it is listed."""
+        """Switch to the voice SPEAKERS[number], at `pace` times its speed."""
         variant, rate, pitch = SPEAKERS[number]
         voice = f"{self.language}{variant}".encode()
         if self.library.espeak_SetVoiceByName(voice):
-            raise RuntimeError(f"espeak-ng has no voice {voice.decode()}")
+            raise KitError(f"espeak-ng has no voice {voice.decode()}")
         self.library.espeak_SetParameter(_RATE, round(pace * rate), 0)
         self.library.espeak_SetParameter(_PITCH, pitch, 0)
 
     def say(self, text: str) -> np.ndarray:
-        """`text` as int16 samples (T,), silence trimmed to 20 ms at both ends.
+        """Speak `text`: int16 samples (T,) at SAMPLE_RATE, silence trimmed to 20 ms at both ends.
 
-        Raises RuntimeError when espeak-ng says nothing of it.
+        Raises KitError when there is only silence.
         """
         self.chunks.clear()
         data = text.encode()
@@ -78,19 +87,82 @@ class Espeak:
         wave = np.concatenate([np.zeros(0, np.int16), *self.chunks])
         loud = np.flatnonzero(np.abs(wave) > 200)
         if not loud.size:
-            raise RuntimeError(f"espeak-ng spoke {text!r} as silence")
+            raise KitError(f"espeak-ng spoke {text!r} as silence")
         margin = SAMPLE_RATE // 50
         return wave[max(0, loud[0] - margin) : loud[-1] + margin]
 
+    def phonemes(self, text: str) -> str:
+        """`text` in IPA, its punctuation kept."""
+        parts = _STOPS.split(text)
+        spoken = [part if _STOPS.match(part) else self._clauses(part) for part in parts]
+        return re.sub(r" ([.,;:?!])", r"\1", " ".join(" ".join(spoken).split()))
 
-def run_apart(module: str, job: dict) -> subprocess.CompletedProcess:
-    """`module` in a fresh process with `job` as JSON on its standard input."""
-    return subprocess.run(
-        [sys.executable, "-m", module],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",  # a traceback may hold a path in the system's own encoding
-        cwd=CONFIGS.parent,
-    )
+    def _clauses(self, text: str) -> str:
+        """One call converts a clause and advances the pointer, which is null at the end."""
+        convert = self.library.espeak_TextToPhonemes
+        convert.restype = ctypes.c_char_p
+        rest = ctypes.c_char_p(text.encode())
+        clauses = []
+        while rest.value:
+            clauses.append((convert(ctypes.byref(rest), _UTF8, _IPA) or b"").decode())
+        return _OTHER_LANGUAGE.sub("", " ".join(clauses))
+
+
+def run_module(module: str, job: dict) -> subprocess.CompletedProcess:
+    """Run `module` in a new process with `job` as JSON on its standard input."""
+    command = [sys.executable, "-m", module]
+    return subprocess.run(command, input=json.dumps(job), capture_output=True, **_in_subprocess)
+
+
+def phonemize(lines: list[str], language: str) -> list[str]:
+    """Each normalised line in IPA with stress marks, its punctuation kept: "hello" -> "həlˈəʊ".
+
+    `language` is espeak-ng's name of it, such as "am" or "en-us". A line gives the same phonemes
+    whatever came before it. Raises KitError with espeak-ng's reason when it fails (no such voice,
+    not installed).
+    """
+    return _phonemizer(language).read(list(lines))
+
+
+@functools.cache
+def _phonemizer(language: str) -> "_Phonemizer":
+    return _Phonemizer(language)
+
+
+class _Phonemizer:
+    """A process of espeak-ng in one language, which is all that one can serve; waits for lines."""
+
+    def __init__(self, language: str):
+        self.language = language
+        self.lock = threading.Lock()  # a panel speaks from a thread of its own
+        self.process = None
+
+    def read(self, lines: list[str]) -> list[str]:
+        with self.lock:
+            if self.process is None or self.process.poll() is not None:
+                self.process = self._start()
+            try:
+                self.process.stdin.write(json.dumps(lines) + "\n")
+                self.process.stdin.flush()
+                answer = self.process.stdout.readline()
+            except BrokenPipeError:
+                answer = ""
+            if not answer:
+                self.process.kill()
+                error = self.process.communicate()[1].strip().splitlines()[-1:]
+                raise KitError(
+                    f"espeak-ng gave no phonemes for `{self.language}`: {''.join(error)}"
+                )
+        return json.loads(answer)
+
+    def _start(self) -> subprocess.Popen:
+        command = [sys.executable, "-m", "kit.text.espeak", self.language]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(command, **pipes, **_in_subprocess)
+
+
+if __name__ == "__main__":
+    espeak = Espeak(sys.argv[1])
+    espeak.speaker(0)
+    for request in sys.stdin:  # ASCII both ways: json escapes the rest
+        print(json.dumps([espeak.phonemes(line) for line in json.loads(request)]), flush=True)

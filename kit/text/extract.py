@@ -1,10 +1,4 @@
-"""Long passes over text that go on where a killed process stopped: extraction, counting.
-
-`Progress` is the mark such a pass leaves every 10 000 items: a small JSON file, written atomically,
-that says how many items are behind it and what came of them. `extracted` is such a pass: from a
-table of any size to a plain text file that exists only as long as it is needed. Knows nothing of
-tokenizers; what a row is, `kit.streams.open` knows.
-"""
+"""Long passes over text that resume after a killed process, and one: text out of a table."""
 
 import contextlib
 import dataclasses
@@ -14,36 +8,33 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from kit.base.errors import DatasetError
 from kit.base.files import digest, write_atomic
-from kit.base.words import nearest
-from kit.streams.file import ByteFile, Fault
+from kit.base.formatting import nearest
+from kit.streams.file import BadRecord, ByteFile
 from kit.streams.open import open_source, rows
-from kit.streams.position import StreamConfig
-from kit.text.normalize import TextError, normalize
+from kit.text.normalize import normalize
 
-EVERY = 10_000  # items between two marks
-_FAULTS_TOLD = 20  # by name; the rest are counted
+EVERY = 10_000  # items between two saves
+_MAX_NAMED = 20  # bad records kept by name; the others are counted
 
 
 class Progress:
-    """How far a pass has come, in the file `path`; forgotten when `key` is another.
+    """How far a pass has come, in the small JSON file `path`; ignored when `key` has changed.
 
-    `state` holds what the pass itself saved last: `items` done, and its own figures.
+    `state` is what was saved last: the number of `items` done, and the pass's own figures.
     """
 
     def __init__(self, path: Path, key: str, every: int | None = None):
         self.path = Path(path)
         self.key = key
         self.every = every or EVERY
-        self.state = self._saved()
-
-    def _saved(self) -> dict:
         try:
             saved = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):  # none, or none of ours
+        except (FileNotFoundError, ValueError):  # missing, or not written by this class
             saved = None
-        same = isinstance(saved, dict) and saved.get("key") == self.key
-        return saved if same else {"items": 0}
+        is_same = isinstance(saved, dict) and saved.get("key") == key
+        self.state = saved if is_same else {"items": 0}
 
     def restart(self) -> None:
         self.state = {"items": 0}
@@ -51,7 +42,7 @@ class Progress:
     def follow(self, items: Iterable, figures: Callable[[], dict]) -> Iterator:
         """The `items` not yet done. When one is asked for, those before it count as done.
 
-        `figures()` gives what to save, and must first make safe what it speaks of.
+        `figures()` returns what to save, after flushing any output it refers to.
         """
         start = self.state["items"]
         for number, item in enumerate(itertools.islice(items, start, None), start + 1):
@@ -61,69 +52,59 @@ class Progress:
                 write_atomic(self.path, json.dumps(self.state, ensure_ascii=False))
 
     def remove(self) -> None:
-        """Forget it all; also what a process killed while it wrote the mark left beside it."""
+        """Delete the file, and temporary ones left by a process that was killed while writing."""
         for path in (self.path, *self.path.parent.glob(f".{self.path.name}.*")):
             path.unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Extract:
-    path: Path  # plain text, one line a sentence; gone when the `with` block ends
+class ExtractedText:
+    path: Path  # plain text, one sentence a line; deleted when the `with` block ends
     lines: int
-    empty: int  # rows without a letter of text, passed over
-    unreadable: int  # rows that are no rows, passed over
-    faults: tuple[str, ...]  # the first of these: where and why
-
-
-def is_plain(path: Path, delimiter: str | None = None, **_) -> bool:
-    """Whether `path` is text of one sentence a line; with a `delimiter` it is a table."""
-    return path.suffix.lower() == ".txt" and not delimiter
+    empty: int  # rows without text, skipped
+    unreadable: int  # bad rows, skipped
+    faults: tuple[str, ...]  # the first of these: place and reason
 
 
 def plain_lines(path: Path) -> Iterator[str]:
-    """The lines of a plain text file that are not blank, streamed, without their ends.
+    """The lines of a plain text file that are not blank, without their ends, streamed.
 
-    Raises StreamError, naming file, line and cure, for what cannot be read as UTF-8.
+    Raises DatasetError with file, line and fix for a line that is not UTF-8.
     """
-    stream = open_source(path, StreamConfig(shuffle=False))
-    stream.take_role(0, 1)  # all of it, in whatever process this runs
-    return (line for line in stream if line.strip())
+    return (line for line in open_source(path) if line.strip())
 
 
-def _texts(path: Path, column: str, layout: dict) -> Iterator[str | Fault]:
-    """The text of every row, in order. Raises TextError when there is no such column."""
+def _texts(path: Path, column: str, layout: dict) -> Iterator[str | BadRecord]:
+    """The text of every row, in order. Raises DatasetError when there is no such column."""
     for _, row in rows(path, **layout):
-        if isinstance(row, str | Fault):
+        if isinstance(row, str | BadRecord):
             yield row
         elif column in row:
             yield str(row[column] or "")
         else:
-            raise TextError(
-                f"{path} has no column `{column}`.{nearest(column, row)} Rename the one with "
-                "the text, or give its name as `column`."
+            raise DatasetError(
+                f"{path} has no column `{column}`.{nearest(column, row)} Rename the column with "
+                "the text, or pass its name as `column`."
             )
 
 
 @contextlib.contextmanager
-def extracted(
+def extract_text(
     source: Path, folder: Path, *, column: str = "text", language: str | None = None, **layout
-) -> Iterator[Extract]:
-    """The text of `source` as a plain file in `folder`, removed at the end whatever happens.
+) -> Iterator[ExtractedText]:
+    """The text of `source` as a plain file in `folder`, deleted at the end whatever happens.
 
-    Written line by line, with a mark every 10 000 rows: after a killed process the next call goes
-    on from there and ends with the same file, or starts anew when the source or the arguments
-    changed. One process at a time in a `folder`. `layout` goes to `rows` (`columns`,
-    `delimiter`, `quoting`). `language` normalises the text; without it, text is taken as it is.
-    Raises TextError when there is no such column, and StreamError when the source is
-    missing or of another kind.
+    Progress is saved every 10 000 rows: after a killed process the next call resumes and makes the
+    same file, or starts again if source or arguments changed. One process at a time may use
+    `folder`. `layout` goes to `rows` (`columns`, `delimiter`, `quoting`). `language` normalises the
+    text. Raises DatasetError when there is no such column, or the source cannot be read.
     """
     source = Path(source)
     folder = Path(folder)
     identity = [str(source.resolve()), ByteFile(source).fingerprint, source.stat().st_mtime_ns]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".extracted.txt"
-    mark = folder / ".extracted.json"
-    progress = Progress(mark, digest(identity, column, language, layout))
+    progress = Progress(folder / ".extracted.json", digest(identity, column, language, layout))
     try:
         yield _extract(_texts(source, column, layout), language, path, progress)
     finally:
@@ -131,38 +112,35 @@ def extracted(
         progress.remove()
 
 
-def _extract(texts: Iterator, language: str | None, path: Path, progress: Progress) -> Extract:
+def _extract(
+    texts: Iterator, language: str | None, path: Path, progress: Progress
+) -> ExtractedText:
     count = {"bytes": 0, "lines": 0, "empty": 0, "unreadable": 0, "faults": []}
     with open(path, "ab") as file:
         if file.tell() < progress.state.get("bytes", 0):
-            progress.restart()  # somebody took the text and left the mark
+            progress.restart()  # the text was deleted, but not its progress
         count.update({k: v for k, v in progress.state.items() if k in count})
-        file.truncate(count["bytes"])  # what was written after the last mark is written again
+        file.truncate(count["bytes"])  # what came after the last save is written again
 
-        def safe() -> dict:
+        def flush() -> dict:
             file.flush()
             os.fsync(file.fileno())
             return dict(count, bytes=file.tell())
 
-        for text in progress.follow(texts, safe):
+        for text in progress.follow(texts, flush):
             _take(text, language, count, file)
-    return Extract(
-        path=path,
-        lines=count["lines"],
-        empty=count["empty"],
-        unreadable=count["unreadable"],
-        faults=tuple(count["faults"]),
-    )
+    del count["bytes"]
+    return ExtractedText(path=path, **count | {"faults": tuple(count["faults"])})
 
 
-def _take(text: str | Fault, language: str | None, count: dict, file) -> None:
-    """One row into `file`, or into the count of those that have no text."""
-    if isinstance(text, Fault):
+def _take(text: str | BadRecord, language: str | None, count: dict, file) -> None:
+    """Write one row into `file`, or count it among those without text."""
+    if isinstance(text, BadRecord):
         count["unreadable"] += 1
-        if len(count["faults"]) < _FAULTS_TOLD:
+        if len(count["faults"]) < _MAX_NAMED:
             count["faults"].append(str(text))
         return
-    # A line of the file is a line of text: a break inside a quoted field becomes a space.
+    # One line a text: a line break inside a quoted field becomes a space.
     line = normalize(text, language) if language else " ".join(text.split())
     count["lines" if line else "empty"] += 1
     if line:

@@ -1,51 +1,57 @@
 """A tokenizer that learns the pieces of another text, and keeps every id that it has.
 
-A model's rows go by ids: a vocabulary that is learned anew would give each row another meaning. New
-pieces come behind the old ones, START and STOP stay where they are, and `spellings` says how the
-old tokenizer would have spelt what is new, so that its rows need not begin at random.
+A model's embeddings go by ids, so new pieces come after the old ones, and START and STOP stay.
+`base_spellings` gives the old ids that spelt each new piece, so that its embedding need not start
+at random.
 """
 
 import dataclasses
+import importlib
+import struct
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import sentencepiece as spm
 
+from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
-from kit.text.normalize import TextError
-from kit.text.piece_file import Piece, as_it_stands, vocabulary_size
-from kit.text.tokenizer import START, STOP, Tokenizer
-from kit.text.tokenizer_report import OFTEN, fitted_tokenizer, parts_of
-from kit.text.train_tokenizer import TokenizerConfig
+from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer
+from kit.text.tokenizer_report import OFTEN, substrings, vocabulary_advice
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+
+CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 
 
 def grow_tokenizer(
-    base: Tokenizer,
+    base: BaseTokenizer,
     lines: list[str],
     path: Path,
     config: TokenizerConfig,
     text: Path | None = None,
     language: str | None = None,
-) -> Tokenizer:
-    """The tokenizer at `path`: `base`, and behind its ids the pieces that `lines` can teach.
+) -> BaseTokenizer:
+    """The tokenizer at `path`: the ids of `base`, then the pieces that `lines` can teach.
 
-    They are learned as `fitted_tokenizer` learns them; those longer than a character stay where
-    they spell `lines` 100 times, or are part of one that does. Raises TextError where `base` spells
-    phonemes and `config` letters, or others, and as `fitted_tokenizer` does.
+    They are learned as `train_fitted_tokenizer` learns them; pieces longer than a character are
+    kept if they spell `lines` 100 times, or are part of one that does. A released tokenizer merges
+    its own pieces, and uses neither `config` nor `text`. Raises SpeechError where `base` and
+    `config` differ in `phonemes`, and as `train_fitted_tokenizer` does.
     """
+    if not isinstance(base, Tokenizer):
+        return importlib.import_module(base.growth_module).grow_xtts(base, lines, path)
     if base.phonemes != config.phonemes:
-        raise TextError(
-            f"The voice to start from spells {base.phonemes or 'letters'}, asked for are "
-            f"{config.phonemes or 'letters'}: leave PHONEMES empty, it goes by that voice."
+        raise SpeechError(
+            f"The base voice spells in {base.phonemes or 'letters'}, but the setting is "
+            f"{config.phonemes or 'letters'}: leave PHONEMES empty to follow the base voice."
         )
     old = base.model.serialized_model_proto()
-    if base.start == len(base.model):  # not grown before: the two become pieces, at their ids
+    if base.start == len(base.model):  # never grown: START and STOP become pieces at their ids
         old += b"".join(Piece(mark, control=True).entry() for mark in (START, STOP))
     known = {base.model.id_to_piece(i) for i in range(len(base.model))}
     scores = [base.model.get_score(i) for i in range(len(base.model))]
     is_bpe = all(score.is_integer() for score in scores)  # a unigram's are logarithms
-    spelt = [base.spelt(line) for line in lines]
+    spelt = [base.spell(line) for line in lines]
     learning = dataclasses.replace(
         config,
         kind="bpe" if is_bpe else "unigram",
@@ -53,44 +59,96 @@ def grow_tokenizer(
         exact=False,
         phonemes="",  # `spelt` is in phonemes already
     )
-    found = _learned(spelt, learning, text, language)
-    learned = [piece for piece in found if piece.text not in known]
-    if is_bpe:  # a merge that was learned before is made before
+    pieces = _learn_pieces(spelt, learning, text, language)
+    learned = [piece for piece in pieces if piece.text not in known]
+    if is_bpe:  # a merge that was learned earlier is applied earlier
         lowest = min(scores)
         learned = [Piece(piece.text, lowest - rank) for rank, piece in enumerate(learned, 1)]
     kept = _used(old, learned, spelt)
-    size = vocabulary_size(base.vocab_size + len(kept))
+    size = _bytes(2, _key(4, 0) + _varint(base.vocab_size + len(kept)))  # TrainerSpec.vocab_size
     write_atomic(path, b"".join([old, *(piece.entry() for piece in kept), size]))
     return Tokenizer(path)
 
 
-def spellings(base: Tokenizer, grown: Tokenizer) -> dict[int, list[int]]:
-    """For each id of `grown` that `base` has not: the ids in which `base` spells its piece."""
-    within_words = base.model.serialized_model_proto() + as_it_stands()
-    speller = spm.SentencePieceProcessor(model_proto=within_words)
+def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
+    """For each id that only `grown` has: the ids in which `base` spells its piece."""
+    if not isinstance(base, Tokenizer):
+        return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
+    # NormalizerSpec: add no mark before the first word, remove no spaces.
+    within_words = _bytes(3, _key(3, 0) + _varint(0) + _key(4, 0) + _varint(0))
+    proto = base.model.serialized_model_proto() + within_words
+    speller = spm.SentencePieceProcessor(model_proto=proto)
     new = range(base.vocab_size, grown.vocab_size)
     return {number: speller.encode(grown.model.id_to_piece(number)) for number in new}
 
 
-def _learned(
+def grown_vocabulary_advice(
+    tokenizer: BaseTokenizer, counts: dict[int, int], base: BaseTokenizer | None = None
+) -> tuple[int, str]:
+    """`vocabulary_advice`; for a grown released tokenizer, what is new in it."""
+    if base is None or isinstance(base, Tokenizer):
+        return vocabulary_advice(tokenizer, counts)
+    growth = importlib.import_module(base.growth_module)
+    return tokenizer.vocab_size, growth.told_growth(base, tokenizer)
+
+
+def _learn_pieces(
     spelt: list[str], config: TokenizerConfig, text: Path | None, language: str | None
-) -> list[Piece]:
-    """The pieces of a tokenizer that knows no other text, in the order in which it has them."""
+) -> list["Piece"]:
+    """The pieces of a new tokenizer for this text alone, in its order."""
     with TemporaryDirectory(prefix="pieces-") as folder:
         path = Path(folder) / "tokenizer.model"
-        fitted_tokenizer(spelt, path, config, text, language)
+        train_fitted_tokenizer(spelt, path, config, text, language)
         learned = Tokenizer(path)
     normal = [i for i in range(learned.piece_count) if not learned.is_fixed(i)]
     return [Piece(learned.piece(i), learned.model.get_score(i)) for i in normal]
 
 
-def _used(old: bytes, learned: list[Piece], spelt: list[str]) -> list[Piece]:
+def _used(old: bytes, learned: list["Piece"], spelt: list[str]) -> list["Piece"]:
     """Those of `learned` that spell `spelt` often enough, single characters, and parts of either.
 
-    A piece is put together from its parts, so they stay although nothing else may be spelt in them.
+    A piece is merged from its parts, so they stay even where nothing else is spelt in them.
     """
-    whole = b"".join([old, *(piece.entry() for piece in learned)])
-    model = spm.SentencePieceProcessor(model_proto=whole)
+    proto = b"".join([old, *(piece.entry() for piece in learned)])
+    model = spm.SentencePieceProcessor(model_proto=proto)
     counts = Counter(piece for line in spelt for piece in model.encode(line, out_type=str))
-    needed = parts_of([piece.text for piece in learned if counts[piece.text] >= OFTEN])
+    needed = substrings([piece.text for piece in learned if counts[piece.text] >= OFTEN])
     return [piece for piece in learned if len(piece.text) == 1 or piece.text in needed]
+
+
+# --- a SentencePiece model's file -----------------------------------------------------------
+# It is one Protocol Buffers message. Appended pieces are further pieces, and an appended setting
+# replaces the one before (protobuf.dev/programming-guides/encoding, "Last One Wins"), so nothing
+# has to be parsed. sentencepiece's own class for it needs a newer protobuf than Colab has. Field
+# numbers are those of sentencepiece_model.proto.
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    text: str
+    score: float = 0.0  # of two possible merges, the one with the higher score is made
+    control: bool = False  # text never becomes it
+
+    def entry(self) -> bytes:
+        """The piece as one more entry of a model's list."""
+        fields = _bytes(1, self.text.encode()) + _key(2, 5) + struct.pack("<f", self.score)
+        if self.control:
+            fields += _key(3, 0) + _varint(CONTROL)
+        return _bytes(1, fields)
+
+
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
+
+
+def _bytes(field: int, payload: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(payload)) + payload
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; all but the last have the eighth set."""
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*encoded, number])

@@ -1,20 +1,19 @@
-"""Text on its way to the tokenizer: one spelling, however it was typed.
+"""Normalise text: one spelling, however it was typed.
 
-What every language shares is done here: Unicode composed (NFC), lower case, marks nobody sees
-removed, quotes and brackets dropped, one space. What a language adds stands in a file of its own,
-`kit/text/languages/CODE.py`, and nowhere else: what lies beside a voice or a notebook is never run
-for its name. It holds one function (docs/extending.md has a longer one). All of a file for Welsh:
+All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
+and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
+beside a voice or a notebook are never run. It needs one function (docs/extending.md has a longer
+one). All of a file for Welsh:
 
     '''Welsh: the ampersand is a word.'''
 
     def normalize(text: str) -> str:
         return text.replace("&", " a ")
 
-It is given composed lower-case text without quotes, brackets or spaces before punctuation; spaces
-it adds are tidied afterwards. To keep `normalize` idempotent it must leave nothing behind that it
-would change again. Two more names may stand there: EXAMPLE, a text that shows what the file does
-and is tried when it is loaded, and a function `lower` where Python's lower case is not the
-language's (Turkish I is the capital of ı). Knows nothing of audio, tokens or any one language.
+It is given composed lower-case text without quotes, brackets or spaces before punctuation; extra
+spaces are removed afterwards. It must not change its own output again (idempotent). The file may
+also define EXAMPLE, a text that shows what it does and is tested when the file is loaded, and
+`lower`, where Python's lower case is not the language's (Turkish I is the capital of ı).
 """
 
 import functools
@@ -26,6 +25,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from kit.base.errors import SpeechError
 from kit.base.notes import Note
 
 LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
@@ -50,15 +50,11 @@ _PUNCTUATION = str.maketrans(
 _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something between letters only
 
 
-class TextError(ValueError):
-    """Text, or a file of it, that cannot be used; the message says what is wrong and the cure."""
-
-
 def normalize(text: str, language: str = "am") -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
     A language without a file of its own keeps its letters and figures, lower-cased, and a warning
-    says so once. Raises TextError for a `language` that is no language code, or whose file has no
+    says so once. Raises SpeechError for a `language` that is no language code, or whose file has no
     function `normalize`, or one that does not keep its contract.
     """
     return _normalize(text, language_rules(language))
@@ -69,7 +65,7 @@ def _normalize(text: str, rules: types.ModuleType | None) -> str:
     if rules:
         text = rules.normalize(text)
         if not isinstance(text, str):
-            raise TextError(
+            raise SpeechError(
                 f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
             )
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
@@ -103,7 +99,7 @@ def language_rules(language: str) -> types.ModuleType | None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         if not callable(getattr(module, "normalize", None)):
-            raise TextError(f"{module.__file__} needs a function `normalize(text) -> str`.")
+            raise SpeechError(f"{module.__file__} needs a function `normalize(text) -> str`.")
         _require_idempotent(module)
         return module
     warnings.warn(
@@ -117,7 +113,7 @@ def language_rules(language: str) -> types.ModuleType | None:
 
 
 def _require_idempotent(rules: types.ModuleType) -> None:
-    """Raise TextError where the file's EXAMPLE becomes another text the second time.
+    """Raise SpeechError where the file's EXAMPLE becomes another text the second time.
 
     Texts are normalised when they are read and once more when they are spoken.
     """
@@ -127,7 +123,7 @@ def _require_idempotent(rules: types.ModuleType) -> None:
     once = _normalize(example, rules)
     twice = _normalize(once, rules)
     if twice != once:
-        raise TextError(
+        raise SpeechError(
             f"`normalize` in {rules.__file__} changes its own result: of EXAMPLE it made {once!r}, "
             f"and of that {twice!r}. Let it leave nothing that it would change again."
         )
@@ -139,10 +135,10 @@ def language_example(language: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """`language` as files are named by it. Raises TextError for what is no language code."""
+    """`language` as files are named by it. Raises SpeechError for what is no language code."""
     code = language.lower().replace("-", "_")
     if not _CODE.fullmatch(code):
-        raise TextError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
+        raise SpeechError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
     return code
 
 

@@ -1,7 +1,4 @@
-"""What reading figures aloud has in common in any language: amounts by scale, digits one by one.
-
-A language's own file brings its words. Knows no language.
-"""
+"""Figures in words, for any language: amounts by scale, and digits one by one."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -30,11 +27,7 @@ def amount(
 
 
 def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -> str:
-    """A row of digits as it is read out: an amount, or digit by digit.
-
-    One digit after the other is how a row with a leading zero is read (a phone number), and one
-    too long for words.
-    """
+    """`digits` as an amount; one by one if they begin with zero (a phone number) or exceed 12."""
     if len(digits) > 12 or (len(digits) > 1 and digits[0] == "0"):
         return " ".join(ones[int(d)] for d in digits)
     return words(int(digits))

@@ -1,10 +1,9 @@
-"""Long text on its way to a voice: cut into parts it can say, their sound put together again.
+"""Split long text into parts that a voice can speak, and join their audio.
 
-A voice learns from clips of limited length, and what is longer it babbles or leaves out. So a text
-is cut at sentence ends; a sentence that is still too long at its commas and the like, and only then
-between words, into parts of nearly equal length. Each part is spoken by itself (many at once, in a
-batch), and `join` lays the waves end to end with the pauses a reader would make. Knows no model and
-no tokenizer: how long a part may be, `fits` says.
+A voice learns from clips of limited length, and babbles or skips text when there is more. So text
+is split at sentence ends; a sentence that is still too long at its commas, and only then between
+words, into parts of nearly equal length. The parts are spoken in batches, and `join` concatenates
+the waves with the pauses a reader would make.
 
 Shapes: L samples.
 """
@@ -19,7 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kit.text.normalize import TextError, letters, normalize
+from kit.base.errors import SpeechError
+from kit.text.normalize import letters, normalize
 
 SENTENCE_S = 0.30  # silence after a sentence, seconds
 PARAGRAPH_S = 0.60  # after the last sentence of a line
@@ -55,8 +55,8 @@ def split(text: str, language: str, fits: Callable[[str], bool]) -> list[SpokenP
     """`text` in parts that `fits` accepts, none of its letters lost, in time linear in its length.
 
     Every sentence is a part of its own, however short; every line is a paragraph. Parts without
-    anything to say (emoji, lone punctuation) are left out. Raises TextError where nothing is left,
-    and for a single word that does not fit; what `fits` raises is passed on.
+    anything to say (emoji, lone punctuation) are left out. Raises SpeechError where nothing is
+    left, and for a single word that does not fit; what `fits` raises is passed on.
     """
     say = functools.cache(functools.partial(normalize, language=language))
     parts: list[SpokenPart] = []
@@ -69,7 +69,7 @@ def split(text: str, language: str, fits: Callable[[str], bool]) -> list[SpokenP
         if sentences:
             parts[-1] = dataclasses.replace(parts[-1], pause_s=PARAGRAPH_S)
     if not parts:
-        raise TextError(f"There is nothing to say in {text[:40]!r}: type at least one word.")
+        raise SpeechError(f"There is nothing to say in {text[:40]!r}: type at least one word.")
     parts[-1] = dataclasses.replace(parts[-1], pause_s=0.0)
     return parts
 
@@ -175,7 +175,7 @@ def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], 
     """`units` put together into few parts that are `short`, alike in length.
 
     The number of parts is found by bisection, each try reading the text once at most. Raises
-    TextError for a unit that is too long by itself.
+    SpeechError for a unit that is too long by itself.
     """
     lengths = [len(say(unit)) for unit in units]
     whole = list(itertools.accumulate(lengths))
@@ -195,7 +195,7 @@ def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], 
     for word in parts:
         if not short(word):
             word = word.strip()
-            raise TextError(
+            raise SpeechError(
                 f"The word {word[:40]!r} ({len(word)} characters) is longer than what this voice "
                 "can say in one piece: put spaces into it, or leave it out."
             )

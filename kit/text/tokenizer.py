@@ -1,69 +1,151 @@
-"""Text to piece ids and back: a SentencePiece model, trained before (train_tokenizer.py).
+"""Text to token ids and back: what all tokenizers share, and the SentencePiece one."""
 
-Knows nothing of audio, and of spelling only that `kit.text.normalize` settled it.
-"""
-
+import abc
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece as spm
 
+from kit.base.errors import SpeechError
 from kit.base.files import file_kind
-from kit.text.normalize import TextError
-from kit.text.piece_tokenizer import PieceTokenizer
 
-# What a file that is no SentencePiece model looks like.
+# What the content of a file that is not a SentencePiece model looks like.
 _KINDS = {
     "empty": "it is empty",
     "zip": "it looks like a zip archive or a PyTorch checkpoint",
     "safetensors": "it looks like safetensors",
     "json": "it looks like JSON, as a Hugging Face tokenizer.json is",
 }
-# The control pieces that frame a text, where they have an id between others: a grown vocabulary.
+# Control pieces of a grown vocabulary, where START and STOP have ids between the others.
 START = "<text>"
 STOP = "</text>"
-PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece: no text becomes it
+PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece that names the language
 
 
-class Tokenizer(PieceTokenizer):
-    """A trained SentencePiece model plus the START and STOP ids that frame every text.
+class BaseTokenizer(abc.ABC):
+    """A vocabulary of pieces, and the START and STOP ids that frame every text."""
 
-    `vocab_size` counts both. `phonemes` is the language, by espeak-ng's name, in whose phonemes it
-    was trained, as a mark in the file says; "" for letters. Raises TextError when the file is
-    missing or no such model.
+    start: int
+    stop: int
+    vocab_size: int  # ids, including START, STOP and unused ones
+    piece_count: int  # ids in its file; START and STOP may come after them
+    language: str = ""  # of the texts, where ids depend on it
+    phonemes: str = ""  # the espeak-ng language in whose phonemes it spells; "" for letters
+    growth_module: str = ""  # the module that grows the vocabulary of a released tokenizer
+
+    @property
+    def prefix_ids(self) -> Sequence[int]:
+        """Ids that every text begins with, after START, such as the tag of a language."""
+        return ()
+
+    @abc.abstractmethod
+    def tokenize(self, text: str) -> list[int]:
+        """Piece ids of spelt `text`, without `prefix_ids`."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without language tags, START and STOP."""
+
+    @abc.abstractmethod
+    def piece(self, number: int) -> str:
+        """The piece with id `number`; "" for an unused id."""
+
+    @abc.abstractmethod
+    def is_byte(self, number: int) -> bool:
+        """Whether the piece is a bare byte of a character that has no piece."""
+
+    @abc.abstractmethod
+    def is_unknown(self, number: int) -> bool:
+        """Whether the piece stands for any character that has no piece."""
+
+    @abc.abstractmethod
+    def is_control(self, number: int) -> bool:
+        """Whether text never becomes the piece: a tag, or an unused id."""
+
+    @abc.abstractmethod
+    def file_bytes(self) -> bytes:
+        """The file that it was read from."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of normalised `text`, without START and STOP."""
+        return [*self.prefix_ids, *self.tokenize(self.spell(text))]
+
+    def spell(self, text: str) -> str:
+        """Normalised `text` as it is tokenized: as it is, or in phonemes."""
+        return text
+
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of normalised `text`."""
+        return [self.piece(number) for number in self.tokenize(self.spell(text))]
+
+    def is_raw(self, number: int) -> bool:
+        """Whether the piece is a bare byte or the unknown piece."""
+        return self.is_byte(number) or self.is_unknown(number)
+
+    def is_fixed(self, number: int) -> bool:
+        """Whether the piece exists whatever the training text: raw or control."""
+        return self.is_raw(number) or self.is_control(number)
+
+    def uncovered(self, text: str) -> list[str]:
+        """The characters of `text` without a piece of their own."""
+        chars = sorted(set(text) - {" "})
+        return [c for c in chars if any(map(self.is_raw, self.tokenize(c)))]
+
+    def encode_checked(self, text: str) -> list[int]:
+        """`encode` without unknown punctuation; SpeechError for unknown letters or no word."""
+        if not any(c.isalnum() for c in text):
+            raise SpeechError(f"There is nothing to say in {text[:80]!r}: type at least one word.")
+        text = self.spell(text)
+        uncovered = self.uncovered(text)
+        unknown = [c for c in uncovered if c.isalnum()]
+        if unknown:
+            index = min(map(text.index, unknown))
+            context = text[max(0, index - 40) : index + 40]
+            raise SpeechError(
+                f"The training text had no {' '.join(unknown)} (in {context!r}). Use letters of "
+                "the training text, or train the tokenizer on text that has them."
+            )
+        known = "".join(c for c in text if c not in uncovered)
+        return [*self.prefix_ids, *self.tokenize(" ".join(known.split()))]
+
+
+class Tokenizer(BaseTokenizer):
+    """A SentencePiece model. Raises SpeechError when the file is missing or not such a model.
+
+    START and STOP come after its pieces, unless it was grown: then they are control pieces.
     """
 
     def __init__(self, path: Path):
         path = Path(path)
         if not path.is_file():
-            raise TextError(f"There is no tokenizer at {path}: run notebook 01_data_prep first.")
+            raise SpeechError(f"There is no tokenizer at {path}: run notebook 01_data_prep first.")
         try:
             self.model = spm.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
-            looks_like = _KINDS.get(file_kind(path), "its bytes are of another kind, or cut short")
-            raise TextError(
-                f"{path} is damaged, or no SentencePiece model ({looks_like}): delete it and "
-                "run 01_data_prep again, or name the right file."
+            kind = _KINDS.get(file_kind(path), "its content is of another kind, or incomplete")
+            raise SpeechError(
+                f"{path} is damaged, or not a SentencePiece model ({kind}): delete it and "
+                "run 01_data_prep again, or choose another file."
             ) from error
         size = self.model.vocab_size()
-        marks = {self.model.id_to_piece(i): i for i in range(size) if self.model.is_control(i)}
-        grown = START in marks and STOP in marks
-        self.start = marks[START] if grown else size
-        self.stop = marks[STOP] if grown else size + 1
-        self.vocab_size = size if grown else size + 2
+        control = {self.model.id_to_piece(i): i for i in range(size) if self.model.is_control(i)}
+        is_grown = START in control and STOP in control
+        self.start = control[START] if is_grown else size
+        self.stop = control[STOP] if is_grown else size + 1
+        self.vocab_size = size if is_grown else size + 2
         self.piece_count = size
-        found = [PHONEMES.fullmatch(mark) for mark in marks]
-        self.phonemes = next((match[1] for match in found if match), "")
+        matches = [PHONEMES.fullmatch(piece) for piece in control]
+        self.phonemes = next((match[1] for match in matches if match), "")
 
-    def cut(self, text: str) -> list[int]:
+    def tokenize(self, text: str) -> list[int]:
         return self.model.encode(text)
 
-    def spelt(self, text: str) -> str:
-        """Normalised `text` as it is cut into pieces: in phonemes where those were learned."""
+    def spell(self, text: str) -> str:
         if not self.phonemes:
             return text
-        from kit.text.phonemes import phonemize  # a voice of letters speaks without espeak-ng
+        from kit.text.espeak import phonemize  # only voices of phonemes need espeak-ng
 
         return phonemize([text], self.phonemes)[0]
 
@@ -84,3 +166,16 @@ class Tokenizer(PieceTokenizer):
 
     def file_bytes(self) -> bytes:
         return self.model.serialized_model_proto()
+
+
+def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
+    """The tokenizer at `path` for texts in `language`: SentencePiece, or (JSON) that of an XTTS.
+
+    Raises a ValueError for a file that is missing, damaged or of another kind.
+    """
+    path = Path(path)
+    if path.is_file() and file_kind(path) == "json":
+        return importlib.import_module("kit.releases.xtts_v2.tokenizer").XTTSTokenizer(
+            path, language
+        )
+    return Tokenizer(path)

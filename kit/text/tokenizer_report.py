@@ -1,45 +1,36 @@
-"""Does a tokenizer fit a text? Figures of what it does to it, and of the text itself.
-
-`tokenizer_report` measures on held-out text; `count_tokens` streams training text of any size and
-goes on where a killed run stopped; `vocabulary_advice` says from such counts whether the vocabulary
-is too large or too small, and why; `fitted_tokenizer` trains one that is not too large.
-"""
+"""How well a tokenizer fits a text, and which vocabulary size the text can teach."""
 
 import collections
-import contextlib
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
+from kit.base.errors import SpeechError
 from kit.base.files import digest
-from kit.text.extract import Progress, extracted
-from kit.text.normalize import TextError, unicode_script
-from kit.text.piece_tokenizer import PieceTokenizer
-from kit.text.tokenizer import Tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.extract import Progress
+from kit.text.normalize import unicode_script
+from kit.text.tokenizer import BaseTokenizer
 
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
-_FITTINGS = 3  # times a vocabulary is made smaller, at most: fewer merges leave other counts
-_RARE = 5  # a character seen fewer times than this teaches nobody its sound
+_RARE = 5  # a character seen fewer times than this is hardly learned
 
 
-def tokenizer_report(tokenizer: PieceTokenizer, texts: list[str]) -> dict:
-    """Fitness on held-out `texts`, normalised as the training text was.
+def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
+    """Measure the fit on held-out `texts`, normalised as the training text was.
 
-    `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` that of texts that come back
-    as they were, `scripts` the share of letters by Unicode script, `rare` the characters seen fewer
+    `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` of texts that decode
+    unchanged, `scripts` the share of letters by Unicode script, `rare` the characters seen fewer
     than five times, `uncovered` those without a piece and `covered` the share of the text's letters
-    and marks that have one. Raises TextError when `texts` has no word.
+    and marks that have one. Raises SpeechError when `texts` has no word.
     """
-    texts = [tokenizer.spelt(t) for t in texts]
-    ids = [tokenizer.cut(t) for t in texts]
+    texts = [tokenizer.spell(t) for t in texts]
+    ids = [tokenizer.tokenize(t) for t in texts]
     pieces = sum(map(len, ids))
     characters = collections.Counter("".join(texts))
     words = sum(len(t.split()) for t in texts)
     if not words:
-        raise TextError("There is no text to report on: give some held-out sentences.")
+        raise SpeechError("There is no text to report on: give some held-out sentences.")
     uncovered = tokenizer.uncovered("".join(characters))
     seen = characters.total() - characters[" "]
     return {
@@ -67,13 +58,12 @@ def script_shares(characters: collections.Counter) -> dict[str, float]:
 
 
 def count_tokens(
-    tokenizer: PieceTokenizer, lines: Iterable[str], mark: Path, key: str = ""
+    tokenizer: BaseTokenizer, lines: Iterable[str], mark: Path, key: str = ""
 ) -> collections.Counter:
     """How often each piece id occurs in `lines` (normalised, streamed).
 
-    The state is saved in the file `mark` every 10 000 lines: a killed count goes on from there, and
-    the file is gone at the end. `key` should change when the lines do: the size and date of their
-    file, say; a tokenizer that changed starts anew by itself.
+    Progress is saved in the file `mark` every 10 000 lines, so a killed count resumes, and deleted
+    at the end. `key` should change when the lines do; a changed tokenizer starts again by itself.
     """
     model = digest(tokenizer.file_bytes().hex())
     progress = Progress(mark, digest(key, model))
@@ -84,12 +74,12 @@ def count_tokens(
     return pieces
 
 
-def vocabulary_advice(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> tuple[int, str]:
+def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple[int, str]:
     """A `vocab_size` to try next for the text that gave these counts, and the reason.
 
-    The rule is Gowda and May's (2020): as many pieces as possible while nineteen in twenty have 100
-    examples. Single characters and bytes, which any size needs, do not count; nor do the parts of
-    pieces that have them, which a BPE makes on its way there and hardly uses afterwards.
+    The rule is Gowda and May's (2020): as many pieces as possible while 95 % have 100 examples.
+    Single characters and bytes, which any size needs, do not count; nor do the parts of frequent
+    pieces, which a BPE needs for its merges and hardly uses otherwise.
     """
     size = tokenizer.piece_count
     learned = {
@@ -99,7 +89,7 @@ def vocabulary_advice(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> tupl
     }
     known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
     often = len(known)
-    parts = parts_of(known)
+    parts = substrings(known)
     rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
@@ -116,38 +106,7 @@ def vocabulary_advice(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> tupl
     return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
 
 
-def fitted_tokenizer(
-    lines: list[str],
-    path: Path,
-    config: TokenizerConfig,
-    text: Path | None = None,
-    language: str | None = None,
-) -> Path:
-    """A tokenizer at `path` for `lines` (normalised), as `train_tokenizer` makes it.
-
-    With `config.fitted`, of as many pieces as `vocabulary_advice` says these lines can teach,
-    `config.vocab_size` at most. The pieces are learned from `lines`, or from the file `text`, which
-    may be of any size and is normalised as `language`; what a voice can learn to say is counted in
-    `lines` all the same. Raises TextError as `train_tokenizer` does, StreamError for a file that
-    cannot be read.
-    """
-    with contextlib.ExitStack() as stack:
-        source = lines
-        if text:
-            made = extracted(text, Path(path).parent, language=language)
-            source = stack.enter_context(made).path
-        train_tokenizer(source, path, config)
-        for _ in range(_FITTINGS if config.fitted else 0):
-            tokenizer = Tokenizer(path)
-            pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
-            size = vocabulary_advice(tokenizer, pieces)[0]
-            if size >= tokenizer.piece_count:
-                break
-            train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
-    return path
-
-
-def parts_of(texts: list[str]) -> set[str]:
+def substrings(texts: list[str]) -> set[str]:
     """Every stretch of characters of each text."""
     return {
         text[start:end]
@@ -157,7 +116,7 @@ def parts_of(texts: list[str]) -> set[str]:
     }
 
 
-def _mean_length(tokenizer: PieceTokenizer, pieces: dict[int, int]) -> float:
+def _mean_length(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> float:
     """Characters in an average piece of the text, the mark of a word's start included."""
     kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
     characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())

@@ -1,11 +1,6 @@
-"""A SentencePiece model from text: what it is fed, made reproducible and put into words.
+"""Train a SentencePiece model: reproducibly, on text of any size, with errors that name the fix."""
 
-Training takes lines in memory, a plain text file (read as it stands, never copied) or a table
-(through extract.py). SentencePiece does the learning; this file decides what it is fed, makes that
-reproducible, and turns its messages into sentences. Whether the result fits a text is for
-tokenizer_report.py; tokenizer.py reads with it.
-"""
-
+import collections
 import contextlib
 import dataclasses
 import io
@@ -17,12 +12,15 @@ from pathlib import Path
 import sentencepiece as spm
 
 from kit.base.config import require, require_within
+from kit.base.errors import KitError
 from kit.base.files import write_atomic
-from kit.text.extract import extracted, is_plain, plain_lines
-from kit.text.normalize import TextError
-from kit.text.phonemes import phonemize
+from kit.text.espeak import phonemize
+from kit.text.extract import extract_text, plain_lines
+from kit.text.tokenizer import Tokenizer
+from kit.text.tokenizer_report import vocabulary_advice
 
-_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's own limit, 4192 bytes, drops lines in silence
+_LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
+_MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,28 +70,59 @@ def train_tokenizer(
     one line a sentence, or a table or JSON file whose `column` holds the text; `layout` goes to
     `kit.streams.open.rows`. Text is taken as normalised already, unless `language` is given.
 
-    Raises TextError when there is no text, when `vocab_size` has no room for its characters, and,
-    if `exact`, when it has too much; StreamError for a file that is missing or of
-    another kind.
+    Raises KitError when there is no text, when `vocab_size` is too small for its characters, and,
+    if `exact`, too large; DatasetError for a file that is missing or of another kind.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(source, (str, Path)):
             source = Path(source)
             if config.phonemes:
-                raise TextError(
-                    f"Phonemes are learned from the recordings' own texts, not from {source}: "
+                raise KitError(
+                    f"Phonemes are learned only from the texts of recordings, not from {source}: "
                     "leave the file out, or `phonemes` empty."
                 )
-            if language or not is_plain(source, **layout):
+            is_plain = source.suffix.lower() == ".txt" and not layout.get("delimiter")
+            if language or not is_plain:
                 folder = Path(path).parent
-                made = extracted(source, folder, column=column, language=language, **layout)
-                source = stack.enter_context(made).path
+                extraction = extract_text(
+                    source, folder, column=column, language=language, **layout
+                )
+                source = stack.enter_context(extraction).path
         else:
             source = [line for line in source if line.strip()]
             if config.phonemes:
                 source = phonemize(source, config.phonemes)
         _train(source, Path(path), config)
     return Path(path)
+
+
+def train_fitted_tokenizer(
+    lines: list[str],
+    path: Path,
+    config: TokenizerConfig,
+    text: Path | None = None,
+    language: str | None = None,
+) -> Path:
+    """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
+
+    With `config.fitted`, of as many pieces as `vocabulary_advice` says that `lines` can teach,
+    `config.vocab_size` at most. The pieces are learned from `lines`, or from the file `text`, of
+    any size, normalised as `language`. Raises as `train_tokenizer` does.
+    """
+    with contextlib.ExitStack() as stack:
+        source = lines
+        if text:
+            extraction = extract_text(text, Path(path).parent, language=language)
+            source = stack.enter_context(extraction).path
+        train_tokenizer(source, path, config)
+        for _ in range(_MAX_FITTINGS if config.fitted else 0):
+            tokenizer = Tokenizer(path)
+            counts = collections.Counter(i for line in lines for i in tokenizer.encode(line))
+            size = vocabulary_advice(tokenizer, counts)[0]
+            if size >= tokenizer.piece_count:
+                break
+            train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
+    return path
 
 
 def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> None:
@@ -144,21 +173,21 @@ def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
 
 
 def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
-    """What SentencePiece's message means for who set `config`; `error` itself if unknown."""
+    """SentencePiece's message in terms of `config`; `error` itself if unknown."""
     message = str(error)
-    asked = config.vocab_size
+    size = config.vocab_size
     if "sentences_.empty()" in message:
-        return TextError("There is no text to train a tokenizer on: every line was empty.")
+        return KitError("There is no text to train a tokenizer on: every line was empty.")
     if small := re.search(r"required_chars\. \d+ vs (\d+)", message):
         marks = "the 256 bytes and three marks" if config.byte_fallback else "three marks"
-        return TextError(
-            f"vocab_size = {asked} is too small: the characters of this text with {marks} make "
-            f"at least {small[1]}. Set vocab_size to {small[1]} or more, or, where rare "
-            f"characters may go, character_coverage (now {config.character_coverage}) to 0.9995."
+        return KitError(
+            f"vocab_size = {size} is too small: the characters of this text and {marks} need "
+            f"at least {small[1]}. Set vocab_size to {small[1]} or more, or, to drop rare "
+            f"characters, character_coverage (now {config.character_coverage}) to 0.9995."
         )
     if large := re.search(r"value <= (\d+)", message):
-        return TextError(
-            f"vocab_size = {asked} is too large: this text yields {large[1]} pieces. Set "
-            f"vocab_size to {large[1]} or less, or exact to false to take what there is."
+        return KitError(
+            f"vocab_size = {size} is too large: this text yields {large[1]} pieces. Set "
+            f"vocab_size to {large[1]} or less, or exact to false to accept fewer."
         )
     return error

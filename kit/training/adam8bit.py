@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 from torch import Tensor
 
+from kit.base.formatting import shorten
 from kit.base.hardware import Choice, Hardware, is_here
-from kit.base.words import brief
 
 PACKAGE = "bitsandbytes"
 NEEDED = (0, 50)  # the first whose 8-bit optimizers run on CPUs, too
@@ -49,7 +49,7 @@ def _runs_on(device: str) -> Choice:
     try:
         probe(device)
     except Exception as error:  # whatever a foreign library raises: it is told, not hidden
-        return Choice(value="no", reason=f"{PACKAGE} {found} does not run here: {brief(error)}")
+        return Choice(value="no", reason=f"{PACKAGE} {found} does not run here: {shorten(error)}")
     return Choice(value="yes", reason=f"a quarter of the optimizer's state ({PACKAGE} {found})")
 
 

@@ -15,8 +15,9 @@ import safetensors
 import torch
 from torch import Tensor
 
-from kit.base.files import file_digest, make_folder, replacing, require_disk, write_atomic
-from kit.base.weights_file import save_tensors
+from kit.base.errors import DamagedFileError
+from kit.base.files import atomic_path, file_digest, make_folder, require_disk, write_atomic
+from kit.base.tensor_file import save_tensors
 
 _DAMAGE = (
     safetensors.SafetensorError,
@@ -26,10 +27,6 @@ _DAMAGE = (
     AttributeError,
     RecursionError,
 )
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged or of another model; the message says which."""
 
 
 def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
@@ -76,7 +73,7 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
     path = of_step(folder, step)
     require_disk(folder, sum(t.nbytes for t in tensors.values()))
     header = {"plain": json.dumps(plain)}
-    with replacing(path) as part:
+    with atomic_path(path) as part:
         save_tensors(own_memory(tensors), part, header)
         digest = file_digest(part)  # of what can be read back
     write_atomic(path.with_suffix(".sha256"), digest)
@@ -134,11 +131,11 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> dict:
-    """The tree saved at `path`. Raises CheckpointError when it is missing or damaged."""
+    """The tree saved at `path`. Raises DamagedFileError when it is missing or damaged."""
     mark = Path(path).with_suffix(".sha256")
     try:
         if mark.exists() and mark.read_text(encoding="utf-8") != file_digest(path):
-            raise CheckpointError(f"{path} is damaged: its checksum does not match.")
+            raise DamagedFileError(f"{path} is damaged: its checksum does not match.")
         with safetensors.safe_open(path, "pt") as file:
             flat = {name: file.get_tensor(name) for name in file.keys()}
             plain = json.loads((file.metadata() or {})["plain"])
@@ -146,11 +143,11 @@ def load(path: Path) -> dict:
                 flat[name] = value
             return unflatten(flat)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}.") from error
     except _DAMAGE as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, DamagedFileError):
             raise
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+        raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
 def load_newest(
@@ -158,7 +155,7 @@ def load_newest(
 ) -> tuple[dict | None, list[str]]:
     """The newest sound checkpoint under `folder` (or None), and notes on what was passed over.
 
-    `require(tree)` raises CheckpointError where a tree is not what the caller can go on from.
+    `require(tree)` raises DamagedFileError where a tree is not what the caller can go on from.
     """
     notes = []
     for path in reversed(checkpoints(folder)):
@@ -166,10 +163,10 @@ def load_newest(
             tree = load(path)
             try:
                 require(tree)
-            except CheckpointError as error:
-                raise CheckpointError(f"{path} is damaged: {error}.") from error
+            except DamagedFileError as error:
+                raise DamagedFileError(f"{path} is damaged: {error}.") from error
             return tree, notes
-        except CheckpointError as error:
+        except DamagedFileError as error:
             notes.append(f"{error} Going on from the one before.")
     return None, notes
 

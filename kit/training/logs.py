@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.files import DiskError
+from kit.base.errors import DiskError
 from kit.base.notes import Note
 
 # Fields of an event that are numbers, or null.

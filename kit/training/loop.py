@@ -12,29 +12,29 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from threading import Event
 
 import torch
 from torch import Tensor, nn
 
 from kit.base.compiler import compiler_error, compiler_errors
+from kit.base.errors import Diverged, TrainError
 from kit.base.gradients import apply_gradients
 from kit.base.hardware import autocast, is_oom, peak_memory_bytes
 from kit.model.gpt import SpeechGPT, weighted_loss
-from kit.model.guided_attention import longest_text_tokens
+from kit.model.guided_attention import max_text_tokens
 from kit.model.sequence import EffectiveBatch
 from kit.training import checkpoint
+from kit.training.config import StepEvent
 from kit.training.ranks import ALONE, Ranks
 from kit.training.recovery import cut, release_memory
-from kit.training.settings import Diverged, StepEvent, TrainError
-from kit.training.state import TrainState
+from kit.training.trainer import Trainer
 
 
 def train(
-    state: TrainState,
+    state: Trainer,
     batches: Iterable[EffectiveBatch],
     validate: Callable[[], float] = lambda: math.nan,
-    stop: Event | None = None,
+    stop: Callable[[], bool] = lambda: False,
     gate: Callable[[], dict] | None = None,
 ) -> Iterator[StepEvent]:
     """Train until `config.steps`, `stop` or the gate's end, yielding an event per optimiser step.
@@ -48,7 +48,7 @@ def train(
     ranks = state.ranks
     batches = start_stream(batches)
     while state.step < config.steps and not state.settled:
-        if ranks.any(stop is not None and stop.is_set()):
+        if ranks.any(stop()):
             break
         started = time.perf_counter()
         batch = next(batches, None)
@@ -66,7 +66,7 @@ def train(
         state.position = batch.position
         if finite:
             skipped = 0
-        elif not seeks_scale(state):
+        elif not searching_loss_scale(state):
             skipped += 1
         if skipped > config.patience:
             raise Diverged(
@@ -86,7 +86,7 @@ def train(
             step_s=step_s,
             unix_s=time.time(),
             memory_bytes=peak_memory_bytes(state.hw.device),
-            note=state.take_notes(),
+            note=state.pop_notes(),
             epoch=(batch.position or {}).get("epoch"),
             **found,
         )
@@ -105,7 +105,7 @@ def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
     return itertools.chain([first] if first else [], stream)
 
 
-def accumulate(state: TrainState, batch: EffectiveBatch) -> Tensor:
+def accumulate(state: Trainer, batch: EffectiveBatch) -> Tensor:
     """Compute the gradients of an effective batch; returns this rank's part of its loss.
 
     The loss stays on the device: reading it would wait for all passes. Out of memory, the same
@@ -145,7 +145,7 @@ def accumulate(state: TrainState, batch: EffectiveBatch) -> Tensor:
             state.notes.append("out of memory: cached memory was freed and the batch repeated")
 
 
-def forward_backward(state: TrainState, batch: EffectiveBatch) -> Tensor:
+def forward_backward(state: Trainer, batch: EffectiveBatch) -> Tensor:
     """Each part is divided by the targets of the whole, so any split gives the same gradients.
 
     Returns what this rank's parts add to the loss, on the device.
@@ -154,7 +154,7 @@ def forward_backward(state: TrainState, batch: EffectiveBatch) -> Tensor:
     guide = state.guide_weight
     loss = torch.zeros((), device=state.hw.device)
     for micro in cut(batch, state.micro_rows):
-        text_width = longest_text_tokens(state.model.config, micro) if guide else 0
+        text_width = max_text_tokens(state.model.config, micro) if guide else 0
         with autocast(state.hw.device, state.applied.precision):
             sums = state.model(micro.to(state.hw.device), text_width)
         part = weighted_loss(state.model.config, sums, *totals)
@@ -167,7 +167,7 @@ def forward_backward(state: TrainState, batch: EffectiveBatch) -> Tensor:
     return loss
 
 
-def halve(state: TrainState, batch: EffectiveBatch) -> None:
+def halve(state: Trainer, batch: EffectiveBatch) -> None:
     """Half the rows a pass from here on. Raises TrainError when there is but one already."""
     shapes = [tuple(micro.tokens.shape) for micro in cut(batch, state.micro_rows)]
     rows, tokens = max(state.ranks.all_told(max(shapes, default=(0, 0))))
@@ -185,7 +185,7 @@ def halve(state: TrainState, batch: EffectiveBatch) -> None:
     )
 
 
-def clip(state: TrainState, loss: Tensor) -> tuple[float, float]:
+def clip(state: Trainer, loss: Tensor) -> tuple[float, float]:
     """Scale the gradients down to the clipping norm; returns `loss` and the norm they had.
 
     The two are read together: it is the one time in a step that the CPU waits for the device.
@@ -203,7 +203,7 @@ def clip(state: TrainState, loss: Tensor) -> tuple[float, float]:
     return loss, norm
 
 
-def update(state: TrainState, finite: bool) -> None:
+def update(state: Trainer, finite: bool) -> None:
     """Move the weights and their average; a step that is not finite moves neither."""
     apply_gradients(state.scaler, state.optimizers, finite)
     state.model.zero_grad(set_to_none=True)
@@ -215,7 +215,7 @@ def update(state: TrainState, finite: bool) -> None:
         state.notes.append(f"skipped: the loss was not finite{scale}")
 
 
-def seeks_scale(state: TrainState) -> bool:
+def searching_loss_scale(state: Trainer) -> bool:
     """Whether a step that was not finite may be an overflow in fp16 alone.
 
     The scale begins high and is halved by each; training has diverged when even 1 is too much.
@@ -223,7 +223,7 @@ def seeks_scale(state: TrainState) -> bool:
     return state.scaler.is_enabled() and state.scaler.get_scale() >= 1
 
 
-def validate_when_due(state: TrainState, validate: Callable, gate: Callable | None) -> dict:
+def validate_when_due(state: Trainer, validate: Callable, gate: Callable | None) -> dict:
     """Validation losses and the gate's figures where the step calls for them; marks the best."""
     config = state.config
     found = {}
@@ -237,12 +237,12 @@ def validate_when_due(state: TrainState, validate: Callable, gate: Callable | No
         if state.ema:
             with state.ema.swapped_in():
                 found["ema_val_loss"] = validate()
-        state.see_validation(found.get("ema_val_loss", found["val_loss"]))
+        state.record_validation(found.get("ema_val_loss", found["val_loss"]))
     if gate and due(config.gate_every):
         state.model.eval()
         with state.averaged():
             found["gate"] = gate()
-        state.see_gate(found["gate"])
+        state.record_evaluation(found["gate"])
     return found
 
 
@@ -282,7 +282,7 @@ def listen(
 
 
 def checkpointer(
-    state: TrainState, folder: Path, stop: Event | None = None
+    state: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
 ) -> Callable[[StepEvent], None]:
     """A listener that saves every `checkpoint_every` steps, the best, the last, and when stopped.
 
@@ -294,7 +294,7 @@ def checkpointer(
         nonlocal saved
         every = state.config.checkpoint_every
         due = event.step // every > saved // every or event.step in (event.steps, state.best.step)
-        if (due and math.isfinite(event.loss)) or (stop and stop.is_set()) or state.settled:
+        if (due and math.isfinite(event.loss)) or stop() or state.settled:
             state.save(folder)
             saved = event.step
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from kit.base.hardware import DTYPES
 from kit.model.gpt import SpeechGPT
 from kit.training import adam8bit
+from kit.training.config import TrainConfig
 from kit.training.schedules import SCHEDULES
-from kit.training.settings import TrainConfig
 
 LEAST_TIGHT = 1 / 16  # of the clipping norm, however many spikes come in a row
 RELAX = 1.02  # a step, back to the usual clipping norm: a halving is forgotten after 35 steps
@@ -220,7 +220,7 @@ class Adaptation:
         self.usual_norm = USUAL * usual + (1 - USUAL) * min(norm, config.spike * usual)
         return config.clip_norm * self.tight, note
 
-    def see_validation(self, config: TrainConfig, loss: float) -> str:
+    def record_validation(self, config: TrainConfig, loss: float) -> str:
         """Halve the rates after `plateau` validations without a better one; says so."""
         if not config.plateau:
             return ""

@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError, TrainError
 from kit.base.hardware import is_oom
 from kit.training import checkpoint
-from kit.training.settings import TrainError
-from kit.training.torchrun import ANOTHER_ENDED
+from kit.training.launch import ANOTHER_ENDED
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are sent together, as DistributedDataParallel's
 LARGE_BYTES = 2**20  # of one that is sent alone, as it lies
@@ -219,7 +218,7 @@ class SeveralRanks(Ranks):
 def join_ranks(own_card: bool = True) -> Ranks:
     """This process's place among those that torchrun has started; alone where it has not.
 
-    Each takes a GPU of its own where there are any, and raises ConfigError where there are too few:
+    Each takes a GPU of its own where there are any, and raises KitError where there are too few:
     unless `own_card` is False, for work in which they may share one. Call it before CUDA is used.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
@@ -233,14 +232,14 @@ def join_ranks(own_card: bool = True) -> Ranks:
 def take_card() -> bool:
     """Leave this process one GPU to see, which is then number 0 to it; whether there is one.
 
-    Raises ConfigError where this machine has fewer than processes.
+    Raises KitError where this machine has fewer than processes.
     """
     cards = torch.cuda.device_count()  # asks the driver, and does not begin to use CUDA
     if not cards:
         return False
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if processes > cards:
-        raise ConfigError(
+        raise KitError(
             f"torchrun started {processes} processes on this machine, which has {cards} GPUs: each "
             f"trains on one of its own. Give --nproc-per-node={cards}."
         )

@@ -57,11 +57,11 @@ def _piece(batch: Batch, first: int, last: int, width) -> Batch:
     for name in ("tokens", "positions"):
         columns[name] = getattr(batch, name)[first:last, :width]
     for kind in ("text", "code"):
-        at = getattr(batch, f"{kind}_at")
+        at = getattr(batch, f"{kind}_indices")
         targets = getattr(batch, f"{kind}_targets")
         mine = (at >= first * whole) & (at < last * whole)
         row = at[mine] // whole - first
         column = at[mine] % whole
-        columns[f"{kind}_at"] = row * width + column
+        columns[f"{kind}_indices"] = row * width + column
         columns[f"{kind}_targets"] = targets[mine]
     return Batch(**columns)

@@ -14,14 +14,14 @@ import sys
 
 import torch
 
-from kit.base.compiler import compiler_available, keep_device_guard, know_instructions
+from kit.base.compiler import compiler_available, detect_vector_isa, keep_device_guard
 from kit.base.config import require, require_within
 from kit.base.hardware import (
     Choice,
     Hardware,
     attention_backend,
     choose_precision,
-    dotted,
+    format_capability,
     set_cuda_defaults,
 )
 from kit.model.gpt import SpeechGPT, run_layer
@@ -192,7 +192,7 @@ def _tf32(hw: Hardware) -> tuple[bool, str]:
     if hw.capability is None:
         return False, "only a GPU has it"
     has = hw.capability >= (8, 0)
-    known = f"compute capability {dotted(hw.capability)}"
+    known = f"compute capability {format_capability(hw.capability)}"
     return has, f"{known} {'has' if has else 'is below 8.0 and lacks'} it"
 
 
@@ -270,7 +270,7 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
 def compile_layers(model: SpeechGPT) -> None:
     """Have the trunk's layers compiled as they are from now on, at the next training pass."""
     keep_device_guard()
-    know_instructions()
+    detect_vector_isa()
     torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
     # One graph for rows of any number and length, so fixed lengths need no second one.
     model.gpt.run_layer = torch.compile(run_layer, dynamic=True)

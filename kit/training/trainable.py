@@ -12,10 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.base.config import ConfigError, require, require_within
-from kit.base.weights_file import saved_tensor
+from kit.base.config import require, require_within
+from kit.base.errors import KitError
+from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import TABLES, LoRAConfig, add_adapters, is_adapter, old_rows, with_adapters
+from kit.model.lora import (
+    TABLES,
+    LoRAConfig,
+    adapted_layers,
+    add_adapters,
+    is_adapter,
+    rows_from_base,
+)
 from kit.model.sequence import GPTConfig
 
 METHODS = ("full", "lora", "auto")
@@ -75,25 +83,25 @@ class Finetuning:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
 
     def require_voice(self) -> None:
-        """Raise ConfigError where a run from nothing would keep, or say, what chance has drawn."""
+        """Raise KitError where a run from nothing would keep, or say, what chance has drawn."""
         if self.base is None and self.config.rehearsal:
-            raise ConfigError(
+            raise KitError(
                 f"finetune.rehearsal = {self.config.rehearsal}: this run begins with nothing, so "
                 "there is no voice that could say anything to rehearse. Begin with one (START_FROM "
                 "in 01_data_prep, --start-from), or set it to 0."
             )
         if self.base is None and (self.config.method == "lora" or self.config.tables_first):
             asked = "tables_first" if self.config.tables_first else "method"
-            raise ConfigError(
+            raise KitError(
                 f"finetune.{asked} = {getattr(self.config, asked)}: this run begins with nothing, "
                 "so what stays as it is would stay random. Begin with a voice (START_FROM in "
                 "01_data_prep, --start-from), or leave `finetune` out."
             )
 
     def require_steps(self, steps: int) -> None:
-        """Raise ConfigError unless some of `steps` are left after the first phase."""
+        """Raise KitError unless some of `steps` are left after the first phase."""
         if self.config.tables_first >= steps:
-            raise ConfigError(
+            raise KitError(
                 f"finetune.tables_first = {self.config.tables_first}: of {steps} steps none is "
                 "left in which everything trains. Give it fewer, or train longer."
             )
@@ -138,7 +146,7 @@ class Trainable:
         for name, rows in self.kept_rows.items():
             self.parameters[name].register_post_accumulate_grad_hook(_without_gradient(rows))
         if self.tables_first and not self.first_rows:
-            raise ConfigError(
+            raise KitError(
                 f"finetune.tables_first = {self.tables_first}: no row of an embedding or a head is "
                 "new, so nothing would train. Set finetune.tables=all, or tables_first to 0."
             )
@@ -147,7 +155,7 @@ class Trainable:
         if finetuning.config.tables == "all":
             return set(TABLES)
         if finetuning.base:
-            self.kept_rows = old_rows(config, finetuning.base.config)
+            self.kept_rows = rows_from_base(config, finetuning.base.config)
         return set(self.kept_rows)
 
     @property
@@ -184,7 +192,7 @@ def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
     Autocast multiplies with them in that precision whatever they are held in, so no product
     changes by a bit. Whoever merges them reads them whole: what is heard and kept is not rounded.
     """
-    for name, module in with_adapters(model):
+    for name, module in adapted_layers(model):
         module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))
 
 

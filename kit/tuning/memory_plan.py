@@ -22,8 +22,8 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import TARGETS, is_adapter
 from kit.model.sequence import GPTConfig
 from kit.training.adam8bit import state_bytes
+from kit.training.config import TrainConfig
 from kit.training.optim import TOGETHER, make_optimizers
-from kit.training.settings import TrainConfig
 from kit.training.trainable import FULL, Finetuning, Trainable
 
 FP32_BYTES = 4
@@ -82,7 +82,7 @@ class MemoryPlan:
 
 
 @functools.cache
-def parameter_count(config: GPTConfig) -> int:
+def count_parameters(config: GPTConfig) -> int:
     with torch.device("meta"):
         return sum(p.numel() for p in SpeechGPT(config).parameters())
 
@@ -100,7 +100,7 @@ class Counts:
 
 
 @functools.cache
-def trained_counts(config: GPTConfig, finetuning: Finetuning) -> Counts:
+def count_trained(config: GPTConfig, finetuning: Finetuning) -> Counts:
     with torch.device("meta"):
         model = SpeechGPT(config)
         trainable = Trainable(model, finetuning.without_phases())
@@ -117,7 +117,7 @@ def trained_counts(config: GPTConfig, finetuning: Finetuning) -> Counts:
 
 def plan_bytes(config: GPTConfig, step: Step) -> MemoryPlan:
     """What a step needs once its optimizer has its moments, that is from the second step on."""
-    numbers = trained_counts(config, step.finetuning)
+    numbers = count_trained(config, step.finetuning)
     weights = numbers.weights * FP32_BYTES
     weights -= (FP32_BYTES - HALF_BYTES) * config.layers * rounded_matrices(config, step)
     trained = numbers.trained * FP32_BYTES
@@ -145,7 +145,7 @@ def optimizer_bytes(config: GPTConfig, step: Step) -> int:
     """AdamW's two moments of what trains, and Muon's one of the trunk's matrices."""
     trunk = config.layers * layer_trained(config, step) if step.optimizer == "muon" else 0
     if not step.eight_bit:
-        return FP32_BYTES * (2 * trained_counts(config, step.finetuning).trained - trunk)
+        return FP32_BYTES * (2 * count_trained(config, step.finetuning).trained - trunk)
     sizes = adamw_sizes(config, step.optimizer, step.finetuning)
     return sum(map(state_bytes, sizes)) + FP32_BYTES * trunk
 
@@ -203,7 +203,7 @@ def update_bytes(config: GPTConfig, step: Step) -> int:
         matrix = 4 * config.width * step.finetuning.lora.rank
     stack = max(matrix, min(TOGETHER, config.layers * matrix))
     muon = stack * (MUON_HALF_BYTES if step.half else MUON_FP32_BYTES)
-    largest = trained_counts(config, step.finetuning).largest
+    largest = count_trained(config, step.finetuning).largest
     adamw = 0 if step.fused else 2 * FP32_BYTES * largest
     if step.device == "cuda" and not step.fused:  # torch's default there takes all at once
         adamw = FP32_BYTES * sum(adamw_sizes(config, step.optimizer, step.finetuning))
@@ -214,7 +214,7 @@ def update_bytes(config: GPTConfig, step: Step) -> int:
 
 def earlier_bytes(config: GPTConfig, step: Step) -> int:
     """Gradients that the forward pass before this one has left."""
-    return trained_counts(config, step.finetuning).trained * FP32_BYTES if step.accumulate else 0
+    return count_trained(config, step.finetuning).trained * FP32_BYTES if step.accumulate else 0
 
 
 def recomputed(config: GPTConfig, step: Step) -> range:
@@ -245,14 +245,14 @@ def head_matrices(config: GPTConfig) -> int:
 def layer_trained(config: GPTConfig, step: Step) -> int:
     """Entries of a layer's matrices that have gradients: its own, or those of its adapters."""
     if step.finetuning.adapters:
-        return trained_counts(config, step.finetuning).adapters // config.layers
+        return count_trained(config, step.finetuning).adapters // config.layers
     return layer_matrices(config)
 
 
 def head_trained(config: GPTConfig, step: Step) -> int:
     """Entries of heads that have gradients: half of the tables' that train, for each has one."""
     if step.finetuning.adapters:
-        return trained_counts(config, step.finetuning).tables // 2
+        return count_trained(config, step.finetuning).tables // 2
     return head_matrices(config)
 
 
@@ -266,11 +266,11 @@ def copy_bytes(config: GPTConfig, step: Step, layers: int) -> int:
     if not step.half:
         return 0
     if step.finetuning.adapters:
-        adapters = trained_counts(config, step.finetuning).adapters
+        adapters = count_trained(config, step.finetuning).adapters
         copied = layer_matrices(config) - rounded_matrices(config, step)
         return HALF_BYTES * (head_matrices(config) + layers * copied + adapters)
     tables = head_matrices(config) + config.width * (config.max_text + config.max_code)
-    other = parameter_count(config) - tables - config.layers * layer_matrices(config)
+    other = count_parameters(config) - tables - config.layers * layer_matrices(config)
     return HALF_BYTES * (other + layers * layer_matrices(config))
 
 

@@ -19,26 +19,23 @@ import torch
 from torch.autograd.profiler import profile
 
 from kit.base.config import require
-from kit.base.hardware import Hardware, hush_profiler, is_here, is_oom
-from kit.base.words import in_gib
+from kit.base.errors import KitError
+from kit.base.formatting import format_gib
+from kit.base.hardware import Hardware, is_here, is_oom, silence_profiler
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.adam8bit import eight_bit_adamw
+from kit.training.config import TrainConfig
 from kit.training.loop import clip, forward_backward, update
 from kit.training.recovery import release_memory
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Finetuning
+from kit.training.trainer import Trainer
 from kit.tuning.memory_plan import Step, plan_bytes
 
 CPU_RESERVE_BYTES = 2**29  # resident memory of a process beyond what its tensors take
 HOPELESS = 1.15  # times the limit: the plan is never so far off, so a GPU need not try
-
-
-class FitError(ValueError):
-    """A run that does not fit into memory; the message says what to change."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,20 +107,22 @@ class Verdict:
     limit_bytes: int  # on a GPU of reserved memory, on a CPU of allocated
     tried: bool  # False: refused from the plan alone
     change: str  # "" when it fits
-    untried: str = "no such GPU here"  # why, where the plan alone says that it fits
+    untried_reason: str = "no such GPU here"  # why, where the plan alone says that it fits
     reserved_bytes: int | None = None  # of the same step, as PeakMemory has it
 
     def __str__(self) -> str:
-        how = f"planned {in_gib(self.planned_bytes)}"
+        how = f"planned {format_gib(self.planned_bytes)}"
         if self.measured_bytes is not None:
-            how += f", measured {in_gib(self.measured_bytes)}"
+            how += f", measured {format_gib(self.measured_bytes)}"
             if self.reserved_bytes is not None:
-                how += f" allocated and {in_gib(self.reserved_bytes)} reserved"
+                how += f" allocated and {format_gib(self.reserved_bytes)} reserved"
         elif self.tried:
             how += ", and a real step ran out of memory"
         elif self.fits:
-            how += f", not tried ({self.untried})"
-        said = f"micro_batch {self.micro_batch}: {how}, of {in_gib(self.limit_bytes)} it may use."
+            how += f", not tried ({self.untried_reason})"
+        said = (
+            f"micro_batch {self.micro_batch}: {how}, of {format_gib(self.limit_bytes)} it may use."
+        )
         return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
 
 
@@ -177,7 +176,7 @@ def preflight(work: Workload) -> Verdict:
 def largest_micro_batch(work: Workload) -> Verdict:
     """The verdict on the most rows of a pass that fit: a divisor of the effective batch, bisected.
 
-    Raises FitError when not even one row fits.
+    Raises KitError when not even one row fits.
     """
     sizes = divisors(work.data.effective_batch)
     best = None
@@ -192,15 +191,15 @@ def largest_micro_batch(work: Workload) -> Verdict:
         else:
             beyond = middle
     if best is None:
-        raise FitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
+        raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
     return best
 
 
-def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
+def check_changes(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
     """What is to be told of switches chosen after `work` was `checked`; "" where nothing is.
 
     What is planned to need no more than that passes at once; the rest is tried by a preflight of
-    its own. Raises FitError when it does not fit, with what was changed and what would help.
+    its own. Raises KitError when it does not fit, with what was changed and what would help.
     """
     chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
@@ -208,7 +207,7 @@ def check_again(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum
     changed = ", ".join(changed_settings(work, chosen))
     verdict = preflight(chosen)
     if not verdict.fits:
-        raise FitError(f"Since the check before the run: {changed}. {verdict}")
+        raise KitError(f"Since the check before the run: {changed}. {verdict}")
     return f"since the check before the run: {changed}. {verdict}"
 
 
@@ -223,7 +222,7 @@ def change(work: Workload, room_bytes: int) -> str:
             return f"Change: {', '.join(changed_settings(work, other))}."
     return (
         "Even single rows with every saving on need "
-        f"{in_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
+        f"{format_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
         "longest utterances out (`LONGEST_S` in 01_data_prep)."
     )
 
@@ -309,7 +308,7 @@ def two_steps(work: Workload) -> None:
     with torch.device(work.hw.device):
         model = SpeechGPT(work.model)
     finetuning = work.finetuning.without_phases()
-    state = TrainState(model, work.train, speed, work.hw, finetuning)
+    state = Trainer(model, work.train, speed, work.hw, finetuning)
     state.model.train()
     # No overflow at this scale: a skipped update would leave the moments out.
     half = state.scaler.is_enabled()
@@ -340,7 +339,7 @@ def measure_peak(step: Callable[[], None], device: str) -> PeakMemory:
         torch.cuda.reset_peak_memory_stats()
         step()
         return PeakMemory(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
-    hush_profiler()
+    silence_profiler()
     with profile(profile_memory=True) as record:
         step()
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from kit.base.files import write_atomic
-from kit.base.hardware import hush_profiler
-from kit.base.words import in_words
+from kit.base.formatting import in_words
+from kit.base.hardware import silence_profiler
 
 WAIT = 2
 WARMUP = 2
@@ -52,7 +52,7 @@ class StepProfiler:
         """
         if not self.ready:
             self.ready = True
-            hush_profiler()
+            silence_profiler()
             self._guarded(_set_up)
         self.asked.set()
 
@@ -115,9 +115,11 @@ class StepProfiler:
             "operators": operators,
         }
         write_atomic(self.folder / f"{name}.operators.json", json.dumps(self.result, indent=1))
-        self.said = self._in_words(trace)
+        self.said = self.describe()
 
-    def _in_words(self, trace: Path) -> str:
+    def describe(self) -> str:
+        """What the newest profile found."""
+        trace = self.folder / self.result["trace"]
         first, last = self.result["steps"]
         # The words name operators alone; torch's own marks (Optimizer.step#...) stay in the table.
         operators = [o for o in self.result["operators"] if "#" not in o["name"]]

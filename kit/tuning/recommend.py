@@ -51,7 +51,7 @@ def _advice(settings: dict[str, dict]) -> list[Advice]:
 
 
 def overlay(name: str) -> Overlay:
-    """The overlay `name` of `configs/use`. Raises ConfigError when there is none."""
+    """The overlay `name` of `configs/use`. Raises KitError when there is none."""
     sections = load_preset(name, CONFIGS / "use")
     why = sections.pop("why")
     advice = []
@@ -64,10 +64,10 @@ def overlay(name: str) -> Overlay:
 
 def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
     """One line a setting, for a notebook."""
-    return {a.setting: f"{word_of(a.value)}: {a.reason}" for a in advice}
+    return {a.setting: f"{format_setting(a.value)}: {a.reason}" for a in advice}
 
 
-def word_of(value: object) -> str:
+def format_setting(value: object) -> str:
     """A setting's value as a person reads it."""
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -11,9 +11,10 @@ import shutil
 import statistics
 from pathlib import Path
 
-from kit.base.config import ConfigError, require, require_types, require_within
-from kit.base.words import clock
-from kit.training.settings import TrainConfig
+from kit.base.config import require, require_types, require_within
+from kit.base.errors import KitError
+from kit.base.formatting import clock
+from kit.training.config import TrainConfig
 
 RECENT = 1000  # newest rows that count
 SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often
@@ -52,7 +53,7 @@ class SessionLimits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Promise:
+class TimeBudget:
     """How long a preset may keep a person waiting."""
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
@@ -81,7 +82,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OnDisk:
+class DiskSizes:
     """Bytes of what a run lays down."""
 
     full_bytes: int  # a checkpoint
@@ -139,7 +140,7 @@ class SessionPlan:
 def plan_session(
     rows: list[dict],
     config: TrainConfig,
-    sizes: OnDisk,
+    sizes: DiskSizes,
     folder: Path,
     limits: SessionLimits = SessionLimits(),
     done: int = 0,
@@ -148,7 +149,7 @@ def plan_session(
 
     `sizes` are those of checkpoints and models, `folder` is where they lie or will; `done` steps
     are behind.
-    Raises ConfigError when not one step has been timed.
+    Raises KitError when not one step has been timed.
     """
     costs = step_costs(rows, config)
     per_step_s = costs.per_step_s(config)
@@ -177,7 +178,7 @@ def plan_session(
     )
 
 
-def for_corpus(
+def resolve_steps(
     config: TrainConfig, epoch_steps: int, asked: int = 0, begun: int = 0
 ) -> TrainConfig:
     """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
@@ -196,7 +197,7 @@ def for_corpus(
     return config if config.val_every <= often else dataclasses.replace(config, val_every=often)
 
 
-def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
+def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
     """'844 steps = 20 epochs over 3 hours', and what may end them before."""
     epochs = config.steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
@@ -208,7 +209,7 @@ def in_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
 
 
 def shortened(
-    config: TrainConfig, step_s: float, promise: Promise, slow: str, fixed: bool = False
+    config: TrainConfig, step_s: float, promise: TimeBudget, slow: str, fixed: bool = False
 ) -> tuple[TrainConfig, str]:
     """`config` with the steps that fit into the promised minutes, and in words how long they take.
 
@@ -235,7 +236,7 @@ def shortened(
     return config.for_steps(fewer), said
 
 
-def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) -> str:
+def forecast(config: TrainConfig, step_s: float, promise: TimeBudget, slow: str) -> str:
     """How long training and the whole demo take, in words, before anything was trained."""
     taken, said = shortened(config, step_s, promise, slow)
     if not promise.other_steps:
@@ -245,13 +246,13 @@ def forecast(config: TrainConfig, step_s: float, promise: Promise, slow: str) ->
     return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
 
 
-def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) -> OnDisk:
+def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) -> DiskSizes:
     """What a model of so many `parameters` lays down, `optimizer_bytes` those of its moments.
 
     Of the parameters a checkpoint holds `saved` (0: all), and as many averages with `ema`.
     """
     numbers = (saved or parameters) * (1 + ema)
-    return OnDisk(
+    return DiskSizes(
         full_bytes=4 * numbers + optimizer_bytes,
         weights_bytes=2 * numbers,
         models_bytes=4 * parameters * (1 + ema),
@@ -265,7 +266,7 @@ def step_costs(rows: list[dict], config: TrainConfig) -> Costs:
     """
     timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
     if not timed:
-        raise ConfigError("Nothing to plan from: run a few steps first, at least two in a row.")
+        raise KitError("Nothing to plan from: run a few steps first, at least two in a row.")
     kinds = {"plain": [], "validation": [], "gate": [], "saved": [], "best": []}
     before = {}
     for row in timed:
@@ -318,7 +319,7 @@ def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
     return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
 
 
-def _disk_advice(config: TrainConfig, sizes: OnDisk, whole_bytes: int) -> str:
+def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
     keep = _fitting(config.checkpoint, config.keep, sizes, whole_bytes)
     if keep == config.keep:
@@ -341,7 +342,7 @@ def _disk_advice(config: TrainConfig, sizes: OnDisk, whole_bytes: int) -> str:
     )
 
 
-def _fitting(kind: str, keep: int, sizes: OnDisk, whole_bytes: int) -> int:
+def _fitting(kind: str, keep: int, sizes: DiskSizes, whole_bytes: int) -> int:
     """How many checkpoints of a `kind` can be kept, `keep` at most; 0: not one."""
     for few in range(keep, 0, -1):
         if sizes.most_bytes(kind, few) <= whole_bytes:

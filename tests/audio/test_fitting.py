@@ -9,17 +9,17 @@ import torch
 from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
-from kit.audio.fitting import PATIENCE, Course, CourseConfig, CourseError, one_cycle, train_course
-from kit.audio.hearing import alphabet_of
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import (
+from kit.audio.ctc_recognizer import (
     Recognizer,
     RecognizerConfig,
-    recognizer_course,
+    recognizer_schedule,
     train_recognizer,
 )
-from kit.base.config import ConfigError
-from kit.base.gradients import descend, loss_scaler
+from kit.audio.fitting import MAX_OVERFLOWS, FitConfig, FitSchedule, fit_model, one_cycle
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import alphabet_of
+from kit.base.errors import KitError
+from kit.base.gradients import backward_and_step, loss_scaler
 from kit.base.hardware import autocast
 
 TINY_GRADIENT = 2.0**-26  # below fp16's smallest number, 2^-24
@@ -37,7 +37,7 @@ def gradient_step(precision: str) -> tuple[bool, torch.Tensor]:
     layer = nn.Linear(4, 1, bias=False)
     before = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr=1 / TINY_GRADIENT)
-    taken = descend(faint(layer), optimizer, loss_scaler("cpu", precision))
+    taken = backward_and_step(faint(layer), optimizer, loss_scaler("cpu", precision))
     return taken, before - layer.weight.detach()
 
 
@@ -53,9 +53,9 @@ def test_an_overflow_skips_the_step_lowers_the_scale_and_says_so():
     before = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    assert not descend(layer(torch.full((1, 4), math.inf)).sum(), optimizer, scaler)
+    assert not backward_and_step(layer(torch.full((1, 4), math.inf)).sum(), optimizer, scaler)
     assert torch.equal(layer.weight, before) and scaler.get_scale() == 128.0
-    assert descend(layer(torch.ones(1, 4)).sum(), optimizer, scaler)
+    assert backward_and_step(layer(torch.ones(1, 4)).sum(), optimizer, scaler)
     assert not torch.equal(layer.weight, before) and layer.weight.grad is None
 
 
@@ -68,7 +68,7 @@ def test_a_step_asks_the_device_once_in_fp16_alone(monkeypatch, precision, reads
     scaler = loss_scaler("cpu", precision)
     item, asked = torch.Tensor.item, []
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: asked.append(1) or item(tensor))
-    assert descend(layer(torch.ones(1, 4)).sum(), optimizer, scaler, clip_norm)
+    assert backward_and_step(layer(torch.ones(1, 4)).sum(), optimizer, scaler, clip_norm)
     assert len(asked) == reads
 
 
@@ -77,7 +77,7 @@ def test_gradients_are_clipped_after_they_are_unscaled():
     before = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    descend(layer(torch.full((1, 4), 50.0)).sum(), optimizer, scaler, clip_norm=1.0)
+    backward_and_step(layer(torch.full((1, 4), 50.0)).sum(), optimizer, scaler, clip_norm=1.0)
     assert float((layer.weight.detach() - before).norm()) == pytest.approx(1.0, rel=1e-3)
 
 
@@ -112,14 +112,14 @@ def test_a_loss_that_is_not_finite_ends_the_training_with_a_sentence(name, preci
     else:
         model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=3, batch=2), "ab")
         steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", precision)
-    with pytest.raises(CourseError, match=r"The loss was nan at step 1\. Lower `lr` \(now 0\.00"):
+    with pytest.raises(KitError, match=r"The loss was nan at step 1\. Lower `lr` \(now 0\.00"):
         list(steps)
 
 
 def test_a_loss_that_stays_infinite_in_fp16_ends_the_training_too():
     model = Recognizer(RecognizerConfig(width=32, blocks=1, steps=90, batch=2), "ab")
     steps = train_recognizer(model, [torch.full((80, 60), math.nan)], ["ab"], "cpu", "fp16")
-    with pytest.raises(CourseError, match=rf"at step {PATIENCE + 1}"):
+    with pytest.raises(KitError, match=rf"at step {MAX_OVERFLOWS + 1}"):
         list(steps)
 
 
@@ -136,12 +136,12 @@ def test_every_number_of_steps_can_be_trained(steps):
 # --- how long -------------------------------------------------------------------------------
 
 
-def course(figures: list[float], seconds_a_step: float = 0.1, **settings) -> Course:
+def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) -> FitSchedule:
     """A course of cycles of 10 steps over made-up held-out figures, driven to its end."""
-    config = CourseConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
+    config = FitConfig(**{"steps": 10, "look_every": 1000, "good": 0.1} | settings)
     seconds, shown = itertools.count(0.0, seconds_a_step), iter(figures)
     now = [next(seconds)]
-    found = Course(config, look=lambda: next(shown), clock=lambda: now[0])
+    found = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now[0])
     while not found.done:
         now[0] = next(seconds)
         found.advance(1.0, taken=True)
@@ -153,12 +153,12 @@ def course(figures: list[float], seconds_a_step: float = 0.1, **settings) -> Cou
     [
         ([0.09], 10, "good enough"),  # a corpus that one cycle is enough for takes no longer
         ([0.5, 0.08], 30, "good enough"),
-        ([0.5, 0.3, 0.299], 70, "falls no more"),
-        ([0.5, 0.6], 30, "falls no more"),
+        ([0.5, 0.3, 0.299], 70, "no further improvement"),
+        ([0.5, 0.6], 30, "no further improvement"),
     ],
 )
 def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figures, steps, reason):
-    found = course(figures)
+    found = fit_schedule(figures)
     assert (found.step, found.steps, found.reason) == (steps, steps, reason)
     assert found.record()["held_out"] == min(figures)
 
@@ -169,13 +169,13 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
     nn.init.ones_(layer.weight)
     figures = []
 
-    def look() -> float:
+    def metric() -> float:
         figures.append(abs(layer.weight.item() - 0.5))
         return figures[-1]
 
-    config = CourseConfig(steps=20, look_every=1000, least_gain=0.0)
-    found = Course(config, look)
-    steps = train_course(
+    config = FitConfig(steps=20, look_every=1000, least_gain=0.0)
+    found = FitSchedule(config, metric)
+    steps = fit_model(
         found,
         layer,
         lambda: layer.weight.abs().sum(),
@@ -186,16 +186,16 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
         warmup_share=0.1,
     )
     record = found.follow(steps, lambda *_: None)
-    assert record["ended"] == "falls no more" and figures[-1] > min(figures)
-    assert look() == pytest.approx(min(figures[:-1])) == pytest.approx(record["held_out"])
+    assert record["ended"] == "no further improvement" and figures[-1] > min(figures)
+    assert metric() == pytest.approx(min(figures[:-1])) == pytest.approx(record["held_out"])
 
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
-    found = course([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
-    assert found.step == 30 and found.cut_short
-    assert found.reason == "the limit of 0.5 minutes, while it still got better"
-    never = course([0.9], seconds_a_step=1.0, minutes=0.0)
-    assert never.step == 10 and never.reason == "the steps asked for" and not never.cut_short
+    found = fit_schedule([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
+    assert found.step == 30 and found.timed_out
+    assert found.reason == "the limit of 0.5 minutes, while still improving"
+    never = fit_schedule([0.9], seconds_a_step=1.0, minutes=0.0)
+    assert never.step == 10 and never.reason == "one cycle was asked for" and not never.timed_out
 
 
 @pytest.mark.parametrize(
@@ -204,15 +204,15 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
 )
 def test_a_first_cycle_too_long_for_the_minutes_begins_anew_where_it_may(seconds_a_step, steps):
     slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
-    found = course([0.9, 0.8], **slow)
-    assert found.step == steps and found.cut_short
-    as_it_is = course([0.9, 0.8], **slow | {"least_steps": 0})
+    found = fit_schedule([0.9, 0.8], **slow)
+    assert found.step == steps and found.timed_out
+    as_it_is = fit_schedule([0.9, 0.8], **slow | {"least_steps": 0})
     assert as_it_is.step == 100
 
 
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
-    found = MelCodec(dataclasses.replace(CODEC, steps=2)).course([])
-    assert found.look is None
+    found = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
+    assert found.evaluate is None
     while not found.done:
         found.advance(1.0, taken=True)
     assert found.step == 2 and "no held-out clips" in found.reason
@@ -225,12 +225,16 @@ def small(kind: str):
     texts = [r.text for r in manifest()]
     if kind == "codec":
         codec = MelCodec(MelCodecConfig(**{**vars(CODEC), **length}))
-        own = codec.course(waves()[:4])
-        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", course=own)
+        own = codec.fit_schedule(waves()[:4])
+        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", fit_schedule=own)
     config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
     model = Recognizer(config, alphabet_of(texts))
-    own = recognizer_course(model, list(zip(mels()[:4], texts[:4])))
-    return model, own, train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", course=own)
+    own = recognizer_schedule(model, list(zip(mels()[:4], texts[:4])))
+    return (
+        model,
+        own,
+        train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", fit_schedule=own),
+    )
 
 
 @pytest.mark.parametrize("kind", ["codec", "recogniser"])
@@ -241,12 +245,12 @@ def test_the_same_corpus_and_seed_give_the_same_end_and_the_same_weights(kind):
         figures = own.follow(steps, lambda *_: None)
         ends.append((figures["steps"], figures["ended"], figures["held_out_by_step"]))
         assert not model.training and figures["steps"] == 12 and len(own.losses) == 12
-        assert [step for step, _ in own.looks] == [3, 4, 6, 9, 12]
+        assert [step for step, _ in own.metrics] == [3, 4, 6, 9, 12]
         ends.append([p.detach().sum().item() for p in model.parameters()])
     assert ends[:2] == ends[2:]
 
 
 @pytest.mark.parametrize("over", [{"steps": 0}, {"minutes": -1.0}, {"look_every": 0}])
 def test_settings_that_cannot_work_are_refused(over):
-    with pytest.raises(ConfigError, match=f"Config.{next(iter(over))}"):
+    with pytest.raises(KitError, match=f"Config.{next(iter(over))}"):
         RecognizerConfig(**over)

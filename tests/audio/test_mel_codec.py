@@ -11,16 +11,14 @@ import torch
 from helpers import CODEC, RATE, manifest, speech, trained_codec, waves, world
 from torch import Tensor
 
-from kit.audio.clip import resampling
-from kit.audio.codec import CodecError, StatedClip, mels_and_codes
-from kit.audio.codec_kinds import load_codec, save_codec
-from kit.audio.fsq import FSQ
+from kit.audio.clip import load_wave, resampling_ratio
+from kit.audio.codec import ClipWithStates, load_codec, mels_and_codes, save_codec
+from kit.audio.layers import FSQ
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
 from kit.audio.spectrogram import Mel, MelConfig, filters
-from kit.audio.vocoder import Vocoder, views_of
-from kit.audio.waveform import load_wave
-from kit.base.config import ConfigError
-from kit.base.weights_file import NotFiniteError, file_bytes
+from kit.audio.vocoder import Vocoder, compare_waves
+from kit.base.errors import KitError
+from kit.base.tensor_file import file_bytes
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 
@@ -172,7 +170,7 @@ def test_however_far_the_encoder_drifts_the_quantiser_does_not_collapse():
 
 @pytest.mark.parametrize("code", [-1, 60, 10_000])
 def test_a_code_outside_the_vocabulary_is_refused(codec, code):
-    with pytest.raises(CodecError, match=r"must lie in 0\.\.59"):
+    with pytest.raises(KitError, match=r"0\.\.59"):
         codec.decode(torch.tensor([[3, code]]))
 
 
@@ -197,7 +195,7 @@ def test_sharpening_changes_the_sound_and_no_code(codec):
     for _ in range(2):
         sharp = copy.deepcopy(codec)
         sharp.config = dataclasses.replace(codec.config, sharpen_steps=3)
-        assert list(sharp.sharpen(waves(), "cpu")) == [(1, 3), (2, 3), (3, 3)]
+        assert list(sharp.train_adversarial(waves(), "cpu")) == [(1, 3), (2, 3), (3, 3)]
         assert not sharp.training
         found.append(sharp)
     wave = waves()[0][None]
@@ -238,17 +236,17 @@ def test_a_vocoder_learns_to_sound_and_no_code_changes(codec, tmp_path):
     again = load_codec(tmp_path / "codec.safetensors")
     assert torch.equal(again.decode(codes), found[0].decode(codes))
     states = torch.randn(1, codes.shape[1], 6)
-    stated = again.with_states(6)
+    stated = again.with_state_inputs(6)
     assert torch.equal(stated.decode(codes, states=states), found[0].decode(codes))
 
 
 def test_a_vocoder_waits_for_far_fewer_codes():
     usual = MelCodecConfig(frames_per_code=2)
     neural = MelCodec(dataclasses.replace(usual, vocoder_steps=1))
-    assert neural.ahead < MelCodec(usual).ahead / 2
+    assert neural.lookahead < MelCodec(usual).lookahead / 2
 
 
-def stated_clips(codec: MelCodec, width: int = 6) -> list[StatedClip]:
+def stated_clips(codec: MelCodec, width: int = 6) -> list[ClipWithStates]:
     """Clips whose states tell how loud they are around each code."""
     found = []
     for wave in waves():
@@ -256,7 +254,7 @@ def stated_clips(codec: MelCodec, width: int = 6) -> list[StatedClip]:
         loudness = codec.mel.log_mel(wave[None])[0].mean(0)
         loudness = loudness[:: codec.config.frames_per_code][: len(codes)]
         states = loudness[:, None].expand(len(codes), width).half()
-        found.append(StatedClip(wave=wave, codes=codes, states=states))
+        found.append(ClipWithStates(wave=wave, codes=codes, states=states))
     return found
 
 
@@ -265,36 +263,38 @@ def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen
     codec = copy.deepcopy(codec)
     codec.config = dataclasses.replace(codec.config, sharpen_steps=sharpen_steps)
     clips = stated_clips(codec)
-    stated = codec.with_states(6)
+    stated = codec.with_state_inputs(6)
     codes, states = clips[0].codes[None], clips[0].states[None].float()
     before = codec.decode(codes)
     assert codec.state_width == 0 and stated.state_width == 6 and stated.speaker_width == 0
     assert torch.equal(stated.decode(codes, states=states), before)
 
-    error = stated.sound_error(clips)
-    steps = list(stated.learn_states(clips, 30, "cpu"))
+    error = stated.decoder_error(clips)
+    steps = list(stated.finetune_decoder(clips, 30, "cpu"))
     assert steps == [(step, 30) for step in range(1, 31)] and not stated.training
-    assert stated.sound_error(clips) < error or sharpen_steps
+    assert stated.decoder_error(clips) < error or sharpen_steps
     after = stated.decode(codes, states=states)
     assert not torch.equal(after, before) and torch.equal(codec.decode(codes), before)
     assert not torch.equal(stated.decode(codes, states=states + 1), after)
     assert torch.equal(stated.encode(clips[0].wave[None]), codec.encode(clips[0].wave[None]))
 
-    further = stated.with_states(6)  # what was learnt stays; of another model nothing is known
+    further = stated.with_state_inputs(
+        6
+    )  # what was learnt stays; of another model nothing is known
     assert torch.equal(further.decode(codes, states=states), after)
-    other = stated.with_states(8)
+    other = stated.with_state_inputs(8)
     assert torch.equal(
         other.decode(codes, states=torch.randn(1, codes.shape[1], 8)), stated.decode(codes)
     )
 
 
 def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):
-    stated = codec.with_states(2)
+    stated = codec.with_state_inputs(2)
     wave = waves()[0][:2000]
     codes = codec.encode(wave[None])[0]
-    clip = StatedClip(wave=wave, codes=codes, states=torch.zeros(len(codes), 2).half())
-    assert len(list(stated.learn_states([clip], 3, "cpu"))) == 3
-    assert 0 < stated.sound_error([clip]) < 10
+    clip = ClipWithStates(wave=wave, codes=codes, states=torch.zeros(len(codes), 2).half())
+    assert len(list(stated.finetune_decoder([clip], 3, "cpu"))) == 3
+    assert 0 < stated.decoder_error([clip]) < 10
 
 
 def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
@@ -304,9 +304,9 @@ def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
     codec = MelCodec(shape)
     list(codec.train_vocoder(waves(), "cpu"))
     clips = stated_clips(codec)
-    stated = codec.with_states(6)
+    stated = codec.with_state_inputs(6)
     before = copy.deepcopy(stated)
-    steps = list(stated.learn_states(clips, 40, "cpu"))
+    steps = list(stated.finetune_decoder(clips, 40, "cpu"))
     assert steps == [(step, 80) for step in range(1, 81)]
 
     def error(vocoder: Vocoder) -> float:
@@ -316,7 +316,7 @@ def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
             magnitude = stated.log_magnitude_of(clip.codes[None], clip.states[None].float())
             made = vocoder(magnitude)[:, : len(clip.wave)]
             wave = clip.wave[None, : made.shape[1]]
-            found.append(views_of(wave, made, stated.mel)[2].item())
+            found.append(compare_waves(wave, made, stated.mel)[2].item())
         return sum(found)
 
     with torch.no_grad():
@@ -326,15 +326,15 @@ def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
 
 
 def test_an_interrupted_training_leaves_a_codec_that_can_be_used(codec):
-    stated = codec.with_states(6)
-    steps = stated.learn_states(stated_clips(codec), 30, "cpu")
+    stated = codec.with_state_inputs(6)
+    steps = stated.finetune_decoder(stated_clips(codec), 30, "cpu")
     next(steps)
     steps.close()
     assert all(p.grad is None for p in stated.parameters())
 
 
 def test_a_codec_that_knows_states_is_kept_as_it_is(codec, tmp_path):
-    stated = codec.with_states(4)
+    stated = codec.with_state_inputs(4)
     torch.nn.init.normal_(stated.from_state.weight)
     save_codec(stated, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
@@ -345,7 +345,9 @@ def test_a_codec_that_knows_states_is_kept_as_it_is(codec, tmp_path):
 
 def test_a_codec_without_such_steps_is_not_sharpened(codec):
     before = file_bytes(codec.state_dict(), {})
-    assert not list(codec.sharpen(waves(), "cpu")) + list(codec.train_vocoder(waves(), "cpu"))
+    assert not list(codec.train_adversarial(waves(), "cpu")) + list(
+        codec.train_vocoder(waves(), "cpu")
+    )
     assert file_bytes(codec.state_dict(), {}) == before
 
 
@@ -366,7 +368,7 @@ def test_a_saved_codec_is_the_same_codec(codec, tmp_path):
 
 
 def test_a_missing_codec_names_the_notebook(tmp_path):
-    with pytest.raises(CodecError, match="01_data_prep"):
+    with pytest.raises(KitError, match="01_data_prep"):
         load_codec(tmp_path / "codec.safetensors")
 
 
@@ -375,12 +377,12 @@ def test_a_codec_that_is_not_finite_is_neither_written_nor_loaded(tmp_path, code
     path, broken = tmp_path / "codec.safetensors", copy.deepcopy(codec)
     save_codec(codec, path)
     broken.mel_head.bias.data[3] = value
-    with pytest.raises(NotFiniteError, match=r"codec\.safetensors is not written: mel_head\.bias"):
+    with pytest.raises(KitError, match=r"codec\.safetensors is not written: mel_head\.bias"):
         save_codec(broken, path)
     load_codec(path)  # the one before stays
     header = {"config": dataclasses.asdict(codec.config)}
     path.write_bytes(file_bytes(broken.state_dict(), header))  # as earlier versions wrote it
-    with pytest.raises(CodecError, match=r"mel_head\.bias is not finite.*01_data_prep"):
+    with pytest.raises(KitError, match=r"mel_head\.bias is not finite.*01_data_prep"):
         load_codec(path)
 
 
@@ -390,7 +392,7 @@ def test_a_damaged_codec_is_told(tmp_path, codec, damage):
     data = {"empty": b"", "junk": b"junk" * 99, "truncated": whole[:-100], "header": whole[:50]}
     path = tmp_path / "codec.safetensors"
     path.write_bytes(data[damage])
-    with pytest.raises(CodecError, match=r"codec\.safetensors is damaged"):
+    with pytest.raises(KitError, match=r"codec\.safetensors is damaged"):
         load_codec(path)
 
 
@@ -398,7 +400,7 @@ def test_a_file_of_another_kind_is_told(tmp_path, codec):
     path = tmp_path / "codec.safetensors"
     whole = (world() / "codec.safetensors").read_bytes()
     path.write_bytes(whole.replace(b"mel_head.weight", b"mel_hand.weight"))
-    with pytest.raises(CodecError, match=r"codec\.safetensors"):
+    with pytest.raises(KitError, match=r"codec\.safetensors"):
         load_codec(path)
 
 
@@ -462,7 +464,7 @@ def test_filters_are_torchaudios(rate, n_fft, mels):
 
 @pytest.mark.parametrize("over", [{"crop_frames": 47}, {"levels": (8, 1)}, {"hop_length": 300}])
 def test_settings_that_cannot_work_are_refused(over):
-    with pytest.raises(ConfigError, match=f"CodecConfig.{next(iter(over))}"):
+    with pytest.raises(KitError, match=f"CodecConfig.{next(iter(over))}"):
         MelCodecConfig(**over)
 
 
@@ -474,7 +476,7 @@ def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_pa
     """By itself 44,101 Hz to 22,050 Hz takes a table of 7 GB."""
     t = np.arange(44_101) / 44_101
     soundfile.write(tmp_path / "a.wav", 0.5 * np.sin(2 * np.pi * 440 * t), 44_101)
-    resampling.cache_clear()
+    resampling_ratio.cache_clear()
     with pytest.warns(UserWarning, match="44,101 Hz, an unusual rate"):
         wave = load_wave(str(tmp_path / "a.wav"), RATE)
     assert len(wave) == pytest.approx(RATE, abs=2)

@@ -11,25 +11,24 @@ import torch
 from hub import serving
 from torch import nn
 
-from kit.audio import neucodec, neucodec_ears
-from kit.audio.codec import CodecError
-from kit.audio.codec_kinds import codec_config, load_codec, make_codec, save_codec
-from kit.audio.neucodec import NeuCodec, block_spans
-from kit.audio.neucodec_decoder import code_digits
-from kit.audio.neucodec_ears import ears_missing, heard_codes, semantic_features
-from kit.audio.neucodec_release import WEIGHTS_FILE, NeuCodecConfig
+from kit.audio.codec import codec_config, load_codec, make_codec, save_codec
 from kit.audio.streaming import AudioStream
-from kit.base.config import ConfigError
-from kit.base.download import DownloadError
-from kit.base.files import DiskError, file_digest
+from kit.base.errors import DiskError, DownloadError, KitError
+from kit.base.files import file_digest
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.tuning.memory_plan import Step, parameter_count, plan_bytes
+from kit.releases.neucodec import codec as neucodec
+from kit.releases.neucodec import encoder as neucodec_ears
+from kit.releases.neucodec.codec import NeuCodec, block_spans
+from kit.releases.neucodec.decoder import code_digits
+from kit.releases.neucodec.encoder import encode_clip, encoder_unavailable, semantic_features
+from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
+from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
 
 SIZES = {"width": 64, "layers": 2, "heads": 4, "acoustic_width": 8}
 SEMANTIC = {"semantic_width": 64, "semantic_layers": 2, "semantic_heads": 4}
 SMALL = NeuCodecConfig(**SIZES, **SEMANTIC, block=8, before=5, after=3)
-with_transformers = pytest.mark.skipif(bool(ears_missing()), reason=ears_missing())
+with_transformers = pytest.mark.skipif(bool(encoder_unavailable()), reason=encoder_unavailable())
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +85,8 @@ def test_the_half_that_speaks_has_the_names_and_shapes_of_the_release():
     assert found == released_names()
     assert sum(p.numel() for p in codec.parameters()) == 187_639_682
     assert (codec.vocab_size, codec.frame_rate) == (65_536, 50.0)
-    assert (codec.sample_rate, codec.heard_rate) == (24_000, 16_000)
-    assert (codec.context, codec.ahead) == (101, 61)
+    assert (codec.sample_rate, codec.input_sample_rate) == (24_000, 16_000)
+    assert (codec.context, codec.lookahead) == (101, 61)
 
 
 def test_at_its_full_size_it_sounds():
@@ -109,7 +108,7 @@ def test_codes_are_as_long_as_it_says_and_others_are_refused(codec):
     assert codec.decode(random_codes(1)).shape == (1, 480)
     assert codec.decode(torch.zeros(2, 0, dtype=torch.long)).shape == (2, 0)
     for code in (-1, 65_536):
-        with pytest.raises(CodecError, match=r"must lie in 0\.\.65535"):
+        with pytest.raises(KitError, match=r"must lie in 0\.\.65535"):
             codec.decode(torch.tensor([[code]]))
 
 
@@ -139,7 +138,7 @@ def test_no_code_is_heard_further_than_it_says(codec):
     other[0, 48] = (other[0, 48] + 30_000) % 65_536
     moved = (codec.decode(codes) - codec.decode(other))[0].unflatten(0, (97, 480)).abs().amax(-1)
     heard = moved.nonzero()[:, 0]
-    assert 48 - codec.ahead <= int(heard.min()) < 48 < int(heard.max()) <= 48 + codec.context
+    assert 48 - codec.lookahead <= int(heard.min()) < 48 < int(heard.max()) <= 48 + codec.context
 
 
 def test_what_fits_a_block_is_sounded_in_one_go(codec):
@@ -172,7 +171,7 @@ def test_settings_are_checked():
         ({"revision": ""}, "write main, or a commit"),
         ({"frames_per_code": 2}, "no setting `frames_per_code`"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(KitError, match=told):
             codec_config({"kind": "neucodec", **over})
 
 
@@ -180,7 +179,7 @@ def test_65_536_codes_add_two_tables_to_the_model():
     few = GPTConfig(layers=24, width=768, heads=12)
     many = dataclasses.replace(few, code_vocab=65_538)
     rows = 65_538 - few.code_vocab
-    assert parameter_count(many) - parameter_count(few) == rows * (2 * 768 + 1)
+    assert count_parameters(many) - count_parameters(few) == rows * (2 * 768 + 1)
     step = Step(rows=16, text_ids=100, codes=300, reference_frames=258, half=True, sdpa=True)
     more_bytes = plan_bytes(many, step).parts["logits"] - plan_bytes(few, step).parts["logits"]
     assert more_bytes == 2 * 16 * 304 * rows * 4
@@ -197,7 +196,7 @@ def folder(tmp_path, codec, monkeypatch):
     tensors = dict(codec.state_dict())
     tensors["fc_encoder.weight"] = torch.ones(4, 4)
     wanted = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    monkeypatch.setattr(neucodec, "require_ears", lambda: None)
+    monkeypatch.setattr(neucodec, "require_encoder", lambda: None)
     monkeypatch.setattr(neucodec, "library_tensors", lambda config: wanted)
     released = tmp_path / "release"
     released.mkdir()
@@ -208,7 +207,7 @@ def folder(tmp_path, codec, monkeypatch):
 def taking(folder, **over) -> NeuCodec:
     config = dataclasses.replace(SMALL, **{"folder": str(folder), **over})
     codec = NeuCodec(config).eval()
-    codec.told = codec.take_release(lambda *_: None)
+    codec.told = codec.load_release(lambda *_: None)
     return codec
 
 
@@ -235,16 +234,16 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
         (damaged, r"acoustic_decoder\.norm\.bias is not finite"),
     ):
         safetensors.torch.save_file(tensors, path)
-        with pytest.raises(CodecError, match=told):
+        with pytest.raises(KitError, match=told):
             taking(folder)
     path.write_bytes(b"<html>")
-    with pytest.raises(CodecError, match="damaged or no safetensors file"):
+    with pytest.raises(KitError, match="damaged or no safetensors file"):
         taking(folder)
     path.unlink()
-    with pytest.raises(CodecError, match=r"has no model\.safetensors of NeuCodec"):
+    with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
         taking(folder)
     (folder / "pytorch_model.bin").write_bytes(b"?")
-    with pytest.raises(CodecError, match="lacks the half that hears and is a pickle"):
+    with pytest.raises(KitError, match="lacks the half that hears and is a pickle"):
         taking(folder)
 
 
@@ -254,9 +253,9 @@ def test_another_version_is_not_taken_for_this_one(folder):
     safetensors.torch.save_file(
         {**tensors, "fc_encoder.weight": torch.zeros(4, 4)}, folder / WEIGHTS_FILE
     )
-    with pytest.raises(CodecError, match="another NeuCodec than this codec was taken from"):
+    with pytest.raises(KitError, match="another NeuCodec than this codec was taken from"):
         taken.encode(torch.zeros(1, 16_000))
-    with pytest.raises(CodecError, match=r"as `codec\.folder`, or its commit"):
+    with pytest.raises(KitError, match=r"as `codec\.folder`, or its commit"):
         taking(folder, sha256=taken.config.sha256)
 
 
@@ -288,7 +287,7 @@ def test_without_a_network_or_room_it_says_what_to_do(folder, tmp_path, monkeypa
         monkeypatch.undo()
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(neucodec, "require_ears", lambda: None)
+    monkeypatch.setattr(neucodec, "require_encoder", lambda: None)
     with pytest.raises(DownloadError, match=r"could not be reached.*name their folder"):
         taking("")
 
@@ -303,7 +302,7 @@ def test_without_transformers_it_says_how_to_install_it(version, codec, monkeypa
     monkeypatch.setattr(neucodec_ears.importlib.metadata, "version", told)
     why = "is not installed" if version is None else "5.16.4 has no NeuCodec yet"
     for asked in (lambda: codec.encode(torch.zeros(1, 16_000)), lambda: taking("/nowhere")):
-        with pytest.raises(CodecError, match=rf'{why}.*pip install "transformers>=5\.17"'):
+        with pytest.raises(KitError, match=rf'{why}.*pip install "transformers>=5\.17"'):
             asked()
 
 
@@ -338,7 +337,7 @@ def test_the_names_are_those_of_transformers():
 def test_it_sounds_as_transformers_does(library):
     model, released = library
     codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released), block=100)).eval()
-    assert "Apache-2.0" in codec.take_release(lambda *_: None)
+    assert "Apache-2.0" in codec.load_release(lambda *_: None)
     codes = random_codes(60, rows=2)
     with torch.no_grad():
         theirs = model.decode(audio_codes=codes[:, None]).audio_values[:, 0]
@@ -354,7 +353,7 @@ def test_it_hears_as_transformers_does(library, samples):
     model, released = library
     wave = torch.randn(samples, generator=torch.Generator().manual_seed(samples)) * 0.1
     codec = NeuCodec(dataclasses.replace(SMALL, folder=str(released))).eval()
-    codec.take_release(lambda *_: None)
+    codec.load_release(lambda *_: None)
     codes = codec.encode(wave[None])
     assert codes.shape == (1, max(1, samples // 320)) and not codec.quantizer.training
     assert codes.ge(0).all() and codes.lt(65_536).all()
@@ -369,7 +368,7 @@ def test_it_hears_as_transformers_does(library, samples):
         theirs = model.encode(told["input_values"], told["input_features"]).audio_codes[:, 0]
     assert torch.equal(codes, theirs.long())
     assert len(codes.unique()) > 3 or samples == 320
-    assert torch.equal(heard_codes(model, wave), codes[0])
+    assert torch.equal(encode_clip(model, wave), codes[0])
 
 
 @with_transformers
@@ -377,5 +376,5 @@ def test_a_release_that_lacks_what_hears_is_refused(library, tmp_path):
     tensors = safetensors.torch.load_file(library[1] / WEIGHTS_FILE)
     del tensors["fc_encoder.weight"]
     safetensors.torch.save_file(tensors, tmp_path / WEIGHTS_FILE)
-    with pytest.raises(CodecError, match=r"missing: fc_encoder\.weight"):
-        NeuCodec(dataclasses.replace(SMALL, folder=str(tmp_path))).take_release(lambda *_: None)
+    with pytest.raises(KitError, match=r"missing: fc_encoder\.weight"):
+        NeuCodec(dataclasses.replace(SMALL, folder=str(tmp_path))).load_release(lambda *_: None)

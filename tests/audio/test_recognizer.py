@@ -9,21 +9,19 @@ import torch
 import torchaudio
 from helpers import manifest, mels, trained_codec, world
 
-from kit.audio.hearing import RecognizerError, alphabet_of
-from kit.audio.recognizer import (
+from kit.audio.ctc_recognizer import (
     Recognizer,
     RecognizerConfig,
-    cer,
-    edit_distance,
-    neighbours,
+    draw_batch,
     pad_mels,
     save_recognizer,
     spec_augment,
     train_recognizer,
 )
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.recognizer import alphabet_of, cer, edit_distance, load_recognizer
 from kit.audio.spectrogram import MelConfig
-from kit.base.weights_file import contents, file_bytes
+from kit.base.errors import KitError
+from kit.base.tensor_file import contents, file_bytes
 
 CONFIG = RecognizerConfig(width=32, blocks=1, steps=12, batch=8)
 
@@ -111,12 +109,12 @@ def test_a_step_on_long_clips_takes_fewer_of_them_and_every_clip_has_its_turn():
     config = RecognizerConfig(batch=6, batch_frames=4000)
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(300):
-        rows = neighbours(list(range(20)), lengths, config, generator)
+        rows = draw_batch(list(range(20)), lengths, config, generator)
         assert len(rows) * lengths[rows[-1]] <= 4000 and rows == [*range(rows[0], rows[-1] + 1)]
         assert len(rows) == 6 or lengths[rows[0]] > 100  # short ones go together in full
         seen.update(rows)
     assert set(range(19)) <= seen
-    alone = neighbours([0], [9999], config, generator)
+    alone = draw_batch([0], [9999], config, generator)
     assert alone == [0]  # longer than the limit: a batch by itself
 
 
@@ -127,7 +125,7 @@ def test_a_damaged_recogniser_names_file_and_notebook(tmp_path, damage):
         save_recognizer(Recognizer(CONFIG, "ab"), path)
         whole = path.read_bytes()
         path.write_bytes({"empty": b"", "junk": b"x" * 99, "truncated": whole[:-9]}[damage])
-    with pytest.raises(RecognizerError, match=r"r\.safetensors.*01_data_prep"):
+    with pytest.raises(KitError, match=r"r\.safetensors.*01_data_prep"):
         load_recognizer(path)
 
 
@@ -145,11 +143,11 @@ def test_what_it_hears_goes_with_it(tmp_path):
     weights, header = contents(path)
     del header["front_end"]
     path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(RecognizerError, match=r"did not note what it hears.*01_data_prep"):
+    with pytest.raises(KitError, match=r"front end.*01_data_prep"):
         load_recognizer(path)
 
 
 def test_a_codec_is_no_recogniser():
     trained_codec()
-    with pytest.raises(RecognizerError, match="codec"):
+    with pytest.raises(KitError, match="codec"):
         load_recognizer(world() / "codec.safetensors")

@@ -6,13 +6,9 @@ import soundfile
 import torch
 from released_sound import spoken
 
-from kit.audio.reference import (
-    VoiceReferenceError,
-    load_reference,
-    reference_mels,
-    require_reference,
-)
+from kit.audio.reference import load_reference, reference_mels, require_reference
 from kit.audio.spectrogram import Mel
+from kit.base.errors import SpeechError
 
 RATE = 22_050
 
@@ -49,15 +45,15 @@ def test_a_long_one_is_heard_from_its_beginning(tmp_path):
     ],
 )
 def test_what_is_no_reference_is_told(wave, told):
-    with pytest.raises(VoiceReferenceError, match=told):
+    with pytest.raises(SpeechError, match=told):
         require_reference(wave, RATE)
-    with pytest.raises(VoiceReferenceError, match=told):
+    with pytest.raises(SpeechError, match=told):
         reference_mels(wave, RATE, Mel())
 
 
 def test_a_file_that_is_none_names_itself(tmp_path):
     path = written(tmp_path / "quiet.wav", torch.zeros(RATE), RATE)
-    with pytest.raises(VoiceReferenceError, match=r"quiet\.wav is silent"):
+    with pytest.raises(SpeechError, match=r"quiet\.wav is silent"):
         load_reference(path, RATE)
 
 

@@ -7,9 +7,9 @@ import torch
 from helpers import CODEC, trained_codec
 from torch import Tensor
 
-from kit.audio.codec import CodecError
 from kit.audio.mel_codec import MelCodec
 from kit.audio.streaming import AudioStream
+from kit.base.errors import KitError
 
 PER_CODE = CODEC.hop_length * CODEC.frames_per_code
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -109,13 +109,13 @@ def test_after_the_end_another_utterance_begins(codec):
 def test_a_code_outside_the_vocabulary_is_told(codec):
     stream = AudioStream(codec)
     stream.push(torch.tensor([3, codec.vocab_size]))
-    with pytest.raises(CodecError, match=r"must lie in 0\.\.59"):
+    with pytest.raises(KitError, match=r"0\.\.59"):
         stream.finish()
 
 
 def test_sound_made_of_states_comes_in_pieces_that_join_too(codec):
     torch.manual_seed(0)
-    stated = codec.with_states(5)
+    stated = codec.with_state_inputs(5)
     torch.nn.init.normal_(stated.from_state.weight)
     codes, states = some_codes(codec, 70), torch.randn(70, 5)
     whole = stated.decode(codes[None], states=states[None])[0]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from clips import voice
 
-from kit.audio.hearing import Heard, RecognizerError
-from kit.audio.recognizer_kinds import load_recognizer
-from kit.audio.whisper import (
+from kit.audio.recognizer import RecognizerOutput, load_recognizer
+from kit.base.errors import KitError
+from kit.dataset.alignment import AlignConfig, alignment_score, quiet_frames
+from kit.releases.whisper import (
     FRAME_S,
     RATE_HZ,
     WhisperRecognizer,
@@ -17,7 +18,6 @@ from kit.audio.whisper import (
     save_whisper,
     whisper_folder,
 )
-from kit.dataset.alignment import AlignConfig, alignment_score, quiet_frames
 
 ALPHABET = " абвгде"
 FRAMES = 150
@@ -27,13 +27,13 @@ def listener(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognize
     return WhisperRecognizer("nowhere", language, alphabet, "0" * 64)
 
 
-def heard(text: str, seconds: float = 2.0) -> Heard:
+def heard(text: str, seconds: float = 2.0) -> RecognizerOutput:
     """As Whisper would hear `text`, its characters evenly over so many seconds."""
     ids = [ALPHABET.index(char) + 1 for char in text]
     times = [0.3 + i * seconds / len(ids) for i in range(len(ids))]
     loud = torch.zeros(FRAMES)
     loud[15 : 15 + round(seconds / FRAME_S)] = 5
-    return Heard(log_probs=emissions(ids, times, FRAMES, len(ALPHABET)), loudness=loud)
+    return RecognizerOutput(log_probs=emissions(ids, times, FRAMES, len(ALPHABET)), loudness=loud)
 
 
 def read(row: torch.Tensor) -> str:
@@ -86,19 +86,17 @@ def test_its_file_says_which_it_is(tmp_path):
     again = load_recognizer(path)
     assert again.fingerprint() == listener().fingerprint()
     assert again.fingerprint() != listener(language="uk").fingerprint()
-    assert (again.alphabet, again.heard_rate, again.language) == (ALPHABET, RATE_HZ, "ru")
+    assert (again.alphabet, again.input_sample_rate, again.language) == (ALPHABET, RATE_HZ, "ru")
 
 
 def test_a_clip_too_short_for_a_word_is_silence():
     short = torch.zeros(100)
-    assert listener().write_down([short], RATE_HZ) == [""]
-    assert listener().hear([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
+    assert listener().transcribe_waves([short], RATE_HZ) == [""]
+    assert listener().recognize([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
 
 
 def test_a_folder_without_one_is_told(tmp_path):
-    with pytest.raises(
-        RecognizerError, match=r"is no Whisper .* it has no model\.bin, .*sizes tiny"
-    ):
+    with pytest.raises(KitError, match=r"is no Whisper .* it has no model\.bin, .*sizes tiny"):
         whisper_folder(str(tmp_path), tmp_path)
-    with pytest.raises(RecognizerError, match=r"is no Whisper|is not installed"):
-        listener().write_down([torch.zeros(RATE_HZ)], RATE_HZ)
+    with pytest.raises(KitError, match=r"is no Whisper|is not installed"):
+        listener().transcribe_waves([torch.zeros(RATE_HZ)], RATE_HZ)

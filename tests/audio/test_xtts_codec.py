@@ -10,15 +10,13 @@ from released_sound import spoken
 from released_xtts import random_dvae, random_sound, settings, write_release
 from torch import Tensor
 
-from kit.audio.codec import CodecError, mels_and_codes
-from kit.audio.codec_kinds import codec_config, load_codec, make_codec, save_codec
-from kit.audio.reference import VoiceReferenceError
+from kit.audio.clip import resampled
+from kit.audio.codec import codec_config, load_codec, make_codec, mels_and_codes, save_codec
 from kit.audio.streaming import AudioStream
-from kit.audio.waveform import resampled
-from kit.audio.xtts_codec import XTTSCodec, XTTSCodecConfig, xtts_codec
-from kit.audio.xtts_vocoder import frames_of, to_frames
-from kit.base.config import ConfigError
-from kit.model.xtts import load_xtts
+from kit.base.errors import KitError, SpeechError
+from kit.releases.xtts_v2.codec import XTTSCodec, XTTSCodecConfig, xtts_codec
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.vocoder import frames_of, to_frames
 
 RATE = 24_000
 HEARD = 22_050
@@ -43,7 +41,7 @@ def some_states(count: int, rows: int = 1) -> dict[str, Tensor]:
 
 def test_the_contract_in_numbers(codec):
     assert codec.vocab_size == 32
-    assert (codec.sample_rate, codec.heard_rate) == (RATE, HEARD)
+    assert (codec.sample_rate, codec.input_sample_rate) == (RATE, HEARD)
     assert codec.frame_rate == codec.config.frame_rate == pytest.approx(21.533, abs=1e-3)
     assert codec.samples(147) == 640 * 256 == round(147 / codec.frame_rate * RATE)
 
@@ -80,15 +78,15 @@ def test_clips_are_encoded_as_each_alone(codec):
         assert torch.allclose(mel[:, :-6], alone[:, :-6], atol=1e-4), "but where silence follows"
 
 
-@pytest.mark.parametrize("with_states", [True, False])
+@pytest.mark.parametrize("with_state_inputs", [True, False])
 @pytest.mark.parametrize(("start", "end"), [(0, 30), (31, 60), (45, 90), (89, 90)])
-def test_a_part_with_context_sounds_as_in_the_whole(codec, with_states, start, end):
+def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, start, end):
     codes = some_codes(90)
-    given = some_states(90) if with_states else {}
-    context = codec.vocoder.context if with_states else codec.context
+    given = some_states(90) if with_state_inputs else {}
+    context = codec.vocoder.context if with_state_inputs else codec.context
     first = max(0, start - context)
     part = dict(given)
-    if with_states:
+    if with_state_inputs:
         part["states"] = given["states"][:, first : end + context]
     found = codec.decode(codes[:, first : end + context], first, **part)
     skipped = codec.samples(start) - codec.samples(first)
@@ -154,25 +152,25 @@ def test_griffin_lim_sounds_log_mels_of_speech(codec):
 
 
 def test_a_speaker_is_heard_at_any_rate(codec):
-    at_48 = codec.speaker_of(spoken(96_000, rate=48_000), 48_000)
-    at_22 = codec.speaker_of(spoken(44_100), 22_050)
+    at_48 = codec.speaker_embedding(spoken(96_000, rate=48_000), 48_000)
+    at_22 = codec.speaker_embedding(spoken(44_100), 22_050)
     assert at_48.shape == (512,)
     assert at_48 @ at_22 > 0.9
-    with pytest.raises(VoiceReferenceError, match=r"lasts 0\.10 s"):
-        codec.speaker_of(spoken(2205), 22_050)
-    with pytest.raises(VoiceReferenceError, match="is silent"):
-        codec.speaker_of(torch.zeros(22_050), 22_050)
+    with pytest.raises(SpeechError, match=r"lasts 0\.10 s"):
+        codec.speaker_embedding(spoken(2205), 22_050)
+    with pytest.raises(SpeechError, match="is silent"):
+        codec.speaker_embedding(torch.zeros(22_050), 22_050)
 
 
 def test_codes_and_states_that_do_not_fit_are_told(codec):
-    with pytest.raises(CodecError, match=r"must lie in 0\.\.31"):
+    with pytest.raises(KitError, match=r"must lie in 0\.\.31"):
         codec.decode(torch.tensor([[3, 32]]))
     given = some_states(5)
-    with pytest.raises(CodecError, match=r"`speaker` must be \(1, 512\) .* it is missing"):
+    with pytest.raises(KitError, match=r"`speaker` must be \(1, 512\) .* it is missing"):
         codec.decode(some_codes(5), states=given["states"])
-    with pytest.raises(CodecError, match=r"`states` must be \(1, 5, 96\) .* it is missing"):
+    with pytest.raises(KitError, match=r"`states` must be \(1, 5, 96\) .* it is missing"):
         codec.decode(some_codes(5), speaker=given["speaker"])
-    with pytest.raises(CodecError, match=r"`states` must be \(1, 4, 96\) .* it is \(1, 5, 96\)"):
+    with pytest.raises(KitError, match=r"`states` must be \(1, 4, 96\) .* it is \(1, 5, 96\)"):
         codec.decode(some_codes(4), **given)
 
 
@@ -190,7 +188,9 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     assert torch.equal(again.encode(wave), codec.encode(wave))
     given = some_states(7)
     assert torch.equal(again.decode(some_codes(7), **given), codec.decode(some_codes(7), **given))
-    assert torch.equal(again.speaker_of(wave[0], HEARD), codec.speaker_of(wave[0], HEARD))
+    assert torch.equal(
+        again.speaker_embedding(wave[0], HEARD), codec.speaker_embedding(wave[0], HEARD)
+    )
     before = xtts_codec(xtts.sound, xtts.dvae, xtts.config).state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
@@ -200,31 +200,31 @@ def test_parts_of_two_releases_are_told():
     name = "hifigan_decoder.speaker_encoder.fc"
     sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
     sound[f"{name}.bias"] = sound[f"{name}.bias"][:256]
-    with pytest.raises(CodecError, match="gives 256 numbers, the vocoder takes 512"):
+    with pytest.raises(KitError, match="gives 256 numbers, the vocoder takes 512"):
         xtts_codec(sound, random_dvae(), settings())
 
 
 def test_tensors_of_no_part_are_told():
     sound = dict(random_sound(), **{"hifigan_decoder.more.weight": torch.ones(2)})
-    with pytest.raises(CodecError, match=r"sound has no hifigan_decoder\.more\.weight"):
+    with pytest.raises(KitError, match=r"sound has no hifigan_decoder\.more\.weight"):
         xtts_codec(sound, random_dvae(), settings())
 
 
 def test_a_configuration_of_another_release_is_told():
-    with pytest.raises(CodecError, match=r"`audio\.sample_rate` = 24000"):
+    with pytest.raises(KitError, match=r"`audio\.sample_rate` = 24000"):
         described = dict(settings(), audio={"sample_rate": 24_000})
         xtts_codec(random_sound(), random_dvae(), described)
     described = settings()
     described["model_args"]["gpt_start_audio_token"] = 1024
-    with pytest.raises(CodecError, match="The DVAE has 32 codes, the configuration's GPT 1024"):
+    with pytest.raises(KitError, match="The DVAE has 32 codes, the configuration's GPT 1024"):
         xtts_codec(random_sound(), random_dvae(), described)
 
 
 def test_it_is_not_trained_here():
     small = {"channels": 16, "filters": [8, 8, 8, 8], "dvae_width": 8, "latent_width": 8}
     codec = make_codec(codec_config({"kind": "xtts", **small}))
-    with pytest.raises(CodecError, match="comes with a release"):
-        codec.course([])
+    with pytest.raises(KitError, match="comes with a release"):
+        codec.fit_schedule([])
 
 
 @pytest.mark.parametrize(
@@ -237,5 +237,5 @@ def test_it_is_not_trained_here():
     ],
 )
 def test_sizes_that_are_none_are_told(values, told):
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(KitError, match=told):
         XTTSCodec(dataclasses.replace(XTTSCodecConfig(), **values))

@@ -10,10 +10,10 @@ import torch
 from helpers import CPU
 
 from kit.base.compiler import (
+    best_seconds,
     compiler_available,
     compiler_errors,
-    not_compiled,
-    quickest,
+    not_compiled_note,
     quiet_inductor,
     will_compile,
 )
@@ -34,7 +34,7 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch):
     monkeypatch.setattr("kit.base.compiler.compiler_available", compiler_available)
     compiles, words = will_compile(True, torch.device("cpu"))
     assert not compiles and words == "; not compiled: no C++ compiler (install g++)"
-    assert asked == ["cpu"] and words == not_compiled("no C++ compiler (install g++)")
+    assert asked == ["cpu"] and words == not_compiled_note("no C++ compiler (install g++)")
 
 
 SYSTEMS = [("linux", "g++"), ("darwin", "clang++"), ("win32", "cl")]
@@ -139,7 +139,7 @@ def test_settings_hold_inside_and_are_gone_after(capsys):
 INSTRUCTIONS = """
 import subprocess
 import torch
-from kit.base.compiler import know_instructions
+from kit.base.compiler import detect_vector_isa
 from torch._inductor.cpu_vec_isa import VecISA, supported_vec_isa_list, valid_vec_isa_list
 
 theirs = VecISA._avx_py_load
@@ -150,7 +150,7 @@ def check_call(command, **more):
     return real(command, **more)
 
 subprocess.check_call = check_call
-know_instructions()
+detect_vector_isa()
 assert not any(code.strip().startswith("import torch") for code in tried), tried
 assert VecISA._avx_py_load == theirs != "", "torch's own is back"
 found = " ".join(map(str, valid_vec_isa_list())).split()
@@ -177,7 +177,7 @@ def test_the_compiler_knows_this_cpu_without_importing_torch_again_and_again():
 
 def test_the_quickest_of_a_few_after_one_more():
     calls = []
-    assert quickest(lambda: calls.append(1), repeats=3) >= 0 and len(calls) == 4
+    assert best_seconds(lambda: calls.append(1), repeats=3) >= 0 and len(calls) == 4
 
 
 TURNS = """

@@ -19,23 +19,23 @@ from helpers import CPU
 
 from kit.base.config import CONFIGS
 from kit.base.hardware import (
-    GLANCE_ROWS,
+    QUICK_ROWS,
     Choice,
     _cpu_precision,
     _loaded_libgomp,
     allow_expandable_segments,
     attention_backend,
     autocast,
-    built_for,
     choose_precision,
     choose_preset,
+    describe_speed,
     detect,
     free_cores,
+    has_code_for,
     is_here,
+    matmul_seconds,
     peak_memory_bytes,
-    product_seconds,
     reset_peak_memory,
-    speed_words,
     use_threads,
     versions,
 )
@@ -129,7 +129,7 @@ def test_precision_of_a_cpu_is_measured(monkeypatch, measure):
     for speed, wanted in ((2.0, "bf16"), (0.5, "fp32")):
         times = {torch.float32: speed, torch.bfloat16: 1.0}
         monkeypatch.setattr(
-            "kit.base.hardware.product_seconds", lambda dtype, _, rows, t=times: t[dtype]
+            "kit.base.hardware.matmul_seconds", lambda dtype, _, rows, t=times: t[dtype]
         )
         choice = measure()
         assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
@@ -138,21 +138,21 @@ def test_precision_of_a_cpu_is_measured(monkeypatch, measure):
 def test_emulated_bf16_is_told_by_small_products(monkeypatch, measure):
     asked = set()
 
-    def product_seconds(dtype, repeats, rows):
+    def matmul_seconds(dtype, repeats, rows):
         asked.add(rows)
         return 0.03 if dtype == torch.bfloat16 else 0.0005
 
-    monkeypatch.setattr("kit.base.hardware.product_seconds", product_seconds)
+    monkeypatch.setattr("kit.base.hardware.matmul_seconds", matmul_seconds)
     choice = measure()
     assert choice.value == "fp32" and "bf16 is emulated here" in choice.reason
-    assert asked == {GLANCE_ROWS}
+    assert asked == {QUICK_ROWS}
 
 
 def test_a_busy_moment_decides_no_precision(monkeypatch, measure):
     """The first bf16 product falls into one, on a processor that is twice as quick in bf16."""
     times = {torch.float32: iter([0.01] * 12), torch.bfloat16: iter([0.2] + [0.005] * 11)}
     monkeypatch.setattr(
-        "kit.base.hardware.product_seconds", lambda dtype, _, rows: next(times[dtype])
+        "kit.base.hardware.matmul_seconds", lambda dtype, _, rows: next(times[dtype])
     )
     choice = measure()
     assert choice.value == "bf16" and "2x" in choice.reason
@@ -160,7 +160,7 @@ def test_a_busy_moment_decides_no_precision(monkeypatch, measure):
 
 def test_what_is_measured_once_is_what_every_step_of_a_process_runs(monkeypatch, measure):
     times = {torch.float32: 0.01, torch.bfloat16: 0.005}
-    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, _, rows: times[dtype])
+    monkeypatch.setattr("kit.base.hardware.matmul_seconds", lambda dtype, _, rows: times[dtype])
     assert measure().value == "bf16"
     times[torch.float32] = 0.004  # something else begins, or ends
     assert choose_precision(CPU).value == "bf16" and measure().value == "fp32"
@@ -221,7 +221,7 @@ BUILDS += [([*CUDA_12_6, "compute_90"], (12, 0), True), (["sm_90a"], (9, 0), Tru
 
 @pytest.mark.parametrize(("architectures", "capability", "runs"), BUILDS)
 def test_a_build_of_torch_runs_on_the_generations_it_was_made_for(architectures, capability, runs):
-    assert built_for(capability, architectures) is runs
+    assert has_code_for(capability, architectures) is runs
 
 
 @pytest.mark.parametrize(("capability", "device"), [((6, 0), "cpu"), ((7, 5), "cuda")])
@@ -244,7 +244,7 @@ def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_cure_told(
 
 def test_a_product_of_training_size_is_timed_in_every_precision():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert product_seconds(dtype, repeats=1) > 0
+        assert matmul_seconds(dtype, repeats=1) > 0
 
 
 def idle(*samples: tuple) -> Callable:
@@ -303,9 +303,9 @@ def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(mon
 
 
 def test_what_decides_the_speed_is_told(monkeypatch):
-    monkeypatch.setattr("kit.base.hardware.product_seconds", lambda dtype, device: 0.01)
+    monkeypatch.setattr("kit.base.hardware.matmul_seconds", lambda dtype, device: 0.01)
     threads = Choice(value="1", reason="2 cores, 1.0 of them busy")
-    said = speed_words(CPU, threads, Choice(value="fp32", reason="bf16 is emulated here"))
+    said = describe_speed(CPU, threads, Choice(value="fp32", reason="bf16 is emulated here"))
     assert said == "2 cores, 1.0 of them busy; bf16 is emulated here; fp32 products at 54 GFLOP/s"
 
 
@@ -344,7 +344,7 @@ def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system,
     resource = pytest.importorskip("resource", reason="only POSIX systems have it")
     used = SimpleNamespace(ru_maxrss=7_000_000)
     monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: None))
-    monkeypatch.setattr("kit.base.hardware.OWN_STATUS", Path("not/on/this/system"))
+    monkeypatch.setattr("kit.base.hardware.PROC_STATUS", Path("not/on/this/system"))
     monkeypatch.setattr(resource, "getrusage", lambda _who: used)
     monkeypatch.setattr(sys, "platform", system)
     assert peak_memory_bytes("cpu") == 7_000_000 * unit_bytes
@@ -356,7 +356,7 @@ def test_versions_name_what_figures_depend_on():
 
 POOL = """
 import torch
-from kit.base.hardware import all_cores, leave_cores_to_worker
+from kit.base.hardware import use_all_cores, use_one_core
 
 def threads():
     lines = open("/proc/self/status").read().splitlines()
@@ -368,10 +368,10 @@ def compute():
 torch.set_num_threads(3)
 compute()
 busy = threads()
-leave_cores_to_worker()
+use_one_core()
 assert torch.get_num_threads() == 1
 assert threads() == busy - 2, (threads(), busy)
-with all_cores(3):
+with use_all_cores(3):
     assert torch.get_num_threads() == 3
     assert compute() == 2_000_000 and threads() == busy
 assert torch.get_num_threads() == 1 and threads() == busy - 2
@@ -386,5 +386,5 @@ def test_compute_threads_that_an_earlier_recipe_has_left_are_ended():
 
 def test_timing_products_leaves_the_random_numbers_where_they_were():
     before = torch.get_rng_state()
-    assert product_seconds(torch.float32) > 0
+    assert matmul_seconds(torch.float32) > 0
     assert torch.equal(torch.get_rng_state(), before)

@@ -10,9 +10,8 @@ import pytest
 from hub import COMMIT, Hub, serving
 
 from kit.base import download
-from kit.base.download import DownloadError
-from kit.base.files import DiskError
-from kit.base.hub import HubError, fetch_model
+from kit.base.errors import DiskError, DownloadError
+from kit.base.hub import fetch_model
 
 NAME = "someone/a-voice"
 FILES = {"model.pth": bytes(range(256)) * 9000, "config.json": b"{}", "README.md": b"read me"}
@@ -95,7 +94,7 @@ def test_a_killed_download_goes_on_where_it_was(hub, into):
 def test_a_hub_that_falls_silent_is_told_and_what_came_stays(hub, into, monkeypatch):
     monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("gone"))
     with pytest.raises(
-        DownloadError, match=r"model\.pth is not whole: 0 of 2,304,000 .*Run this again"
+        DownloadError, match=r"model\.pth is incomplete: 0 of 2,304,000 .*Run this again"
     ):
         fetch_model(NAME, "v2", WANTED, into)
     assert not (into / "download.json").exists()
@@ -121,19 +120,23 @@ def test_bytes_that_are_not_those_told_are_dropped(hub, into):
     ],
 )
 def test_a_name_that_is_not_there(hub, into, name, revision, why):
-    with pytest.raises(HubError, match=why):
+    with pytest.raises(DownloadError, match=why):
         fetch_model(name, revision, WANTED, into)
     assert not into.exists()
 
 
 def test_a_repository_of_something_else(hub, into):
-    with pytest.raises(HubError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"):
+    with pytest.raises(
+        DownloadError, match=r"has no vocab\.json; it has README\.md, config\.json, mod"
+    ):
         fetch_model(NAME, "v2", (*WANTED, "vocab.json"), into)
 
 
 def test_without_a_network(into, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubError, match=r"The hub \(http.*\) could not be reached .*name their fol"):
+    with pytest.raises(
+        DownloadError, match=r"The hub \(http.*\) could not be reached .*name their fol"
+    ):
         fetch_model(NAME, "v2", WANTED, into)
 
 

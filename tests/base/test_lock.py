@@ -13,8 +13,8 @@ import time
 import pytest
 
 from kit.base import lock as locks
-from kit.base.files import DiskError
-from kit.base.lock import Holder, LockError, held, read_holder
+from kit.base.errors import DiskError, LockError
+from kit.base.lock import Holder, held, read_holder
 
 
 def hold(path, seconds: float) -> None:

@@ -14,8 +14,7 @@ import pytest
 from paths import python_path
 
 from kit.base import lock, mirror
-from kit.base.config import ConfigError
-from kit.base.lock import LockError
+from kit.base.errors import KitError, LockError
 from kit.base.mirror import Mirror, changes, stamps
 
 
@@ -285,7 +284,7 @@ def test_two_runs_of_one_name_are_never_mixed(machine, said):
     write(a.folder, preset="tiny", codec="one")
     a.copy()
     write(b.folder, preset="t4")
-    with pytest.raises(ConfigError, match=r"two different runs of one name.*another RUN"):
+    with pytest.raises(KitError, match=r"two different runs of one name.*another RUN"):
         b.fetch()
     assert not b.keep() and "two different runs" in said[0]
     assert texts(a.kept) == {"preset": "tiny", "codec": "one"}
@@ -306,12 +305,12 @@ def test_one_machine_at_a_time_trains(machine, monkeypatch, said):
     a, b = machine("a"), machine("b")
     a.kept.mkdir()
     monkeypatch.setattr(mirror, "STALE_S", -39.0)  # it waits for a second
-    with a.held_by_all("training"):
+    with a.hold_shared_lock("training"):
         monkeypatch.setattr(lock, "machine", lambda: "another one")
-        with pytest.raises(LockError, match="has been at training"), b.held_by_all("training"):
+        with pytest.raises(LockError, match="has been at training"), b.hold_shared_lock("training"):
             pass
         assert "Waiting" in said[0]
-    with b.held_by_all("training"):
+    with b.hold_shared_lock("training"):
         pass
 
 
@@ -319,7 +318,7 @@ def test_who_was_taken_over_keeps_nothing_any_more(machine, said):
     a = machine()
     write(a.folder, weights="")
     a.copy()
-    with a.held_by_all("training"):
+    with a.hold_shared_lock("training"):
         write(a.folder, weights="of the machine that slept")
         other = json.loads((a.kept / "training.lock").read_text()) | {"token": "another"}
         (a.kept / "training.lock").write_text(json.dumps(other))
@@ -335,7 +334,7 @@ def test_a_drive_that_takes_no_lock_stops_nobody(machine, monkeypatch, said):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(lock, "new_file", refused)
-    with a.held_by_all("training"):
+    with a.hold_shared_lock("training"):
         assert "cannot be seen" in said[0]
 
 

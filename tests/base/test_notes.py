@@ -6,13 +6,13 @@ import warnings
 
 import pytest
 
-from kit.base.notes import Note, plain_notes
+from kit.base.notes import Note, show_plain_notes
 
 LEARNT = """
 import warnings
-from kit.base.notes import plain_notes
+from kit.base.notes import show_plain_notes
 from kit.text.normalize import normalize
-plain_notes()
+show_plain_notes()
 normalize("Привет", "ru")
 warnings.warn("not the kit's")
 """
@@ -21,7 +21,7 @@ warnings.warn("not the kit's")
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back at the end
-    plain_notes()
+    show_plain_notes()
 
 
 def test_a_note_is_its_sentence():

@@ -4,14 +4,15 @@ import os
 
 import pytest
 
-from kit.base.files import DiskError, replacing_together
+from kit.base.errors import DiskError
+from kit.base.files import atomic_folder
 
 NAMES = ("a.json", "b.json", "card", "weights")
 MARKS = ("card", "weights")
 
 
 def write(folder, text: str) -> None:
-    with replacing_together(folder, MARKS) as new:
+    with atomic_folder(folder, MARKS) as new:
         for name in NAMES:
             (new / name).write_text(text)
 
@@ -30,17 +31,17 @@ def test_all_of_it_moves_and_what_else_is_there_stays(tmp_path):
 
 def test_a_mark_that_is_not_written_again_goes(tmp_path):
     write(tmp_path, "old")
-    with replacing_together(tmp_path, MARKS) as new:
+    with atomic_folder(tmp_path, MARKS) as new:
         (new / "weights").write_text("new")
     assert held(tmp_path) == {"a.json": "old", "b.json": "old", "weights": "new"}
 
 
 def test_a_block_that_fails_leaves_what_was_there(tmp_path):
     write(tmp_path, "old")
-    with pytest.raises(KeyboardInterrupt), replacing_together(tmp_path, MARKS) as new:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path, MARKS) as new:
         (new / "a.json").write_text("new")
         raise KeyboardInterrupt
-    with pytest.raises(DiskError, match="could not write"), replacing_together(tmp_path, MARKS):
+    with pytest.raises(DiskError, match="could not write"), atomic_folder(tmp_path, MARKS):
         raise OSError("torn out")
     assert held(tmp_path) == dict.fromkeys(NAMES, "old")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kit.base.result_cache import kept_result
+from kit.base.result_cache import cached_result
 
 
 class Work:
@@ -21,19 +21,19 @@ class Work:
 def test_a_result_is_made_once_for_each_key(tmp_path):
     work = Work()
     path = tmp_path / "deep" / "result.json"
-    first = kept_result(path, "a", work)
-    assert first == kept_result(path, "a", work) and work.times == 1
-    assert kept_result(path, "b", work)["times"] == 2
-    assert kept_result(path, "b", work)["times"] == 2
+    first = cached_result(path, "a", work)
+    assert first == cached_result(path, "a", work) and work.times == 1
+    assert cached_result(path, "b", work)["times"] == 2
+    assert cached_result(path, "b", work)["times"] == 2
     assert "ሰላም" in path.read_text(encoding="utf-8")
 
 
 def test_a_result_whose_files_are_gone_is_made_again(tmp_path):
     work = Work()
     path = tmp_path / "result.json"
-    kept_result(path, "a", work)
-    assert kept_result(path, "a", work, lambda value: value["times"] == 1)["times"] == 1
-    assert kept_result(path, "a", work, lambda value: value["times"] > 1)["times"] == 2
+    cached_result(path, "a", work)
+    assert cached_result(path, "a", work, lambda value: value["times"] == 1)["times"] == 1
+    assert cached_result(path, "a", work, lambda value: value["times"] > 1)["times"] == 2
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"key": "a"}', b"\xff", b"[" * 99_999])
@@ -41,5 +41,5 @@ def test_a_damaged_file_is_told_and_costs_the_work_alone(tmp_path, data):
     path = tmp_path / "result.json"
     path.write_bytes(data)
     with pytest.warns(UserWarning, match=r"result\.json is damaged .* made again"):
-        assert kept_result(path, "a", Work())["times"] == 1
-    assert kept_result(path, "a", Work())["times"] == 1
+        assert cached_result(path, "a", Work())["times"] == 1
+    assert cached_result(path, "a", Work())["times"] == 1

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.base.torch_file import TorchFileError, read_torch_file, require_backed
+from kit.base.errors import DamagedFileError
+from kit.base.torch_file import read_torch_file, require_backed
 
 CLASS = "somewhere.else.Settings"
 
@@ -57,7 +58,7 @@ def test_an_object_of_a_listed_class_is_its_contents(tmp_path):
     data += b"X\x05\x00\x00\x00inner]" + inner + b"aub."
     path = with_pickle(tmp_path / "a.pth", data)
     assert read_torch_file(path, [CLASS]) == {"layers": 30, "inner": [{"a": 1}]}
-    with pytest.raises(TorchFileError, match=r"asks for `somewhere\.else\.Settings`"):
+    with pytest.raises(DamagedFileError, match=r"asks for `somewhere\.else\.Settings`"):
         read_torch_file(path)
 
 
@@ -86,7 +87,7 @@ def test_a_file_that_would_run_code_is_refused(kind, deep, tmp_path, monkeypatch
     value = {"optimizer": [{"state": {0: value}}]} if deep else value
     path = saved(tmp_path / "model.pth", value)
     with pytest.raises(
-        TorchFileError, match=r"is not read: it asks for `.*could run code.*Get the"
+        DamagedFileError, match=r"is not read: it asks for `.*could run code.*Get the"
     ):
         read_torch_file(path, [CLASS])
     assert os.listdir(tmp_path) == ["model.pth"], "nothing ran"
@@ -97,7 +98,7 @@ def test_a_file_that_would_run_code_is_refused(kind, deep, tmp_path, monkeypatch
 def test_other_protocols_run_nothing_either(protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = pickle.dumps({"config": Calls(os.mkdir, TRAP)}, protocol=protocol)
-    with pytest.raises(TorchFileError):
+    with pytest.raises(DamagedFileError):
         read_torch_file(with_pickle(tmp_path / "model.pth", data), [CLASS])
     assert os.listdir(tmp_path) == ["model.pth"]
 
@@ -106,7 +107,7 @@ def test_a_listed_class_is_only_a_name(tmp_path, monkeypatch):
     """Listing a class that is installed does not bring its own code in."""
     monkeypatch.chdir(tmp_path)
     path = saved(tmp_path / "model.pth", Calls(os.mkdir, TRAP))
-    with pytest.raises(TorchFileError):
+    with pytest.raises(DamagedFileError):
         read_torch_file(path, ["posix.mkdir", "nt.mkdir"])
     assert os.listdir(tmp_path) == ["model.pth"]
 
@@ -138,12 +139,14 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_another_file_is_told_by_its_first_bytes(kind, tmp_path):
     (tmp_path / "model.pth").write_bytes(WRONG[kind])
-    with pytest.raises(TorchFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"):
+    with pytest.raises(
+        DamagedFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"
+    ):
         read_torch_file(tmp_path / "model.pth")
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(TorchFileError, match=r"There is no file .*model\.pth"):
+    with pytest.raises(DamagedFileError, match=r"There is no file .*model\.pth"):
         read_torch_file(tmp_path / "model.pth")
 
 
@@ -152,7 +155,7 @@ def test_a_download_cut_short_is_told(share, tmp_path):
     path = saved(tmp_path / "model.pth", {"a": torch.randn(5000)})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(TorchFileError, match=r"begins like one, but is cut short|another kind"):
+    with pytest.raises(DamagedFileError, match=r"begins like one, but is cut short|another kind"):
         read_torch_file(path)
 
 
@@ -170,7 +173,7 @@ def test_damage_anywhere_is_a_sentence_or_harmless(tmp_path, monkeypatch):
         path.write_bytes(damaged)
         try:
             read_torch_file(path)
-        except TorchFileError as error:
+        except DamagedFileError as error:
             refused += 1
             assert "model.pth" in str(error) and "\n" not in str(error)
     assert refused > 30

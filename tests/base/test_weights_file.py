@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from kit.base.weights_file import tensor_faults
-from kit.base.words import listed
+from kit.base.formatting import join_names
+from kit.base.tensor_file import describe_mismatch
 
 
 def wanted() -> dict:
@@ -13,7 +13,7 @@ def wanted() -> dict:
 
 
 def test_tensors_that_fit_have_no_faults():
-    assert tensor_faults(nn.BatchNorm1d(3).half().state_dict(), wanted()) == ""
+    assert describe_mismatch(nn.BatchNorm1d(3).half().state_dict(), wanted()) == ""
 
 
 def test_every_kind_of_fault_is_named():
@@ -22,13 +22,13 @@ def test_every_kind_of_fault_is_named():
     tensors["bias"] = torch.zeros(4)
     tensors["more"] = torch.zeros(1)
     tensors["num_batches_tracked"] = torch.tensor(1.0)
-    assert tensor_faults(tensors, wanted()) == (
+    assert describe_mismatch(tensors, wanted()) == (
         "missing: weight; misshapen: bias (4,), not (3,); unknown: more; "
         "of another type: num_batches_tracked torch.float32"
     )
 
 
 def test_of_many_names_the_first_are_told():
-    assert listed(list("abcde")) == "a, b, c, d, e"
-    assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
-    assert listed([]) == ""
+    assert join_names(list("abcde")) == "a, b, c, d, e"
+    assert join_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert join_names([]) == ""

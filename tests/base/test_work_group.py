@@ -3,7 +3,7 @@
 import pytest
 from shared_work import PretendedGroup
 
-from kit.base.work_group import LONE
+from kit.base.work_group import SINGLE_PROCESS
 
 CLIPS = [f"/recordings/{number}.wav" for number in range(4000)]
 
@@ -11,7 +11,7 @@ CLIPS = [f"/recordings/{number}.wav" for number in range(4000)]
 @pytest.mark.parametrize("size", [1, 2, 4, 7])
 def test_every_item_is_one_process_s(size):
     group = PretendedGroup(size)
-    for shares in (group.by_content(CLIPS, str), group.in_turn(CLIPS)):
+    for shares in (group.split_by_key(CLIPS, str), group.split_evenly(CLIPS)):
         assert len(shares) == size
         assert sorted(clip for share in shares for clip in share) == sorted(CLIPS)
         counts = [len(share) for share in shares]
@@ -20,13 +20,13 @@ def test_every_item_is_one_process_s(size):
 
 def test_a_share_by_content_does_not_depend_on_what_stands_before():
     group = PretendedGroup(4)
-    whole = group.by_content(CLIPS, str)
-    fewer = group.by_content(CLIPS[1001::3], str)
+    whole = group.split_by_key(CLIPS, str)
+    fewer = group.split_by_key(CLIPS[1001::3], str)
     assert all(set(some) <= set(share) for some, share in zip(fewer, whole))
 
 
 def test_few_items_are_dealt_out_evenly():
-    assert [list(share) for share in PretendedGroup(3).in_turn("abcd")] == [
+    assert [list(share) for share in PretendedGroup(3).split_evenly("abcd")] == [
         ["a", "d"],
         ["b"],
         ["c"],
@@ -42,5 +42,5 @@ class Adding:
 
 def test_a_process_alone_does_all_of_it():
     told = []
-    assert LONE.do([Adding()], 2, told.append) == "done"
+    assert SINGLE_PROCESS.do([Adding()], 2, told.append) == "done"
     assert told == [2, 4, 6]

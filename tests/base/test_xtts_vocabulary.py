@@ -5,7 +5,8 @@ import json
 import pytest
 from released_xtts import HOLES, SIZE, vocabulary
 
-from kit.base.xtts_vocabulary import VocabularyError, load_vocabulary
+from kit.base.errors import KitError
+from kit.releases.xtts_v2.vocabulary import load_vocabulary
 
 
 def written(path, words: dict):
@@ -75,7 +76,7 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_vocabulary_that_cannot_be_right_is_refused(kind, tmp_path):
     path = written(tmp_path / "vocab.json", WRONG[kind](vocabulary()))
-    with pytest.raises(VocabularyError) as told:
+    with pytest.raises(KitError) as told:
         load_vocabulary(path)
     assert kind in str(told.value) and "copy vocab.json again" in str(told.value)
 
@@ -83,10 +84,10 @@ def test_a_vocabulary_that_cannot_be_right_is_refused(kind, tmp_path):
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b'{"model": ', b"[" * 100_000])
 def test_a_damaged_vocabulary_is_told(data, tmp_path):
     (tmp_path / "vocab.json").write_bytes(data)
-    with pytest.raises(VocabularyError, match=r"vocab\.json is no XTTS vocabulary"):
+    with pytest.raises(KitError, match=r"vocab\.json is no XTTS vocabulary"):
         load_vocabulary(tmp_path / "vocab.json")
 
 
 def test_a_missing_vocabulary_says_where_it_comes_from(tmp_path):
-    with pytest.raises(VocabularyError, match=r"There is no .*vocab\.json: copy .* or name"):
+    with pytest.raises(KitError, match=r"There is no .*vocab\.json: copy .* or name"):
         load_vocabulary(tmp_path / "vocab.json")

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.batches.batching import (
     DataConfig,
     cut_by_tokens,
@@ -164,7 +164,7 @@ def test_padding_is_counted_as_the_grids_have_it():
     ],
 )
 def test_settings_that_cannot_be_are_named(wrong, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(KitError, match=said):
         config(**wrong)
 
 

@@ -16,19 +16,12 @@ import torch
 from helpers import DATA, code_cache, corpus, manifest, speech, tokenizer, trained_codec, world
 from shared_work import PretendedGroup
 
-from kit.audio.clip import KEPT_SILENCE_S, DatasetError
-from kit.audio.codec_kinds import load_codec
+from kit.audio.clip import KEPT_SILENCE_S, load_wave
+from kit.audio.codec import load_codec
 from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import DEFAULT_MEL, Mel
-from kit.audio.waveform import load_wave
-from kit.base.files import DiskError
-from kit.batches.code_cache import (
-    CacheError,
-    CodeCache,
-    longest_text,
-    slowest_pace,
-    speaker_references,
-)
+from kit.base.errors import DamagedFileError, DatasetError, DiskError
+from kit.batches.code_cache import CodeCache, longest_text, slowest_pace, speaker_references
 from kit.batches.encoding import build_cache, cache_key, clip_digests
 from kit.dataset.manifest import read_manifest
 from kit.text.tokenizer import Tokenizer
@@ -221,7 +214,7 @@ DAMAGE = {
 def test_a_damaged_shard_is_named_told_and_made_again(built, copy, damage):
     shard = shards(copy.parent)[1]
     shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
-    with pytest.raises(CacheError, match=rf"{shard.name} is damaged.*01_data_prep"):
+    with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged.*01_data_prep"):
         CodeCache(copy)
     told = []
     assert build(copy.parent, say=told.append) == copy
@@ -232,15 +225,15 @@ def test_a_damaged_shard_is_named_told_and_made_again(built, copy, damage):
 def test_a_missing_shard_or_index_names_the_notebook(copy):
     shard = shards(copy.parent)[0]
     shard.unlink()
-    with pytest.raises(CacheError, match=rf"{shard.name}.*01_data_prep"):
+    with pytest.raises(DamagedFileError, match=rf"{shard.name}.*01_data_prep"):
         CodeCache(copy)
-    with pytest.raises(CacheError, match=r"none.*01_data_prep"):
+    with pytest.raises(DamagedFileError, match=r"none.*01_data_prep"):
         CodeCache(copy.parent / "none.safetensors")
 
 
 def test_a_damaged_index_is_told_and_made_again(built, copy):
     copy.write_bytes(copy.read_bytes()[:-1])
-    with pytest.raises(CacheError, match=copy.name):
+    with pytest.raises(DamagedFileError, match=copy.name):
         CodeCache(copy)
     assert build(copy.parent) == copy and same(CodeCache(copy), CodeCache(built))
 
@@ -274,7 +267,7 @@ def test_the_longest_unused_shards_make_room_and_those_in_use_stay(tmp_path):
     assert not oldest.exists() and youngest.exists()
     assert gib(tmp_path) <= cap
     assert len(CodeCache(new).rows) == 7
-    with pytest.raises(CacheError, match="01_data_prep"):
+    with pytest.raises(DamagedFileError, match="01_data_prep"):
         CodeCache(old)
 
 
@@ -287,7 +280,7 @@ def test_reading_a_cache_counts_as_use(copy):
 
 def test_a_corpus_larger_than_the_cap_is_told_before_the_cap_is_passed(tmp_path):
     config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
-    with pytest.raises(CacheError, match=r"max_cache_gib"):
+    with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
         build(tmp_path, config=config)
     assert 0 < gib(tmp_path) <= config.max_cache_gib
 
@@ -431,12 +424,12 @@ def test_a_recording_that_has_gone_names_its_path_and_the_cure(tmp_path):
 
 
 def test_the_longest_text_is_what_training_often_had():
-    counts = sorted(len(code_cache().texts[i]) for i in code_cache().of_split("train"))
+    counts = sorted(len(code_cache().texts[i]) for i in code_cache().rows_in_split("train"))
     found = longest_text(code_cache())
     assert found in counts and 0.9 < sum(n <= found for n in counts) / len(counts) < 1
 
 
 def test_the_slowest_pace_is_what_hardly_a_recording_passes():
     cache = code_cache()
-    paces = [len(cache.codes[i]) / len(cache.texts[i]) for i in cache.of_split("train")]
+    paces = [len(cache.codes[i]) / len(cache.texts[i]) for i in cache.rows_in_split("train")]
     assert sorted(paces)[-3] <= slowest_pace(cache) <= max(paces)

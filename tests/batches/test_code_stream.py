@@ -13,8 +13,9 @@ import torch
 from helpers import CPU, DATA, code_cache, made_cache, real_config, tiny_model
 from torch.utils.data import DataLoader
 
+from kit.base.errors import DamagedFileError
 from kit.batches.batching import EXTRA_TOKENS, DataConfig
-from kit.batches.code_cache import CacheError, CodeCache
+from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, loader_settings, validation_batches
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import collate
@@ -216,9 +217,9 @@ def test_the_state_is_the_place_after_the_last_batch():
 def test_a_position_of_other_utterances_is_refused():
     position, config = next(iter(stream()))[1], DATA
     other = CodeStream(toy_cache(), "train", config, keep)
-    with pytest.raises(CacheError, match=r"of other utterances.*giving no position"):
+    with pytest.raises(DamagedFileError, match=r"of other utterances.*giving no position"):
         other.load_state_dict(position)
-    with pytest.raises(CacheError, match="of other utterances"):
+    with pytest.raises(DamagedFileError, match="of other utterances"):
         CodeStream(toy_cache(91), "train", config, keep, next(iter(other))[1])
 
 
@@ -226,7 +227,9 @@ def test_a_position_of_other_utterances_is_refused():
     "over", [{"seed": 1}, {"effective_batch": 4}, {"sort_window": 8}, {"effective_tokens": 8}]
 )
 def test_a_position_in_another_order_is_refused(over):
-    with pytest.raises(CacheError, match=r"of other batches \(seed, sizes, sorting, rehearsal\)"):
+    with pytest.raises(
+        DamagedFileError, match=r"of other batches \(seed, sizes, sorting, rehearsal\)"
+    ):
         stream(next(iter(stream()))[1], **over)
 
 
@@ -296,7 +299,7 @@ def test_padding_to_a_fixed_length_leaves_the_loss_alone():
 def test_an_utterance_longer_than_every_grid_is_refused_not_cut():
     longest = max(stream().lengths)
     with pytest.raises(
-        CacheError, match=rf"1 of 60 utterances.*the longest has {longest}.*add a length"
+        DamagedFileError, match=rf"1 of 60 utterances.*the longest has {longest}.*add a length"
     ):
         stream(grid_lengths=(64, longest - 1))
 
@@ -310,7 +313,7 @@ def test_validation_takes_every_held_out_utterance_once_and_always_alike():
 
 
 def test_a_split_nobody_has_is_told():
-    with pytest.raises(CacheError, match="split `test`"):
+    with pytest.raises(DamagedFileError, match="split `test`"):
         stream(split="test")
 
 
@@ -419,9 +422,11 @@ def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks():
 
 def test_another_share_or_other_rows_are_no_place_to_go_on_from():
     position = next(iter(rehearsing()))[1]
-    with pytest.raises(CacheError, match=r"other batches \(seed, sizes, sorting, rehearsal\)"):
+    with pytest.raises(
+        DamagedFileError, match=r"other batches \(seed, sizes, sorting, rehearsal\)"
+    ):
         rehearsing(position, share=0.3)
-    with pytest.raises(CacheError, match="of other utterances"):
+    with pytest.raises(DamagedFileError, match="of other utterances"):
         CodeStream(rehearsing_cache(8), "train", DATA, keep, position, rehearsal=0.2)
 
 
@@ -429,5 +434,5 @@ def test_fixed_lengths_must_hold_what_is_rehearsed_too():
     config = dataclasses.replace(DATA, grid_lengths=(90,))
     cache = rehearsing_cache(30)
     CodeStream(cache, "train", config, keep)
-    with pytest.raises(CacheError, match="longer than the longest of `grid_lengths`"):
+    with pytest.raises(DamagedFileError, match="longer than the longest of `grid_lengths`"):
         CodeStream(cache, "train", config, keep, rehearsal=0.2)

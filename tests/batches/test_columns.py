@@ -5,9 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+from kit.base.errors import DamagedFileError
 from kit.batches import columns
-from kit.batches.columns import SealedColumns, Strings, narrow, seal_columns, strings_columns
-from kit.batches.shards import CacheError
+from kit.batches.columns import ColumnFile, Strings, narrow, save_columns, strings_columns
 
 WORDS = ["ሰላም", "", "a", "ለአለም " * 9, "b", "", "one more"]
 
@@ -36,12 +36,12 @@ def size(request, monkeypatch) -> str:
 
 @pytest.fixture
 def path(tmp_path, size):
-    seal_columns(table(), tmp_path / "a.safetensors")
+    save_columns(table(), tmp_path / "a.safetensors")
     return tmp_path / "a.safetensors"
 
 
 def test_columns_come_back_by_number_slice_and_array(path):
-    found = SealedColumns(path)
+    found = ColumnFile(path)
     for name in ("few", "many"):
         wanted = table()[name]
         assert list(found[name]) == wanted.tolist() and len(found[name]) == 90
@@ -56,12 +56,12 @@ def test_columns_come_back_by_number_slice_and_array(path):
             part[20]
     assert found.whole("grid").tolist() == table()["grid"].tolist()
     assert not len(found["none"]) and not list(found["none"])
-    with pytest.raises(CacheError, match="no column `other`"):
+    with pytest.raises(DamagedFileError, match="no column `other`"):
         found["other"]
 
 
 def test_strings_come_back_one_by_one_and_together(path):
-    found = SealedColumns(path)
+    found = ColumnFile(path)
     strings = Strings(found["letters"], found["offsets"])
     assert list(strings) == WORDS
     rows = np.array([3, 0, 0, 5])
@@ -74,9 +74,9 @@ def test_no_changed_byte_is_ever_read(path):
     for at in range(8, len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         try:
-            found = SealedColumns(path)
+            found = ColumnFile(path)
             read = {name: found.whole(name) for name in table()}
-        except CacheError as error:
+        except DamagedFileError as error:
             assert str(path) in str(error)
             seen += 1
         else:  # a byte that says nothing, as of the checksum of the whole
@@ -89,13 +89,13 @@ def test_no_file_can_be_cut_short_or_lengthened_unseen(path):
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
-        with pytest.raises(CacheError, match="damaged"):
-            SealedColumns(path)
+        with pytest.raises(DamagedFileError, match="damaged"):
+            ColumnFile(path)
     path.write_bytes(whole + b"x")
-    with pytest.raises(CacheError, match="damaged"):
-        SealedColumns(path)
-    with pytest.raises(CacheError, match="There is no"):
-        SealedColumns(path.with_name("none"))
+    with pytest.raises(DamagedFileError, match="damaged"):
+        ColumnFile(path)
+    with pytest.raises(DamagedFileError, match="There is no"):
+        ColumnFile(path.with_name("none"))
 
 
 @pytest.mark.parametrize("size", ["large"], indirect=True)
@@ -103,7 +103,7 @@ def test_of_a_large_file_what_nobody_reads_is_not_asked_for(path):
     raw = path.read_bytes()
     at = raw.index(table()["many"].tobytes()) + 4 * 50
     path.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
-    found = SealedColumns(path)
+    found = ColumnFile(path)
     assert list(found["few"]) == table()["few"].tolist()
     assert found["many"][0:40].tolist() == table()["many"][:40].tolist()
     reads = (
@@ -115,17 +115,17 @@ def test_of_a_large_file_what_nobody_reads_is_not_asked_for(path):
     )
     for read in reads:
         for _ in range(2):  # asked again, it is no better
-            with pytest.raises(CacheError, match="a part of it does not match its checksum"):
+            with pytest.raises(DamagedFileError, match="a part of it does not match its checksum"):
                 read()
 
 
 def test_writing_twice_gives_the_same_bytes(path, tmp_path):
-    seal_columns(dict(reversed(table().items())), tmp_path / "b")
+    save_columns(dict(reversed(table().items())), tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == path.read_bytes()
 
 
 def test_it_travels_as_its_path_and_what_was_read_may_be_let_go(path):
-    found = SealedColumns(path)
+    found = ColumnFile(path)
     again = pickle.loads(pickle.dumps(found))
     assert len(pickle.dumps(found)) < 300
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_it_travels_as_its_path_and_what_was_read_may_be_let_go(path):
 
 
 def test_an_open_file_outlives_its_name(path):
-    found = SealedColumns(path)
+    found = ColumnFile(path)
     path.unlink()
     assert list(found["many"]) == table()["many"].tolist()
 

@@ -11,8 +11,8 @@ import torch
 from helpers import made_cache
 from torch.utils.data import DataLoader
 
+from kit.base.errors import DamagedFileError
 from kit.batches.batching import DataConfig, neighbours_waste, wasted
-from kit.batches.code_cache import CacheError
 from kit.batches.code_stream import CodeStream
 
 DATA = DataConfig(effective_batch=8, micro_batch=4, sort_window=32)
@@ -140,24 +140,24 @@ def test_positions_of_one_group_and_of_several_are_not_taken_for_each_other(monk
     monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 1000)
     one = next(iter(stream()))[1]
     refused = r"of other batches \(seed, sizes, sorting, rehearsal\).*giving no position"
-    with pytest.raises(CacheError, match="of other"):
+    with pytest.raises(DamagedFileError, match="of other"):
         stream(grouped)
     assert stream({"epoch": 0, "batch": 4}).position["group"] == 0  # of an early version
     monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 64)
     early = {"epoch": 0, "batch": 4}
     for position in (dict(one, corpus=grouped["corpus"]), early):
-        with pytest.raises(CacheError, match=refused):
+        with pytest.raises(DamagedFileError, match=refused):
             stream(position)
 
 
 def test_other_utterances_or_another_order_are_refused():
     position = next(iter(stream()))[1]
     for over in ({"seed": 1}, {"effective_batch": 4}, {"sort_window": 8}):
-        with pytest.raises(CacheError, match="of other batches"):
+        with pytest.raises(DamagedFileError, match="of other batches"):
             stream(position, **over)
-    with pytest.raises(CacheError, match="of other utterances"):
+    with pytest.raises(DamagedFileError, match="of other utterances"):
         stream(position, count=302)
-    with pytest.raises(CacheError, match="of other utterances"):
+    with pytest.raises(DamagedFileError, match="of other utterances"):
         CodeStream(cache(), "held_out", DATA, keep, position)
 
 
@@ -169,7 +169,7 @@ def test_rehearsal_is_spread_over_the_groups_and_every_row_comes_as_often(share)
         plan = epoch_of(s, epoch)
         found = [i for i in itertools.chain(*plan) if i in s.rehearsed]
         assert sorted(i for i in itertools.chain(*plan) if i not in s.rehearsed) == list(s.members)
-        assert len(found) == s.rehearsed_an_epoch
+        assert len(found) == s.rehearsal_rows_per_epoch
         seen += found
     times = [seen.count(i) for i in s.rehearsed]
     assert max(times) - min(times) <= 1

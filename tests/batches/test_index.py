@@ -9,11 +9,12 @@ import pytest
 from helpers import code_cache, code_index, made_cache
 from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
+from kit.base.errors import DamagedFileError
 from kit.batches import code_shards, columns
 from kit.batches.batching import DataConfig
-from kit.batches.code_cache import CacheError, CodeCache, longest_text, reference_rows, slowest_pace
+from kit.batches.cache_files import as_bytes, load_tensors, pack_tensors
+from kit.batches.code_cache import CodeCache, longest_text, reference_rows, slowest_pace
 from kit.batches.code_stream import CodeStream
-from kit.batches.shards import as_bytes, seal, unseal
 
 
 def parts_only(parts, position):
@@ -50,7 +51,7 @@ def test_rows_and_texts_come_back():
 def test_what_is_counted_once_is_what_a_look_at_every_row_finds(split):
     cache, rows = odd_cache()
     members = named(rows, split)
-    assert list(cache.of_split(split)) == members
+    assert list(cache.rows_in_split(split)) == members
     lengths = [len(cache.texts[i]) + len(cache.codes[i]) for i in members]
     assert cache.lengths(members).tolist() == lengths == [cache.length(i) for i in members]
     assert cache.histogram("tokens", split).sum() == len(members)
@@ -74,8 +75,8 @@ def test_figures_of_all_rows_are_those_of_each():
     assert longest_text(cache) == np.quantile(texts, 0.95, method="higher")
     assert slowest_pace(cache) == np.quantile(paces, 0.99)
     assert cache.longest("codes") == max(len(codes) for codes in cache.codes)
-    assert cache.some_of("train").tolist() == members
-    assert len(set(cache.some_of("train", 40).tolist()) & set(members)) == 40
+    assert cache.sample_of_split("train").tolist() == members
+    assert len(set(cache.sample_of_split("train", 40).tolist()) & set(members)) == 40
 
 
 def early_version(index: Path, folder: Path) -> Path:
@@ -94,7 +95,7 @@ def early_version(index: Path, folder: Path) -> Path:
         "text_counts": np.array([len(text) for text in texts]),
     }
     path = folder / "index-early.safetensors"
-    path.write_bytes(seal(table))
+    path.write_bytes(pack_tensors(table))
     return path
 
 
@@ -133,11 +134,11 @@ def flipped(path: Path, at: int) -> None:
 @pytest.mark.parametrize("column", ["codes", "references"])
 def test_damage_in_a_shard_is_told_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
-    last_bytes = unseal(path)[column].tobytes()[-60:]
+    last_bytes = load_tensors(path)[column].tobytes()[-60:]
     flipped(path, path.read_bytes().index(last_bytes) + 57)
     rows = getattr(CodeCache(large), column)
     assert len(rows[CLIPS - 2])
-    with pytest.raises(CacheError, match=rf"{path.name} is damaged.*01_data_prep"):
+    with pytest.raises(DamagedFileError, match=rf"{path.name} is damaged.*01_data_prep"):
         rows[CLIPS - 1]
 
 
@@ -145,20 +146,20 @@ def test_a_large_cache_misses_no_shard_silently(large):
     shard = sorted(large.parent.glob("codes-*"))[1]
     whole = shard.read_bytes()
     shard.unlink()
-    with pytest.raises(CacheError, match=rf"no .*{shard.name}.*01_data_prep"):
+    with pytest.raises(DamagedFileError, match=rf"no .*{shard.name}.*01_data_prep"):
         CodeCache(large)
     shard.write_bytes(whole[:-50])
-    with pytest.raises(CacheError, match=rf"{shard.name} is damaged"):
+    with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged"):
         CodeCache(large)
 
 
 def test_another_shard_under_the_same_name_is_noticed(large):
     shard = sorted(large.parent.glob("codes-*"))[1]
-    table = unseal(shard)
+    table = load_tensors(shard)
     table["codes"] = table["codes"][::-1]
     shard.unlink()
-    shard.write_bytes(seal(table))
-    with pytest.raises(CacheError, match="a row does not match its checksum"):
+    shard.write_bytes(pack_tensors(table))
+    with pytest.raises(DamagedFileError, match="a row does not match its checksum"):
         CodeCache(large).codes[CLIPS + 3]
 
 

@@ -5,7 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from kit.batches.shards import CacheError, claimed, make_room, seal, touch, unseal
+from kit.base.errors import DamagedFileError
+from kit.batches.cache_files import claimed, load_tensors, make_room, pack_tensors, touch
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,
@@ -17,35 +18,35 @@ ALL = ("*.safetensors",)
 
 
 def test_what_is_sealed_comes_back_whatever_its_layout(tmp_path):
-    (tmp_path / "a").write_bytes(seal(TENSORS))
-    found = unseal(tmp_path / "a")
+    (tmp_path / "a").write_bytes(pack_tensors(TENSORS))
+    found = load_tensors(tmp_path / "a")
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype and np.array_equal(found[name], tensor)
 
 
 def test_sealing_twice_gives_the_same_bytes():
-    assert seal(TENSORS) == seal(dict(reversed(TENSORS.items())))
+    assert pack_tensors(TENSORS) == pack_tensors(dict(reversed(TENSORS.items())))
 
 
 def test_no_single_byte_can_change_unseen(tmp_path):
-    path, whole = tmp_path / "a", seal(TENSORS)
+    path, whole = tmp_path / "a", pack_tensors(TENSORS)
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         try:
-            found = unseal(path)
-        except CacheError as error:
+            found = load_tensors(path)
+        except DamagedFileError as error:
             assert str(path) in str(error)
         else:  # a byte that says nothing, as spaces after the header do
             assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
 
 
 def test_no_file_can_be_cut_short_unseen(tmp_path):
-    path, whole = tmp_path / "a", seal(TENSORS)
+    path, whole = tmp_path / "a", pack_tensors(TENSORS)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(CacheError, match="damaged"):
-            unseal(path)
+        with pytest.raises(DamagedFileError, match="damaged"):
+            load_tensors(path)
 
 
 def files(folder, ages) -> list:
@@ -69,7 +70,7 @@ def test_what_is_in_use_stays_however_old(tmp_path):
     paths = files(tmp_path, [1, 9, 5])
     make_room(tmp_path, ALL, 3000 / 2**30, 1000, {paths[1]})
     assert [p.exists() for p in paths] == [True, True, False]
-    with pytest.raises(CacheError, match="max_cache_gib"):
+    with pytest.raises(DamagedFileError, match="max_cache_gib"):
         make_room(tmp_path, ALL, 3000 / 2**30, 2500, {paths[1]})
     assert paths[1].exists()
 

@@ -30,8 +30,7 @@ from kit.batches.batching import DataConfig, padding_waste
 from kit.streams.csv import Table
 from kit.streams.json_array import JsonArray
 from kit.streams.lines import JsonLines, TextLines
-from kit.streams.loader import Loader, LoaderConfig, as_it_is, join_records, split_records
-from kit.streams.position import StreamConfig
+from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)
 ETHIOPIC = [chr(code) for code in range(0x1200, 0x1357)]
@@ -132,30 +131,6 @@ def hf_stream(path: Path, shuffle: bool = True):
     return rows.shuffle(seed=0, buffer_size=10_000) if shuffle else rows
 
 
-def loader_lines(path: Path) -> int:
-    batches = Loader(TextLines(path, SHUFFLED), LoaderConfig(batch=4096, workers=2))
-    return sum(count(batch) for batch in batches)
-
-
-def torchdata_lines(path: Path) -> int:
-    """The same source and payloads through torchdata's loader."""
-    from torch.utils.data import IterableDataset
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    class Batches(IterableDataset):
-        def __init__(self):
-            self.source = TextLines(path, SHUFFLED)
-            self.state_dict, self.load_state_dict = self.source.state_dict, None
-
-        def __iter__(self):
-            rows = iter(self.source)
-            while batch := list(itertools.islice(rows, 4096)):
-                yield join_records(batch)
-
-    batches = StatefulDataLoader(Batches(), batch_size=None, num_workers=2, collate_fn=as_it_is)
-    return sum(count(split_records(batch)) for batch in batches)
-
-
 # --- measuring ------------------------------------------------------------------------------
 
 
@@ -241,14 +216,6 @@ def line_rows(folder: Path, options) -> list[dict]:
     lines, plain = f"{options.lines:,} lines", "for line in open(...)"
     return [
         against(f"{lines}, shuffled", kit, plain, floor, options.repeats),
-        against(f"{lines}, 2 workers", lambda: loader_lines(path), plain, floor, options.repeats),
-        against(
-            f"{lines}, 2 workers",
-            lambda: loader_lines(path),
-            "torchdata StatefulDataLoader",
-            lambda: torchdata_lines(path),
-            options.repeats,
-        ),
     ]
 
 

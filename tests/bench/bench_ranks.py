@@ -21,19 +21,19 @@ from kit.base.hardware import detect
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
+from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.ranks import ALONE, Ranks, SeveralRanks
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
-from kit.tuning.ab_test import Task, make_batches, some_rows
+from kit.training.trainer import Trainer
+from kit.tuning.trials import Task, make_batches, some_rows
 
 
 def one_step(task: Task, ranks: Ranks):
     """A callable that takes another step on one batch of `task`, and returns its seconds."""
     torch.manual_seed(0)
     speed = SpeedConfig(sdpa=True, fused_adamw=True, ema=True)
-    state = TrainState(SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
+    state = Trainer(SpeechGPT(task.model), task.train, speed, task.hw, ranks=ranks)
     events = train(state, itertools.repeat(next(make_batches(task))))
 
     def step() -> float:

@@ -49,9 +49,9 @@ from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.training.logs import jsonl_log
 from kit.training.loop import listen, train
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, switches
-from kit.tuning.ab_test import make_batches, preset_task
+from kit.training.trainer import Trainer
+from kit.tuning.trials import make_batches, preset_task
 
 COQUI, GPT2 = "coqui-tts GPTTrainer", "transformers GPT2LMHeadModel, SDPA"
 
@@ -156,9 +156,7 @@ def muon_rows(rounds: int) -> list[dict]:
     for name in ("muon", "adamw"):
         config = dataclasses.replace(task.train, optimizer=name, steps=10**9, val_every=10**9)
         torch.manual_seed(0)
-        state = TrainState(
-            SpeechGPT(task.model), config, build(SpeedConfig, preset["speed"]), task.hw
-        )
+        state = Trainer(SpeechGPT(task.model), config, build(SpeedConfig, preset["speed"]), task.hw)
         events = train(state, itertools.cycle(batches))
         contestants[name] = lambda events=events: next(events).loss
     muon, adamw = seconds(contestants, 2 * rounds).values()

@@ -32,9 +32,9 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import join_ranks
 from kit.training.recovery import split_batch
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
-from kit.tuning.ab_test import Task
+from kit.training.trainer import Trainer
+from kit.tuning.trials import Task
 
 WORLD = 2
 STEPS = 12
@@ -71,7 +71,7 @@ def ranks_rows(setting: Setting) -> Iterator[dict]:
     yield result(row, took_s, "s", "one process", alone_s, alone_s / took_s)
 
 
-def timed_losses(state: TrainState, batches: list) -> tuple[list[float], float]:
+def timed_losses(state: Trainer, batches: list) -> tuple[list[float], float]:
     """The losses of all steps, and the seconds that all but the first took."""
     first = train_losses(state, batches[:1])
     began_s = time.perf_counter()
@@ -96,7 +96,7 @@ def main(path: Path) -> None:
     torch.manual_seed(0)
     with torch.device(task.hw.device):
         model = SpeechGPT(task.model)
-    state = TrainState(model, task.train, SpeedConfig(sdpa=True), task.hw, ranks=ranks)
+    state = Trainer(model, task.train, SpeedConfig(sdpa=True), task.hw, ranks=ranks)
     curve, took_s = timed_losses(state, batches)
     backend = "nccl" if task.hw.device == "cuda" else "gloo"
     if ranks.is_main:

@@ -18,12 +18,12 @@ from kit.base.hardware import Choice, Hardware, choose_precision
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.training.config import StepEvent, TrainConfig
 from kit.training.loop import train
 from kit.training.recovery import release_memory
-from kit.training.settings import StepEvent, TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
-from kit.tuning.ab_test import Task, make_batches, some_rows
+from kit.training.trainer import Trainer
+from kit.tuning.trials import Task, make_batches, some_rows
 
 TRAIN = TrainConfig(steps=100_000, val_every=100_000, lr=3e-4, warmup_steps=2)
 XTTS = GPTConfig(
@@ -95,7 +95,7 @@ class Setting:
         return self.task(TINY if self.pretended else MIDDLE)
 
 
-def new_state(task: Task, precision: str = "fp32", **switches: bool) -> TrainState:
+def new_state(task: Task, precision: str = "fp32", **switches: bool) -> Trainer:
     """A run at its first step, always from the same weights, in a `precision` of our choice."""
     release_memory(task.hw.device)
     torch.manual_seed(0)
@@ -104,20 +104,20 @@ def new_state(task: Task, precision: str = "fp32", **switches: bool) -> TrainSta
     choice = Choice(value=precision, reason="chosen by the check")
     speed = SpeedConfig(mixed_precision=precision != "fp32", **switches)
     with patch("kit.training.switches.choose_precision", lambda hw: choice):
-        return TrainState(model, task.train, speed, task.hw)
+        return Trainer(model, task.train, speed, task.hw)
 
 
 def some_batches(task: Task, count: int) -> list[EffectiveBatch]:
     return list(itertools.islice(make_batches(task), count))
 
 
-def train_steps(state: TrainState, batches: Iterable[EffectiveBatch]) -> list[StepEvent]:
+def train_steps(state: Trainer, batches: Iterable[EffectiveBatch]) -> list[StepEvent]:
     """Train on each of `batches` once."""
     batches = list(batches)
     return list(itertools.islice(train(state, iter(batches)), len(batches)))
 
 
-def train_losses(state: TrainState, batches: Iterable[EffectiveBatch]) -> list[float]:
+def train_losses(state: Trainer, batches: Iterable[EffectiveBatch]) -> list[float]:
     return [event.loss for event in train_steps(state, batches)]
 
 

@@ -16,9 +16,9 @@ from gpu_setting import Setting, limit_row, note_row, seconds, spread, timed, wa
 from infer_calls import PROMPT, gpt2, greedy, random_model, request
 from rows import result
 
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
-from kit.inference.compare_formats import RecordedRow, linear_bytes, teacher_forced_logits
+from kit.inference.compare_formats import RecordedExample, linear_bytes, teacher_forced_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode
 from kit.inference.linear_formats import FORMATS
@@ -27,7 +27,7 @@ from kit.tuning.monitor import Monitor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Files of the suite with tests for a GPU.
-TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "ab_test")
+TESTS = ("decoder", "preflight", "monitor", "switches", "streaming", "trials")
 AGREEMENT = {"fp32": 0.99, "bf16": 0.95, "fp16": 0.98, "int8": 0.9, "int8-weight-only": 0.9}
 
 
@@ -141,12 +141,12 @@ def speak(decoder: Decoder, batch: int, setting: Setting, **options) -> torch.Te
     return torch.stack([row.codes for row in rows])
 
 
-def recorded_row(model: SpeechGPT, setting: Setting) -> RecordedRow:
+def recorded_row(model: SpeechGPT, setting: Setting) -> RecordedExample:
     """A text and codes, the same each time."""
     texts, cond = request(model.config, 1)
     random = torch.Generator().manual_seed(1)
     codes = torch.randint(0, model.config.start_code, (setting.codes,), generator=random)
-    return RecordedRow(text=texts[0], codes=codes.tolist(), cond=cond[0])
+    return RecordedExample(text=texts[0], codes=codes.tolist(), cond=cond[0])
 
 
 def peer_seconds(model: SpeechGPT, batch: int, setting: Setting) -> float:

@@ -23,17 +23,17 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from kit.base.config import build, load_preset
-from kit.base.hardware import hush_profiler, reset_peak_memory
+from kit.base.hardware import reset_peak_memory, silence_profiler
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.style import GIB
+from kit.training.config import StepEvent, TrainConfig
 from kit.training.loop import train
 from kit.training.prefetch import prefetched
-from kit.training.settings import StepEvent, TrainConfig
 from kit.training.switches import pin
-from kit.tuning.ab_test import Task
+from kit.tuning.trials import Task
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from made_index import made_index
@@ -44,7 +44,7 @@ TEXT_VOCAB, CODE_VOCAB = 2000, 1602  # of the preset's tokenizer and codec
 
 
 def t4_rows(setting: Setting) -> Iterator[dict]:
-    hush_profiler()
+    silence_profiler()
     with tempfile.TemporaryDirectory() as folder:
         rows = 600 if setting.pretended else 20_000
         cache = CodeCache(made_index(Path(folder), rows, text_vocab=TEXT_VOCAB))

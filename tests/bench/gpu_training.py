@@ -36,32 +36,32 @@ from kit.base.hardware import (
     attention_backend,
     autocast,
     choose_preset,
-    hush_profiler,
     reset_peak_memory,
+    silence_profiler,
 )
 from kit.batches.batching import DataConfig
 from kit.model.gpt import Attention
 from kit.model.sequence import GPTConfig
 from kit.notebook.style import GIB
 from kit.training import checkpoint
+from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.prefetch import prefetched
 from kit.training.recovery import release_memory
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig, pin
-from kit.tuning.ab_results import Trial, compare
-from kit.tuning.ab_test import (
+from kit.training.trainer import Trainer
+from kit.tuning.model_flops import training_flops
+from kit.tuning.preflight import Workload, trial_peak
+from kit.tuning.trial_results import Trial, compare
+from kit.tuning.trials import (
     Task,
     TrialConfig,
-    in_a_process,
     make_batches,
+    measure_variant,
     preset_task,
     run_variant,
     variants,
 )
-from kit.tuning.model_flops import training_flops
-from kit.tuning.preflight import Workload, trial_peak
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
 PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
@@ -74,7 +74,7 @@ GPU_TIERS = ("8gb", "12gb", "t4", "24gb", "80gb")
 
 def attention_rows(setting: Setting) -> Iterator[dict]:
     """Which attention kernel the dispatcher promises, and which really ran; matrix products."""
-    hush_profiler()
+    silence_profiler()
     for precision in ("fp32", setting.precision):
         for dropout in (0.0, 0.1):
             model = dataclasses.replace(setting.middle.model, dropout=dropout)
@@ -267,7 +267,7 @@ def recovery_rows(setting: Setting) -> Iterator[dict]:
 
 
 @contextlib.contextmanager
-def less_memory(state: TrainState, setting: Setting, batches: list) -> Iterator[None]:
+def less_memory(state: Trainer, setting: Setting, batches: list) -> Iterator[None]:
     """Inside, the GPU has half of the memory that the passes of `batches` take beside the weights.
 
     What they take is measured on a copy of the run. On the CPU more than two rows are refused.
@@ -393,7 +393,7 @@ def try_variant(work, task: Task, config: TrialConfig, on: tuple) -> tuple[dict,
         return {"error": str(error).splitlines()[0]}, work
     except Exception as error:  # it becomes a row; CUDA may be unusable in this process
         first_line = (str(error).strip().splitlines() or [""])[0]
-        return {"error": f"{type(error).__name__}: {first_line}"[:200]}, in_a_process
+        return {"error": f"{type(error).__name__}: {first_line}"[:200]}, measure_variant
 
 
 def trial_rows(
@@ -519,7 +519,7 @@ def copy_rows(setting: Setting) -> Iterator[dict]:
     yield limit_row("reads of a number from the device, a step", reads / 4, "reads", 2)
 
 
-def prefetch_row(setting: Setting, state: TrainState, count: int = 8) -> dict:
+def prefetch_row(setting: Setting, state: Trainer, count: int = 8) -> dict:
     """Steps whose batches a thread makes, and pins, beside the same steps that make their own."""
 
     def steps(ahead: bool) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import decoding
+from kit.inference.generate import decode_stream
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -63,7 +63,7 @@ def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True
     texts, cond = request(decoder.config, batch)
     begun, marks = time.perf_counter(), []
     said = None
-    for said in decoding(decoder, texts, cond, greedy(codes, kv_cache), [0] * batch):  # noqa: B007
+    for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [0] * batch):  # noqa: B007
         marks.append(time.perf_counter())
     return timed(begun, marks, torch.stack([row.codes for row in said.spoken(0.0)]))
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from rows import result
 
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.recognizer import load_recognizer
 from kit.batches.code_cache import CodeCache
 from kit.dataset.manifest import read_manifest
 from kit.inference.compare_formats import (
     compare_decoders,
-    first_sound_seconds,
-    recorded_rows,
+    recorded_examples,
     teacher_forced_logits,
+    time_to_first_audio_s,
 )
 from kit.inference.evaluate import score
 from kit.inference.sampling import GenerateConfig
@@ -28,7 +28,7 @@ FULL, SOON_MS = "the kit, fp32", 300  # the latest a first sound may come
 
 
 def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
-    """All rows of the voice in `folder`. Raises VoiceError where it is not finished."""
+    """All rows of the voice in `folder`. Raises SpeechError where it is not finished."""
     facts = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     weights = f"model-{facts['eval']['weights']}.safetensors"
     voice = load_voice(folder, weights, facts["data"]["language"])
@@ -39,12 +39,12 @@ def voice_rows(folder: Path, sentences: int, compared: int) -> list[dict]:
 
 def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
     """Formats along held-out rows, the recorded codes given to both (teacher forcing)."""
-    some = recorded_rows(cache, compared)
+    some = recorded_examples(cache, compared)
     full = voice.ready()
     full_logits = [teacher_forced_logits(full, row) for row in some]
     found = []
     for weights in FORMATS:
-        cost = compare_decoders(full, voice.using(weights).ready(), some, full_logits)
+        cost = compare_decoders(full, voice.in_format(weights).ready(), some, full_logits)
         same, name = 100 * cost.top1_agreement, f"voice, {weights}, {cost.positions} positions"
         found.append(result(f"{name}: top-1 agreement", same, "%", FULL, 100, same / 100))
         errors = {"mean": cost.mean_logit_error, "largest": cost.max_logit_error}
@@ -60,8 +60,8 @@ def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
     found, once = [], GenerateConfig(candidates=1)
-    voices = {weights: voice.using(weights) for weights in ("fp32", *FORMATS)}
-    voices["int8, compiled"] = voice.using("int8", True)  # in a batch another product
+    voices = {weights: voice.in_format(weights) for weights in ("fp32", *FORMATS)}
+    voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
     heard = {}
     for name, speaking in voices.items():
         heard[name] = 100 * score(speaking, some, recognizer, once)[0].cer
@@ -78,8 +78,8 @@ def first_sound_rows(voice: Voice, folder: Path) -> list[dict]:
     texts = sorted((r.text for r in read_manifest(folder) if r.split == "held_out"), key=len)
     text, found = texts[len(texts) // 2], []
     for weights, compiled in (("fp32", False), ("int8", False), ("int8", True)):
-        ready = voice.using(weights, compiled)
-        ms = 1000 * first_sound_seconds(ready, text, GenerateConfig(), repeats=5)
+        ready = voice.in_format(weights, compiled)
+        ms = 1000 * time_to_first_audio_s(ready, text, GenerateConfig(), repeats=5)
         row = f"voice, {weights}, {'compiled' if compiled else 'eager'}: time to first sound"
         found.append(result(row, ms, "ms", "at most", SOON_MS, SOON_MS / ms))
     return found

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from kit.base.hardware import detect
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import Batch, EffectiveBatch, GPTConfig, pack
-from kit.model.xtts_names import from_released, gpt_shapes
+from kit.releases.xtts_v2.names import from_released, gpt_shapes
+from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Finetuning
+from kit.training.trainer import Trainer
 
 Step = Callable[[], float]
 ROWS, TEXT, CODES = 2, 60, 200
@@ -53,12 +53,12 @@ def packed(config: GPTConfig, frames: int = FRAMES["1 s"]) -> Batch:
 
 def kit_state(
     config: GPTConfig, bf16: bool = False, finetuning: Finetuning = FULL, **speed
-) -> TrainState:
+) -> Trainer:
     """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
     endless = TrainConfig(steps=10**9, val_every=10**9, lr=1e-5)
     on = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
-    state = TrainState(SpeechGPT(config), endless, on, detect(), finetuning)
+    state = Trainer(SpeechGPT(config), endless, on, detect(), finetuning)
     wanted = "bf16" if bf16 else "fp32"
     assert state.applied.precision == wanted, f"no {wanted} here: {state.applied.notes}"
     return state

@@ -8,8 +8,8 @@ import wave
 from array import array
 from pathlib import Path
 
+from kit.training.config import StepEvent
 from kit.training.logs import jsonl_log
-from kit.training.settings import StepEvent
 from kit.training.switches import LABELS, Switch
 
 REASONS = {

@@ -47,8 +47,8 @@ def environment() -> Path:
 
 def snapshot(into: Path) -> Path:
     """The files of this checkout, committed or not, as a repository to clone from."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
+    join_names = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(join_names, cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, names.decode().split("\0")):
         if (ROOT / name).is_file():
             (into / name).parent.mkdir(parents=True, exist_ok=True)

@@ -12,20 +12,20 @@ import torch
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.dataset.alignment import (
     AlignConfig,
     AlignError,
     Alignment,
     align_clips,
-    align_clips_once,
+    align_clips_cached,
     alignment_score,
     lowest_score,
     match,
     refuse_mismatched,
     worst,
 )
-from kit.dataset.ledger import Utterance
+from kit.dataset.data_report import Utterance
 
 HEAR = ToneRecognizer().eval()
 CONFIG = AlignConfig()
@@ -36,7 +36,7 @@ ROW = Utterance(
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
-    heard = HEAR.hear([torch.from_numpy(noisy(wave))], RATE)[0]
+    heard = HEAR.recognize([torch.from_numpy(noisy(wave))], RATE)[0]
     return alignment_score(HEAR, heard, text, CONFIG)
 
 
@@ -136,9 +136,9 @@ def test_precisely_the_wrong_clips_are_refused(clips):
 def test_the_worst_are_listed_first(clips):
     rows, wrong = clips
     found = align_clips(rows, HEAR, CONFIG)
-    listed = worst(rows, found, 15)
-    assert {row.id for row, _ in listed} == set().union(*wrong.values())
-    assert [a.score for _, a in listed] == sorted(a.score for a in found)[:15]
+    join_names = worst(rows, found, 15)
+    assert {row.id for row, _ in join_names} == set().union(*wrong.values())
+    assert [a.score for _, a in join_names] == sorted(a.score for a in found)[:15]
 
 
 def test_a_clip_alone_scores_as_in_any_batch(clips):
@@ -215,7 +215,7 @@ def test_clips_it_knows_too_little_of_stay_and_the_note_says_so():
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"spread": 0.0}, {"least_gap": -1.0}])
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+    with pytest.raises(KitError, match=next(iter(wrong))):
         AlignConfig(**wrong)
 
 
@@ -225,7 +225,7 @@ def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips
 
     def align(rows, config=CONFIG, sounds="abcdef") -> list[Alignment]:
         tick = lambda *now: heard.append(now)  # noqa: E731
-        return align_clips_once(rows, list(sounds), HEAR, config, kept, tick)
+        return align_clips_cached(rows, list(sounds), HEAR, config, kept, tick)
 
     scores = [a.score for a in align_clips(rows, HEAR, CONFIG)]
     first = align(rows)
@@ -245,7 +245,7 @@ def test_alignments_go_on_after_a_kill_and_are_those_of_one_process(clips, tmp_p
     sounds = [row.id for row in rows]
     config = AlignConfig(batch=2)  # three parts
     alone = tmp_path / "alone.json"
-    wanted = align_clips_once(rows, sounds, HEAR, config, alone)
+    wanted = align_clips_cached(rows, sounds, HEAR, config, alone)
     kept = tmp_path / "kept.json"
     told = []
 
@@ -255,8 +255,8 @@ def test_alignments_go_on_after_a_kill_and_are_those_of_one_process(clips, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        align_clips_once(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
-    again = align_clips_once(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
+        align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
+    again = align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
     assert again == wanted and kept.read_bytes() == alone.read_bytes()
     assert told[40] == 64, "two parts were whole"
     assert told[-1] == 90 and not (tmp_path / "kept.parts").exists()

@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.base.config import ConfigError
-from kit.base.files import DiskError
-from kit.base.lock import LockError
+from kit.base.errors import DiskError, KitError, LockError
 from kit.dataset.archive import ArchiveConfig, ArchiveError, unpack
 
 FILES = {
@@ -349,5 +347,5 @@ def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"most_gib": 0.0}, {"most_members": 0}, {"most_ratio": 0.5}])
 def test_limits_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+    with pytest.raises(KitError, match=next(iter(wrong))):
         ArchiveConfig(**wrong)

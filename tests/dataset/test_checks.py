@@ -9,7 +9,7 @@ from clips import TEXT
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.checks import judge_rows, script, usual_paces
-from kit.dataset.ledger import CURES, ManifestConfig, Utterance
+from kit.dataset.data_report import CURES, ManifestConfig, Utterance
 
 RULES = ManifestConfig()
 SOUND = ClipMeasure(

@@ -13,7 +13,8 @@ import pytest
 from clips import encoded, voice
 from shared_work import PretendedGroup
 
-from kit.audio.clip import ClipMeasure, DatasetError, measure_clip
+from kit.audio.clip import ClipMeasure, measure_clip
+from kit.base.errors import DatasetError
 from kit.dataset import clip_stats as measures
 from kit.dataset.clip_stats import measure_clips
 

@@ -5,12 +5,18 @@ import random
 
 import pytest
 
-from kit.base.config import ConfigError
-from kit.dataset.long_recordings.cut import CutConfig, boundaries, choose_cuts, plan_cuts, runs_of
-from kit.dataset.long_recordings.transcript import FoundToken, Token
+from kit.base.errors import KitError
+from kit.dataset.long_alignment import AlignedToken, Token
+from kit.dataset.long_recordings.cut import (
+    SegmentConfig,
+    boundaries,
+    choose_cuts,
+    plan_cuts,
+    runs_of,
+)
 from kit.dataset.long_recordings.windows import Pause
 
-CONFIG = CutConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
+CONFIG = SegmentConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
 
 
 def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset()):
@@ -25,7 +31,7 @@ def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset
         before_s = times[number - 1][2] if number else 0.0
         if number not in lost:
             heard.append(
-                FoundToken(
+                AlignedToken(
                     token=tokens[number],
                     number=number,
                     start_s=start_s,
@@ -37,7 +43,7 @@ def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset
     return tokens, heard, now
 
 
-def plan(words, config: CutConfig = CONFIG, lost: frozenset = frozenset()):
+def plan(words, config: SegmentConfig = CONFIG, lost: frozenset = frozenset()):
     tokens, heard, total_s = recording(words, lost)
     clips, losses = plan_cuts(heard, tokens, total_s, config)
     spans = sorted([*clips, *losses], key=lambda s: (s.start_s, s.end_s))
@@ -89,7 +95,7 @@ def test_no_clip_reaches_over_words_that_were_not_heard():
 def test_words_never_said_stand_in_the_ledger_without_seconds():
     tokens, heard, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     tokens.insert(1, Token(text="b.", ids=(1,), ends_sentence=True))
-    heard[1] = FoundToken(**(vars(heard[1]) | {"number": 2}))
+    heard[1] = AlignedToken(**(vars(heard[1]) | {"number": 2}))
     clips, losses = plan_cuts(heard, tokens, total_s, CONFIG)
     assert [c.text for c in clips] == ["a.", "c."] and sum(c.seconds for c in clips) == total_s
     assert [(loss.seconds, loss.reason) for loss in losses] == [(0, "not heard as written: b.")]
@@ -110,7 +116,7 @@ def test_nothing_heard_at_all_is_one_loss():
     assert losses[0].reason == "not heard as written: a. c."
 
 
-def best_by_trying(words, config: CutConfig) -> float:
+def best_by_trying(words, config: SegmentConfig) -> float:
     """The most seconds that any choice of cuts can keep, found by trying all of them."""
     _, heard, total_s = recording(words)
     places = boundaries(heard, total_s, config)
@@ -135,7 +141,7 @@ def test_no_choice_of_cuts_keeps_more():
             for i in range(6)
         ]
         _, heard, total_s = recording(words)
-        config = CutConfig(min_s=1.0, max_s=5.0, longest_pause_s=99)
+        config = SegmentConfig(min_s=1.0, max_s=5.0, longest_pause_s=99)
         places = boundaries(heard, total_s, config)
         kept = sum(
             places[j].ending_s(config.margin_s) - places[i].beginning_s(config.margin_s)
@@ -172,5 +178,5 @@ def test_a_run_ends_at_a_gap():
     "wrong", [{"min_s": 0.0}, {"min_s": 15.0}, {"least_pause_s": 0.0}, {"margin_s": -0.1}]
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        CutConfig(**wrong)
+    with pytest.raises(KitError, match=next(iter(wrong))):
+        SegmentConfig(**wrong)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kit.audio.clip import DatasetError
+from kit.base.errors import DatasetError
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.festvox import find_voice, move_to_ljspeech, read_transcripts
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig
 
 TABLE = r"""( ru_0001 "+Окна вол+ос за ухо, 2+2." )
 ( ru_0002 "Он сказал: \"да\"." )

@@ -11,10 +11,10 @@ from helpers import RATE, dataset, speech
 
 from kit.dataset import fetch as ingest
 from kit.dataset.archive import ArchiveError
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.huggingface import IngestError
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig
 
 
 def clip(number: int) -> bytes:

@@ -13,10 +13,10 @@ import pytest
 import soundfile
 from helpers import RATE, dataset, speech
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.huggingface import HubConfig, IngestError, from_huggingface, open_huggingface
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig
 
 CONFIG = HubConfig()
 
@@ -312,7 +312,7 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"most_hours": 0.0}, {"save_every": 0}])
 def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+    with pytest.raises(KitError, match=next(iter(wrong))):
         HubConfig(**wrong)
 
 

@@ -11,10 +11,10 @@ import pytest
 from clips import TEXT
 from helpers import dataset, in_time, speech
 
-from kit.audio.clip import DatasetError
+from kit.base.errors import DatasetError
+from kit.dataset.data_report import Finding, ManifestConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import Finding, ManifestConfig
-from kit.streams.position import is_held_out
+from kit.streams.stream import is_held_out
 
 LOOSE = ManifestConfig(held_out_percent=0)
 HEADER = "client_id\tpath\tsentence\tup_votes\n"
@@ -355,7 +355,7 @@ def test_of_few_recordings_some_are_held_out(tmp_path, rows, wanted):
 def test_a_pipe_in_the_place_of_a_table_is_told_and_not_waited_for(tmp_path, name):
     (tmp_path / "wavs").mkdir()
     os.mkfifo(tmp_path / name)
-    with in_time(20), pytest.raises(DatasetError, match=f"{name} is a named pipe, no file"):
+    with in_time(20), pytest.raises(DatasetError, match=f"{name} is a named pipe"):
         read_dataset(tmp_path, LOOSE)
 
 

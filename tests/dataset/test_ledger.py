@@ -3,16 +3,15 @@
 import pytest
 from clips import TEXT
 
-from kit.audio.clip import DatasetError
-from kit.base.config import ConfigError
-from kit.dataset.ledger import (
+from kit.base.errors import DatasetError, KitError
+from kit.dataset.data_report import (
     CURES,
+    DataReport,
     Finding,
-    Ledger,
     ManifestConfig,
     Utterance,
     by_kind,
-    ledger_rows,
+    findings_table,
 )
 
 
@@ -26,8 +25,8 @@ def finding(line: int, kind: str, seconds: float = 0.0, reason: str = "why") -> 
     return Finding(**where, kind=kind, reason=reason, seconds=seconds)
 
 
-def book(rows, refused) -> Ledger:
-    return Ledger(layout="LJSpeech", kept=rows, refused=refused, warned=[])
+def book(rows, refused) -> DataReport:
+    return DataReport(layout="LJSpeech", kept=rows, refused=refused, warned=[])
 
 
 def test_every_kind_has_a_cure_and_a_row_may_bring_its_own():
@@ -71,14 +70,14 @@ def test_the_summary_puts_the_costliest_kind_first():
 
 
 def test_the_table_shows_the_worst_first_and_counts_the_rest():
-    head, first, *others = ledger_rows([finding(i, "silent", i) for i in range(1, 31)], most=5)
+    head, first, *others = findings_table([finding(i, "silent", i) for i in range(1, 31)], most=5)
     assert head[0] == "where" and first[:3] == ("metadata.csv:30", "r30", "30.0")
     assert len(others) == 5 and others[-1][0] == "and 25 more"
 
 
 def test_the_table_of_nothing_is_empty_and_an_unmeasured_clip_has_no_length():
-    assert ledger_rows([]) == []
-    assert ledger_rows([finding(1, "row")])[1][2] == "?"
+    assert findings_table([]) == []
+    assert findings_table([finding(1, "row")])[1][2] == "?"
 
 
 @pytest.mark.parametrize(
@@ -94,5 +93,5 @@ def test_the_table_of_nothing_is_empty_and_an_unmeasured_clip_has_no_length():
     ],
 )
 def test_limits_that_make_no_sense_are_refused_by_name(field, value):
-    with pytest.raises(ConfigError, match=rf"ManifestConfig\.{field} = "):
+    with pytest.raises(KitError, match=rf"ManifestConfig\.{field} = "):
         ManifestConfig(**{field: value})

@@ -8,9 +8,9 @@ import pytest
 from clips import BAD, GOOD, TEXT, encoded, voice
 from helpers import dataset, manifest, speech, usable, world
 
-from kit.audio.clip import DatasetError
+from kit.base.errors import DatasetError
+from kit.dataset.data_report import ManifestConfig, by_kind
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig, by_kind
 from kit.dataset.manifest import check_dataset, read_manifest, write_fixed
 from kit.text.normalize import letters
 

@@ -19,30 +19,24 @@ from helpers import EAR, few_words, in_time
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.audio.hearing import alphabet_of
-from kit.audio.recognizer import (
-    Recognizer,
-    RecognizerConfig,
-    cer,
-    edit_distance,
-    train_recognizer,
-)
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, train_recognizer
+from kit.audio.recognizer import alphabet_of, cer, edit_distance
 from kit.audio.spectrogram import Mel
+from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import Ledger, ManifestConfig, Utterance, refuse
-from kit.dataset.long_recordings.cut import CutConfig
-from kit.dataset.long_recordings.segment import (
+from kit.dataset.long_alignment import LongAlignConfig, LongAligner, read_tokens, segments_of
+from kit.dataset.long_recordings.cut import SegmentConfig
+from kit.dataset.long_recordings.windows import Listener
+from kit.dataset.segmentation import (
     CutError,
-    Cutter,
+    Segmenter,
     find_recordings,
     names_of,
 )
-from kit.dataset.long_recordings.transcript import Walk, WalkConfig, read_tokens, segments_of
-from kit.dataset.long_recordings.windows import Listener
 
 HEAR = ToneRecognizer().eval()
-CUT = CutConfig(min_s=0.5, max_s=6.0)
-WALK = WalkConfig(language="en", window_s=10.0, characters_per_s=7.0)
+CUT = SegmentConfig(min_s=0.5, max_s=6.0)
+WALK = LongAlignConfig(language="en", window_s=10.0, characters_per_s=7.0)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -66,12 +60,12 @@ def paused(texts: list[str], seed: int = 0) -> list[str | float]:
     return [part for text in texts for part in (rng.uniform(0.2, 0.6), text)] + [0.3]
 
 
-def cutter(recognizer=HEAR, config: CutConfig = CUT) -> Cutter:
-    return Cutter(recognizer=recognizer, cuts=config, walk=WALK)
+def cutter(recognizer=HEAR, config: SegmentConfig = CUT) -> Segmenter:
+    return Segmenter(recognizer=recognizer, cuts=config, walk=WALK)
 
 
-def cut(folder: Path, into: Path, recognizer=HEAR, config: CutConfig = CUT, **told):
-    losses = cutter(recognizer, config).cut_folder(folder, into, **told)
+def cut(folder: Path, into: Path, recognizer=HEAR, config: SegmentConfig = CUT, **told):
+    losses = cutter(recognizer, config).segment_folder(folder, into, **told)
     lines = (into / "metadata.csv").read_text(encoding="utf-8").splitlines()
     return [line.split("|") for line in lines], losses
 
@@ -119,7 +113,7 @@ def test_real_speech_is_cut_into_its_sentences(tmp_path, spoken):
     soundfile.write(tmp_path / "in/book.flac", wave, RATE)
     transcript = " ".join(f"{text}።" for text in texts)
     (tmp_path / "in/book.txt").write_text(transcript, encoding="utf-8")
-    tight = CutConfig(min_s=0.5, max_s=6.0, margin_s=0.02)  # as the speech it learned from
+    tight = SegmentConfig(min_s=0.5, max_s=6.0, margin_s=0.02)  # as the speech it learned from
     rows, losses = cut(tmp_path / "in", tmp_path / "out", recognizer, tight)
     said = " ".join(text for _, text in rows)
     assert len(said) > 0.9 * len(transcript) and len(rows) >= 15
@@ -170,7 +164,7 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
                 split="train", line=number + 1, seconds=seconds, file="metadata.csv",
             )
         )  # fmt: skip
-    made = cutter().cut_rows(rows, tmp_path / "long")
+    made = cutter().segment_rows(rows, tmp_path / "long")
     for row in rows:
         own = [clip for clip in made if clip.line == row.line]
         assert [clip.id for clip in own][:2] == [f"{row.id}_0001", f"{row.id}_0002"]
@@ -179,14 +173,14 @@ def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):
     assert all(0 < clip.seconds <= CUT.max_s and Path(clip.audio).is_file() for clip in made)
     marks = (tmp_path / "long/clips/cut").glob("*.json")
     dates = {mark: mark.stat().st_mtime_ns for mark in marks}
-    again = cutter().cut_rows(rows, tmp_path / "long")
+    again = cutter().segment_rows(rows, tmp_path / "long")
     assert again == made and all(mark.stat().st_mtime_ns == dates[mark] for mark in dates)
 
     lost = [refuse(row, "too long", "too long", row.seconds) for row in rows]
-    ledger = Ledger(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
+    ledger = DataReport(layout="", kept=[], refused=lost, warned=[]).with_clips(made)
     assert ledger.kept == made and ledger.lost_percent < 30  # the pauses
     assert all("kept, cut at pauses" in finding.reason for finding in ledger.refused)
-    assert cutter().cut_rows([], tmp_path / "none") == []
+    assert cutter().segment_rows([], tmp_path / "none") == []
 
 
 def test_what_is_not_in_the_transcript_and_what_is_not_said_is_lost_alone(tmp_path):
@@ -354,7 +348,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
         return listen(start_s, end_s)
 
     listener.wave = wave
-    heard = Walk(listener, read_tokens(" ".join(texts), HEAR, "en"), WALK).run()
+    heard = LongAligner(listener, read_tokens(" ".join(texts), HEAR, "en"), WALK).run()
     assert len(heard) == len(" ".join(texts).split())
     assert max(asked) <= WALK.window_s + 1 and sum(asked) < 2 * listener.total_s
 
@@ -382,7 +376,7 @@ def test_pipes_among_the_recordings_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "in" / "c.wav")
     (tmp_path / "in" / "c.txt").write_text("abc.")
     with in_time(30):
-        losses = cutter().cut_folder(tmp_path / "in", tmp_path / "out")
+        losses = cutter().segment_folder(tmp_path / "in", tmp_path / "out")
     assert {x.reason for x in losses if x.file == "b.wav"} == {"no transcript b.txt beside it"}
     assert not [x for x in losses if x.file == "c.wav"]
 

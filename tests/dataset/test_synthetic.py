@@ -15,9 +15,9 @@ import torch
 from helpers import CORPUS, RATE, manifest, spoken_by_espeak, usable
 
 from kit.audio.spectrogram import Mel
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.dataset import synthetic
-from kit.dataset.ledger import ManifestConfig
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus, sentences
 from kit.text.espeak import SAMPLE_RATE, SPEAKERS
 
@@ -195,7 +195,7 @@ espeak.speaker(0)
 for call in (lambda: espeak.say(" "), lambda: Espeak("am")):
     try:
         call()
-    except RuntimeError as error:
+    except ValueError as error:
         print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -207,12 +207,12 @@ for call in (lambda: espeak.say(" "), lambda: Espeak("am")):
     ("field", "value"), [("language", "de"), ("utterances", 3), ("speakers", 9), ("speakers", 0)]
 )
 def test_what_cannot_be_spoken_is_refused(field, value):
-    with pytest.raises(ConfigError, match=f"CorpusConfig.{field}"):
+    with pytest.raises(KitError, match=f"CorpusConfig.{field}"):
         CorpusConfig(**{field: value})
 
 
 def test_a_language_without_words_says_what_to_do():
-    with pytest.raises(ConfigError, match=r"am and en\. .*recordings of your own \(DATA, --data\)"):
+    with pytest.raises(KitError, match=r"am and en\. .*recordings of your own \(DATA, --data\)"):
         CorpusConfig(language="tr")
 
 
@@ -220,7 +220,7 @@ def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
     few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
     few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
     monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
-    with pytest.raises(ConfigError, match=r"yields only \d+ of the 250 sentences"):
+    with pytest.raises(KitError, match=r"yields only \d+ of the 250 sentences"):
         sentences(CorpusConfig())
 
 
@@ -261,6 +261,6 @@ def test_what_a_word_list_lacks_is_told(tmp_path, monkeypatch, line, told):
     slot = line.split(":")[0]
     kept = [own for own in WORD_LIST.splitlines() if not own.startswith(f"{slot}:")]
     (tmp_path / "xx.yaml").write_text("\n".join([*kept, line]), encoding="utf-8")
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(KitError, match=told) as error:
         load_words("xx")
     assert "xx.yaml" in str(error.value)

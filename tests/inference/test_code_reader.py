@@ -6,18 +6,17 @@ import pytest
 import torch
 from helpers import trained_codec
 
-from kit.audio.fitting import Course
-from kit.audio.recognizer import recognizer_course, train_recognizer
-from kit.base.config import ConfigError
+from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
+from kit.audio.fitting import FitSchedule
+from kit.base.errors import KitError
 from kit.inference.code_reader import (
     READER,
     WORST,
     CodeReader,
     CodeReaderConfig,
-    CodeReaderError,
+    load_matching_reader,
     load_reader,
     pad_codes,
-    reader_of,
     save_reader,
 )
 
@@ -52,46 +51,48 @@ def made(config: CodeReaderConfig = CONFIG) -> CodeReader:
 
 
 @pytest.fixture(scope="module")
-def trained() -> tuple[CodeReader, Course]:
+def trained() -> tuple[CodeReader, FitSchedule]:
     reader = made()
     held = spoken(20, seed=1)
-    course = recognizer_course(reader, list(zip(*held)))
-    for _ in train_recognizer(reader, *spoken(80, seed=0), "cpu", "fp32", course=course):
+    fit_schedule = recognizer_schedule(reader, list(zip(*held)))
+    for _ in train_recognizer(
+        reader, *spoken(80, seed=0), "cpu", "fp32", fit_schedule=fit_schedule
+    ):
         pass
-    return reader, course
+    return reader, fit_schedule
 
 
 def test_it_reads_codes_it_never_saw_and_says_how_well(trained):
-    reader, course = trained
+    reader, fit_schedule = trained
     codes, texts = spoken(20, seed=2)
     read = reader.transcribe(codes)
     assert sum(a == b for a, b in zip(read, texts)) >= 18
-    assert course.figure < 0.05 and course.ending.startswith("after 150 steps")
+    assert fit_schedule.figure < 0.05 and fit_schedule.ending.startswith("after 150 steps")
 
 
 def test_a_reading_that_says_its_text_fits_better_than_one_that_does_not(trained):
     reader, _ = trained
     codes, texts = spoken(20, seed=2)
-    own = reader.misfit(texts, codes)
-    others = reader.misfit([text[2:] + text[:1] for text in texts], codes)
+    own = reader.text_mismatch(texts, codes)
+    others = reader.text_mismatch([text[2:] + text[:1] for text in texts], codes)
     assert max(own) < min(others) and min(own) >= 0
 
 
 def test_a_row_is_judged_the_same_alone_and_among_longer_ones(trained):
     reader, _ = trained
     codes, texts = spoken(6, seed=3)
-    together = reader.misfit(texts, codes)
-    alone = [reader.misfit([text], [row])[0] for text, row in zip(texts, codes)]
+    together = reader.text_mismatch(texts, codes)
+    alone = [reader.text_mismatch([text], [row])[0] for text, row in zip(texts, codes)]
     assert together == pytest.approx(alone, abs=0.2)  # a longer row's blanks reach a few codes in
 
 
 def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_error(trained):
     reader, _ = trained
     codes = [torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([0, 6, 0])]
-    few, none, silent = reader.misfit(["abcdef", "a", "?!"], codes)
+    few, none, silent = reader.text_mismatch(["abcdef", "a", "?!"], codes)
     assert few == none == WORST
     assert 0 <= silent <= WORST
-    assert reader.misfit(["a"], [torch.tensor([], dtype=torch.long)]) == [WORST]
+    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [WORST]
 
 
 def test_training_on_rows_without_a_way_through_stays_finite():
@@ -122,11 +123,11 @@ def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_pat
     reader, _ = trained
     save_reader(reader, tmp_path / READER, PARTS)
     codes, texts = spoken(5, seed=4)
-    there = reader_of(tmp_path, PARTS)
-    assert there.misfit(texts, codes) == reader.misfit(texts, codes)
+    there = load_matching_reader(tmp_path, PARTS)
+    assert there.text_mismatch(texts, codes) == reader.text_mismatch(texts, codes)
     assert there.config == reader.config and there.levels == LEVELS
-    assert reader_of(tmp_path, dict(PARTS, **{"codec.safetensors": "another"})) is None
-    assert reader_of(tmp_path / "nowhere", PARTS) is None
+    assert load_matching_reader(tmp_path, dict(PARTS, **{"codec.safetensors": "another"})) is None
+    assert load_matching_reader(tmp_path / "nowhere", PARTS) is None
 
 
 @pytest.mark.parametrize("left", [100, -8])
@@ -136,12 +137,12 @@ def test_a_damaged_file_is_told_with_what_to_do(trained, tmp_path, left):
     save_reader(reader, path, PARTS)
     whole = path.read_bytes()
     path.write_bytes(whole[:left] + bytes(max(0, -left)))
-    for load in (lambda: reader_of(tmp_path, PARTS), lambda: load_reader(path)):
-        with pytest.raises(CodeReaderError, match=r"reader\.safetensors.*delete it, or run"):
+    for load in (lambda: load_matching_reader(tmp_path, PARTS), lambda: load_reader(path)):
+        with pytest.raises(KitError, match=r"reader\.safetensors.*delete it, or run"):
             load()
 
 
 @pytest.mark.parametrize("wrong", [{"width": 0}, {"most_repeats": 0}, {"rows": -1}, {"lr": 0.0}])
 def test_settings_out_of_range_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+    with pytest.raises(KitError, match=next(iter(wrong))):
         dataclasses.replace(CONFIG, **wrong)

@@ -14,21 +14,21 @@ import torch
 from helpers import GPT, code_cache, manifest, random_rows, real_voice, tiny_model
 
 from kit.inference.compare_formats import (
-    FormatCost,
+    FormatDifference,
     FormatLimits,
-    MeasuredFormat,
-    RecordedRow,
+    FormatResult,
+    RecordedExample,
     choose_format,
     compare_decoders,
-    first_sound_seconds,
     formats_table,
     linear_bytes,
     measure_formats,
     median_seconds,
     real_time_factor,
-    recorded_rows,
+    recorded_examples,
     speak_seconds,
     teacher_forced_logits,
+    time_to_first_audio_s,
     voices_by_format,
 )
 from kit.inference.decoder import Decoder, DecoderConfig
@@ -38,7 +38,7 @@ from kit.inference.voice import Speech, Voice
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
-COST = FormatCost(
+COST = FormatDifference(
     top1_agreement=1.0,
     mean_logit_error=0.0,
     max_logit_error=0.0,
@@ -46,7 +46,7 @@ COST = FormatCost(
     linear_size_ratio=1.0,
     positions=100,
 )
-FP32 = MeasuredFormat(
+FP32 = FormatResult(
     name="fp32",
     ran="fp32",
     codes_per_s=500.0,
@@ -71,15 +71,17 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[RecordedRow]:
-    return [RecordedRow(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(GPT, 5, seed=2))]
+def rows() -> list[RecordedExample]:
+    return [
+        RecordedExample(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(GPT, 5, seed=2))
+    ]
 
 
-def trained(model, row: RecordedRow) -> torch.Tensor:
+def trained(model, row: RecordedExample) -> torch.Tensor:
     """Logits (N + 1, V) of the training path."""
     batch = pack(GPT, [row.text], [row.codes], row.cond[None])
     with torch.inference_mode():
-        return model.code_head(model.hidden(batch)[0, batch.code_at[: len(row.codes) + 1]])
+        return model.code_head(model.hidden(batch)[0, batch.code_indices[: len(row.codes) + 1]])
 
 
 def test_the_codes_are_forced_as_in_training(model, rows):
@@ -158,7 +160,7 @@ def test_the_first_sound_is_waited_for_and_no_more(voice, monkeypatch):
             yield torch.zeros(1)
 
     monkeypatch.setattr(Voice, "stream", stream)
-    assert first_sound_seconds(voice, "ሰላም", GREEDY, repeats=2) >= 0
+    assert time_to_first_audio_s(voice, "ሰላም", GREEDY, repeats=2) >= 0
     assert pulled == [0, 0, 0]
 
 
@@ -214,14 +216,14 @@ def test_the_real_time_factor_reads_one_part_at_a_time(voice, monkeypatch):
 # --- formats beside each other --------------------------------------------------------------------
 
 
-def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10) -> MeasuredFormat:
+def measured(name: str, speed: float, agreement: float = 0.99, cer: float = 0.10) -> FormatResult:
     cost = dataclasses.replace(COST, top1_agreement=agreement)
     return dataclasses.replace(FP32, name=name, codes_per_s=speed, cost=cost, cer=cer)
 
 
 def test_every_format_is_measured_beside_the_first(voice):
     voices = voices_by_format(voice, ["fp32", "bf16", "int8"], [])
-    rows = recorded_rows(code_cache(), 2)
+    rows = recorded_examples(code_cache(), 2)
     asked = []
     error_rate = lambda v: asked.append(v.decoder.ran) or 0.25  # noqa: E731
     found = measure_formats(voices, 5, GenerateConfig(temperature=0), rows, error_rate, rounds=2)
@@ -234,8 +236,8 @@ def test_every_format_is_measured_beside_the_first(voice):
 
 
 def test_rows_are_recordings_of_the_split():
-    rows, cache = recorded_rows(code_cache(), 3), code_cache()
-    for row, i in zip(rows, cache.of_split("held_out")):
+    rows, cache = recorded_examples(code_cache(), 3), code_cache()
+    for row, i in zip(rows, cache.rows_in_split("held_out")):
         assert row.codes == cache.codes[i].tolist() and row.text == cache.texts[i].tolist()
     assert len(rows) == 3
 
@@ -262,12 +264,12 @@ def test_fp32_stays_where_nothing_is_better():
 
 
 def test_a_format_that_cannot_run_is_left_out_with_its_reason(voice, monkeypatch, capsys):
-    def using(self, weights, compile):
+    def in_format(self, weights, compile):
         if weights == "bf16":
             raise ValueError("takes inputs in groups of 16.")
         return self
 
-    monkeypatch.setattr(Voice, "using", using)
+    monkeypatch.setattr(Voice, "in_format", in_format)
     assert [*voices_by_format(voice, ["fp32", "bf16"], ["int8"])] == ["fp32", "int8, compiled"]
     assert capsys.readouterr().out == "bf16: takes inputs in groups of 16.\n"
 

@@ -13,9 +13,9 @@ from helpers import GPT, graphed, random_rows, tiny_model
 from torch._dynamo.utils import counters
 
 from kit.base.compiler import compiler_available
-from kit.base.config import ConfigError
-from kit.inference.compiled import GraphedSteps
-from kit.inference.decoder import DecodeError, Decoder, DecoderConfig, attend
+from kit.base.errors import KitError, SpeechError
+from kit.inference.compiled import CudaGraphSteps
+from kit.inference.decoder import Decoder, DecoderConfig, attend
 from kit.inference.generate import generate
 from kit.inference.kv_cache import KVCache
 from kit.inference.sampling import GenerateConfig
@@ -68,7 +68,7 @@ def trained(model, texts, codes, cond) -> torch.Tensor:
     found = []
     for text, said, mel in zip(texts, codes.tolist(), cond):
         batch = pack(model.config, [text], [said], mel[None])
-        hidden = model.hidden(batch)[0, batch.code_at[: len(said) + 1]]
+        hidden = model.hidden(batch)[0, batch.code_indices[: len(said) + 1]]
         found.append(model.code_head(hidden))
     return torch.stack(found)
 
@@ -106,7 +106,7 @@ def test_positions_may_be_tensors(model, count, weights):
     # What CUDA graphs and exported programs take: shapes that are the same at every step.
     decoder, (texts, codes, cond) = Decoder(model, DecoderConfig(weights=weights)), rows(count)
     wanted = decoded(decoder, texts, codes, cond)
-    decoder.memory = GraphedSteps(decoder, compiles=False).memory  # zero to its end
+    decoder.memory = CudaGraphSteps(decoder, compiles=False).memory  # zero to its end
     with torch.inference_mode():
         x, padding = decoder.prompt(texts, cond)
         first = x.shape[1]
@@ -244,7 +244,7 @@ def test_memory_of_many_rows_is_not_kept_between_texts(model, monkeypatch):
     decoded(decoder, *rows(2))
     decoder.tidy()
     assert decoder.memory.spare
-    monkeypatch.setattr("kit.inference.kv_cache.KEPT_BYTES", 1000)
+    monkeypatch.setattr("kit.inference.kv_cache.MAX_IDLE_BYTES", 1000)
     decoder.tidy()
     assert not decoder.memory.spare
 
@@ -288,7 +288,7 @@ def graphs() -> int:
 
 def test_a_compiled_step_is_the_eager_one(one_layer, compiler, monkeypatch):
     # No step loses to another: beside other work the clock would choose which graphs are made.
-    monkeypatch.setattr("kit.inference.compiled.quickest", lambda work: work() is None)
+    monkeypatch.setattr("kit.inference.compiled.best_seconds", lambda work: work() is None)
     decoder, eager = Decoder(one_layer, COMPILED), Decoder(one_layer)
     texts, codes, cond = rows(3)
     wanted = [row.codes.tolist() for row in generate(eager, texts, cond, GREEDY)]
@@ -341,7 +341,7 @@ def test_where_tuning_loses_for_one_size_the_others_keep_their_graphs(
     decoder = Decoder(one_layer, COMPILED)
     seconds = iter((1, 2, 2, 1))  # tuned, eager; tuned, eager
     monkeypatch.setattr(
-        "kit.inference.compiled.quickest", lambda work: work() is None or next(seconds)
+        "kit.inference.compiled.best_seconds", lambda work: work() is None or next(seconds)
     )
     for count in (1, 2, 1):
         texts, codes, cond = rows(count)
@@ -402,7 +402,7 @@ def test_a_step_attends_to_all_that_is_written_at_the_border_of_a_bucket(model, 
 
 def test_buckets_of_positions(model):
     decoder = Decoder(model)
-    steps = GraphedSteps(decoder, compiles=False)
+    steps = CudaGraphSteps(decoder, compiles=False)
     decoder.max_positions = 1056  # XTTS-v2's
     needed = [1, 256, 257, 512, 768, 769, 1056]
     assert [steps.bucket(n) for n in needed] == [256, 256, 512, 512, 768, 1056, 1056]
@@ -501,7 +501,7 @@ def test_cuda_graphs_compute_what_eager_steps_do_in_any_thread(weights):
         for logits in (work(), other.submit(work).result()):
             difference = (logits - wanted).abs().mean()
             assert difference < (1e-3 if weights == "fp32" else 0.05) * wanted.std()
-    assert not decoder.shrinks
+    assert not decoder.can_drop_rows
     assert "not compiled" not in decoder.ran and "no CUDA graph" not in decoder.ran
 
 
@@ -549,7 +549,7 @@ def test_the_model_is_left_as_it_was(weights, compiled):
 
 @pytest.mark.parametrize("length", [0, 19, 10_000])
 def test_a_text_that_does_not_fit_names_the_limit(model, length):
-    with pytest.raises(DecodeError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+    with pytest.raises(SpeechError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
         Decoder(model).prompt([[1] * length], torch.randn(1, 8, 5))
 
 
@@ -558,7 +558,7 @@ def test_a_damaged_reference_is_told(model, value):
     _, _, cond = rows(1)
     cond[0, 3, 3] = value
     for weights in ("fp32", "int8"):
-        with pytest.raises(DecodeError, match="reference is not finite"):
+        with pytest.raises(SpeechError, match="reference is not finite"):
             Decoder(model, DecoderConfig(weights=weights)).prompt([[1]], cond)
 
 
@@ -570,7 +570,7 @@ def test_a_damaged_reference_is_told(model, value):
 def test_damaged_weights_are_told_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value
-    with pytest.raises(DecodeError, match=rf"damaged: {name} is not finite.* earlier checkpoint"):
+    with pytest.raises(SpeechError, match=rf"damaged: {name} is not finite.* earlier checkpoint"):
         Decoder(damaged, DecoderConfig(weights=weights))
 
 
@@ -587,5 +587,5 @@ def test_a_code_may_be_ruled_out_by_its_bias(weights):
     ("asked", "hint"), [("int5", "mean `int8`"), ("bfp16", "mean `fp16`"), (8, "Known: fp32, bf16")]
 )
 def test_an_unknown_format_names_the_nearest(asked, hint):
-    with pytest.raises(ConfigError, match=rf"DecoderConfig.weights = {asked!r}: .*{hint}"):
+    with pytest.raises(KitError, match=rf"DecoderConfig.weights = {asked!r}: .*{hint}"):
         DecoderConfig(weights=asked)

@@ -14,17 +14,17 @@ from helpers import (
     waves,
 )
 
-from kit.audio.hearing import alphabet_of
-from kit.audio.recognizer import Recognizer, RecognizerConfig, cer
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig
+from kit.audio.recognizer import alphabet_of, cer
 from kit.inference.evaluate import (
     Scores,
-    cure_of,
     gate_checks,
     hearing,
     noise_floor,
     problems_of,
     save_samples,
     score,
+    suggest_fix,
     transcribe,
 )
 from kit.inference.sampling import GenerateConfig
@@ -116,7 +116,7 @@ def test_each_fault_is_named(over, reason):
 
 
 def test_who_knows_the_recordings_by_heart_is_not_told_to_train_longer():
-    cure = cure_of(2.24, 6.93)  # a person's hour and a half, after 640 steps from nothing
+    cure = suggest_fix(2.24, 6.93)  # a person's hour and a half, after 640 steps from nothing
     assert "START_FROM" in cure and "2.24" in cure and "6.93" in cure
     (found,) = problems_of(gate_checks(dataclasses.replace(GOOD, cer=0.8), 0.01, 0.12, cure))
     assert found.endswith(cure)
@@ -124,4 +124,4 @@ def test_who_knows_the_recordings_by_heart_is_not_told_to_train_longer():
 
 @pytest.mark.parametrize("losses", [(7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)])
 def test_who_still_learns_is(losses):
-    assert cure_of(*losses) == "train longer"
+    assert suggest_fix(*losses) == "train longer"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers import tiny_model
 
-from kit.inference.forgetting import ReadAloud, code_log_probs, surprise
 from kit.inference.generate import generate
+from kit.inference.kl_from_base import BaseSample, code_log_probs, measure_divergence
 from kit.inference.sampling import GenerateConfig
 
 
@@ -21,14 +21,14 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def readings(base) -> list[ReadAloud]:
+def readings(base) -> list[BaseSample]:
     torch.manual_seed(0)
     mels = torch.randn(2, base.config.n_mels, 30)
     texts = [[3, 4, 5], [6, 7, 8, 9]]
     config = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, retries=0)
     said = generate(base, texts, mels, config)
     return [
-        ReadAloud(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
+        BaseSample(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
         for ids, row, mel in zip(texts, said, mels)
     ]
 
@@ -43,13 +43,13 @@ def moved(model, by: float):
 
 
 def test_a_model_has_forgotten_nothing_of_itself(base, readings):
-    found = surprise(base, copy.deepcopy(base), readings)
+    found = measure_divergence(base, copy.deepcopy(base), readings)
     assert found.forgotten == pytest.approx(0, abs=1e-6)
     assert 0 < found.base < torch.tensor(float(base.config.code_vocab)).log()
 
 
 def test_the_further_it_moved_the_more_is_forgotten(base, readings):
-    little, much = (surprise(base, moved(base, by), readings) for by in (0.002, 0.02))
+    little, much = (measure_divergence(base, moved(base, by), readings) for by in (0.002, 0.02))
     assert 0 < little.forgotten < much.forgotten
     assert little.base == much.base
 
@@ -64,7 +64,9 @@ def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
         assert ours.shape == (places, base.config.code_vocab)
         wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
     each = torch.cat(wanted).sum(-1)
-    assert surprise(base, other, readings).forgotten == pytest.approx(float(each.mean()), rel=1e-4)
+    assert measure_divergence(base, other, readings).forgotten == pytest.approx(
+        float(each.mean()), rel=1e-4
+    )
 
 
 def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):

@@ -14,17 +14,11 @@ from helpers import (
     tiny_model,
 )
 
+from kit.base.errors import SpeechError
 from kit.base.notes import Note
-from kit.inference.decoder import DecodeError, Decoder, DecoderConfig
-from kit.inference.generate import (
-    GenerationError,
-    best_of,
-    decode,
-    decoding,
-    generate,
-    length_limit,
-)
-from kit.inference.sampling import GenerateConfig, sample, seed_of
+from kit.inference.decoder import Decoder, DecoderConfig
+from kit.inference.generate import best_of, decode, decode_stream, generate, length_limit
+from kit.inference.sampling import GenerateConfig, candidate_seed, sample
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -80,7 +74,7 @@ def test_greedy_codes_are_the_training_paths_own_choice(model):
     texts, cond = requests(4)
     for i, row in enumerate(generate(model, texts, cond, GREEDY)):
         batch = pack(GPT, texts[i : i + 1], [row.codes.tolist()], cond[i : i + 1])
-        logits = model.code_head(model.hidden(batch))[0, batch.code_at]
+        logits = model.code_head(model.hidden(batch))[0, batch.code_indices]
         logits[:, GPT.start_code] = float("-inf")
         chosen = logits.argmax(-1)[: len(row.codes) + 1].tolist()
         assert chosen[:-1] == row.codes.tolist()
@@ -90,7 +84,7 @@ def test_greedy_codes_are_the_training_paths_own_choice(model):
 def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> torch.Tensor:
     """What the training path expects at each code and after the last, (N + 1, V)."""
     batch = pack(GPT, [text], [codes], mel[None])
-    return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_at])[: len(codes) + 1]
+    return model.code_head(model.hidden(batch).flatten(0, 1)[batch.code_indices])[: len(codes) + 1]
 
 
 @pytest.mark.parametrize("guidance", [1.5, 3.0])
@@ -135,7 +129,7 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
     assert any(row.stopped for row in rows)
     for text, reference, row in zip(texts, cond, rows):
         batch = pack(GPT, [text], [row.codes.tolist()], reference[None])
-        hidden = model.hidden(batch).flatten(0, 1)[batch.code_at]
+        hidden = model.hidden(batch).flatten(0, 1)[batch.code_indices]
         logits = model.code_head(hidden).float()
         logits[:, GPT.start_code] = float("-inf")
         expected = logits.log_softmax(-1).gather(1, batch.code_targets[:, None])[:, 0]
@@ -146,7 +140,7 @@ def test_a_readings_log_probability_is_the_training_paths_own(model):
 def test_of_several_candidates_the_likeliest_is_kept(model):
     texts, cond = requests(4)
     each = [(text, n) for text in texts for n in range(4)]
-    seeds = [seed_of(MANY, text, n) for text, n in each]
+    seeds = [candidate_seed(MANY, text, n) for text, n in each]
     readings = [text for text, _ in each]
     found = decode(Decoder(model), readings, cond.repeat_interleave(4, 0), MANY, seeds)
     for number, kept in enumerate(generate(model, texts, cond, MANY)):
@@ -231,7 +225,7 @@ def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
 def test_what_was_said_so_far_is_told_at_every_step(model):
     texts, cond = requests(3)
     wanted, steps = generate(model, texts, cond, GREEDY), []
-    for said in decoding(Decoder(model), texts, cond, GREEDY, [0] * 3):
+    for said in decode_stream(Decoder(model), texts, cond, GREEDY, [0] * 3):
         steps.append(said.steps)
         for row, whole in zip(said.spoken(0.0), wanted):
             assert torch.equal(row.codes, whole.codes[: said.steps])
@@ -263,13 +257,13 @@ def test_an_exact_number_of_codes_is_spoken(model, count, bias):
 
 
 def test_more_exact_codes_than_positions_are_refused(model):
-    with pytest.raises(GenerationError, match="39 positions"):
+    with pytest.raises(SpeechError, match="39 positions"):
         generate(model, *requests(), dataclasses.replace(GREEDY, exact_codes=100))
 
 
 @pytest.mark.parametrize("length", [0, 19, 500])
 def test_a_text_that_does_not_fit_names_the_limit(model, length):
-    with pytest.raises(DecodeError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+    with pytest.raises(SpeechError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
         generate(model, [[1, 2], [1] * length], torch.randn(2, 8, 5), GREEDY)
 
 
@@ -282,7 +276,7 @@ def test_no_text_is_no_codes(model):
 
 
 def test_every_text_needs_a_reference(model):
-    with pytest.raises(GenerationError, match="2 texts and 3 references"):
+    with pytest.raises(SpeechError, match="2 texts and 3 references"):
         generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
@@ -292,7 +286,7 @@ def test_numbers_that_outgrow_their_format_are_told(model, monkeypatch):
     for sound in ("bf16", "fp16"):  # on a CPU fp16 is how weights lie; what is counted is fp32
         generate(Decoder(huge, DecoderConfig(weights=sound)), *requests(2), GREEDY)
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)  # as on a GPU
-    with pytest.raises(GenerationError, match=r"not finite.*Take bf16"):
+    with pytest.raises(SpeechError, match=r"not finite.*Take bf16"):
         generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 
 
@@ -314,7 +308,7 @@ def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
     wanted = plain(generate(decoder, texts, cond, GREEDY))
     loud = copy.deepcopy(decoder.layers[0].c_attn.bias)
     decoder.layers[0].c_attn.bias.fill_(float("nan"))
-    with pytest.raises(GenerationError, match="not finite"):
+    with pytest.raises(SpeechError, match="not finite"):
         generate(decoder, texts, cond, GREEDY)
     decoder.layers[0].c_attn.bias.copy_(loud)
     assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
@@ -362,7 +356,7 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
         return pretended_capture(work, pool)
 
-    monkeypatch.setattr("kit.inference.compiled.captured", capture)
+    monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
     with pytest.warns(Note, match="4 texts at a time: now 2"):
         assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
     assert decoder.memory.rows == 2 and decoder.compiled is not None
@@ -374,7 +368,7 @@ def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
     asked = short_of_memory(decoder, 0, monkeypatch)
     with (
         pytest.warns(Note, match="now 1 at a time"),
-        pytest.raises(GenerationError, match=rf"{len(texts[0])} ids.*int8"),
+        pytest.raises(SpeechError, match=rf"{len(texts[0])} ids.*int8"),
     ):
         generate(decoder, texts, cond, GREEDY)
     assert asked == [3, 1]
@@ -408,7 +402,7 @@ def test_no_more_rows_are_decoded_than_free_memory_holds(model, graphs, fit, mon
 
 def test_whoever_stops_listening_gives_the_cache_back(model):
     decoder, (texts, cond) = Decoder(model), requests(2)
-    said = decoding(decoder, texts, cond, GREEDY, [0, 0])
+    said = decode_stream(decoder, texts, cond, GREEDY, [0, 0])
     next(said)
     assert not decoder.memory.spare
     said.close()

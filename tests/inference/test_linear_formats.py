@@ -7,7 +7,7 @@ import torch
 from helpers import GPT, random_rows, tiny_model
 from torch import nn
 
-from kit.inference.compare_formats import RecordedRow, compare_decoders, linear_bytes
+from kit.inference.compare_formats import RecordedExample, compare_decoders, linear_bytes
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.linear_formats import (
     FEW_ROWS,
@@ -16,15 +16,15 @@ from kit.inference.linear_formats import (
     DynamicInt8,
     Fbgemm16,
     OneDnn,
-    Plain,
+    PlainLinear,
     SplitByThread,
     WeightOnlyInt8,
+    choose_layer,
     default_format,
     has_bf16,
     has_fbgemm,
     int8,
-    layer_for,
-    shares_pay,
+    split_is_faster,
     weight_bytes,
 )
 
@@ -37,9 +37,9 @@ needs_bf16 = pytest.mark.skipif(
 )
 # Layer, activations, and how far its result may be off, as a share of the result's size.
 LAYERS = [
-    (Plain, FP32, 1e-6),
-    (Plain, BF16, 0.01),
-    (Plain, FP16, 0.002),
+    (PlainLinear, FP32, 1e-6),
+    (PlainLinear, BF16, 0.01),
+    (PlainLinear, FP16, 0.002),
     (SplitByThread, FP32, 1e-6),
     pytest.param(OneDnn, BF16, 0.01, marks=needs_bf16),
     pytest.param(Fbgemm16, FP32, 0.001, marks=needs_fbgemm),
@@ -102,7 +102,7 @@ def test_the_layer_itself_is_left_alone(kind, dtype, near):
     assert linear.weight.requires_grad
 
 
-@pytest.mark.parametrize("kind", [Plain, SplitByThread])
+@pytest.mark.parametrize("kind", [PlainLinear, SplitByThread])
 def test_fp32_takes_no_memory_of_its_own(kind):
     linear = nn.Linear(64, 40)
     assert kind(linear).weight.data_ptr() == linear.weight.data_ptr()
@@ -151,30 +151,32 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
 )
 def test_what_a_cpu_takes(weights, kind, dtype, ran, monkeypatch):
     monkeypatch.setattr("kit.inference.linear_formats.has_bf16", lambda: True)
-    monkeypatch.setattr("kit.inference.linear_formats.shares_pay", lambda threads: True)
+    monkeypatch.setattr("kit.inference.linear_formats.split_is_faster", lambda threads: True)
     if not (has_fbgemm() and torch.backends.mkldnn.is_available()):
         pytest.skip("this build of torch lacks oneDNN or packed int8 products")
-    assert layer_for(weights, CPU, compiled=False) == (kind, dtype, ran)
+    assert choose_layer(weights, CPU, compiled=False) == (kind, dtype, ran)
 
 
-@pytest.mark.parametrize(("shared_s", "whole_s", "kind"), [(1, 2, SplitByThread), (2, 1, Plain)])
+@pytest.mark.parametrize(
+    ("shared_s", "whole_s", "kind"), [(1, 2, SplitByThread), (2, 1, PlainLinear)]
+)
 def test_fp32_is_shared_out_among_threads_only_where_that_is_quicker(
     shared_s, whole_s, kind, monkeypatch
 ):
     if not torch.backends.mkl.is_available():
         pytest.skip("this build of torch lacks MKL")
     seconds = iter((shared_s, whole_s))
-    monkeypatch.setattr("kit.inference.linear_formats.quickest", lambda work: next(seconds))
+    monkeypatch.setattr("kit.inference.linear_formats.best_seconds", lambda work: next(seconds))
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    shares_pay.cache_clear()
+    split_is_faster.cache_clear()
     before = torch.random.get_rng_state()
-    assert layer_for("fp32", CPU, compiled=False)[0] is kind
+    assert choose_layer("fp32", CPU, compiled=False)[0] is kind
     assert torch.equal(torch.random.get_rng_state(), before), "seeds mean what they mean"
-    shares_pay.cache_clear()
+    split_is_faster.cache_clear()
 
 
 def test_one_thread_has_nothing_to_share_out():
-    assert shares_pay(1) is False and isinstance(shares_pay(2), bool)
+    assert split_is_faster(1) is False and isinstance(split_is_faster(2), bool)
 
 
 def no_bf16_packing(weight, rows):
@@ -190,15 +192,15 @@ def plain_cpu(monkeypatch):
 
 
 def test_a_processor_without_bf16_takes_what_it_has_and_says_so(plain_cpu, monkeypatch):
-    kind, dtype, ran = layer_for("bf16", CPU, compiled=True)
-    assert (kind, dtype) == (Plain, FP32)
+    kind, dtype, ran = choose_layer("bf16", CPU, compiled=True)
+    assert (kind, dtype) == (PlainLinear, FP32)
     assert ran == "fp32; this processor has no bf16 products"
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: True)
-    kind, dtype, ran = layer_for("bf16", CPU, compiled=False)
+    kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
     assert (kind, dtype) == (Fbgemm16, FP32)
     assert ran.startswith("fp16 weights") and ran.endswith("this processor has no bf16 products")
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = layer_for("bf16", CPU, compiled=False)
+    kind, dtype, ran = choose_layer("bf16", CPU, compiled=False)
     assert dtype == FP32 and ran.startswith("fp32") and "no bf16 products" in ran
 
 
@@ -218,23 +220,23 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
     half, name = (BF16, "bf16") if bf16 else (FP16, "fp16")
     for compiled in (False, True):
-        assert layer_for("fp32", CUDA, compiled) == (Plain, FP32, "fp32")
-        assert layer_for("fp16", CUDA, compiled) == (Plain, FP16, "fp16")
-        kind, dtype, ran = layer_for("bf16", CUDA, compiled)
-        assert (kind, dtype) == (Plain, half)
+        assert choose_layer("fp32", CUDA, compiled) == (PlainLinear, FP32, "fp32")
+        assert choose_layer("fp16", CUDA, compiled) == (PlainLinear, FP16, "fp16")
+        kind, dtype, ran = choose_layer("bf16", CUDA, compiled)
+        assert (kind, dtype) == (PlainLinear, half)
         assert ran == ("bf16" if bf16 else "fp16: this GPU has no bf16")
         for weights in ("int8", "int8-weight-only"):
-            kind, dtype, ran = layer_for(weights, CUDA, compiled)
+            kind, dtype, ran = choose_layer(weights, CUDA, compiled)
             assert (kind, dtype) == (WeightOnlyInt8, half)
             assert ran.startswith(f"int8 weights, {name} activations")
             assert ("int8 products: " in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
-    kind, dtype, ran = layer_for("int8", CPU, compiled=True)
+    kind, dtype, ran = choose_layer("int8", CPU, compiled=True)
     assert (kind, dtype) == (CompiledInt8, BF16) and f"{SEVERAL_ROWS} rows or more" in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
-    kind, dtype, ran = layer_for("int8", CPU, compiled=False)
+    kind, dtype, ran = choose_layer("int8", CPU, compiled=False)
     assert (kind, dtype) == (WeightOnlyInt8, BF16)
     assert "int8 products: none on this device" in ran
 
@@ -281,7 +283,7 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
     shape = {"width": 64, "heads": 2}
     model = tiny_model(**shape).eval()
     config = dataclasses.replace(GPT, **shape)
-    rows = [RecordedRow(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
+    rows = [RecordedExample(text=t, codes=c, cond=m) for t, c, m in zip(*random_rows(config, 3))]
     full, small = Decoder(model), Decoder(model, DecoderConfig(weights=weights))
     cost = compare_decoders(full, small, rows)
     assert cost.linear_size_ratio <= size
@@ -292,8 +294,12 @@ def test_a_whole_decoder_is_smaller_and_near(weights, size, error):
 
 def test_bytes_are_those_that_are_held():
     linear, tensors = nn.Linear(128, 64), 64 * 128
-    assert weight_bytes(Plain(linear)) == weight_bytes(SplitByThread(linear)) == 4 * (tensors + 64)
-    assert weight_bytes(Plain(linear, BF16)) == 2 * (tensors + 64)
+    assert (
+        weight_bytes(PlainLinear(linear))
+        == weight_bytes(SplitByThread(linear))
+        == 4 * (tensors + 64)
+    )
+    assert weight_bytes(PlainLinear(linear, BF16)) == 2 * (tensors + 64)
     assert weight_bytes(WeightOnlyInt8(linear)) == tensors + 4 * 64
     if has_fbgemm():
         assert weight_bytes(DynamicInt8(linear)) == tensors + 8 * 64

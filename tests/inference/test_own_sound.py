@@ -12,15 +12,15 @@ from released_sound import spoken
 from released_xtts import TINY, random_dvae, random_model, random_sound, settings
 from torch import Tensor
 
-from kit.audio.reference import VoiceReferenceError
-from kit.audio.waveform import load_wave
-from kit.audio.xtts_codec import xtts_codec
-from kit.base.weights_file import contents, file_bytes
-from kit.inference.decoder import DecodeError, Decoder
+from kit.audio.clip import load_wave
+from kit.base.errors import SpeechError
+from kit.base.tensor_file import contents, file_bytes
+from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
 from kit.inference.references import load_references, save_references
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, VoiceError
+from kit.inference.voice import Voice
+from kit.releases.xtts_v2.codec import xtts_codec
 
 RATE = 22_050
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -89,9 +89,9 @@ def test_speakers_sound_otherwise_and_a_batch_is_each_alone(voice):
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])
 def test_pieces_of_a_stream_are_the_whole(voice, weights):
-    voice = voice.using(weights)
+    voice = voice.in_format(weights)
     pieces = []
-    with pytest.raises(VoiceError, match="did not find the end"):
+    with pytest.raises(SpeechError, match="did not find the end"):
         for piece in voice.stream(texts(1)[0], "long", LONG):
             pieces.append(piece)
     (whole,) = voice.speak(texts(1), "long", LONG)
@@ -118,8 +118,8 @@ def test_a_voice_that_says_nothing_is_silent(voice):
 
 def test_of_other_states_its_sound_is_made_of_codes_alone_and_that_is_told(voice):
     other = released_voice(width=192, heads=6)
-    assert voice.sound_note() == ""
-    assert other.sound_note() == (
+    assert voice.audio_note() == ""
+    assert other.audio_note() == (
         "sound of codes alone, for the codec knows states of 96 numbers and this model's have 192"
     )
     (speech,) = other.speak(texts(1), "long", SHORT)
@@ -127,7 +127,7 @@ def test_of_other_states_its_sound_is_made_of_codes_alone_and_that_is_told(voice
 
 
 def test_a_reference_in_pieces_is_their_mean(voice):
-    pieces = voice.reference_pieces("long")
+    pieces = voice.reference_segments("long")
     frames = [len(wave) // 256 + 1 for wave in torch.zeros(9 * RATE).split(4 * RATE)]
     assert [mel.shape[-1] for mel in pieces] == voice.pieces["long"] == frames
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_a_reference_in_pieces_is_their_mean(voice):
 def test_a_damaged_piece_is_told(voice):
     damaged = torch.full_like(voice.references["long"], float("nan"))
     broken = dataclasses.replace(voice, references=dict(voice.references, long=damaged))
-    with pytest.raises(DecodeError, match="A reference is not finite"):
+    with pytest.raises(SpeechError, match="A reference is not finite"):
         broken.speak(texts(1), "long", SHORT)
 
 
@@ -153,7 +153,7 @@ def test_an_exported_voice_keeps_pieces_and_speakers(voice, tmp_path, weights):
     for name, vector in voice.vectors.items():
         assert torch.equal(again.vectors[name], vector)
     for speaker in voice.speakers:
-        (before,) = voice.using(weights).speak(texts(1), speaker, SHORT)
+        (before,) = voice.in_format(weights).speak(texts(1), speaker, SHORT)
         (after,) = again.speak(texts(1), speaker, SHORT)
         if weights == "fp32":
             assert torch.equal(after.codes, before.codes)
@@ -163,16 +163,16 @@ def test_an_exported_voice_keeps_pieces_and_speakers(voice, tmp_path, weights):
 
 def test_a_voice_without_a_speakers_vector_is_told(voice, tmp_path):
     lacking = dataclasses.replace(voice, vectors={"short": voice.vectors["short"]})
-    with pytest.raises(VoiceError, match="Of 'long' there is no speaker vector"):
+    with pytest.raises(SpeechError, match="Of 'long' there is no speaker vector"):
         lacking.speak(texts(1), "long", SHORT)
     export_voice(lacking, tmp_path)
-    with pytest.raises(VoiceError, match=r"has 0 numbers of who 'long' is, .* goes with 512"):
+    with pytest.raises(SpeechError, match=r"has 0 numbers of who 'long' is, .* goes with 512"):
         load_export(tmp_path)
 
 
 def test_a_speakers_vector_that_is_not_finite_is_not_exported(voice, tmp_path):
     vectors = dict(voice.vectors, long=torch.full((512,), float("nan")))
-    with pytest.raises(VoiceError, match=r"references of \['long'\] are not finite"):
+    with pytest.raises(SpeechError, match=r"references of \['long'\] are not finite"):
         export_voice(dataclasses.replace(voice, vectors=vectors), tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_pieces_that_are_not_those_of_the_reference_are_told(voice, tmp_path, fr
     tensors, header = contents(path)
     header["pieces"]["long"] = frames
     path.write_bytes(file_bytes(tensors, header))
-    with pytest.raises(VoiceError, match=r"the reference of 'long' has \d+ frames, its pieces"):
+    with pytest.raises(SpeechError, match=r"the reference of 'long' has \d+ frames, its pieces"):
         load_references(path)
 
 
@@ -197,12 +197,12 @@ def test_vectors_of_fewer_speakers_than_are_told_are_refused(voice, tmp_path):
     tensors, header = contents(path)
     header["vectors"] = ["long"]
     path.write_bytes(file_bytes(tensors, header))
-    with pytest.raises(VoiceError, match=r"references\.safetensors .*run notebook 02_train"):
+    with pytest.raises(SpeechError, match=r"references\.safetensors .*run notebook 02_train"):
         load_references(path)
 
 
 def test_a_speaker_with_the_name_of_the_vectors_is_refused(tmp_path):
-    with pytest.raises(VoiceError, match="No speaker can be called `__speakers__`"):
+    with pytest.raises(SpeechError, match="No speaker can be called `__speakers__`"):
         save_references({"__speakers__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
 
 
@@ -237,7 +237,7 @@ def test_any_recording_becomes_a_speaker_of_a_voice(tmp_path):
 )
 def test_a_recording_without_a_voice_in_it_is_told(voice, wave, told):
     for one in (voice, real_voice()):
-        with pytest.raises(VoiceReferenceError, match=told):
+        with pytest.raises(SpeechError, match=told):
             one.with_speaker("guest", wave, RATE)
 
 

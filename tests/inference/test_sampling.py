@@ -5,8 +5,15 @@ import re
 import pytest
 import torch
 
-from kit.base.config import ConfigError
-from kit.inference.sampling import GenerateConfig, Noise, penalize, sample, seed_of, shortlist
+from kit.base.errors import KitError
+from kit.inference.sampling import (
+    GenerateConfig,
+    Noise,
+    candidate_seed,
+    filter_logits,
+    penalize,
+    sample,
+)
 
 CPU = torch.device("cpu")
 OPEN = GenerateConfig(temperature=1, top_k=0, top_p=1)
@@ -24,7 +31,7 @@ def random_logits(rows: int = 10, codes: int = 40) -> torch.Tensor:
 
 def filtered(logits: torch.Tensor, config: GenerateConfig) -> torch.Tensor:
     """The shortlist as full rows (B, V): -inf where a code may not be drawn."""
-    best, codes = shortlist(logits, config)
+    best, codes = filter_logits(logits, config)
     return torch.full_like(logits, float("-inf")).scatter(1, codes, best)
 
 
@@ -116,7 +123,7 @@ def test_a_code_that_is_out_of_the_question_is_never_drawn():
 def test_top_k_beyond_the_vocabulary_keeps_all():
     config = GenerateConfig(top_k=1_000)
     assert config.choices(40) == 40 and GenerateConfig(top_k=0).choices(40) == 40
-    assert shortlist(random_logits(), config)[1].shape == (10, 40)
+    assert filter_logits(random_logits(), config)[1].shape == (10, 40)
 
 
 def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
@@ -133,9 +140,11 @@ def test_a_row_draws_the_same_whoever_is_beside_it_and_whoever_leaves():
 
 def test_a_reading_has_a_seed_of_its_own():
     config = GenerateConfig(seed=1)
-    seeds = {seed_of(config, text, n) for text in ([1, 2], [1, 3], [12]) for n in range(3)}
-    assert len(seeds | {seed_of(GenerateConfig(seed=2), [1, 2], 0)}) == 10
-    assert seed_of(config, [1, 2], 0) == seed_of(GenerateConfig(seed=1, top_k=3), [1, 2], 0)
+    seeds = {candidate_seed(config, text, n) for text in ([1, 2], [1, 3], [12]) for n in range(3)}
+    assert len(seeds | {candidate_seed(GenerateConfig(seed=2), [1, 2], 0)}) == 10
+    assert candidate_seed(config, [1, 2], 0) == candidate_seed(
+        GenerateConfig(seed=1, top_k=3), [1, 2], 0
+    )
 
 
 def test_drawing_leaves_the_global_generator_alone():
@@ -163,5 +172,5 @@ WRONG = [
 def test_settings_out_of_range_are_refused(field, value):
     told = re.escape(repr(value))
     wanted = rf"GenerateConfig.{field} (= {told}: \S+|must be .*got {told} )"
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(KitError, match=wanted):
         GenerateConfig(**{field: value})

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kit.base.compiler import compiler_available
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.generate import Spoken, generate
+from kit.inference.generate import GeneratedCodes, generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import pack
 
@@ -35,10 +35,10 @@ def requests(count: int = 6):
 def trained(model, text: list[int], codes: Tensor, mel: Tensor) -> Tensor:
     """The states (N, D) of the training path at START and at every code but the last."""
     batch = pack(model.config, [text], [codes.tolist()], mel[None])
-    return model.hidden(batch)[0, batch.code_at[: len(codes)]]
+    return model.hidden(batch)[0, batch.code_indices[: len(codes)]]
 
 
-def require_trained_states(model, texts, cond, found: list[Spoken]) -> None:
+def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> None:
     for text, mel, row in zip(texts, cond, found, strict=True):
         assert row.states.shape == (len(row.codes), GPT.width)
         assert row.states.dtype == torch.float32

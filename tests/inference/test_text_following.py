@@ -8,13 +8,18 @@ import pytest
 import torch
 from helpers import GPT, random_rows, tiny_model
 
-from kit.base.config import ConfigError
-from kit.inference import alignment
-from kit.inference.alignment import FLOOR, alignment_scores, best_paths, text_attention
+from kit.base.errors import KitError
+from kit.inference import monotonic_alignment
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode, generate
-from kit.inference.sampling import GenerateConfig, seed_of
-from kit.model.alignment_head import AlignmentHead, find_alignment_head, text_maps
+from kit.inference.monotonic_alignment import (
+    FLOOR,
+    alignment_scores,
+    best_path_scores,
+    text_attention,
+)
+from kit.inference.sampling import GenerateConfig, candidate_seed
+from kit.model.alignment_head import AlignmentHead, find_alignment_head, text_attention_maps
 from kit.model.sequence import pack
 
 HEAD = AlignmentHead(1, 1)
@@ -43,7 +48,7 @@ def test_the_looks_are_those_of_the_models_own_attention(model, head):
     looks, pieces = text_attention(decoder, texts, cond, codes)
     for i, (text, said) in enumerate(zip(texts, codes)):
         batch = pack(GPT, [text], [said.tolist()], cond[i : i + 1])
-        wanted = text_maps(model, batch)[head][: len(said) + 1]
+        wanted = text_attention_maps(model, batch)[head][: len(said) + 1]
         wanted = wanted / wanted.sum(-1, keepdim=True)
         assert pieces[i] == wanted.shape[1]
         found = looks[i, : len(said) + 1, looks.shape[2] - wanted.shape[1] :]
@@ -69,7 +74,7 @@ def test_the_best_path_is_the_best_of_all():
     looks = torch.rand(4, 7, 4, generator=random)
     for i in range(4):
         looks[i, :, : 4 - pieces[i]] = 0
-    found = best_paths(looks, pieces, lengths)
+    found = best_path_scores(looks, pieces, lengths)
     for i in range(4):
         own = looks[i, : lengths[i], 4 - pieces[i] :]
         assert found[i].item() == pytest.approx(score_by_hand(own), rel=1e-5)
@@ -82,7 +87,7 @@ def test_a_piece_left_out_or_said_twice_costs_and_too_few_codes_are_the_worst():
     short = torch.cat((straight[::6], torch.zeros(15, 6)))
     maps = torch.stack((straight, left_out, twice, short))
     lengths = torch.tensor([18, 18, 18, 3])
-    good, *slips, worst = best_paths(maps, torch.tensor([6] * 4), lengths).tolist()
+    good, *slips, worst = best_path_scores(maps, torch.tensor([6] * 4), lengths).tolist()
     assert good == pytest.approx(0, abs=0.01)
     assert max(slips) < good - 0.2
     assert worst == pytest.approx(math.log(FLOOR))
@@ -93,7 +98,7 @@ def test_readings_are_scored_alike_alone_and_together(model, monkeypatch):
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     together = alignment_scores(decoder, texts, cond, codes)
     assert len(set(together)) == len(texts)
-    monkeypatch.setitem(alignment.AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(monotonic_alignment.AT_ONCE, "cpu", 1)
     assert alignment_scores(decoder, texts, cond, codes) == pytest.approx(together, rel=1e-4)
     pieces = [[mel] for mel in cond]
     assert alignment_scores(decoder, texts, pieces, codes) == pytest.approx(together, rel=1e-4)
@@ -114,7 +119,7 @@ def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     each = [text for text in texts for _ in range(5)]
     heard = cond.repeat_interleave(5, 0)
-    seeds = [seed_of(config, text, i % 5) for i, text in enumerate(each)]
+    seeds = [candidate_seed(config, text, i % 5) for i, text in enumerate(each)]
     rows = decode(decoder, each, heard, config, seeds)
     sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
     choices = []
@@ -142,7 +147,7 @@ def test_a_model_that_has_not_learnt_to_read_has_no_such_head(model):
 
 
 def test_a_weight_that_makes_no_sense_is_refused():
-    with pytest.raises(ConfigError, match="follow"):
+    with pytest.raises(KitError, match="follow"):
         GenerateConfig(follow=-1.0)
-    with pytest.raises(ConfigError, match="follow"):
+    with pytest.raises(KitError, match="follow"):
         GenerateConfig(follow=math.nan)

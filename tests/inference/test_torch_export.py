@@ -11,10 +11,11 @@ import pytest
 import torch
 from helpers import LINES, opinionated_voice
 
+from kit.base.errors import SpeechError
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.inference.torch_export import export_program
-from kit.inference.voice import Voice, VoiceError
+from kit.inference.voice import Voice
 
 GREEDY = GenerateConfig(temperature=0, max_codes_per_text_id=100)
 
@@ -26,7 +27,7 @@ def voice(tmp_path_factory) -> Voice:
 
 def test_a_file_is_no_folder_to_export_to(voice, tmp_path):
     (tmp_path / "voice").write_text("")
-    with pytest.raises(VoiceError, match="is a file: name a folder"):
+    with pytest.raises(SpeechError, match="is a file: name a folder"):
         export_program(voice, tmp_path / "voice")
 
 

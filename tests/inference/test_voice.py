@@ -9,12 +9,12 @@ import soundfile
 import torch
 from helpers import manifest, real_config, real_voice, tiny_model
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Habits, Speech, Voice, VoiceError, remark, wav_bytes
+from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
-from kit.text.normalize import TextError, letters, normalize
+from kit.text.normalize import letters, normalize
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
 
@@ -70,7 +70,7 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
     ],
 )
 def test_what_does_not_go_together_is_told(voice, asked, wanted):
-    with pytest.raises(VoiceError, match=wanted):
+    with pytest.raises(SpeechError, match=wanted):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | asked)
 
 
@@ -89,13 +89,13 @@ def test_how_a_speech_came_about_is_told(voice):
 
 
 def test_an_unknown_speaker_names_the_known_ones(voice):
-    with pytest.raises(VoiceError, match=r"No voice 'alma'.*voice0.*voice2"):
+    with pytest.raises(SpeechError, match=r"No voice 'alma'.*voice0.*voice2"):
         voice.speak(["ሰላም"], "alma", SHORT)
 
 
 @pytest.mark.parametrize("text", ["", "…", "hello"])
 def test_text_that_cannot_be_spoken_is_told(voice, text):
-    with pytest.raises(TextError):
+    with pytest.raises(SpeechError):
         voice.speak([*texts(1), text], "voice0", SHORT)
 
 
@@ -137,7 +137,7 @@ def test_a_reading_much_slower_than_the_recordings_is_cut(voice):
 def collected(stream) -> list[torch.Tensor]:
     """The pieces; an exact number of codes never ends by STOP, which the stream tells."""
     pieces = []
-    with contextlib.suppress(VoiceError):
+    with contextlib.suppress(SpeechError):
         for piece in stream:
             pieces.append(piece)
     return pieces
@@ -165,7 +165,7 @@ def test_a_stream_begins_before_the_codes_are_all_made(voice, monkeypatch):
 
 def test_a_stream_that_was_cut_says_so_after_its_sound(voice):
     pieces = []
-    with pytest.raises(VoiceError, match="did not find the end"):
+    with pytest.raises(SpeechError, match="did not find the end"):
         for piece in voice.stream(texts(1)[0], "voice0", STREAMED):
             pieces.append(piece)
     (whole,) = voice.speak(texts(1), "voice0", STREAMED)
@@ -173,12 +173,12 @@ def test_a_stream_that_was_cut_says_so_after_its_sound(voice):
 
 
 def test_a_voice_in_another_format_leaves_the_first_alone(voice):
-    small = voice.using("int8")
+    small = voice.in_format("int8")
     assert voice.decoder is None and "int8" in small.decoder.ran
     one, two = (v.speak(texts(2), "voice0", SHORT) for v in (voice, small))
     assert [len(s.codes) for s in one] == [len(s.codes) for s in two]
-    with pytest.raises(ConfigError, match="int8"):
-        voice.using("int9")
+    with pytest.raises(KitError, match="int8"):
+        voice.in_format("int9")
 
 
 def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
@@ -187,8 +187,8 @@ def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
         "kit.inference.voice.Decoder", lambda _model, config: configs.append(config)
     )
     monkeypatch.setattr("kit.inference.voice.default_format", lambda _device: "fp16")
-    voice.using()
-    voice.using("int8", compile=True)
+    voice.in_format()
+    voice.in_format("int8", compile=True)
     voice.ready()  # of a model that is being trained: its weights change between two calls
     assert [c.weights for c in configs] == ["fp16", "int8", "fp32"]
     assert [c.graphs for c in configs] == [True, True, False]
@@ -197,7 +197,7 @@ def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
 
 @pytest.mark.parametrize("text", ["!?…።", "🙂🙂", "ሰላም hello", "Привет"])
 def test_what_has_no_letters_of_the_voice_is_told(voice, text):
-    with pytest.raises(TextError):
+    with pytest.raises(SpeechError):
         voice.speak([text], "voice0", SHORT)
 
 
@@ -235,13 +235,13 @@ def test_wav_bytes_are_a_16_bit_wav_of_the_same_sound(voice):
 
 def test_speech_that_was_cut_is_not_passed_off_as_whole():
     cut = Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(3), stopped=False)
-    with pytest.raises(VoiceError, match=r"did not find the end of 'ሰላም'.*shorter"):
+    with pytest.raises(SpeechError, match=r"did not find the end of 'ሰላም'.*shorter"):
         wav_bytes(cut, 22050)
 
 
 def test_a_voice_knows_what_it_can_say(voice):
-    assert voice.can_say(texts(1)[0])
-    assert not voice.can_say(f"{texts(1)[0]} Ж") and not voice.can_say("...")
+    assert voice.can_speak(texts(1)[0])
+    assert not voice.can_speak(f"{texts(1)[0]} Ж") and not voice.can_speak("...")
 
 
 def test_helpers_models_differ_by_seed():

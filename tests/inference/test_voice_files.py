@@ -10,20 +10,18 @@ import safetensors.torch
 import torch
 from helpers import leave_voice_files, manifest, real_config, real_voice, world
 
-from kit.audio.codec import CodecError
-from kit.audio.codec_kinds import save_codec
-from kit.audio.hearing import RecognizerError
-from kit.audio.recognizer_kinds import load_recognizer
+from kit.audio.codec import save_codec
+from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import MelConfig
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
-from kit.base.weights_file import contents, file_bytes
+from kit.base.tensor_file import contents, file_bytes
 from kit.inference.references import load_references, save_references
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, VoiceError
+from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import load_model, save_model
-from kit.text.normalize import TextError
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
 SHORT = GenerateConfig(temperature=0, exact_codes=9)
@@ -65,10 +63,10 @@ def test_a_model_may_be_stored_in_half_precision(voice, tmp_path):
 
 
 FILES = {
-    "references.safetensors": VoiceError,
-    "model-ema.safetensors": VoiceError,
-    "codec.safetensors": CodecError,
-    "tokenizer.model": TextError,
+    "references.safetensors": SpeechError,
+    "model-ema.safetensors": SpeechError,
+    "codec.safetensors": KitError,
+    "tokenizer.model": SpeechError,
 }
 
 
@@ -82,14 +80,14 @@ def test_a_missing_file_is_named(folder, name):
 def test_a_run_without_an_average_has_one_voice(folder):
     (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
     assert list(load_voices(folder)) == ["raw"]
-    with pytest.raises(VoiceError, match=r"no average \(`ema` was off\).*03_evaluate_ema"):
+    with pytest.raises(SpeechError, match=r"no average \(`ema` was off\).*03_evaluate_ema"):
         load_voice(folder)
     shutil.copy(folder / "model-raw.safetensors", folder / "model-ema.safetensors")
     assert list(load_voices(folder)) == ["raw", "ema"]
 
 
 def test_weights_that_training_has_not_left_yet_are_named(folder):
-    with pytest.raises(VoiceError, match=r"model-raw\.safetensors.*02_train"):
+    with pytest.raises(SpeechError, match=r"model-raw\.safetensors.*02_train"):
         load_voices(folder)
 
 
@@ -103,7 +101,7 @@ def test_a_damaged_file_is_named(folder, name):
 
 def test_damaged_references_are_named(folder):
     (folder / "references.safetensors").write_bytes(b"half a file")
-    with pytest.raises(VoiceError, match=r"references\.safetensors"):
+    with pytest.raises(SpeechError, match=r"references\.safetensors"):
         load_voice(folder)
 
 
@@ -114,7 +112,7 @@ def test_a_flipped_bit_is_noticed(folder, name):
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
-    with pytest.raises((VoiceError, CodecError), match=rf"{name}.*checksum is another"):
+    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum does not match"):
         load_voice(folder)
 
 
@@ -127,29 +125,29 @@ def test_a_model_saved_without_a_checksum_is_read(folder):
     assert all(torch.equal(again[name], weight) for name, weight in weights.items())
 
 
-def test_a_file_of_another_version_is_not_called_damaged(folder):
+def test_a_file_of_another_version_is_named_as_such(folder):
     path = folder / "model-ema.safetensors"
     safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
-    with pytest.raises(VoiceError, match=r"kit: move it away, then run notebook 02_train\.$"):
+    with pytest.raises(SpeechError, match=r"another version of the kit.*run notebook 02_train\.$"):
         load_voice(folder)
 
 
 def test_an_exported_voice_is_told_from_a_run(folder):
     (folder / "voice.json").write_text("{}")
-    with pytest.raises(VoiceError, match=r"exported voice: .*\.load_export reads it"):
+    with pytest.raises(SpeechError, match=r"exported voice: .*\.load_export reads it"):
         load_voice(folder)
 
 
 def test_a_model_file_of_another_kind_is_named(folder):
     shutil.copy(folder / "codec.safetensors", folder / "model-ema.safetensors")
-    with pytest.raises(VoiceError, match=r"model-ema\.safetensors"):
+    with pytest.raises(SpeechError, match=r"model-ema\.safetensors"):
         load_voice(folder)
 
 
 def test_a_model_file_with_other_weights_is_named(folder):
     path = folder / "model-ema.safetensors"
     path.write_bytes(path.read_bytes().replace(b"final_norm.bias", b"fINAL_norm.bias"))
-    with pytest.raises(VoiceError, match=r"model-ema\.safetensors"):
+    with pytest.raises(SpeechError, match=r"model-ema\.safetensors"):
         load_voice(folder)
 
 
@@ -166,7 +164,7 @@ def test_parts_of_different_runs_are_told_apart(folder, size):
         SpeechGPT(dataclasses.replace(real_config(), **{size: 300})),
         folder / "model-ema.safetensors",
     )
-    with pytest.raises(VoiceError, match=OTHER[size] + ".*different runs"):
+    with pytest.raises(SpeechError, match=OTHER[size] + ".*different runs"):
         load_voice(folder)
 
 
@@ -183,7 +181,7 @@ def test_parts_of_the_same_size_are_told_apart_too(folder, voice, name):
         other.mel_head.bias.data += 0.1
         save_codec(other, folder / name)
     told = rf"{name} is not the one that .*model-ema\.safetensors was trained with.*01_data_prep"
-    with pytest.raises(VoiceError, match=told):
+    with pytest.raises(SpeechError, match=told):
         load_voice(folder)
 
 
@@ -196,7 +194,7 @@ def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
     first = next(key for key, values in tensors.items() if values.is_floating_point())
     tensors[first] = tensors[first].clone().fill_(float("nan"))
     path.write_bytes(file_bytes(tensors, header))
-    with pytest.raises((VoiceError, RecognizerError), match=rf"{name}\.safetensors.* not finite"):
+    with pytest.raises((SpeechError, KitError), match=rf"{name}\.safetensors.* not finite"):
         load_recognizer(path) if name == "recognizer" else load_voice(folder)
 
 
@@ -211,7 +209,7 @@ def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
 )
 def test_references_of_another_shape_are_told(folder, mels, wanted):
     save_references(mels, folder / "references.safetensors")
-    with pytest.raises(VoiceError, match=rf"references\.safetensors.*{wanted}"):
+    with pytest.raises(SpeechError, match=rf"references\.safetensors.*{wanted}"):
         load_voice(folder)
 
 
@@ -231,11 +229,11 @@ def test_a_model_file_that_asks_for_more_than_it_holds_is_refused(folder):
     weights, header = contents(path)
     header["config"] |= {"layers": 90, "width": 65_536}  # 5 trillion weights, were they made
     path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(VoiceError, match=r"model-ema\.safetensors.*its header means"):
+    with pytest.raises(SpeechError, match=r"model-ema\.safetensors.*its header means"):
         load_voice(folder)
     header["config"] |= {"layers": 10**8}
     path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(VoiceError, match=r"GPTConfig\.layers = 100000000: must lie in"):
+    with pytest.raises(SpeechError, match=r"GPTConfig\.layers = 100000000: must lie in"):
         load_voice(folder)
 
 
@@ -245,12 +243,12 @@ def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
     weights, header = contents(path)
     header["config"] |= over
     path.write_bytes(file_bytes(weights, header))
-    with pytest.raises(CodecError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
+    with pytest.raises(KitError, match=rf"CodecConfig\.{next(iter(over))} = \d+: must lie in"):
         load_voice(folder)
 
 
 def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_path):
-    with pytest.raises(VoiceError, match="No speaker can be called `__metadata__`"):
+    with pytest.raises(SpeechError, match="No speaker can be called `__metadata__`"):
         save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
     save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
     assert list(load_references(tmp_path / "r.safetensors").mels) == ["a/ሰላም \u200c|"]

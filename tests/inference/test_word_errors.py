@@ -3,7 +3,7 @@
 import pytest
 
 from kit.audio.recognizer import edit_distance
-from kit.inference.word_errors import KINDS, align_words, count_kinds, word_records
+from kit.inference.word_alignment import KINDS, align_words, count_kinds, word_stats
 
 TEXT = "my mother bought fresh bread from the market"
 HEARD = {
@@ -53,7 +53,7 @@ def test_it_is_never_dearer_than_the_plain_distance_over_words():
 def test_the_word_that_is_wrong_most_often_comes_first():
     pairs = align_words("two apples and two pears", "two apples and ten pears")
     pairs += align_words("two plums", "plums")
-    first, *others = word_records(pairs)
+    first, *others = word_stats(pairs)
     assert (first.word, first.count, first.wrong) == ("two", 3, 2)
     assert set(first.kinds) == {"replaced", "left out"} and "ten" in first.heard
     assert not any(record.wrong for record in others)

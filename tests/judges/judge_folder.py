@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from judges import Judgement, Judges
 
-from kit.audio.waveform import load_wave
+from kit.audio.clip import load_wave
 from kit.base.files import write_atomic
 
 RATE_HZ = 24_000

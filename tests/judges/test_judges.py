@@ -4,10 +4,10 @@ import pytest
 import torch
 from judges import RATE_HZ, JudgeError, Judges, plain, whisper_folder
 
-from kit.audio.waveform import load_wave
+from kit.audio.clip import load_wave
 from kit.base.files import file_digest
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 
 

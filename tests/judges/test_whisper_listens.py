@@ -7,18 +7,17 @@ import pytest
 import soundfile
 from judges import whisper_folder
 
-from kit.audio.hearing import alphabet_of
-from kit.audio.recognizer import cer
-from kit.audio.waveform import load_wave
-from kit.audio.whisper import new_whisper
+from kit.audio.clip import load_wave
+from kit.audio.recognizer import alphabet_of, cer
 from kit.dataset.alignment import AlignConfig, align_clips, match
+from kit.dataset.data_report import ManifestConfig
 from kit.dataset.layouts import read_dataset
-from kit.dataset.ledger import ManifestConfig
-from kit.dataset.long_recordings.cut import CutConfig
-from kit.dataset.long_recordings.segment import Cutter
-from kit.dataset.long_recordings.transcript import WalkConfig
+from kit.dataset.long_alignment import LongAlignConfig
+from kit.dataset.long_recordings.cut import SegmentConfig
+from kit.dataset.segmentation import Segmenter
 from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.evaluate import transcribe
+from kit.releases.whisper import new_whisper
 
 CLIPS = 12
 
@@ -63,11 +62,13 @@ def test_a_long_recording_is_cut_where_its_words_end(whisper, rows, tmp_path):
     soundfile.write(path, np.concatenate([part for wave in waves for part in (wave, pause)]), rate)
     text = " ".join(f"{row.text}." for row in rows[:6])
     path.with_suffix(".txt").write_text(text, encoding="utf-8")
-    cutter = Cutter(recognizer=whisper, cuts=CutConfig(max_s=8.0), walk=WalkConfig(language="en"))
-    cutter.cut_folder(tmp_path, tmp_path / "cut")
+    cutter = Segmenter(
+        recognizer=whisper, cuts=SegmentConfig(max_s=8.0), walk=LongAlignConfig(language="en")
+    )
+    cutter.segment_folder(tmp_path, tmp_path / "cut")
     clips = read_dataset(tmp_path / "cut", ManifestConfig(language="en", held_out_percent=0)).rows
     said = sum(len(wave) for wave in waves) / rate
     cut_s = sum(soundfile.info(clip.audio).duration for clip in clips)
     assert clips and cut_s > 0.6 * said
-    written = whisper.write_down([load_wave(clip.audio, rate) for clip in clips], rate)
+    written = whisper.transcribe_waves([load_wave(clip.audio, rate) for clip in clips], rate)
     assert cer(written, [clip.text for clip in clips]) < 0.5

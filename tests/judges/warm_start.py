@@ -25,12 +25,12 @@ import soundfile
 from judge_run import REFERENCE_CLIPS, figures
 from judges import Judges
 
-from kit.audio.waveform import load_wave
+from kit.audio.clip import load_wave
 from kit.base.files import write_atomic
 from kit.inference.voice_files import load_voices
 from kit.recipes.prepare_source import sampling_of
 from kit.recipes.start import start
-from kit.text.espeak import run_apart
+from kit.text.espeak import run_module
 
 VOICES = 3
 # Of espeak-ng's usual pace, which is twice that of a person reading aloud. Whisper-base hears 39 %
@@ -43,7 +43,7 @@ PERSON = "person"
 NO_JUDGE = ["recognizer.steps=50", "recognizer.minutes=0"]  # Whisper judges here
 
 Rows = list[tuple[str, str]]  # name and text
-Spoken = list[tuple[str, str, str]]  # and whose voice
+GeneratedCodes = list[tuple[str, str, str]]  # and whose voice
 
 
 def recordings_of(folder: Path) -> Rows:
@@ -80,7 +80,7 @@ def any_sentences(rows: Rows, count: int) -> list[str]:
     return texts
 
 
-def write_folder(folder: Path, *parts: tuple[Path, Spoken]) -> None:
+def write_folder(folder: Path, *parts: tuple[Path, GeneratedCodes]) -> None:
     """An LJSpeech folder of rows whose sound lies in others, the source of each part."""
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def write_folder(folder: Path, *parts: tuple[Path, Spoken]) -> None:
     write_atomic(folder / "metadata.csv", "".join(lines))
 
 
-def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
+def speak_base(folder: Path, language: str, texts: list[str]) -> GeneratedCodes:
     """`texts` spoken into `folder`, by all voices in turns."""
     rows = [(f"base{i:05d}", text, i % VOICES) for i, text in enumerate(texts)]
     wavs = folder / "wavs"
@@ -112,13 +112,13 @@ def speak_base(folder: Path, language: str, texts: list[str]) -> Spoken:
             "pace": PACE,
             "rows": own,
         }
-        done = run_apart("kit.dataset.synthetic", job)
+        done = run_module("kit.dataset.synthetic", job)
         if done.returncode:
             raise RuntimeError(f"espeak-ng could not speak the base: {done.stderr.strip()[-400:]}")
     return [(name, text, f"voice{speaker}") for name, text, speaker in rows]
 
 
-def ready_base(source: Path, count: int) -> Spoken:
+def ready_base(source: Path, count: int) -> GeneratedCodes:
     """The first `count` rows of an LJSpeech folder, with their voices where it tells them."""
     rows = []
     for line in (source / "metadata.csv").read_text(encoding="utf-8").splitlines()[:count]:

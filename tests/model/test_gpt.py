@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from helpers import GPT, effective_batch, random_rows, tiny_model
 from torch import nn
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.model.gpt import Trunk, explicit_attention, summed_loss, weighted_loss
 from kit.model.sequence import GPTConfig, collate, pack
-from kit.tuning.memory_plan import parameter_count
+from kit.tuning.memory_plan import count_parameters
 
 XTTS_V2 = GPTConfig(
     layers=30,
@@ -47,7 +47,7 @@ def gradients(model, parts) -> torch.Tensor:
 
 
 def test_the_published_size_has_the_published_number_of_parameters():
-    assert parameter_count(XTTS_V2) == 441_018_563
+    assert count_parameters(XTTS_V2) == 441_018_563
 
 
 def set_fused(model, fused: bool) -> None:
@@ -183,7 +183,7 @@ def test_text_and_reference_reach_the_codes():
 
 def test_padding_and_other_rows_change_nothing():
     model, (texts, codes, cond) = tiny_model(), rows(5)
-    together = code_logits(model, pack(GPT, texts, codes, cond, to_length=60))
+    together = code_logits(model, pack(GPT, texts, codes, cond, pad_to=60))
     for i in range(5):
         alone = code_logits(model, pack(GPT, texts[i : i + 1], codes[i : i + 1], cond[i : i + 1]))[
             0
@@ -253,7 +253,7 @@ def test_a_configuration_of_before_means_the_last_ids():
     ],
 )
 def test_impossible_ids_are_refused(over, field):
-    with pytest.raises(ConfigError, match=f"GPTConfig.{field}"):
+    with pytest.raises(KitError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
 
 
@@ -310,7 +310,7 @@ def test_the_first_loss_is_that_of_guessing():
 @pytest.mark.parametrize("over", [{"heads": 5}, {"width": 48}, {"dropout": 1.0}])
 def test_impossible_shapes_are_refused(over):
     field = "width" if "heads" in over else next(iter(over))
-    with pytest.raises(ConfigError, match=f"GPTConfig.{field}"):
+    with pytest.raises(KitError, match=f"GPTConfig.{field}"):
         dataclasses.replace(GPT, **over)
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.model import alignment_head
-from kit.model.alignment_head import find_alignment_head, follows
+from kit.model.alignment_head import diagonality, find_alignment_head
 from kit.model.gpt import SpeechGPT
-from kit.model.guided_attention import WIDTH, longest_text_tokens
+from kit.model.guided_attention import WIDTH, max_text_tokens
 from kit.model.sequence import EffectiveBatch, pack
 from kit.recipes.attention import best_map
+from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
 
 
 def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) -> float:
@@ -40,8 +40,8 @@ def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) 
 def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
     model = tiny_model(**shape)
     rows = random_rows(model.config, 3)
-    batch = pack(model.config, *rows, to_length=60)
-    width = longest_text_tokens(model.config, batch)
+    batch = pack(model.config, *rows, pad_to=60)
+    width = max_text_tokens(model.config, batch)
     assert width == max(map(len, rows[0])) + 1 + model.config.text_stop_input
     found = model(batch, width)[2]
     assert found.item() == pytest.approx(written_out(model, *rows), rel=1e-4)
@@ -51,14 +51,14 @@ def test_without_it_nothing_changes():
     model = tiny_model()
     batch = pack(GPT, *random_rows(GPT, 3))
     plain = model(batch)
-    guided = model(batch, longest_text_tokens(GPT, batch))
+    guided = model(batch, max_text_tokens(GPT, batch))
     assert len(plain) == 2 and len(guided) == 3
     assert all(torch.equal(a, b) for a, b in zip(plain, guided))
 
 
-def state(config: TrainConfig, **switches) -> TrainState:
+def state(config: TrainConfig, **switches) -> Trainer:
     torch.manual_seed(0)
-    return TrainState(tiny_model(), config, SpeedConfig(**switches), CPU)
+    return Trainer(tiny_model(), config, SpeedConfig(**switches), CPU)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_it_fades_and_the_loss_told_is_the_models_own():
 
 
 def test_a_weight_that_makes_no_sense_is_refused():
-    with pytest.raises(ConfigError, match="guide"):
+    with pytest.raises(KitError, match="guide"):
         TrainConfig(guide=-1.0)
-    with pytest.raises(ConfigError, match="guide_steps"):
+    with pytest.raises(KitError, match="guide_steps"):
         TrainConfig(guide_steps=0)
 
 
@@ -121,9 +121,9 @@ def trained_with(guide: float) -> SpeechGPT:
 def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
     models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
     unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
-    found = {guide: float(follows(best_map(m, unlearnt[0]))) for guide, m in models.items()}
+    found = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
     print(found)
     assert found[1.0] > 0.6 and found[1.0] > found[0.0] + 0.2
-    monkeypatch.setattr(alignment_head, "STRAIGHT", 0.6)
+    monkeypatch.setattr(alignment_head, "MIN_DIAGONALITY", 0.6)
     assert find_alignment_head(models[1.0], unlearnt) == (GPT.layers // 2, 0)
     assert find_alignment_head(models[0.0], unlearnt) is None

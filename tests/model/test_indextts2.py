@@ -12,14 +12,14 @@ from released_indextts2 import CONDITIONING, TINY, Sizes, indextts2_shapes, rand
 from released_xtts import write_release, write_tensors
 from torch import Tensor, nn
 
+from kit.base.errors import KitError
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
-from kit.model.indextts2 import is_indextts2
 from kit.model.sequence import GPTConfig, pack
-from kit.model.xtts import load_xtts
-from kit.model.xtts_config import XTTSError
-from kit.model.xtts_names import GPT, empty_model, released_name, turned
+from kit.releases.indextts2 import is_indextts2
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.names import GPT, empty_model, released_name, turned
 
 TEXT = [5, 7, 9, 11, 13]
 CODES = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -96,8 +96,8 @@ def test_logits_are_gpt2s_where_the_latents_are_given():
     model = given_latents(tensors, config)
     batch = pack(config, [TEXT], [CODES], latents)
     states = model.hidden(batch)[0]
-    text = model.text_head(states[batch.text_at])
-    codes = model.code_head(states[batch.code_at])
+    text = model.text_head(states[batch.text_indices])
+    codes = model.code_head(states[batch.code_indices])
 
     gpt2 = gpt2_of(transformers, tensors)
     text_in = torch.tensor([0, *TEXT, 1])
@@ -152,7 +152,7 @@ def test_the_cached_decoder_speaks_its_codes_where_the_latents_are_given():
     found = generate(model, [TEXT], latents, greedy)[0].codes.tolist()
     batch = pack(config, [TEXT], [found], latents)
     with torch.no_grad():
-        logits = model.code_head(model.hidden(batch)[0, batch.code_at])
+        logits = model.code_head(model.hidden(batch)[0, batch.code_indices])
     logits[:, [config.start_code, config.stop_code]] = float("-inf")
     assert found == logits[: len(found)].argmax(-1).tolist()
     assert len(set(found)) > 3
@@ -161,7 +161,7 @@ def test_the_cached_decoder_speaks_its_codes_where_the_latents_are_given():
 def test_it_is_told_from_an_xtts_where_it_takes_its_place(tmp_path):
     folder = write_release(tmp_path)
     write_tensors(folder, random_indextts2())
-    with pytest.raises(XTTSError, match=r"is the GPT of IndexTTS2.*w2v-BERT.*MaskGCT"):
+    with pytest.raises(KitError, match=r"is the GPT of IndexTTS2.*w2v-BERT.*MaskGCT"):
         load_xtts(folder)
 
 

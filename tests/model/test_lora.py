@@ -7,12 +7,13 @@ import pytest
 import torch
 from helpers import GPT, effective_batch, random_rows, tiny_model
 
-from kit.base.config import ConfigError, build
-from kit.base.weights_file import checksum, contents, file_bytes
-from kit.model.adapters_file import AdapterError, load_adapters, save_adapters
+from kit.base.config import build
+from kit.base.errors import DamagedFileError, KitError
+from kit.base.tensor_file import checksum, contents, file_bytes
+from kit.model.adapters_file import load_adapters, save_adapters
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, is_adapter, merged, old_rows
-from kit.model.warm_start import warm_started
+from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, is_adapter, merged, rows_from_base
+from kit.model.warm_start import warm_start_model
 
 SMALL = LoRAConfig(rank=4, alpha=8.0)
 GROWN = dataclasses.replace(
@@ -87,7 +88,7 @@ def test_the_tensors_of_the_base_keep_their_names():
     ],
 )
 def test_settings_that_cannot_be_are_refused(values, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(KitError, match=said):
         build(LoRAConfig, values)
 
 
@@ -95,8 +96,8 @@ def test_settings_that_cannot_be_are_refused(values, said):
 def travelled(tmp_path):
     """A base, a model that grew from it and was trained, and the file of its adapters."""
     base = tiny_model()
-    model = adapted(model=warm_started(GROWN, base, {20: [1, 2]}))
-    rows = old_rows(GROWN, GPT)
+    model = adapted(model=warm_start_model(GROWN, base, {20: [1, 2]}))
+    rows = rows_from_base(GROWN, GPT)
     with torch.no_grad():
         for name, first in rows.items():
             model.state_dict()[name][first:] += 0.5
@@ -119,7 +120,9 @@ def test_adapters_alone_make_a_whole_voice_of_their_base(travelled):
 
 
 def test_adapters_of_another_base_are_refused(travelled):
-    with pytest.raises(AdapterError, match=r"trained beside another base .* load the voice with"):
+    with pytest.raises(
+        DamagedFileError, match=r"trained beside another base .* load the voice with"
+    ):
         load_adapters(travelled[2], tiny_model(seed=1))
 
 
@@ -167,7 +170,7 @@ def no_base(tensors, header):
 def test_a_damaged_file_says_what_is_wrong(travelled, change, said):
     base, _, path = travelled
     rewritten(path, change)
-    with pytest.raises(AdapterError, match=rf"is damaged or of another kind .*{said}"):
+    with pytest.raises(DamagedFileError, match=rf"is damaged or of another kind .*{said}"):
         load_adapters(path, base)
 
 
@@ -175,7 +178,7 @@ def test_a_damaged_file_says_what_is_wrong(travelled, change, said):
 def test_what_is_no_such_file_says_so(tmp_path, data):
     path = tmp_path / "adapters-raw.safetensors"
     path.write_bytes(data)
-    with pytest.raises(AdapterError, match="is damaged or of another kind"):
+    with pytest.raises(DamagedFileError, match="is damaged or of another kind"):
         load_adapters(path, tiny_model())
-    with pytest.raises(AdapterError, match=r"There is no .*finetune\.method=lora"):
+    with pytest.raises(DamagedFileError, match=r"There is no .*finetune\.method=lora"):
         load_adapters(tmp_path / "none.safetensors", tiny_model())

@@ -7,10 +7,10 @@ import torch
 from helpers import random_rows, tiny_model
 
 from kit.base.config import build
+from kit.base.errors import DamagedFileError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.model.warm_start import model_settings, warm_started, with_positions_of
-from kit.model.weights import ModelFileError
+from kit.model.warm_start import extend_positions, model_settings, warm_start_model
 
 BASE = tiny_model().eval()
 NEW = 5
@@ -29,7 +29,7 @@ def spelt(ids: list[int]) -> dict[int, list[int]]:
 
 
 def test_old_rows_say_the_same():
-    model = warm_started(larger(), BASE, spelt([1, 2])).eval()
+    model = warm_start_model(larger(), BASE, spelt([1, 2])).eval()
     texts, codes, references = random_rows(BASE.config, 4)
     with torch.no_grad():
         before = BASE(pack(BASE.config, texts, codes, references))
@@ -38,7 +38,7 @@ def test_old_rows_say_the_same():
 
 
 def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
-    model = warm_started(larger(), BASE, spelt([3, 7, 7]))
+    model = warm_start_model(larger(), BASE, spelt([3, 7, 7]))
     for name in ("text_embedding.weight", "text_head.weight", "text_head.bias"):
         own, theirs = model.state_dict()[name], BASE.state_dict()[name]
         torch.testing.assert_close(own[-1], (theirs[3] + 2 * theirs[7]) / 3)
@@ -47,24 +47,24 @@ def test_a_new_piece_begins_as_the_mean_of_what_spelt_it():
 
 def test_fewer_positions_than_the_other_model_had_are_its_first():
     short = larger(max_text=8, max_code=12)
-    model = warm_started(short, BASE, spelt([0]))
+    model = warm_start_model(short, BASE, spelt([0]))
     assert torch.equal(model.text_position.weight, BASE.text_position.weight[:8])
 
 
 def test_positions_that_a_run_did_without_are_there_again_at_its_end():
-    short = warm_started(larger(max_text=8, max_code=12), BASE, spelt([0])).eval()
+    short = warm_start_model(larger(max_text=8, max_code=12), BASE, spelt([0])).eval()
     torch.nn.init.normal_(short.text_position.weight)
-    whole = with_positions_of(short, BASE)
+    whole = extend_positions(short, BASE)
     assert torch.equal(whole.text_position.weight[:8], short.text_position.weight)
     assert torch.equal(whole.text_position.weight[8:], BASE.text_position.weight[8:])
     assert whole.config.max_code == BASE.config.max_code and not whole.training
     assert torch.equal(whole.code_head.weight, short.code_head.weight)
-    longer = warm_started(larger(), BASE, spelt([0]))
-    assert with_positions_of(longer, BASE) is longer
+    longer = warm_start_model(larger(), BASE, spelt([0]))
+    assert extend_positions(longer, BASE) is longer
 
 
 def test_dropout_and_the_weight_of_the_text_are_the_runs_own():
-    model = warm_started(larger(dropout=0.3, text_weight=0.2), BASE, spelt([0]))
+    model = warm_start_model(larger(dropout=0.3, text_weight=0.2), BASE, spelt([0]))
     assert model.config.dropout == 0.3
 
 
@@ -78,8 +78,8 @@ def test_dropout_and_the_weight_of_the_text_are_the_runs_own():
     ],
 )
 def test_what_cannot_hold_its_weights_is_refused(over, said):
-    with pytest.raises(ModelFileError, match=said):
-        warm_started(larger(**over), BASE, {})
+    with pytest.raises(DamagedFileError, match=said):
+        warm_start_model(larger(**over), BASE, {})
 
 
 def test_settings_are_plain_and_whole():

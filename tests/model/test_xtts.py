@@ -23,16 +23,14 @@ from released_xtts import (
     write_tensors,
 )
 
-from kit.base.files import DiskError
-from kit.base.torch_file import TorchFileError
+from kit.base.errors import DamagedFileError, DiskError, KitError
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
-from kit.model.xtts import RELEASES, load_xtts
-from kit.model.xtts_config import XTTSError
-from kit.model.xtts_export import save_xtts
-from kit.model.xtts_names import from_released, released_name, to_released
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.model import RELEASES, load_xtts
+from kit.releases.xtts_v2.names import from_released, released_name, to_released
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +176,7 @@ def test_the_older_names_of_weight_normalisation_are_read_and_kept(folder, tenso
     kept = next(name for name in older if name.endswith("weight_g"))
     twice = kept.replace("weight_g", "parametrizations.weight.original0")
     write_tensors(folder, older | {twice: tensors[twice]})
-    with pytest.raises(XTTSError, match=r"twice, by an older name: .*weight_g"):
+    with pytest.raises(KitError, match=r"twice, by an older name: .*weight_g"):
         load_xtts(folder)
 
 
@@ -256,7 +254,7 @@ WRONG_TENSORS = {
 def test_every_tensor_is_accounted_for(told, folder, tensors):
     (folder / "mel_stats.pth").unlink()
     write_tensors(folder, WRONG_TENSORS[told](tensors))
-    with pytest.raises(XTTSError, match=told) as error:
+    with pytest.raises(KitError, match=told) as error:
         load_xtts(folder)
     assert "model.pth" in str(error.value) and "\n" not in str(error.value)
 
@@ -264,15 +262,13 @@ def test_every_tensor_is_accounted_for(told, folder, tensors):
 def test_all_faults_are_told_at_once(folder, tensors):
     spoilt = without("gpt.final_norm.bias")(tensors)
     write_tensors(folder, spoilt | {"wings": torch.ones(1), "mel_stats": torch.ones(3)})
-    with pytest.raises(XTTSError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
+    with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
         load_xtts(folder)
 
 
 def test_a_vocabulary_of_another_model_is_told(folder):
     (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
-    with pytest.raises(
-        XTTSError, match=r"up to 44, so .* 45 rows; that of .* has 41\. .*different"
-    ):
+    with pytest.raises(KitError, match=r"up to 44, so .* 45 rows; that of .* has 41\. .*different"):
         load_xtts(folder)
 
 
@@ -299,7 +295,7 @@ def configured(folder, **over):
 )
 def test_a_configuration_that_does_not_fit_is_told(over, told, folder):
     configured(folder, **over)
-    with pytest.raises(XTTSError, match=told):
+    with pytest.raises(KitError, match=told):
         load_xtts(folder)
 
 
@@ -315,7 +311,7 @@ def test_a_configuration_that_does_not_fit_is_told(over, told, folder):
 )
 def test_another_configuration_is_told(data, told, folder):
     (folder / "config.json").write_bytes(data)
-    with pytest.raises(XTTSError, match=told):
+    with pytest.raises(KitError, match=told):
         load_xtts(folder)
 
 
@@ -331,7 +327,7 @@ def test_a_hostile_file_is_refused_and_runs_nothing(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     held = {"config": Calls(), "model": {"mel_stats": torch.ones(80)}}
     torch.save(held, folder / name)
-    with pytest.raises(TorchFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
+    with pytest.raises(DamagedFileError, match=rf"{name} is not read: it asks for `\w+.mkdir`"):
         load_xtts(folder)
     assert not (folder / "ran").exists()
 
@@ -348,25 +344,25 @@ WRONG_FILES = {
 def test_another_checkpoint_is_told(told, folder):
     (folder / "config.json").unlink()
     torch.save(WRONG_FILES[told], folder / "model.pth")
-    with pytest.raises(XTTSError, match=told):
+    with pytest.raises(KitError, match=told):
         load_xtts(folder)
 
 
 def test_another_dvae_is_told(folder):
     torch.save([1, 2], folder / "dvae.pth")
-    with pytest.raises(XTTSError, match=r"dvae\.pth holds list, not tensors by name"):
+    with pytest.raises(KitError, match=r"dvae\.pth holds list, not tensors by name"):
         load_xtts(folder)
     torch.save({"epoch": 3}, folder / "dvae.pth")
-    with pytest.raises(XTTSError, match=r"dvae\.pth is of another kind: epoch is int"):
+    with pytest.raises(KitError, match=r"dvae\.pth is of another kind: epoch is int"):
         load_xtts(folder)
 
 
 def test_missing_files_are_named(folder):
-    with pytest.raises(XTTSError, match=r"There is no .*nowhere: name the folder of a release"):
+    with pytest.raises(KitError, match=r"There is no .*nowhere: name the folder of a release"):
         load_xtts(folder / "nowhere")
     (folder / "model.pth").rename(folder / "best_model_7.pth")
     with pytest.raises(
-        XTTSError, match=r"has no model\.pth and no model\.safetensors\. It has best_"
+        KitError, match=r"has no model\.pth and no model\.safetensors\. It has best_"
     ):
         load_xtts(folder)
 
@@ -393,10 +389,10 @@ def test_safetensors_alone_are_enough(release, tmp_path):
     data = bytearray((folder / "model.safetensors").read_bytes())
     data[-10] ^= 1
     (folder / "model.safetensors").write_bytes(data)
-    with pytest.raises(XTTSError, match="is damaged: its tensors are not those"):
+    with pytest.raises(KitError, match="is damaged: its tensors are not those"):
         load_xtts(folder)
     (folder / "model.safetensors").write_bytes(data[:1000])
-    with pytest.raises(XTTSError, match="is damaged"):
+    with pytest.raises(KitError, match="is damaged"):
         load_xtts(folder)
 
 
@@ -426,15 +422,15 @@ def test_half_precision_is_the_gpts_alone(release, tmp_path):
 def test_weights_that_a_format_cannot_hold_are_told(release, tmp_path):
     xtts = load_xtts(release)
     xtts.model.final_norm.weight.data[0] = 1e6
-    with pytest.raises(XTTSError, match=r"final_norm\.weight is not finite as torch\.float16"):
+    with pytest.raises(KitError, match=r"final_norm\.weight is not finite as torch\.float16"):
         save_xtts(xtts, tmp_path / "new", dtype=torch.float16)
     assert not (tmp_path / "new").exists()
 
 
 def test_what_was_read_is_not_overwritten(folder):
-    with pytest.raises(XTTSError, match="holds what this model was read from"):
+    with pytest.raises(KitError, match="holds what this model was read from"):
         save_xtts(load_xtts(folder), folder)
-    with pytest.raises(XTTSError, match="is a file: name a folder"):
+    with pytest.raises(KitError, match="is a file: name a folder"):
         save_xtts(load_xtts(folder), folder / "model.pth")
 
 
@@ -450,7 +446,7 @@ def test_what_was_read_is_not_overwritten(folder):
 )
 def test_a_model_that_coqui_could_not_build_is_told(over, told, release, tmp_path):
     model = SpeechGPT(dataclasses.replace(TINY, **over))
-    with pytest.raises(XTTSError, match=told):
+    with pytest.raises(KitError, match=told):
         save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

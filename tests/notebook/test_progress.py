@@ -1,17 +1,11 @@
 """A run in numbers and words: pace, times, plain lines."""
 
-import contextlib
-import signal
-import threading
-import time
-
 import pytest
 
-from kit.base.words import clock
+from kit.base.formatting import clock
 from kit.notebook.progress import (
     Lines,
     Pace,
-    Worker,
     outlook,
     progress_texts,
     session_age_s,
@@ -54,53 +48,11 @@ def test_the_time_to_go_is_held_against_the_session():
     assert not enough and "run the notebook again" in said
 
 
-def test_a_worker_works_inside_what_it_is_given_and_leaves_it_after_an_error():
-    seen = []
-
-    @contextlib.contextmanager
-    def around():
-        seen.append(threading.current_thread().name)
-        yield
-        seen.append("never reached after an error")
-
-    def make_run(values, stop):
-        yield "first"
-        raise ValueError("broken")
-
-    @contextlib.contextmanager
-    def closing():
-        try:
-            yield
-        finally:
-            seen.append("closed")
-
-    worker = Worker(make_run, {}, (around(), closing()), (seen.append,))
-    worker.thread.join()
-    assert seen == ["trainer", "first", "closed"] and str(worker.error) == "broken"
-    assert verdict(worker, None)[0] == "Stopped at the first step by an error. broken"
-
-
-def test_ctrl_c_while_waiting_does_not_take_a_run_for_ended():
-    """The run is stopped by its event and may take its time: its last checkpoint is at stake."""
-    saved = []
-
-    def make_run(values, stop):
-        yield "first"
-        stop.wait()
-        time.sleep(0.3)  # the checkpoint
-        saved.append("whole")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    worker, before = Worker(make_run, {}), signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            worker.wait(5.0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    worker.stop.set()
-    assert worker.alive and not saved
-    worker.wait()
-    assert not worker.alive and saved == ["whole"]
+def test_how_a_training_ended_in_a_sentence():
+    row = {"step": 3, "steps": 9, "loss": 1.5}
+    assert verdict(ValueError("broken"), None, False, 1.0)[0].endswith("by an error. broken")
+    assert verdict(None, row | {"step": 9}, False, 65.0)[0].startswith(
+        "Finished: step 9 of 9 in 1:05"
+    )
+    assert "checkpoint" in verdict(None, row, True, 1.0)[0]
+    assert verdict(None, row | {"note": "no better"}, False, 1.0)[0].endswith("(no better).")

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.recipes.benchmark import Benchmark, measured_effects
 from kit.recipes.start import start
-from kit.tuning.ab_results import load_choice
-from kit.tuning.ab_test import TrialConfig
+from kit.tuning.trial_results import load_choice
+from kit.tuning.trials import TrialConfig
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def calls(monkeypatch) -> list:
             "notes": [],
         }
 
-    monkeypatch.setattr("kit.tuning.ab_test.in_a_process", figures)
+    monkeypatch.setattr("kit.tuning.trials.measure_variant", figures)
     return made
 
 
@@ -84,12 +84,12 @@ def test_the_released_size_leaves_the_runs_own_switches_alone(run, calls):
     benchmark = Benchmark(run, model="xtts", steps=2)
     assert benchmark.task.model.layers == 30 and benchmark.config.steps == 2
     assert benchmark.path.name == "speed-xtts.yaml"
-    with pytest.raises(ConfigError, match="choose"):
+    with pytest.raises(KitError, match="choose"):
         Benchmark(run, model="gpt2")
 
 
 def test_variants_train_in_processes_of_their_own(run):
-    """Two real ones; tests/tuning/test_ab_test.py has the rest."""
+    """Two real ones; tests/tuning/test_trials.py has the rest."""
     benchmark = Benchmark(run, steps=1)
     benchmark.variants = benchmark.variants[:2]
     assert str(benchmark.measure()) == "2 of 2 variants ran"

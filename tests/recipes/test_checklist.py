@@ -2,7 +2,7 @@
 
 import pytest
 
-from kit.notebook.run_record import Run
+from kit.base.run import Run
 from kit.recipes.checklist import Checklist
 
 SOUND = {

@@ -146,7 +146,7 @@ def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_goes_on(termina
     words = ("train", "--run", "mine", "--steps", "3000")
     code, out, err = terminal.interrupt(has_lines(runs, "mine/train.jsonl"), *words, afresh=True)
     assert code == 130, err
-    assert "with a checkpoint to go on from" in out and "Traceback" not in err
+    assert "checkpoint" in out and "Traceback" not in err
     rows = (runs / "mine" / "train.jsonl").read_text().splitlines()
     reached = json.loads(rows[-1])["step"]
     assert json.loads(rows[-1])["steps"] == 3000 and reached < 3000

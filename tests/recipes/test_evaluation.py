@@ -7,11 +7,12 @@ import pytest
 import torch
 from helpers import leave_voice_files, real_voice
 
-from kit.base.config import ConfigError, merge
+from kit.base.config import merge
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.inference.references import save_references
-from kit.inference.voice import Voice, VoiceError
-from kit.inference.word_errors import KINDS
+from kit.inference.voice import Voice
+from kit.inference.word_alignment import KINDS
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
@@ -206,12 +207,12 @@ def test_a_run_without_an_average_says_so_and_is_judged(tmp_path):
 def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
     run = trained_run(tmp_path)
     run.path("references.safetensors").unlink()
-    with pytest.raises(VoiceError, match="02_train"):
+    with pytest.raises(SpeechError, match="02_train"):
         Evaluation(run)
     rows = run.path("manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
     run.path("manifest.jsonl").write_text(rows, encoding="utf-8")
     save_references(real_voice().references, run.path("references.safetensors"))
-    with pytest.raises(ConfigError, match=r"no held-out sentence.*01_data_prep"):
+    with pytest.raises(KitError, match=r"no held-out sentence.*01_data_prep"):
         Evaluation(run)
 
 

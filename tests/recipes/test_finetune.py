@@ -13,15 +13,15 @@ from helpers import corpus
 from hub import serving
 from xtts_texts import write_readers_release
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.lock import held
+from kit.base.run import RELEASES_FOLDER
 from kit.inference.export import load_export
-from kit.model.xtts import load_xtts
-from kit.notebook.open_run import RELEASES_FOLDER
 from kit.notebook.result import Result
 from kit.recipes.finetune import FineTune
 from kit.recipes.release_files import PINNED
 from kit.recipes.start import start
+from kit.releases.xtts_v2.model import load_xtts
 
 FEW = {
     "train": {"steps": 4, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.003},
@@ -58,7 +58,7 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
 def test_its_licence_is_asked_for_before_anything_else(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     before = len(hub.asked)
-    with pytest.raises(ConfigError, match="Coqui Public Model License"):
+    with pytest.raises(KitError, match="Coqui Public Model License"):
         FineTune(start("not accepted"), str(corpus()))
     assert len(hub.asked) == before
 
@@ -120,7 +120,7 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     tune, found = tuned
     run = tune.training.active
     voice = load_export(run.folder / "export")
-    assert voice.language == "am" and voice.can_say(tune.sentence)
+    assert voice.language == "am" and voice.can_speak(tune.sentence)
     folder = run.folder / "coqui"
     written = load_xtts(folder)
     base = load_xtts(release)

@@ -11,10 +11,10 @@ import pytest
 from helpers import code_index, trained_codec, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.mirror import stamps
 from kit.batches.encoding import cache_key
-from kit.dataset.ledger import Utterance
+from kit.dataset.data_report import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
 from kit.recipes import colab, keeping
 from kit.recipes.start import start
@@ -53,7 +53,7 @@ def row(name: str, audio: Path, split: str) -> Utterance:
 def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     machine("a")
     run = start("my-voice")
-    run.settle("data", "the built-in corpus")
+    run.set_permanent("data", "the built-in corpus")
     run.path("tokenizer.model").write_text("pieces")
     run.record(data={"hours": 2.5})
     assert str(tmp_path / "drive" / "my-voice") in run._repr_html_()
@@ -62,8 +62,8 @@ def test_what_was_recorded_is_there_on_the_next_machine(machine, tmp_path):
     assert again.folder == tmp_path / "b" / "my-voice"
     assert again.report()["data"] == {"hours": 2.5}
     assert again.path("tokenizer.model").read_text() == "pieces"
-    with pytest.raises(ConfigError, match=r"delete .*b/my-voice and .*drive/my-voice"):
-        again.settle("data", "another")
+    with pytest.raises(KitError, match=r"delete .*b/my-voice and .*drive/my-voice"):
+        again.set_permanent("data", "another")
 
 
 def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
@@ -78,11 +78,11 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
 def test_a_disk_that_is_not_mounted_is_told(machine, monkeypatch, tmp_path):
     machine("a")
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "not-there"))
-    with pytest.raises(ConfigError, match="Is the disk mounted"):
+    with pytest.raises(KitError, match="Is the disk mounted"):
         start("any")
     monkeypatch.setenv("KIT_MIRROR", os.environ["KIT_RUNS"])
     (tmp_path / "a").mkdir()
-    with pytest.raises(ConfigError, match="on another disk, or none"):
+    with pytest.raises(KitError, match="on another disk, or none"):
         start("any")
 
 

@@ -7,10 +7,10 @@ from helpers import manifest
 from test_state_sound import BRIEF, trained_run
 from test_train import active
 
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
-from kit.inference.code_reader import READER, CodeReaderError, save_reader
+from kit.inference.code_reader import READER, save_reader
 from kit.inference.export import export_voice, load_export
-from kit.inference.voice import VoiceError
 from kit.inference.voice_files import load_voice
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.code_reader import evened_out, learn_reader
@@ -43,7 +43,7 @@ def test_it_is_not_learnt_twice_and_a_damaged_one_is_made_again(learnt):
     assert str(learn_reader(TrainingData(run))).startswith("The reader of these codes is there")
     assert file_digest(path) == before
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CodeReaderError, match="delete it, or run `reader"):
+    with pytest.raises(KitError, match="delete it, or run `reader"):
         load_voice(run.folder)
     assert "learnt from 60" in str(learn_reader(TrainingData(run)))
     assert file_digest(path) == before
@@ -55,13 +55,13 @@ def test_the_voice_asks_it_and_so_does_an_export(learnt, tmp_path, monkeypatch):
     assert voice.within(SEVERAL).reread == 1
     text = manifest()[0].text
     asked = []
-    misfit = voice.reader.misfit
+    text_mismatch = voice.reader.text_mismatch
 
     def noted(texts, codes):
         asked.append((texts, len(codes)))
-        return misfit(texts, codes)
+        return text_mismatch(texts, codes)
 
-    monkeypatch.setattr(voice.reader, "misfit", noted)
+    monkeypatch.setattr(voice.reader, "text_mismatch", noted)
     said = voice.speak([text], voice.speakers[0], SEVERAL)[0]
     spelt = voice.tokenizer.decode(voice.ids(text))
     assert asked == [([spelt] * 4, 4)]
@@ -73,7 +73,7 @@ def test_the_voice_asks_it_and_so_does_an_export(learnt, tmp_path, monkeypatch):
     again = taken.speak([text], taken.speakers[0], SEVERAL)[0]
     assert again.codes.tolist() == said.codes.tolist()
     (tmp_path / "export" / READER).unlink()
-    with pytest.raises(VoiceError, match=r"There is no .*reader\.safetensors"):
+    with pytest.raises(SpeechError, match=r"There is no .*reader\.safetensors"):
         load_export(tmp_path / "export")
 
 
@@ -87,7 +87,7 @@ def test_the_reading_that_fits_its_text_is_kept(learnt, monkeypatch):
         seen[:] = [row.tolist() for row in codes]
         return [0.0 if i == 2 else 1000.0 for i in range(len(codes))]
 
-    monkeypatch.setattr(voice.reader, "misfit", third)
+    monkeypatch.setattr(voice.reader, "text_mismatch", third)
     # Of one length: one that found its end would go first.
     exact = dataclasses.replace(SEVERAL, exact_codes=12)
     said = voice.speak([text], voice.speakers[0], exact)[0]

@@ -12,13 +12,12 @@ import torch
 from helpers import RATE, corpus, manifest, speech, trained_codec, world
 from tones import CODEC, ToneRecognizer, noisy, say
 
-from kit.audio.clip import DatasetError
-from kit.audio.hearing import alphabet_of
-from kit.audio.recognizer import Recognizer, RecognizerConfig, save_recognizer
-from kit.base.config import ConfigError
-from kit.dataset.ledger import ManifestConfig, Utterance
-from kit.dataset.long_recordings.segment import CutError, Loss
+from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, save_recognizer
+from kit.audio.recognizer import alphabet_of
+from kit.base.errors import DatasetError, KitError
+from kit.dataset.data_report import ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset
+from kit.dataset.segmentation import CutError, UnusedAudio
 from kit.recipes.more_data import LongRecordings, MoreText, write_example
 from kit.recipes.start import start
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -75,9 +74,9 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
         for name in ("talk_0001", "talk_0002"):
             soundfile.write(into / "wavs" / f"{name}.wav", speech(2.0), RATE)
         (into / "metadata.csv").write_text("talk_0001|ሰላም\ntalk_0002|ዛሬ\n", encoding="utf-8")
-        return [Loss(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
+        return [UnusedAudio(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
 
-    monkeypatch.setattr("kit.recipes.more_data.Cutter.cut_folder", cut_in_two)
+    monkeypatch.setattr("kit.recipes.more_data.Segmenter.segment_folder", cut_in_two)
     recordings = LongRecordings(run, str(tmp_path), longest_s=3.0)
     assert recordings.cuts.max_s == 3.0
     found = recordings.cut()
@@ -105,7 +104,7 @@ def test_more_text_is_compared_on_the_recordings_held_out_text(run, tmp_path):
 
 def test_before_01_it_is_said_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    with pytest.raises(ConfigError, match="run 01_data_prep first"):
+    with pytest.raises(KitError, match="run 01_data_prep first"):
         MoreText(start("nothing"))
 
 

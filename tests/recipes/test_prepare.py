@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
-from kit.audio.clip import DatasetError
-from kit.audio.codec_kinds import codec_config
-from kit.audio.recognizer import RecognizerConfig
-from kit.base.config import ConfigError, build, merge
+from kit.audio.codec import codec_config
+from kit.audio.ctc_recognizer import RecognizerConfig
+from kit.base.config import build, merge
+from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.archive import ArchiveError
@@ -171,7 +171,7 @@ def test_a_codec_that_was_interrupted_goes_on_after_what_was_trained(
     assert not path.exists()
     with monkeypatch.context() as patched:
         patched.setattr("kit.audio.mel_codec.MelCodec.fit", stopped)
-        patched.setattr("kit.audio.mel_codec.MelCodec.sharpen", stopped)
+        patched.setattr("kit.audio.mel_codec.MelCodec.train_adversarial", stopped)
         resumed, how = fitted_codec(run, config, rows, path)
     assert how.endswith("sharpened in 2 steps; its vocoder trained in 2 steps")
     assert [part.name for part in tmp_path.iterdir()] == ["codec.safetensors"]
@@ -184,7 +184,7 @@ def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(pre
     run = start("cut-short")
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
     _, how = fitted_codec(run, config, prepared[0].checked.kept, tmp_path / "codec.safetensors")
-    assert "while it still got better (`--set codec.minutes=30`" in how
+    assert "while still improving (`--set codec.minutes=30`" in how
     figures = run.report()["codec"]
     assert figures["cut_short"]
     assert "codec.minutes=90`" in codec_in_words(figures | {"minutes": 30})
@@ -192,16 +192,16 @@ def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(pre
 
 def test_a_step_taken_too_early_names_the_one_before():
     preparation = Preparation(start("early"), str(corpus()))
-    with pytest.raises(ConfigError, match=r"no `checked` yet: `check\(\)` makes it"):
+    with pytest.raises(KitError, match=r"no `checked` yet: `check\(\)` makes it"):
         preparation.train_tokenizer()
     with pytest.raises(AttributeError):
         preparation.nothing  # noqa: B018
 
 
 def test_a_run_keeps_the_recordings_it_was_begun_with(prepared, tmp_path):
-    with pytest.raises(ConfigError, match="begun with the data"):
+    with pytest.raises(KitError, match="begun with the data"):
         Preparation(start("prepared"), str(tmp_path)).check()
-    with pytest.raises(ConfigError, match="begun with the data"):
+    with pytest.raises(KitError, match="begun with the data"):
         Preparation(start("prepared"), language="en").check()
 
 
@@ -214,11 +214,11 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
     for text in ("gone.txt", "texts.xlsx"):
         (tmp_path / "texts.xlsx").write_bytes(b"")
         mine = Preparation(start("misspelt"), str(corpus()), text=str(tmp_path / text))
-        with pytest.raises(ValueError, match=r"There is no|what format is `\.xlsx`"):
+        with pytest.raises(ValueError, match=r"There is no|unknown format `\.xlsx`"):
             mine.check()  # before any recording is read
         assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
-    with pytest.raises(ConfigError, match=r"begun with the data.*Choose another RUN \(--run"):
+    with pytest.raises(KitError, match=r"begun with the data.*Choose another RUN \(--run"):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()
 
 
@@ -283,7 +283,7 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
         shown = step()
     assert spelt.tokenizer.phonemes == "am" and shown.figures["round_trip"] == 1
     assert "ˈ" in shown.grid[2][1], "the pieces are drawn as they are: phonemes"
-    with pytest.raises(ConfigError, match="phonemes of am"):
+    with pytest.raises(KitError, match="phonemes of am"):
         Preparation(start("phonemes"), str(corpus()), phonemes="en-us").check()
     assert Preparation(start("phonemes"), str(corpus())).pieces.phonemes == "am"
 
@@ -295,7 +295,7 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     assert more.tokenizer.uncovered("ጨ") == []
     gone = Preparation(start("more_text"), str(corpus()), text=str(tmp_path / "gone.txt"))
     gone.checked = more.checked
-    with pytest.raises(ConfigError, match=r"There is no .*gone\.txt"):
+    with pytest.raises(KitError, match=r"There is no .*gone\.txt"):
         gone.train_tokenizer()
 
 
@@ -322,7 +322,7 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
 def test_without_whisper_the_kits_own_recogniser_listens_and_that_is_said(prepared, monkeypatch):
     preparation = prepared[0]
     run = preparation.active_run
-    monkeypatch.setattr("kit.recipes.prepare_networks.whisper_missing", lambda: "it lacks here")
+    monkeypatch.setattr("kit.recipes.prepare_networks.whisper_unavailable", lambda: "it lacks here")
     path = run.path("recognizer.safetensors")
     config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
     front_end = preparation.recognizer.front_end

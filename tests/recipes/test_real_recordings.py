@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import EAR, RATE, dataset, few_words, speech
 
-from kit.audio.clip import DatasetError
+from kit.base.errors import DatasetError
 from kit.batches.code_cache import CodeCache
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation

@@ -7,8 +7,7 @@ import pytest
 from helpers import corpus
 from xtts_texts import write_readers_release
 
-from kit.base.config import ConfigError
-from kit.batches.code_cache import CacheError
+from kit.base.errors import DamagedFileError, KitError
 from kit.recipes import rehearsal
 from kit.recipes.base_languages import SENTENCES, sentences_in
 from kit.recipes.prepare import Preparation
@@ -59,9 +58,9 @@ def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing
     assert set(noted["languages"]) <= {"en", "de", "hu"} and "en" in noted["languages"]
     assert f"To rehearse: {noted['rows']} rows in " in told
     data = TrainingData(run)
-    rows = data.cache.of_split("rehearsal")
+    rows = data.cache.rows_in_split("rehearsal")
     assert len(rows) == noted["rows"]
-    train = data.cache.of_split("train")
+    train = data.cache.rows_in_split("train")
     assert {data.cache.rows[i]["speaker"] for i in rows} == {
         data.cache.rows[i]["speaker"] for i in train
     }
@@ -75,7 +74,7 @@ def test_an_epoch_has_every_recording_and_its_share_of_rehearsal(rehearsing):
     run, _ = rehearsing
     training = Training(run)
     stream = training.data.stream()
-    train = training.data.cache.of_split("train")
+    train = training.data.cache.rows_in_split("train")
     found = list(itertools.chain(*stream.plan(0)))
     assert sorted(i for i in found if i in set(train)) == list(train)
     assert len(found) - len(train) == round(len(train) / 3)
@@ -90,9 +89,9 @@ def test_it_trains_and_the_record_says_what_was_rehearsed(rehearsing):
     list(training.run())
     noted = run.report()["train"]["finetune"]["rehearsal"]
     assert noted["share"] == pytest.approx(0.25, abs=0.01)
-    assert noted["rows_an_epoch"] == training.data.stream().rehearsed_an_epoch > 0
+    assert noted["rows_an_epoch"] == training.data.stream().rehearsal_rows_per_epoch > 0
     longest = training.data.longest_row
-    rows = training.data.cache.of_split("rehearsal")
+    rows = training.data.cache.rows_in_split("rehearsal")
     assert longest["codes"] >= max(len(training.data.cache.codes[i]) for i in rows)
 
 
@@ -146,10 +145,10 @@ def test_what_was_spoken_otherwise_is_spoken_again_and_not_trained_on(rehearsing
     reading = RehearsalRow(language="en", text="a voice", speaker="nobody", number=0)
     other.codes[reading] = np.arange(5, dtype=np.int32)
     other.save(path, "another voice")
-    with pytest.raises(ConfigError, match=r"another voice, other recordings.*run 01_data_prep"):
+    with pytest.raises(KitError, match=r"another voice, other recordings.*run 01_data_prep"):
         TrainingData(run)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(CacheError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         TrainingData(run)
     Rehearsal(run, voice).speak()
     assert reading not in rehearsed_rows(run, voice.references).codes
@@ -177,9 +176,9 @@ def test_readings_are_spread_evenly_over_languages_speakers_and_sentences():
 
 def test_it_needs_a_voice_that_the_run_begins_with():
     asked = Finetuning(config=FinetuneConfig(rehearsal=0.2))
-    with pytest.raises(ConfigError, match=r"finetune.rehearsal = 0.2.*START_FROM.*set it to 0"):
+    with pytest.raises(KitError, match=r"finetune.rehearsal = 0.2.*START_FROM.*set it to 0"):
         asked.require_voice()
-    with pytest.raises(ConfigError, match="rehearsal"):
+    with pytest.raises(KitError, match="rehearsal"):
         FinetuneConfig(rehearsal=1.0)
 
 
@@ -189,9 +188,9 @@ def test_sentences_of_ones_own(tmp_path):
     assert sentences_in(file) == {"en": ["the voice reads."]}
     for wrong in ("en: a sentence", "[a, b]", "en: [1, 2]", "en: ["):
         file.write_text(wrong, encoding="utf-8")
-        with pytest.raises(ConfigError, match=r"by their language, as in|can be read"):
+        with pytest.raises(KitError, match=r"by their language, as in|can be read"):
             sentences_in(file)
-    with pytest.raises(ConfigError, match="can be read"):
+    with pytest.raises(KitError, match="can be read"):
         sentences_in(tmp_path / "none.yaml")
 
 

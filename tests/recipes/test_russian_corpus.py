@@ -8,7 +8,8 @@ from debian_package import write_package
 from hub import COMMIT, serving
 
 from kit.base import download
-from kit.base.download import DownloadError, RemoteFile
+from kit.base.download import RemoteFile
+from kit.base.errors import DownloadError
 from kit.dataset.archive import ArchiveError
 from kit.recipes import russian_corpus as recipe
 from kit.recipes.russian_corpus import corpus_command, russian_corpus

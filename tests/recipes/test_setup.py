@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kit.__main__ import Interrupts, follow, parser
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.recipes.setup import Setup
 from kit.recipes.start import start
@@ -30,10 +30,10 @@ def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):
     monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
 
     def join_ranks(own_card):
-        raise ConfigError(f"{len(calls)} calls before")
+        raise KitError(f"{len(calls)} calls before")
 
     monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
-    with pytest.raises(ConfigError, match="1 calls before"):
+    with pytest.raises(KitError, match="1 calls before"):
         follow(parser().parse_args(["train"]), Interrupts())
 
 

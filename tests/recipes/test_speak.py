@@ -9,19 +9,17 @@ import soundfile
 import torch
 from helpers import code_index, leave_voice_files, manifest, real_voice
 
-from kit.audio.clip import DatasetError
-from kit.audio.reference import VoiceReferenceError
-from kit.base.config import ConfigError, merge
+from kit.base.config import merge
+from kit.base.errors import DatasetError, KitError, SpeechError
 from kit.inference.export import load_export
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Speech, VoiceError
+from kit.inference.voice import Speech
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_voice import BREAD
 from kit.recipes.speak import Speaking
 from kit.recipes.speak_costs import STEPS
 from kit.recipes.start import start
-from kit.text.normalize import TextError
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
@@ -73,11 +71,11 @@ def test_what_is_to_be_said_can_be_given(begun):
 
 
 def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
-    with pytest.raises(TextError):
+    with pytest.raises(SpeechError):
         speaking.say("!")
-    with pytest.raises(VoiceError, match="No voice 'nobody'"):
+    with pytest.raises(SpeechError, match="No voice 'nobody'"):
         speaking.say(speaker="nobody")
-    with pytest.raises(VoiceError, match=r"'int9'\. Did you mean `int8`"):
+    with pytest.raises(SpeechError, match=r"'int9'\. Did you mean `int8`"):
         speaking.say(weights="int9")
 
 
@@ -87,12 +85,12 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
     assert len(said.sounds[0].wave) > 1000
     wav, _ = speaking.panel_speech("ሰላም", {"voice": "", "weights": "fp32"}, recording)
     assert wav.startswith(b"RIFF")
-    with pytest.raises(VoiceError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
+    with pytest.raises(SpeechError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
         speaking.say(speaker="voice0", reference=recording)
     with pytest.raises(DatasetError, match=r"nobody\.wav cannot be read"):
         speaking.say(reference=str(tmp_path / "nobody.wav"))
     soundfile.write(tmp_path / "silence.wav", torch.zeros(22_050).numpy(), 22_050)
-    with pytest.raises(VoiceReferenceError, match=r"silence\.wav is silent"):
+    with pytest.raises(SpeechError, match=r"silence\.wav is silent"):
         speaking.say(reference=str(tmp_path / "silence.wav"))
 
 
@@ -179,5 +177,5 @@ def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
 def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, begun):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     empty = dataclasses.replace(begun, folder=tmp_path)
-    with pytest.raises(ConfigError, match="run 03_evaluate_ema first"):
+    with pytest.raises(KitError, match="run 03_evaluate_ema first"):
         Speaking(empty)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import corpus, dataset, few_words, manifest
 
-from kit.base.config import ConfigError, merge
+from kit.base.config import merge
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.inference.export import export_voice
 from kit.inference.voice_files import load_voice
@@ -14,7 +15,6 @@ from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.start_from import BEGUN, CODEC, MODEL
 from kit.recipes.train import Training
-from kit.text.normalize import TextError
 from kit.training.logs import read_log
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
@@ -117,7 +117,7 @@ def test_the_run_needs_the_voice_no_longer_and_takes_no_other(begun, exported, t
 
     other = shutil.copytree(exported, tmp_path / "other")
     (other / "model.safetensors").write_bytes(b"another")
-    with pytest.raises(ConfigError, match=r"begun from another voice, .*copy.* Set RUN to"):
+    with pytest.raises(KitError, match=r"begun from another voice, .*copy.* Set RUN to"):
         Preparation(start("goes on"), start_from=str(other))
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_has_a_codec_of_its_own_is_told(exported):
     name = "has its own"
     run = start(name)
     run.path(CODEC).write_bytes(b"made from nothing")
-    with pytest.raises(ConfigError, match=r"was begun from nothing, now .* Set RUN to a new name"):
+    with pytest.raises(KitError, match=r"was begun from nothing, now .* Set RUN to a new name"):
         Preparation(run, start_from=str(exported))
 
 
@@ -144,7 +144,7 @@ def test_a_folder_without_a_voice_says_what_is_there(tmp_path, there, said):
     if there:
         folder.mkdir()
         (folder / there).write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"there is no voice \({said}\)\. Name the folder"):
+    with pytest.raises(KitError, match=rf"there is no voice \({said}\)\. Name the folder"):
         Preparation(start("no voice"), start_from=str(folder))
 
 
@@ -153,5 +153,5 @@ def test_phonemes_that_the_voice_does_not_speak_are_refused(exported):
     preparation = Preparation(run, str(corpus()), phonemes="am", start_from=str(exported))
     preparation.check()
     preparation.require_usable()
-    with pytest.raises(TextError, match="leave PHONEMES empty"):
+    with pytest.raises(SpeechError, match="leave PHONEMES empty"):
         preparation.train_tokenizer()

@@ -10,19 +10,18 @@ from hub import COMMIT, serving
 from released_indextts2 import write_indextts2
 from released_xtts import START, STOP, random_model, write_release
 
-from kit.audio.xtts_codec import XTTSCodec
-from kit.base.config import ConfigError
+from kit.base.errors import DownloadError, KitError
 from kit.base.files import file_digest
-from kit.base.hub import HubError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
-from kit.model.xtts import RELEASES
 from kit.recipes.prepare import Preparation
 from kit.recipes.release_files import PINNED, RELEASE
 from kit.recipes.start import start
 from kit.recipes.start_from import MODEL, TOKENIZER, first_model
 from kit.recipes.train import Training
+from kit.releases.xtts_v2.codec import XTTSCodec
+from kit.releases.xtts_v2.model import RELEASES
 
 FEW = {
     "train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1},
@@ -38,7 +37,7 @@ def release(tmp_path_factory):
 def test_its_licence_is_accepted_in_so_many_words_or_nothing_is_read(release):
     run = start("no licence", settings=FEW)
     for given in ("", "MIT"):
-        with pytest.raises(ConfigError, match=r"Coqui Public Model License: .*licence=\"CPML\""):
+        with pytest.raises(KitError, match=r"Coqui Public Model License: .*licence=\"CPML\""):
             Preparation(run, str(corpus()), start_from=str(release), licence=given)
     assert not (run.folder / MODEL).exists()
 
@@ -46,7 +45,7 @@ def test_its_licence_is_accepted_in_so_many_words_or_nothing_is_read(release):
 def test_without_its_dvae_there_are_no_codes(tmp_path):
     folder = write_release(tmp_path / "no dvae")
     (folder / "dvae.pth").unlink()
-    with pytest.raises(ConfigError, match=r"has no dvae\.pth, which makes codes of recordings"):
+    with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
         Preparation(start("no dvae"), str(corpus()), start_from=str(folder), licence="CPML")
 
 
@@ -54,12 +53,12 @@ def test_an_indextts2_is_called_by_its_name(tmp_path):
     """In a folder, as a file and on the hub, whose licence is not even asked for."""
     folder = write_indextts2(tmp_path / "IndexTTS-2")
     for name in (folder, folder / "gpt.pth", "hf://IndexTeam/IndexTTS-2"):
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(KitError) as told:
             Preparation(start("no indextts2"), str(corpus()), start_from=str(name))
         for part in ("the GPT of IndexTTS2", "w2v-BERT", "Begin with an XTTS-v2"):
             assert part in str(told.value)
     torch.save([1], folder / "gpt.pth")
-    with pytest.raises(ConfigError, match=r"there is no voice \(bpe.model, config.yaml, gpt.pth\)"):
+    with pytest.raises(KitError, match=r"there is no voice \(bpe.model, config.yaml, gpt.pth\)"):
         Preparation(start("no indextts2"), str(corpus()), start_from=str(folder))
 
 
@@ -119,7 +118,7 @@ def hub(release, monkeypatch):
 
 def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub, runs_folder):
     run = start("from the hub", settings=FEW)
-    with pytest.raises(ConfigError, match="Coqui Public Model License"):
+    with pytest.raises(KitError, match="Coqui Public Model License"):
         Preparation(run, str(corpus()), start_from=RELEASE)
     assert not hub.asked, "not a byte before that"
     Preparation(run, str(corpus()), start_from=RELEASE, licence="CPML")
@@ -137,7 +136,7 @@ def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub
     shutil.rmtree(runs_folder / "releases")
     Preparation(again, start_from=RELEASE)  # the run has its copy
     Preparation(again, start_from=f"{RELEASE}@other", licence="CPML")  # the same weights
-    with pytest.raises(HubError, match="has no revision lost"):
+    with pytest.raises(DownloadError, match="has no revision lost"):
         Preparation(again, start_from=f"{RELEASE}@lost", licence="CPML")
 
 
@@ -158,7 +157,7 @@ def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
     ],
 )
 def test_a_name_on_the_hub_says_what_it_lacks(name, why):
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(KitError, match=why):
         Preparation(start("no name"), str(corpus()), start_from=name, licence="CPML")
 
 

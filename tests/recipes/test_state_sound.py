@@ -8,12 +8,12 @@ import torch
 from helpers import leave_voice_files, manifest, real_voice
 from test_train import active
 
+from kit.base.errors import SpeechError
 from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
 from kit.inference.export import export_voice, load_export
+from kit.inference.finetuned_codec import SOUND, STALE, codec_matches_weights
 from kit.inference.sampling import GenerateConfig
-from kit.inference.state_sound import SOUND, STALE, knows_states
-from kit.inference.voice import VoiceError
 from kit.inference.voice_files import load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
@@ -65,7 +65,7 @@ def test_it_is_left_beside_the_codec_and_told(learnt):
     kept = json.loads((run.folder / "report.json").read_bytes())["sound"]
     assert kept == result.figures and kept["steps"] == 3
     assert kept["error_of_states"] != kept["error_of_codes"]
-    assert all(knows_states(run.folder, run.folder / name) for name in WEIGHTS.values())
+    assert all(codec_matches_weights(run.folder, run.folder / name) for name in WEIGHTS.values())
 
 
 def test_it_is_not_learnt_twice(learnt):
@@ -80,13 +80,13 @@ def test_it_is_not_learnt_twice(learnt):
 def test_both_sets_of_weights_speak_with_it_and_so_does_an_export(learnt, tmp_path):
     run, _ = learnt
     for voice in load_voices(run.folder).values():
-        assert voice.made_of_states and not voice.sound_note()
+        assert voice.decodes_from_states and not voice.audio_note()
     text = manifest()[0].text
     said = voice.speak([text], voice.speakers[0], BRIEF)[0]
     alone = voice.codec.decode(said.codes[None])[0]
     assert said.wave.shape == alone.shape and not torch.allclose(said.wave, alone, atol=1e-5)
     pieces = []
-    with pytest.raises(VoiceError, match="did not find the end"):  # it is untrained
+    with pytest.raises(SpeechError, match="did not find the end"):  # it is untrained
         for piece in voice.stream(text, voice.speakers[0], BRIEF):
             pieces.append(piece)
     assert torch.allclose(torch.cat(pieces), said.wave, atol=1e-6)
@@ -102,10 +102,10 @@ def test_other_weights_speak_with_codes_alone_and_say_so(tmp_path):
     model.code_head.bias.data[7] += 0.5
     save_model(model, run.folder / WEIGHTS["raw"], trained_with=TrainingData(run).parts)
     voice = load_voice(run.folder, WEIGHTS["raw"])
-    assert not voice.made_of_states and voice.sound_note() == STALE
-    assert load_voice(run.folder).made_of_states
+    assert not voice.decodes_from_states and voice.audio_note() == STALE
+    assert load_voice(run.folder).decodes_from_states
     assert str(learn_sound(TrainingData(run))).startswith("Sound of codes and states")
-    assert load_voice(run.folder, WEIGHTS["raw"]).made_of_states
+    assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
 
 
 def test_a_damaged_one_is_told_or_passed_over(tmp_path):
@@ -114,13 +114,13 @@ def test_a_damaged_one_is_told_or_passed_over(tmp_path):
     path = run.folder / SOUND
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    assert load_voice(run.folder).sound_note() == STALE
+    assert load_voice(run.folder).audio_note() == STALE
     path.write_bytes(whole[:-8] + bytes(8))
     with pytest.raises(ValueError, match=r"sound\.safetensors.*delete it, or run `sound\(\)`"):
         load_voice(run.folder)
     with pytest.warns(UserWarning, match=r"sound\.safetensors is damaged: it is made again"):
         assert "steps on" in str(learn_sound(TrainingData(run)))
-    assert not load_voice(run.folder).sound_note()
+    assert not load_voice(run.folder).audio_note()
 
 
 def test_recordings_that_are_gone_and_what_was_turned_off_are_told(tmp_path):

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,24 +13,23 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, world
 
-from kit.base.config import ConfigError, load_preset, merge
+from kit.base.config import load_preset, merge
+from kit.base.errors import KitError, TrainError
+from kit.base.formatting import clock
 from kit.base.hardware import Choice
-from kit.base.words import clock
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.manifest import write_manifest
 from kit.inference.references import load_references
 from kit.model import alignment_head
-from kit.model.alignment_head import AlignmentHead, follows
+from kit.model.alignment_head import AlignmentHead, diagonality
 from kit.model.weights import trained_with
-from kit.notebook.progress import Worker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.attention import kept_attention
-from kit.recipes.train import Training
-from kit.recipes.train_plan import TRIAL_STEPS
+from kit.recipes.spoken_samples import SamplePlayers
+from kit.recipes.train import TRIAL_STEPS, Training
+from kit.training import loop
 from kit.training.logs import read_log
-from kit.training.settings import TrainError
-from kit.tuning.preflight import FitError
 
 SMALL = {
     "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
@@ -58,23 +58,29 @@ def active(folder: Path, hw=CPU, precision="fp32", **sections) -> ActiveRun:
     return run
 
 
-def interrupted_at(monkeypatch, folder: Path, step: int) -> None:
-    """Ctrl-C reaches the waiting thread once the log has come to `step`."""
-    wait, done = Worker.wait, []
+def saved(folder: Path, **sections) -> ActiveRun:
+    """A run whose settings a process of its own finds, too."""
+    run = active(folder, **sections)
+    run.begin()
+    return run.save_settings(merge(SMALL, sections))
 
-    def broken_wait(worker, timeout_s=None):
-        if not done and len(read_log(folder / "train.jsonl")) >= step:
-            done.append(step)
-            raise KeyboardInterrupt
-        return wait(worker, timeout_s if done else 0.01)
 
-    monkeypatch.setattr(Worker, "wait", broken_wait)
+def interrupted_at(monkeypatch, step: int) -> None:
+    """Ctrl-C reaches the process that trains in the middle of the step after `step`."""
+    accumulate = loop.accumulate
+
+    def interrupted(trainer, batch):
+        if trainer.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return accumulate(trainer, batch)
+
+    monkeypatch.setattr(loop, "accumulate", interrupted)
 
 
 def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
     train = {"epochs": 3.0, "least_steps": 1, "steps": 10_000}
     training = Training(active(tmp_path, train=train))
-    assert training.session.config.steps == 3 * training.data.epoch_steps
+    assert training.config.steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
 
@@ -85,10 +91,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert all(isinstance(result, Result) for result in results)
     assert any(line.startswith("It fits. micro_batch 8: planned") for line in lines)
     assert any("Training: 6 steps of" in line for line in lines) and "no gate" in lines[4]
-    assert (
-        lines[-4] == "Trained to step 6 of 6."
-        and "Finished: step 6 of 6" in capsys.readouterr().out
-    )
+    assert lines[-4] == "Trained to step 6 of 6." and "step 1 / 6" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir()}
     assert {"model-raw.safetensors", "model-ema.safetensors", "references.safetensors"} <= left
     train = json.loads((tmp_path / "report.json").read_bytes())["train"]
@@ -112,18 +115,6 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert "keeps them" not in str(Training(asked, steps=9).size())
 
 
-def test_what_learns_after_the_training_has_all_cores_but_never_beside_it(tmp_path, monkeypatch):
-    run = dataclasses.replace(active(tmp_path), threads=Choice(value="2", reason="a test"))
-    training = Training(run)
-    found = []
-    learn = "kit.recipes.train.learn_reader"
-    monkeypatch.setattr(learn, lambda data: found.append(torch.get_num_threads()))
-    training.reader()
-    training.shown = SimpleNamespace(idle=False)
-    training.reader()
-    assert found == [2, 1] and torch.get_num_threads() == 1
-
-
 def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
     def recorded() -> dict:
         return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
@@ -132,22 +123,22 @@ def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeyp
     list(Training(active(tmp_path)).run())
     assert recorded() is None, "six steps teach no head to follow"
     assert load_references(references).habits.head is None
-    monkeypatch.setattr(alignment_head, "STRAIGHT", -1.0)
+    monkeypatch.setattr(alignment_head, "MIN_DIAGONALITY", -1.0)
     list(Training(active(tmp_path)).run())
     assert AlignmentHead(**recorded()) == load_references(references).habits.head
 
 
-def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, monkeypatch, capsys):
-    interrupted_at(monkeypatch, tmp_path, step=3)
+def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
+    interrupted_at(monkeypatch, step=3)
     longer = {"train": {"steps": 400}}
-    stopped_short = Training(active(tmp_path, **longer))
-    lines = [str(result) for result in stopped_short.run()]
-    assert "with a checkpoint to go on from" in capsys.readouterr().out
-    assert lines[-2].startswith("Stopped at step") and "it goes on" in lines[-2]
+    training = Training(active(tmp_path, **longer))
+    with pytest.raises(KeyboardInterrupt):
+        list(training.run())
     stopped = len(read_log(tmp_path / "train.jsonl"))
-    assert 3 <= stopped < 400
+    assert stopped == 4
     assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
-    assert stopped_short.trained().config == stopped_short.model, "as it stands"
+    assert training.trained().config == training.model, "as the checkpoint has it"
+    monkeypatch.undo()
     training = Training(active(tmp_path, **longer), steps=stopped + 4)
     assert [str(result) for result in training.run()][-4].startswith("Trained to step")
     rows = read_log(tmp_path / "train.jsonl")
@@ -156,7 +147,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_goes_on(tmp_path, m
 
 
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
-    training = Training(active(tmp_path))
+    training = Training(saved(tmp_path))
     training.panel("plain")
     said = capsys.readouterr().out
     for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: of the pre"):
@@ -170,7 +161,7 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
 
 
 def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path):
-    training = Training(active(tmp_path))
+    training = Training(saved(tmp_path))
     training.panel("live")
     view = training.shown.view
     assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
@@ -180,6 +171,7 @@ def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_pat
     view.start.click()
     assert training.wait().line == "Trained to step 6 of 6."
     training.shown.retired.set()
+    assert training.process.process.pid != os.getpid()
     assert not (tmp_path / "model-ema.safetensors").exists()
     ran = training.summary().figures["EMA of the weights"]
     assert ran.startswith("off (not asked for") and training.trained().config == training.model
@@ -225,7 +217,7 @@ def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
         training.wait()
     with pytest.raises(TrainError, match="press Start"):
         training.curves()
-    with pytest.raises(ConfigError, match="01_data_prep first"):
+    with pytest.raises(KitError, match="01_data_prep first"):
         Training(dataclasses.replace(active(tmp_path), folder=tmp_path / "empty"))
 
 
@@ -242,7 +234,7 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
     assert training.data.config.effective_batch == 8
     batch = next(iter(training.batches()))
     assert len(batch.micro) == passes
-    with pytest.raises(FitError, match="Not even one row a pass fits"):
+    with pytest.raises(KitError, match="Not even one row a pass fits"):
         Training(active(tmp_path, dataclasses.replace(CPU, memory_bytes=2**20))).fits()
 
 
@@ -250,8 +242,8 @@ def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
     promised = {"promise": {"minutes": 1e-4}, "train": {"steps": 500}}
     shortened = Training(active(tmp_path, **promised))
     assert "are promised, so it takes" in str(shortened.in_time())
-    assert shortened.session.config.steps < 500
-    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.session.config.steps}")
+    assert shortened.config.steps < 500
+    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.config.steps}")
     asked = Training(active(tmp_path, **promised), steps=500)
     assert str(asked.in_time()).startswith("Training: 500 steps of")
 
@@ -289,7 +281,7 @@ def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monke
     some = len(training.data.held_out_sentences(24))
     assert 0 < some <= len(held_out) and line.startswith(f"gate: {some} sentences every 3 steps")
     assert "own CER on recordings: 40.0%" in line and "cannot say whether a voice" in line
-    assert training.session.gate is not None
+    assert training.gate is not None
     assert "Fused attention (SDPA)" in training.switches().figures
 
 
@@ -314,7 +306,7 @@ def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
-    assert training.shown.players().count("<audio") == 3
+    assert SamplePlayers(training.samples_folder, "a text")().count("<audio") == 3
     deaf = Training(active(tmp_path / "deaf", **steps))
     deaf.listeners = lambda: ()
     list(deaf.run())
@@ -340,12 +332,12 @@ def test_boards_are_told_of_each_step_where_they_are_asked_for(tmp_path, monkeyp
 
 
 def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
-    assert follows(torch.eye(8)).item() == pytest.approx(1.0)
-    assert follows(torch.eye(8) / 2).item() == pytest.approx(0.5)
+    assert diagonality(torch.eye(8)).item() == pytest.approx(1.0)
+    assert diagonality(torch.eye(8) / 2).item() == pytest.approx(0.5)
     stare = torch.zeros(8, 8)
     stare[:, 3] = 1.0
-    assert follows(stare).item() == 0.0
-    assert follows(torch.eye(8).flip(0)).item() < 0
+    assert diagonality(stare).item() == 0.0
+    assert diagonality(torch.eye(8).flip(0)).item() < 0
 
 
 def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
@@ -354,14 +346,13 @@ def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
     told = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
     assert told in str(training.switches())
     free = [batch.micro[0].tokens.shape[1] for batch in itertools.islice(training.batches(), 8)]
-    training.session.state = SimpleNamespace(
-        applied=SimpleNamespace(precision="fp32", on=lambda name: name == "compile")
-    )
+    applied = SimpleNamespace(precision="fp32", on=lambda name: name == "compile")
+    training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
     compiled = [b.micro[0].tokens.shape[1] for b in itertools.islice(training.batches(), 8)]
     assert set(compiled) <= set(fixed) and not set(free) <= set(fixed)
     assert all(length >= width for length, width in zip(compiled, free))
-    training.compiled = True
-    assert training.workload().step.length == fixed[-1], "memory is planned for what is padded"
+    speed = dataclasses.replace(training.speed, compile=True)
+    assert training.workload(speed).step.length == fixed[-1], "memory is planned for what is padded"
 
 
 def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
@@ -371,25 +362,24 @@ def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
     assert training.workload().step.length == fixed[-1]
     for precision, pads in (("bf16", True), ("fp32", False)):
         applied = SimpleNamespace(precision=precision, on=lambda name: False)
-        training.session.state = SimpleNamespace(applied=applied)
+        training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
         batches = itertools.islice(training.batches(), 8)
         assert ({b.micro[0].tokens.shape[1] for b in batches} <= set(fixed)) == pads
 
 
 def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monkeypatch):
-    taken = []
+    used = []
 
-    def trial(values, batches):
-        taken.extend(batches)
+    def trial(function, model, config, speed, hw, finetuning, batches, threads):
+        used.extend(batches)
         return [{"step": i} for i in range(len(batches))]
 
+    monkeypatch.setattr("kit.recipes.train.in_process", trial)
     for precision in ("bf16", "fp32"):
-        taken.clear()
+        used.clear()
         run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
-        training = Training(run)
-        monkeypatch.setattr(training.session, "trial", trial)
-        timed = len(training.trial_rows)
-        assert len(taken) == 2 * timed and taken[:timed] == taken[-timed:]
+        timed = len(Training(run).trial_rows)
+        assert len(used) == 2 * timed and used[:timed] == used[-timed:]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -397,7 +387,7 @@ def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
     run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
     training = Training(run, steps=2)
     assert len(training.trial_rows) == TRIAL_STEPS
-    assert training.plan().per_step_s > 0
+    assert training.session_plan().per_step_s > 0
 
 
 def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
@@ -406,7 +396,7 @@ def test_lengths_that_a_person_set_hold_with_or_without_a_compiler(tmp_path):
 
 
 def test_what_a_person_set_comes_before_what_was_measured(tmp_path):
-    run = active(tmp_path).keep_settings({"speed": {"sdpa": False}})
+    run = active(tmp_path).save_settings({"speed": {"sdpa": False}})
     choice = "speed:\n  sdpa: true  # fast\n  fused_adamw: false  # slow\n"
     run.path("speed.yaml").write_text(choice, encoding="utf-8")
     speed = Training(run).speed

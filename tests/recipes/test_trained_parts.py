@@ -7,7 +7,8 @@ import torch
 from helpers import corpus, manifest
 from released_xtts import write_release
 
-from kit.base.config import ConfigError, build, load_preset
+from kit.base.config import build, load_preset
+from kit.base.errors import KitError, TrainError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
@@ -21,8 +22,7 @@ from kit.recipes.start import start
 from kit.recipes.start_from import MODEL
 from kit.recipes.train import Training
 from kit.training import checkpoint
-from kit.training.settings import TrainError
-from kit.tuning.ab_test import TrialConfig, run_variant
+from kit.tuning.trials import TrialConfig, run_variant
 
 FEW = {"steps": 6, "gate_every": 6, "val_every": 3, "checkpoint_every": 2, "warmup_steps": 1}
 ALPHA = {"rank": 4, "alpha": 8.0}
@@ -70,7 +70,7 @@ def test_switches_are_measured_on_what_trains(adapted):
 
 def test_a_first_phase_that_never_ends_is_told_before_anything_is_tried(adapted):
     run = start("adapters", settings={"finetune": {"tables_first": 6}})
-    with pytest.raises(ConfigError, match="of 6 steps none is left in which everything trains"):
+    with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
         Training(run)
     start("adapters", settings={"finetune": {"tables_first": 0}})
 
@@ -140,7 +140,7 @@ def test_a_run_from_nothing_has_nothing_to_keep():
     list(Preparation(run, str(corpus())).run())
     for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
         run = start("from nothing", settings={"finetune": asked})
-        with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM in 01_data_prep"):
+        with pytest.raises(KitError, match=r"begins with nothing.*START_FROM in 01_data_prep"):
             Training(run)
 
 
@@ -162,5 +162,5 @@ def test_the_command_line_has_words_for_them():
     ],
 )
 def test_settings_that_cannot_be_are_told(settings, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(KitError, match=said):
         start("cannot be", settings=settings)

@@ -12,18 +12,18 @@ import torch
 from helpers import corpus
 from torch import Tensor, nn
 
-from kit.audio import neucodec
-from kit.audio.codec import CodecError
-from kit.audio.neucodec import NeuCodec
-from kit.audio.neucodec_release import WEIGHTS_FILE, NeuCodecConfig
+from kit.base.errors import KitError
 from kit.inference.export import load_export
-from kit.recipes import train_plan
+from kit.recipes import train
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.evaluate import Evaluation
 from kit.recipes.prepare import Preparation
 from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.releases.neucodec import codec as neucodec
+from kit.releases.neucodec.codec import NeuCodec
+from kit.releases.neucodec.files import WEIGHTS_FILE, NeuCodecConfig
 
 SIZES = {"width": 32, "layers": 1, "heads": 2, "semantic_width": 32, "semantic_heads": 2}
 SIZES |= {"block": 10, "before": 5, "after": 2}
@@ -51,9 +51,9 @@ def release(tmp_path_factory):
     folder = tmp_path_factory.mktemp("neucodec")
     safetensors.torch.save_file(tensors, folder / WEIGHTS_FILE)
     with (
-        patch.object(neucodec, "require_ears"),
+        patch.object(neucodec, "require_encoder"),
         patch.object(neucodec, "library_tensors", lambda config: tensors),
-        patch.object(neucodec, "read_ears", lambda folder, config: StandIn()),
+        patch.object(neucodec, "load_encoder", lambda folder, config: StandIn()),
     ):
         yield folder
 
@@ -74,7 +74,7 @@ def run(release) -> ActiveRun:
     run = start("neucodec", "tiny", settings=settings)
     told = [str(result) for result in Preparation(run, str(corpus())).run()]
     assert told[3].startswith("65536 codes, 50.0 of them a second; the released NeuCodec (Apache")
-    with patch.object(train_plan, "TRIAL_STEPS", 2):  # a step takes a second with 65,538 codes
+    with patch.object(train, "TRIAL_STEPS", 2):  # a step takes a second with 65,538 codes
         list(Training(run).run())
     list(Evaluation(run).run())
     return run
@@ -105,5 +105,5 @@ def test_a_voice_is_exported_and_speaks_without_what_hears(run):
     codes = torch.arange(0, 60_000, 1000)[None]
     assert torch.equal(voice.codec.decode(codes), speaking.voice.codec.cpu().decode(codes))
     voice.codec.config = dataclasses.replace(voice.codec.config, folder="/nowhere")
-    with pytest.raises(CodecError, match=r"has no model\.safetensors of NeuCodec"):
+    with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
         voice.codec.encode(torch.zeros(1, 16_000))

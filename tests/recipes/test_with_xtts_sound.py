@@ -12,11 +12,9 @@ from helpers import corpus
 from released_sound import spoken
 from released_xtts import random_dvae, random_sound, settings
 
-from kit.audio.codec import CodecError
-from kit.audio.codec_kinds import save_codec
-from kit.audio.waveform import load_wave
-from kit.audio.xtts_codec import XTTSCodec, xtts_codec
-from kit.audio.xtts_mel import XTTSMel
+from kit.audio.clip import load_wave
+from kit.audio.codec import save_codec
+from kit.base.errors import KitError
 from kit.batches.code_cache import reference_rows
 from kit.dataset.manifest import read_manifest
 from kit.inference.export import load_export
@@ -27,6 +25,8 @@ from kit.recipes.speak import Speaking
 from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
+from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
+from kit.releases.xtts_v2.mel import XTTSMel
 
 SMALL = {
     "model": {"width": 96},  # of the states that its sound is made of
@@ -66,7 +66,7 @@ def test_it_speaks_in_one_go_and_in_a_stream(run):
     said = speaking.say()
     assert said.sounds[0].sample_rate_hz == 24_000 and len(said.sounds[0].wave) > 1000
     assert "the largest difference to the whole" in str(speaking.stream())
-    assert speaking.voice.made_of_states and "codes alone" not in str(speaking)
+    assert speaking.voice.decodes_from_states and "codes alone" not in str(speaking)
     speech = speaking.speech(speaking.sentence, speaking.speaker)
     assert (speech.wave - speaking.voice.codec.decode(speech.codes[None])[0]).abs().max() > 1e-2
 
@@ -78,7 +78,7 @@ def test_who_speaks_is_heard_in_each_speakers_own_reference(run):
     recordings = {row.id: row.audio for row in read_manifest(run.folder)}
     for speaker, i in reference_rows(cache).items():
         wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
-        heard = voice.codec.speaker_of(wave, 22_050)
+        heard = voice.codec.speaker_embedding(wave, 22_050)
         assert torch.allclose(voice.vectors[speaker], heard, atol=1e-5)
 
 
@@ -103,5 +103,5 @@ def test_without_a_release_there_is_none():
     run = start("xtts-alone", "tiny", settings={**SMALL, "codec": {"kind": "xtts"}})
     preparation = Preparation(run, str(corpus()))
     preparation.check()
-    with pytest.raises(CodecError, match="XTTS's codec is not trained here: it comes with a rel"):
+    with pytest.raises(KitError, match="XTTS's codec is not trained here: it comes with a rel"):
         preparation.train_codec()

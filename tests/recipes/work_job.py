@@ -5,8 +5,7 @@ import os
 import sys
 import time
 
-from kit.audio.clip import DatasetError
-from kit.base.work_group import WorkError
+from kit.base.errors import DatasetError, KitError
 from kit.recipes.orders import follow_main
 from kit.recipes.prepare_ranks import RankGroup
 from kit.training.ranks import join_ranks
@@ -48,7 +47,7 @@ def main() -> int:
     jobs = [dataclasses.replace(job, fails=True) for job in jobs]
     try:
         group.do(jobs, "own tools", lambda done: None)
-    except WorkError as error:
+    except KitError as error:
         print(f"the error: {error}")
         return 2  # as the command does
     return 0

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.streams.open import StreamError
+from kit.base.errors import DatasetError
 from kit.text import extract
-from kit.text.extract import Progress, extracted, plain_lines
-from kit.text.normalize import TextError
+from kit.text.extract import Progress, extract_text, plain_lines
 
 
 def table(path: Path, count: int = 60) -> Path:
@@ -21,8 +20,8 @@ def table(path: Path, count: int = 60) -> Path:
     return path
 
 
-def text_of(source: Path, folder: Path, **arguments) -> tuple[str, extract.Extract]:
-    with extracted(source, folder, **arguments) as made:
+def text_of(source: Path, folder: Path, **arguments) -> tuple[str, extract.ExtractedText]:
+    with extract_text(source, folder, **arguments) as made:
         return made.path.read_text(encoding="utf-8"), made
 
 
@@ -63,17 +62,17 @@ def test_rows_without_text_are_counted_and_named(tmp_path):
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):
-    with pytest.raises(TextError, match=r"no column `txt`\. Did you mean `text`"):
+    with pytest.raises(DatasetError, match=r"no column `txt`\. Did you mean `text`"):
         text_of(table(tmp_path / "t.csv"), tmp_path, column="txt")
     assert left(tmp_path) == ["t.csv"]
 
 
-@pytest.mark.parametrize(("name", "told"), [("t.parquet", "what format"), ("none.csv", "none")])
+@pytest.mark.parametrize(("name", "told"), [("t.parquet", "parquet"), ("none.csv", "none")])
 def test_what_cannot_be_read_is_told(tmp_path, name, told):
     (tmp_path / "t.parquet").write_bytes(b"ABCD")
-    with pytest.raises(StreamError, match=told):
+    with pytest.raises(DatasetError, match=told):
         text_of(tmp_path / name, tmp_path / "work")
-    with pytest.raises(StreamError, match=told):
+    with pytest.raises(DatasetError, match=told):
         list(plain_lines(tmp_path / name))
 
 
@@ -90,7 +89,7 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_after_a_failure(tmp_path, error):
     source = table(tmp_path / "t.csv")
-    with pytest.raises(error), extracted(source, tmp_path) as made:
+    with pytest.raises(error), extract_text(source, tmp_path) as made:
         assert made.path.exists()
         raise error
     assert left(tmp_path) == ["t.csv"]
@@ -138,7 +137,7 @@ def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, see
     monkeypatch.setattr(extract, "EVERY", 7)
     read = []
     monkeypatch.setattr(extract, "_take", lambda *a, take=extract._take: (read.append(a), take(*a)))
-    with extracted(source, folder, language="am") as again:
+    with extract_text(source, folder, language="am") as again:
         assert again.path.read_text(encoding="utf-8") == whole
         assert (again.lines, again.empty) == (made.lines, made.empty)
     assert len(read) <= 60 - mark["items"] and left(folder) == []

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
-from kit.base.xtts_vocabulary import load_vocabulary
-from kit.text.grow_xtts import grow_xtts, learned_merges, told_growth, xtts_spellings
-from kit.text.normalize import TextError
+from kit.base.errors import SpeechError
+from kit.releases.xtts_v2.grow import grow_xtts, learned_merges, told_growth, xtts_spellings
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
+from kit.releases.xtts_v2.vocabulary import load_vocabulary
 from kit.text.tokenizer_report import OFTEN, tokenizer_report
-from kit.text.xtts_tokenizer import XTTSTokenizer
 
 
 def test_the_pair_seen_most_is_merged_first_and_rare_ones_never():
@@ -139,13 +139,13 @@ def test_a_new_piece_was_spelt_in_old_ones(base):
     ids = grown.vocabulary.ids
     tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
     assert found[ids["[am]"]] == tags
-    assert found[ids["ለ"]] == base.cut("la"), "ETHIOPIC SYLLABLE LA"
-    assert found[ids["ሰላም"]] == base.cut("salaame")
+    assert found[ids["ለ"]] == base.tokenize("la"), "ETHIOPIC SYLLABLE LA"
+    assert found[ids["ሰላም"]] == base.tokenize("salaame")
     accented = grow_xtts(base, ["é ñ ß"] * 9, base.path.parent / "accents.json")
     spelt = xtts_spellings(base, accented)
-    assert spelt[accented.vocabulary.ids["é"]] == base.cut("e")
+    assert spelt[accented.vocabulary.ids["é"]] == base.tokenize("e")
 
 
 def test_there_must_be_a_text(base):
-    with pytest.raises(TextError, match="every line was empty"):
+    with pytest.raises(SpeechError, match="every line was empty"):
         grow_xtts(base, ["", " "], Path("never.json"))

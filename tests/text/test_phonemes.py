@@ -2,9 +2,8 @@
 
 import pytest
 
-from kit.base.config import ConfigError
-from kit.text.normalize import TextError
-from kit.text.phonemes import _reader, phonemize
+from kit.base.errors import KitError, SpeechError
+from kit.text.espeak import _phonemizer, phonemize
 from kit.text.tokenizer import Tokenizer
 from kit.text.tokenizer_report import tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -29,14 +28,14 @@ def test_the_order_of_lines_changes_nothing():
 
 
 def test_an_unknown_voice_is_told():
-    with pytest.raises(RuntimeError, match=r"no phonemes for `zz`: .*no voice zz"):
+    with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz"):
         phonemize(["a"], "zz")
 
 
 def test_a_reader_that_was_ended_is_started_again():
     before = phonemize(["two words"], "en")
-    _reader("en").process.kill()
-    _reader("en").process.wait()
+    _phonemizer("en").process.kill()
+    _phonemizer("en").process.wait()
     assert phonemize(["two words"], "en") == before
 
 
@@ -51,20 +50,20 @@ def test_a_tokenizer_of_phonemes_says_so_in_its_file_and_spells_in_them(tmp_path
     assert tokenizer.encode_checked("night") == tokenizer.encode("knight"), "they sound alike"
     report = tokenizer_report(tokenizer, SPOKEN[:4])
     assert report["round_trip"] == 1 and report["byte_rate"] == 0
-    with pytest.raises(TextError, match="never heard"):
+    with pytest.raises(SpeechError, match="training text had no "):
         tokenizer.encode_checked("ʘ sound")
 
 
 def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.text.phonemes.phonemize", None)
+    monkeypatch.setattr("kit.text.espeak.phonemize", None)
     path = train_tokenizer(SPOKEN, tmp_path / "t.model", TokenizerConfig(vocab_size=320))
     tokenizer = Tokenizer(path)
-    assert tokenizer.phonemes == "" and tokenizer.spelt("night") == "night"
+    assert tokenizer.phonemes == "" and tokenizer.spell("night") == "night"
     assert tokenizer.decode(tokenizer.encode_checked("night")) == "night"
 
 
 def test_phonemes_of_a_file_and_of_no_language_are_refused(tmp_path):
-    with pytest.raises(TextError, match="leave the file out"):
+    with pytest.raises(KitError, match="leave the file out"):
         train_tokenizer(tmp_path / "a.txt", tmp_path / "t", TokenizerConfig(phonemes="am"))
-    with pytest.raises(ConfigError, match=r"TokenizerConfig\.phonemes"):
+    with pytest.raises(KitError, match=r"TokenizerConfig\.phonemes"):
         TokenizerConfig(phonemes="English!")

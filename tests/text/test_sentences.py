@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from kit.text.normalize import TextError, letters, normalize
+from kit.base.errors import SpeechError
+from kit.text.normalize import letters, normalize
 from kit.text.sentences import CLAUSE_S, PARAGRAPH_S, SENTENCE_S, join, split
 
 RATE = 22050
@@ -145,24 +146,24 @@ def test_what_has_nothing_to_say_is_left_out():
 
 @pytest.mark.parametrize("text", ["", " \n\t ", "...", "🙂" * 200, "።፡፡", "\r\n—\r\n"])
 def test_nothing_to_say_at_all_is_told(text):
-    with pytest.raises(TextError, match=r"nothing to say in '.{0,80}': type at least one word"):
+    with pytest.raises(SpeechError, match=r"nothing to say in '.{0,80}': type at least one word"):
         cut(text)
 
 
 @pytest.mark.parametrize("before", ["", "Fine. ", "this, that and "])
 def test_a_word_that_does_not_fit_is_named(before):
-    with pytest.raises(TextError, match=r"'a{40}' \(300 characters\).*put spaces into it"):
+    with pytest.raises(SpeechError, match=r"'a{40}' \(300 characters\).*put spaces into it"):
         cut(f"{before}{'a' * 300} and more")
 
 
 def test_what_fits_raises_is_passed_on():
     def fits(text: str) -> bool:
         if "q" in text:
-            raise TextError("The voice never heard q.")
+            raise SpeechError("The voice never heard q.")
         return True
 
     assert len(split("One. Two.", "en", fits)) == 2
-    with pytest.raises(TextError, match="never heard q"):
+    with pytest.raises(SpeechError, match="never heard q"):
         split("One. Two q.", "en", fits)
 
 

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 from helpers import manifest, tokenizer, world
 
-from kit.base.config import ConfigError
-from kit.text.normalize import TextError, normalize
+from kit.base.errors import KitError, SpeechError
+from kit.text.normalize import normalize
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
 
@@ -60,19 +60,19 @@ def test_without_bytes_the_unknown_is_named_all_the_same(tmp_path):
     config = TokenizerConfig(vocab_size=30, byte_fallback=False)
     mine = Tokenizer(train_tokenizer(LINES, tmp_path / "t.model", config))
     assert mine.uncovered("ሰላም Z") == ["Z"]
-    with pytest.raises(TextError, match="never heard Z"):
+    with pytest.raises(SpeechError, match="training text had no Z"):
         mine.encode_checked("ሰላም Z")
 
 
 @pytest.mark.parametrize("text", ["", "   ", "።", "...!?", "🙂🎉", "— «»", "\u200b", "\u0301"])
 def test_nothing_to_say_is_told(text):
-    with pytest.raises(TextError, match="type at least one word"):
+    with pytest.raises(SpeechError, match="type at least one word"):
         tokenizer().encode_checked(normalize(text))
 
 
 @pytest.mark.parametrize("text", ["hello", "привет", "中文", "ሰላም Q", "שלום", "٣abc"])
 def test_another_script_names_the_letters_and_the_cure(text):
-    with pytest.raises(TextError, match=r"never heard .* Spell it with letters"):
+    with pytest.raises(SpeechError, match=r"training text had no .*[Uu]se letters"):
         tokenizer().encode_checked(normalize(text))
 
 
@@ -143,10 +143,10 @@ def test_a_line_longer_than_sentencepiece_takes_is_kept(tmp_path):
 
 @pytest.mark.parametrize("lines", [[], ["", " "]])
 def test_no_text_trains_no_tokenizer(tmp_path, lines):
-    with pytest.raises(TextError, match="no text"):
+    with pytest.raises(KitError, match="no text"):
         train_tokenizer(lines, tmp_path / "t.model", SMALL)
     (tmp_path / "t.txt").write_text("\n".join(lines))
-    with pytest.raises(TextError, match="no text"):
+    with pytest.raises(KitError, match="no text"):
         train_tokenizer(tmp_path / "t.txt", tmp_path / "t.model", SMALL)
     assert not (tmp_path / "t.model").exists()
 
@@ -154,14 +154,14 @@ def test_no_text_trains_no_tokenizer(tmp_path, lines):
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_too_small_a_vocabulary_names_the_smallest(tmp_path, kind):
     small = TokenizerConfig(kind=kind, vocab_size=100)
-    with pytest.raises(TextError, match=r"vocab_size = 100 is too small.* Set vocab_size to 2\d\d"):
+    with pytest.raises(KitError, match=r"vocab_size = 100 .*Set vocab_size to 2\d\d"):
         train_tokenizer(LINES, tmp_path / "t.model", small)
 
 
 def test_too_large_a_vocabulary_is_filled_or_refused(tmp_path):
     path = train_tokenizer(LINES, tmp_path / "t.model", TokenizerConfig(vocab_size=5000))
     made = len(pieces(path))
-    with pytest.raises(TextError, match=f"vocab_size = 5000 is too large: .* yields {made} pieces"):
+    with pytest.raises(KitError, match=f"vocab_size = 5000 .*{made} pieces"):
         train_tokenizer(LINES, path, TokenizerConfig(vocab_size=5000, exact=True))
     assert len(pieces(path)) == made  # the old file stands
 
@@ -177,7 +177,7 @@ def test_too_large_a_vocabulary_is_filled_or_refused(tmp_path):
     ],
 )
 def test_settings_out_of_range_are_told(setting):
-    with pytest.raises(ConfigError, match=next(iter(setting))):
+    with pytest.raises(KitError, match=next(iter(setting))):
         TokenizerConfig(**setting)
 
 
@@ -185,13 +185,13 @@ def test_settings_out_of_range_are_told(setting):
 
 
 def test_a_missing_tokenizer_names_the_notebook(tmp_path):
-    with pytest.raises(TextError, match="01_data_prep"):
+    with pytest.raises(SpeechError, match="01_data_prep"):
         Tokenizer(tmp_path / "none.model")
 
 
 KINDS = {
     "it is empty": b"",
-    "of another kind, or cut short": b"not a model",
+    "of another kind": b"not a model",
     "a zip archive or a PyTorch checkpoint": b"PK\x03\x04" + bytes(40),
     "safetensors": b"\x40\0\0\0\0\0\0\0{}",
     "a Hugging Face tokenizer.json": b'{"version": "1.0"}',
@@ -202,12 +202,12 @@ KINDS = {
 def test_a_file_that_is_no_tokenizer_is_told(tmp_path, kind, data):
     path = tmp_path / "other.model"
     path.write_bytes(data)
-    with pytest.raises(TextError, match=rf"other\.model is damaged, or no .*{kind}"):
+    with pytest.raises(SpeechError, match=rf"other\.model is damaged.*{kind}"):
         Tokenizer(path)
 
 
 def test_half_a_tokenizer_is_told(tmp_path):
     whole = (world() / "tokenizer.model").read_bytes() if tokenizer() else b""
     (tmp_path / "half.model").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TextError, match=r"half\.model is damaged"):
+    with pytest.raises(SpeechError, match=r"half\.model is damaged"):
         Tokenizer(tmp_path / "half.model")

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError, SpeechError
 from kit.text import extract
-from kit.text.normalize import TextError
 from kit.text.tokenizer import Tokenizer
 from kit.text.tokenizer_report import (
     count_tokens,
-    fitted_tokenizer,
     script_shares,
     tokenizer_report,
     vocabulary_advice,
 )
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer, train_tokenizer
 
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"] * 10
 
@@ -50,7 +48,7 @@ def test_without_bytes_the_unknown_is_counted(tmp_path):
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])
 def test_no_text_has_no_figures(tmp_path, texts):
-    with pytest.raises(TextError, match="held-out sentences"):
+    with pytest.raises(SpeechError, match="held-out sentences"):
         tokenizer_report(trained(tmp_path), texts)
 
 
@@ -137,7 +135,7 @@ def test_a_fitted_vocabulary_follows_the_text(tmp_path):
     sizes = {}
     for count in (50, 500, 5000):
         lines, config = words_of(count), TokenizerConfig(vocab_size=2000, fitted=True)
-        tokenizer = Tokenizer(fitted_tokenizer(lines, tmp_path / "fitted.model", config))
+        tokenizer = Tokenizer(train_fitted_tokenizer(lines, tmp_path / "fitted.model", config))
         pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
         assert not vocabulary_advice(tokenizer, pieces)[1].startswith("Too large"), count
         sizes[count] = tokenizer.model.vocab_size()
@@ -146,12 +144,12 @@ def test_a_fitted_vocabulary_follows_the_text(tmp_path):
 
 def test_a_vocabulary_that_is_not_to_be_fitted_stays(tmp_path):
     config = TokenizerConfig(vocab_size=400)
-    fixed = fitted_tokenizer(words_of(50), tmp_path / "fixed.model", config)
+    fixed = train_fitted_tokenizer(words_of(50), tmp_path / "fixed.model", config)
     assert Tokenizer(fixed).model.vocab_size() == 400
 
 
 def test_fitted_and_exact_exclude_each_other():
-    with pytest.raises(ConfigError, match=r"TokenizerConfig\.fitted"):
+    with pytest.raises(KitError, match=r"TokenizerConfig\.fitted"):
         TokenizerConfig(fitted=True, exact=True)
 
 
@@ -161,8 +159,8 @@ def test_pieces_come_from_a_file_and_their_number_from_what_is_spoken(tmp_path, 
     rows = [json.dumps({"text": line}) if kind == "more.jsonl" else line for line in more]
     (tmp_path / kind).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     config = TokenizerConfig(vocab_size=2000, fitted=True)
-    path = fitted_tokenizer(spoken, tmp_path / "t.model", config, tmp_path / kind, "en")
-    of_spoken = Tokenizer(fitted_tokenizer(spoken, tmp_path / "s.model", config))
+    path = train_fitted_tokenizer(spoken, tmp_path / "t.model", config, tmp_path / kind, "en")
+    of_spoken = Tokenizer(train_fitted_tokenizer(spoken, tmp_path / "s.model", config))
     found = Tokenizer(path)
     assert found.uncovered(more[0].lower()) == [], "upper case is normalised, as any text is"
     assert found.vocab_size == pytest.approx(of_spoken.vocab_size, rel=0.2)

@@ -13,12 +13,12 @@ from pathlib import Path
 from threading import Event
 
 import torch
-from helpers import CPU, GPT, TRAIN, effective_batch, pack, random_rows
+from helpers import CPU, GPT, TRAIN, Session, effective_batch, pack, random_rows
 
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch
 from kit.training.ranks import ALONE, Ranks, join_ranks
-from kit.training.run import TrainSession
+from kit.training.switches import SpeedConfig
 
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
@@ -51,19 +51,19 @@ def uneven_batches(ranks: Ranks, position: dict | None, parts: int):
         yield EffectiveBatch(micro=micro, position={"batch": number + 1})
 
 
-def session(folder: Path, name: str, ranks: Ranks = ALONE) -> TrainSession:
+def session(folder: Path, name: str, ranks: Ranks = ALONE) -> Session:
     """The run `name` in a folder of that name, as this process has it."""
     config, dropout = RUNS[name]
     held_out = [effective_batch(GPT, random_rows(GPT, 4, seed=999 + i)) for i in range(3)]
-    return TrainSession(
+    return Session(
         model=dataclasses.replace(GPT, dropout=dropout),
         config=config,
         hw=CPU,
-        threads=1,
+        speed=SpeedConfig(),
         folder=Path(folder) / name,
         make_batches=lambda position, parts: uneven_batches(ranks, position, parts),
         validation=held_out,
-        gate=hears if ranks.is_main else never,
+        evaluate=hears if ranks.is_main else never,
         ranks=ranks,
     )
 
@@ -77,7 +77,7 @@ def never(model: SpeechGPT) -> dict:
     raise AssertionError("only the main rank hears the voice")
 
 
-def train(run: TrainSession, stop_at: int = 0, passes: int = 1) -> list:
+def train(run: Session, stop_at: int = 0, passes: int = 1) -> list:
     """The events of `run`; the main rank alone asks for its end after step `stop_at`."""
     stop = Event()
     events = []

@@ -31,11 +31,11 @@ from kit.training.adam8bit import (
     state_bytes,
     to_fp32,
 )
+from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
-from kit.tuning.memory_plan import Step, parameter_count, plan_bytes
+from kit.training.trainer import Trainer
+from kit.tuning.memory_plan import Step, count_parameters, plan_bytes
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
@@ -53,12 +53,12 @@ def fresh():
     adam8bit._runs_on.cache_clear()
 
 
-def state(config: TrainConfig = TRAIN, **switches) -> TrainState:
+def state(config: TrainConfig = TRAIN, **switches) -> Trainer:
     torch.manual_seed(0)
-    return TrainState(tiny_model(**WIDE), config, SpeedConfig(**switches), CPU)
+    return Trainer(tiny_model(**WIDE), config, SpeedConfig(**switches), CPU)
 
 
-def losses(s: TrainState, batches=None) -> list[float]:
+def losses(s: Trainer, batches=None) -> list[float]:
     return [event.loss for event in train(s, batches or random_batches(s.model.config))]
 
 
@@ -158,7 +158,7 @@ def test_the_state_takes_the_bytes_that_are_planned(optimizer):
     planned = plan_bytes(s.model.config, step).parts["optimizer"]
     assert sum(t.nbytes for t in kept) == planned
     whole = 4 if optimizer == "muon" else 8  # bytes a parameter, at least, without the switch
-    assert planned < whole * parameter_count(s.model.config)
+    assert planned < whole * count_parameters(s.model.config)
     assert s.applied.on("adamw_8bit") and not s.applied.on("fused_adamw")
     assert "takes its place" in s.applied.table()["Fused AdamW"]
 

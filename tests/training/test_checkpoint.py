@@ -9,16 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from kit.base.errors import DamagedFileError
 from kit.training import checkpoint
-from kit.training.checkpoint import (
-    CheckpointError,
-    checkpoints,
-    flatten,
-    load,
-    load_newest,
-    save,
-    unflatten,
-)
+from kit.training.checkpoint import checkpoints, flatten, load, load_newest, save, unflatten
 
 
 def tree(step: int = 1) -> dict:
@@ -84,7 +77,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
     assert (
         found["run"]["step"] == 1 and str(second) in note and "Going on from the one before" in note
     )
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         load(second)
     damaged(first, how)
     found, notes = load_newest(tmp_path)
@@ -96,7 +89,7 @@ def test_damage_is_found_without_a_checksum_too(tmp_path):
     path.with_suffix(".sha256").unlink()  # killed between the two files
     assert load(path)["run"]["step"] == 1
     damaged(path, "truncated")
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
 
 
@@ -108,7 +101,7 @@ def test_a_new_checkpoint_outlives_damaged_ones_of_later_steps(tmp_path):
 
 def test_an_empty_or_missing_folder_holds_nothing(tmp_path):
     assert load_newest(tmp_path) == (None, []) == load_newest(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(DamagedFileError, match="cannot be read"):
         load(tmp_path / "none.safetensors")
 
 
@@ -119,7 +112,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 
     path = tmp_path / "step-0000001.safetensors"
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
     assert not (tmp_path / "exploded").exists()
 
@@ -127,7 +120,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 def test_another_safetensors_file_is_no_checkpoint(tmp_path):
     path = tmp_path / "step-0000001.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         load(path)
 
 
@@ -166,7 +159,7 @@ def test_what_the_caller_cannot_go_on_from_is_passed_over_too(tmp_path):
 
     def require(found):
         if found["run"]["step"] == 2:
-            raise CheckpointError("its `model` is missing")
+            raise DamagedFileError("its `model` is missing")
 
     found, (note,) = load_newest(tmp_path, require)
     assert found["run"]["step"] == 1
@@ -177,5 +170,5 @@ def test_what_the_caller_cannot_go_on_from_is_passed_over_too(tmp_path):
 def test_a_header_of_another_kind_is_damage(tmp_path, plain):
     path = tmp_path / "step-0000001.safetensors"
     safetensors.torch.save_file({"run|step": torch.zeros(2)}, path, {"plain": plain})
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(DamagedFileError, match="damaged"):
         load(path)

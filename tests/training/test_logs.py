@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from paths import python_path
 
-from kit.base.files import DiskError
+from kit.base.errors import DiskError
+from kit.training.config import StepEvent
 from kit.training.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
-from kit.training.settings import StepEvent
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"

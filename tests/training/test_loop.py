@@ -18,10 +18,11 @@ from torch._inductor import cpp_builder
 from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
-from kit.base.config import ConfigError
+from kit.base.errors import KitError, TrainError
 from kit.base.hardware import Choice
-from kit.model.guided_attention import longest_text_tokens
+from kit.model.guided_attention import max_text_tokens
 from kit.model.sequence import EffectiveBatch
+from kit.training.config import TrainConfig
 from kit.training.loop import (
     accumulate,
     checkpointer,
@@ -33,17 +34,16 @@ from kit.training.loop import (
 )
 from kit.training.optim import lr_factor
 from kit.training.recovery import usable_bytes
-from kit.training.settings import TrainConfig, TrainError
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
 
 
-def state(config: TrainConfig = TRAIN, shape: dict | None = None, **switches) -> TrainState:
+def state(config: TrainConfig = TRAIN, shape: dict | None = None, **switches) -> Trainer:
     torch.manual_seed(0)
-    return TrainState(tiny_model(**shape or {}), config, SpeedConfig(**switches), CPU)
+    return Trainer(tiny_model(**shape or {}), config, SpeedConfig(**switches), CPU)
 
 
-def run(state: TrainState, batches=None, **more) -> list:
+def run(state: Trainer, batches=None, **more) -> list:
     return list(train(state, batches or random_batches(state.model.config), **more))
 
 
@@ -51,7 +51,7 @@ def losses(events) -> list[float]:
     return [e.loss for e in events]
 
 
-def validator(state: TrainState):
+def validator(state: Trainer):
     batches = [effective_batch(GPT, random_rows(GPT, 4, seed=99))]
     return lambda: validation_loss(state.model, batches, "cpu", state.applied.precision)
 
@@ -272,7 +272,7 @@ class TightMemory:
     The first pass of a batch goes well: the error comes with gradients already half made.
     """
 
-    def __init__(self, s: TrainState, most: int):
+    def __init__(self, s: Trainer, most: int):
         self.forward, self.most, self.model, self.calls = s.model.forward, most, s.model, 0
         s.model.forward = self
 
@@ -336,7 +336,7 @@ def test_a_cut_is_not_carried_to_a_larger_device(times, rows):
     short = state()
     short.micro_rows = 2
     hw = dataclasses.replace(CPU, memory_bytes=int(times * CPU.memory_bytes))
-    other = TrainState(tiny_model(), TRAIN, SpeedConfig(), hw)
+    other = Trainer(tiny_model(), TRAIN, SpeedConfig(), hw)
     other.restore(copy.deepcopy(short.tree()))
     assert other.micro_rows == rows
     assert bool(other.notes) == (rows == 0)
@@ -348,7 +348,7 @@ def test_a_cut_of_a_checkpoint_that_names_no_device_is_kept():
     tree = copy.deepcopy(short.tree())
     del tree["run"]["memory_bytes"]
     hw = dataclasses.replace(CPU, memory_bytes=2 * CPU.memory_bytes)
-    other = TrainState(tiny_model(), TRAIN, SpeedConfig(), hw)
+    other = Trainer(tiny_model(), TRAIN, SpeedConfig(), hw)
     other.restore(tree)
     assert other.micro_rows == 2 and not other.notes
 
@@ -390,7 +390,7 @@ def uncounted(work):
 )
 def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
     force_precision(monkeypatch, precision)
-    monkeypatch.setattr("kit.training.loop.longest_text_tokens", uncounted(longest_text_tokens))
+    monkeypatch.setattr("kit.training.loop.max_text_tokens", uncounted(max_text_tokens))
     monkeypatch.setattr(EffectiveBatch, "tokens", property(uncounted(EffectiveBatch.tokens.fget)))
     config = dataclasses.replace(
         TRAIN, steps=6, guide=1.0, guide_steps=99, spike=5.0, optimizer=optimizer
@@ -563,7 +563,7 @@ def test_data_that_end_too_soon_are_told():
 
 def test_stop_ends_after_the_step_in_hand():
     stop = threading.Event()
-    for event in train(state(), random_batches(GPT), stop=stop):
+    for event in train(state(), random_batches(GPT), stop=stop.is_set):
         if event.step == 5:
             stop.set()
     assert event.step == 5
@@ -667,7 +667,7 @@ def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
                 stop.set()
             yield batch
 
-    list(listen(train(s, stop_at_four(), stop=stop), checkpointer(s, tmp_path, stop)))
+    list(listen(train(s, stop_at_four(), stop=stop.is_set), checkpointer(s, tmp_path, stop.is_set)))
     assert [int(p.stem[5:]) for p in sorted(tmp_path.glob("*.safetensors"))] == [3, 4]
     list(listen(train(s, random_batches(GPT)), checkpointer(s, tmp_path)))
     assert [int(p.stem[5:]) for p in sorted(tmp_path.glob("*.safetensors"))] == [3, 4, 6, 7]
@@ -677,5 +677,5 @@ def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
     ("field", "value"), [("schedule", "step"), ("optimizer", "sgd"), ("steps", 0), ("lr", 0.0)]
 )
 def test_settings_that_cannot_train_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"TrainConfig.{field}"):
+    with pytest.raises(KitError, match=f"TrainConfig.{field}"):
         TrainConfig(**{field: value})

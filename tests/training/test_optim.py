@@ -9,10 +9,12 @@ from helpers import TRAIN, tiny_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit.base.config import ConfigError, load_preset
+from kit.base.config import load_preset
+from kit.base.errors import KitError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
 from kit.recipes.settings import check_settings
+from kit.training.config import TrainConfig
 from kit.training.optim import (
     TOGETHER,
     Adaptation,
@@ -23,7 +25,6 @@ from kit.training.optim import (
     stacks,
 )
 from kit.training.schedules import SCHEDULES
-from kit.training.settings import TrainConfig
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.
@@ -77,7 +78,7 @@ def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
 
 
 def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
-    with pytest.raises(ConfigError, match="choose one of constant, linear, cosine"):
+    with pytest.raises(KitError, match="choose one of constant, linear, cosine"):
         TrainConfig(schedule="square")
     monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
     check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
@@ -263,7 +264,7 @@ def rates(losses, config=None) -> tuple[list[float], list[str]]:
     adaptation, config = Adaptation(), config or TrainConfig(plateau=3)
     said, factors = [], []
     for loss in losses:
-        said.append(adaptation.see_validation(config, loss))
+        said.append(adaptation.record_validation(config, loss))
         factors.append(adaptation.rate)
     return factors, [note for note in said if note]
 

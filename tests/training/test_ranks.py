@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from ranks_job import RUNS, SLOW, session, train
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.training import checkpoint
 from kit.training.logs import read_log
 from kit.training.ranks import Ranks, join_ranks
@@ -111,7 +111,7 @@ def test_more_processes_than_gpus_may_prepare_but_not_train(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="--nproc-per-node=1"):
+    with pytest.raises(KitError, match="--nproc-per-node=1"):
         join_ranks()
     begun = []
     monkeypatch.setattr(dist, "init_process_group", lambda kind, timeout: begun.append(kind))

@@ -12,21 +12,21 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, made_cache, start_and_kill
+from helpers import CPU, Session, made_cache, start_and_kill
 
-from kit.base.weights_file import checksum
+from kit.base.tensor_file import checksum
 from kit.batches.batching import DataConfig
 from kit.batches.code_cache import CodeCache
 from kit.batches.code_stream import CodeStream, validation_batches
 from kit.inference.decoder import Decoder
-from kit.inference.forgetting import ReadAloud, surprise
-from kit.inference.generate import Spoken, decode
-from kit.inference.sampling import GenerateConfig, seed_of
+from kit.inference.generate import GeneratedCodes, decode
+from kit.inference.kl_from_base import BaseSample, measure_divergence
+from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, collate
+from kit.training.config import TrainConfig
 from kit.training.loop import validation_loss
-from kit.training.run import TrainSession
-from kit.training.settings import TrainConfig
+from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, Finetuning
 
 LETTERS = 6  # of each language
@@ -81,20 +81,20 @@ def cache_of(letters: range) -> CodeCache:
     )
 
 
-def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> TrainSession:
+def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -> Session:
     make = partial(CodeStream, cache, config=DATA, collate=partial(collate, MODEL))
-    return TrainSession(
+    return Session(
         model=MODEL,
         config=dataclasses.replace(TRAIN, steps=steps, val_every=steps),
         hw=CPU,
-        threads=1,
+        speed=SpeedConfig(),
         folder=Path(folder),
         make_batches=lambda position, parts: make("train", position=position, rehearsal=share),
         validation=validation_batches(make("held_out")),
     )
 
 
-def learnt(session: TrainSession, values: dict | None = None) -> SpeechGPT:
+def learnt(session: Session, values: dict | None = None) -> SpeechGPT:
     list(session.run(values or {}, Event()))
     return session.state.model.eval()
 
@@ -106,8 +106,8 @@ def base(tmp_path_factory) -> SpeechGPT:
     return learnt(session_in(folder, cache_of(FIRST), 400))
 
 
-def read(base: SpeechGPT, texts: list[list[int]]) -> list[Spoken]:
-    seeds = [seed_of(WARM, text, number) for number, text in enumerate(texts)]
+def read(base: SpeechGPT, texts: list[list[int]]) -> list[GeneratedCodes]:
+    seeds = [candidate_seed(WARM, text, number) for number, text in enumerate(texts)]
     return decode(Decoder(base), texts, torch.ones(len(texts), 4, 6), WARM, seeds)
 
 
@@ -122,7 +122,7 @@ def rehearsed(base: SpeechGPT) -> CodeCache:
     return cache
 
 
-def begun(base: SpeechGPT, folder: Path, share: float, steps: int) -> TrainSession:
+def begun(base: SpeechGPT, folder: Path, share: float, steps: int) -> Session:
     """A run that teaches `base` the second language, at a tenth of its rate."""
     session = session_in(folder, rehearsed(base), steps, share)
     session.config = dataclasses.replace(session.config, lr=1e-3)
@@ -148,10 +148,10 @@ def forgotten(base: SpeechGPT, tuned: SpeechGPT) -> float:
     texts = texts_of(FIRST, 40, seed=99)
     mel = torch.ones(4, 6)
     readings = [
-        ReadAloud(base_ids=text, tuned_ids=text, spoken=row, mel=mel)
+        BaseSample(base_ids=text, tuned_ids=text, spoken=row, mel=mel)
         for text, row in zip(texts, read(base, texts))
     ]
-    return surprise(base, tuned, readings).forgotten
+    return measure_divergence(base, tuned, readings).forgotten
 
 
 def test_who_rehearses_forgets_less_and_learns_nearly_as_well(base, tmp_path):

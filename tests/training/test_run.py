@@ -14,16 +14,15 @@ from threading import Event
 import pytest
 import safetensors.torch
 import torch
-from helpers import TRAIN, code_index, real_config, stream_in, tiny_session, train_in
+from helpers import CPU, TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
-from kit.base.files import DiskError
-from kit.base.lock import LockError
+from kit.base.errors import DiskError, LockError, TrainError
 from kit.model.weights import load_model
 from kit.training import checkpoint
 from kit.training.logs import read_log
-from kit.training.run import summary
-from kit.training.settings import TrainError
-from kit.tuning.preflight import FitError
+from kit.training.run import summary, trial_rows
+from kit.training.switches import SpeedConfig
+from kit.training.trainable import FULL
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, steps=40, checkpoint_every=1)  # mostly writing checkpoints
@@ -246,7 +245,7 @@ def heard(cers):
 def test_the_averaged_voice_is_that_of_the_best_hearing(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.gate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
     events = list(session.run(ON, Event()))
     assert events[-1].step == 12 and session.finished() and not session.resumable()
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
@@ -261,7 +260,7 @@ def test_the_averaged_voice_is_that_of_the_best_hearing(tmp_path):
 def test_without_an_average_the_weights_of_the_best_hearing_stay(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.gate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
     (tmp_path / "model-ema.safetensors").write_bytes(b"of an earlier training with an average")
     list(session.run({"ema": False}, Event()))
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
@@ -288,12 +287,12 @@ def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monke
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.gate = heard([0.4, 0.5])
+    session.evaluate = heard([0.4, 0.5])
     for event in session.run(ON, Event()):
         if event.step == 6:
             break
     again = tiny_session(tmp_path, config)
-    again.gate = heard([0.6, 0.7])
+    again.evaluate = heard([0.6, 0.7])
     assert list(again.run(ON, Event()))[-1].step == 9
 
 
@@ -450,9 +449,9 @@ def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
 def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
     config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.gate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)
-    with pytest.warns(UserWarning, match=r"0000006.*damaged.*made of the last step, 12"):
+    with pytest.warns(UserWarning, match=r"0000006.*damaged.*made from the last step, 12"):
         for event in session.run(ON, Event()):
             if event.step == 12:
                 best.write_bytes(b"junk")
@@ -502,42 +501,12 @@ def test_switches_may_change_between_two_halves(whole, tmp_path):
     assert [e.loss for e in rest] == pytest.approx([e.loss for e in whole[1][5:]], rel=0.05)
 
 
-def test_switches_are_checked_again_before_the_first_step(tmp_path):
-    session, asked = tiny_session(tmp_path), []
-
-    def check(speed, grad_accum):
-        asked.append((speed.ema, speed.sdpa, grad_accum))
-        if speed.sdpa:
-            raise FitError("sdpa on. It does not fit.")
-        return "since the check before the run: ema on. It fits."
-
-    session.check = check
-    assert "ema on. It fits." in next(session.run(ON | {"grad_accum": 2}, Event())).note
-    with pytest.raises(FitError, match="does not fit"):
-        next(session.run({"sdpa": True}, Event()))
-    assert asked == [(True, False, 2), (False, True, 1)]
-    assert not steps_saved(tmp_path)
-
-
-def test_what_a_check_draws_changes_no_number_of_the_run(whole, tmp_path):
-    session = tiny_session(tmp_path)
-
-    def check(speed, grad_accum):
-        torch.rand(1000)
-        return ""
-
-    session.check = check
-    first = next(session.run(ON, Event()))
-    assert figures(first) == figures(whole[1][0])
-
-
-def test_the_peak_of_a_run_is_without_that_of_the_check(tmp_path, monkeypatch):
+def test_the_peak_of_a_run_is_that_of_its_steps(tmp_path, monkeypatch):
     session, order = tiny_session(tmp_path), []
     monkeypatch.setattr("kit.training.run.reset_peak_memory", order.append)
     monkeypatch.setattr("kit.training.loop.peak_memory_bytes", lambda device: order.append("step"))
-    session.check = lambda speed, grad_accum: order.append("check")
     list(itertools.islice(session.run(ON, Event()), 2))
-    assert order == ["check", "cpu", "step", "step"]
+    assert order == ["cpu", "step", "step"]
 
 
 def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monkeypatch):
@@ -556,7 +525,8 @@ def test_accumulation_changes_nothing_but_the_split(tmp_path):
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
-    rows = session.trial(ON | {"grad_accum": 2}, usual)
+    speed = SpeedConfig(ema=True)
+    rows = trial_rows(session.model, TRAIN, speed, CPU, FULL, usual, threads=1)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["wall_s"] is None and all(row["wall_s"] > 0 for row in rows[1:])
     assert not list(tmp_path.iterdir())

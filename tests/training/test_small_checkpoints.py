@@ -17,15 +17,15 @@ from helpers import (
     train_in,
 )
 
-from kit.base.config import ConfigError
+from kit.base.errors import KitError
 from kit.model.weights import load_model
 from kit.training import checkpoint
 from kit.training.checkpoint import halved, weights_alone
+from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.optim import Adaptation
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
@@ -182,7 +182,7 @@ def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
 
 def test_the_state_in_training_is_left_alone():
     torch.manual_seed(0)
-    state = TrainState(tiny_model(), SMALL, SpeedConfig(ema=True), CPU)
+    state = Trainer(tiny_model(), SMALL, SpeedConfig(ema=True), CPU)
     list(itertools.islice(train(state, random_batches(GPT)), 2))
     before = [p.detach().clone() for p in state.model.parameters()]
     weights_alone(state.tree())
@@ -191,5 +191,5 @@ def test_the_state_in_training_is_left_alone():
 
 
 def test_another_word_is_refused():
-    with pytest.raises(ConfigError, match=r"TrainConfig.checkpoint = 'tiny': choose full or we"):
+    with pytest.raises(KitError, match=r"TrainConfig.checkpoint = 'tiny': choose full or we"):
         TrainConfig(checkpoint="tiny")

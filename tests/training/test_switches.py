@@ -10,12 +10,13 @@ from helpers import CPU, GPT, random_rows, tiny_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from kit.base.config import ConfigError, build
+from kit.base.config import build
+from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
+from kit.training.config import TrainConfig
 from kit.training.switches import LABELS, SpeedConfig, apply, compilations, pin, switches
+from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
 GPU = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
@@ -46,8 +47,8 @@ def bare(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-def batch(count: int = 4, to_length: int = 0, seed: int = 0):
-    return pack(GPT, *random_rows(GPT, count, seed), to_length)
+def batch(count: int = 4, pad_to: int = 0, seed: int = 0):
+    return pack(GPT, *random_rows(GPT, count, seed), pad_to)
 
 
 def loss_and_gradients(model, rows=None):
@@ -103,7 +104,7 @@ def test_every_nth_layer_is_recomputed_and_reported():
     on = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
     (record,) = (s for s in apply(model, on, CPU).switches if s.name == "gradient_checkpointing")
     assert model.gpt.recompute == {0, 2, 4} and record.ran == "layers 0, 2, 4 of 5"
-    with pytest.raises(ConfigError, match="recompute_every = 0"):
+    with pytest.raises(KitError, match="recompute_every = 0"):
         SpeedConfig(recompute_every=0)
 
 
@@ -205,7 +206,7 @@ def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
     assert applied.on("fused_adamw") and applied.attention == "explicit softmax"
     assert loss_and_gradients(model)[1].isfinite().all()
     guided = TrainConfig(steps=1, guide=0.3)
-    assert TrainState(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
+    assert Trainer(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
 
 
 def ran_kernels(model) -> set[str]:

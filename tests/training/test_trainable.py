@@ -21,20 +21,20 @@ from helpers import (
     tiny_session,
 )
 
-from kit.base.config import ConfigError, build
+from kit.base.config import build
+from kit.base.errors import KitError, TrainError
 from kit.base.hardware import Choice
-from kit.base.weights_file import checksum
+from kit.base.tensor_file import checksum
 from kit.model.adapters_file import load_adapters
-from kit.model.lora import TABLES, LoRAConfig, is_adapter, merged, with_adapters
+from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import load_model, save_model
 from kit.recipes.attention import AttentionLog, kept_attention
 from kit.training import checkpoint
 from kit.training.loop import train
-from kit.training.settings import TrainError
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, FinetuneConfig, Finetuning, Trainable
+from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 LORA = Finetuning(
@@ -116,7 +116,7 @@ def rounded(folder, finetuning=LORA):
 
 
 def matrices(session) -> set[torch.dtype]:
-    return {module.weight.dtype for _, module in with_adapters(session.state.model)}
+    return {module.weight.dtype for _, module in adapted_layers(session.state.model)}
 
 
 def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_path, bf16):
@@ -151,7 +151,7 @@ def test_a_base_that_has_gone_is_told(tmp_path, bf16):
     events = session.run(ON | {"mixed_precision": True}, Event())
     next(events)
     (tmp_path / "start.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"start\.safetensors has gone.*goes on from"):
+    with pytest.raises(FileNotFoundError, match=r"start\.safetensors is gone.*resumes from"):
         list(events)
     save_model(tiny_model(**vars(BASE)), tmp_path / "start.safetensors")
     list(rounded(tmp_path).run(ON | {"mixed_precision": True}, Event()))
@@ -225,7 +225,7 @@ def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, 
         torch.manual_seed(0)
         lora = dataclasses.replace(LORA.lora, dropout=0.0)
         finetuning = dataclasses.replace(WAYS[way], lora=lora)
-        state = TrainState(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
+        state = Trainer(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
         return [event.loss for event in train(state, random_batches(GPT, parts=2))]
 
     plain = losses()
@@ -250,7 +250,7 @@ def test_compiled_it_is_the_same(monkeypatch):
     both = FinetuneConfig(method="lora", tables="all", tables_first=2)
     finetuning = Finetuning(config=both, lora=LoRAConfig(rank=4))
     for on in ({}, {"compile": True}):
-        state = TrainState(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
+        state = Trainer(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
         assert state.applied.on("compile") == ("compile" in on)
         found.append([event.loss for event in train(state, random_batches(GPT))])
         assert state.applied.on("compile") == ("compile" in on), "it was given up"
@@ -260,7 +260,7 @@ def test_compiled_it_is_the_same(monkeypatch):
 def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
     config = dataclasses.replace(TRAIN, steps=4)
-    plain, short = (TrainState(tiny_model(), config, SpeedConfig(), CPU, lora) for _ in range(2))
+    plain, short = (Trainer(tiny_model(), config, SpeedConfig(), CPU, lora) for _ in range(2))
     short.model.load_state_dict(plain.model.state_dict())
     wanted = [event.loss for event in train(plain, random_batches(GPT))]
     forward = type(short.model).forward
@@ -280,7 +280,7 @@ def gradient_and_optimizer_bytes(finetuning: Finetuning, config: GPTConfig) -> i
     """Of a real step: what it leaves for each parameter that trains."""
     batch = effective_batch(config, random_rows(config, 2))
     once = dataclasses.replace(TRAIN, steps=1)
-    state = TrainState(tiny_model(**vars(config)), once, SpeedConfig(), CPU, finetuning)
+    state = Trainer(tiny_model(**vars(config)), once, SpeedConfig(), CPU, finetuning)
     sizes = []
     for optimizer in state.optimizers:
         optimizer.register_step_pre_hook(
@@ -373,7 +373,7 @@ def test_the_gate_hears_plain_weights(tmp_path):
         assert all(torch.equal(tensor, heard[-1][name]) for name, tensor in wanted.items())
         return {"cer": 0.5, "eos_rate": 1.0}
 
-    session.gate = gate
+    session.evaluate = gate
     list(session.run(ON, Event()))
     name = "gpt.h.0.mlp.c_fc.weight"
     assert len(heard) == 3 and not torch.equal(heard[0][name], heard[2][name])
@@ -389,19 +389,19 @@ def test_the_gate_hears_plain_weights(tmp_path):
     ],
 )
 def test_settings_that_cannot_be_are_refused(values, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(KitError, match=said):
         build(FinetuneConfig, values)
 
 
 def test_a_first_phase_must_train_something_and_end():
-    with pytest.raises(ConfigError, match=r"no row of an embedding .* finetune\.tables=all"):
+    with pytest.raises(KitError, match=r"no row of an embedding .* finetune\.tables=all"):
         Trainable(tiny_model(), BOTH)
-    with pytest.raises(ConfigError, match="of 5 steps none is left in which everything trains"):
+    with pytest.raises(KitError, match="of 5 steps none is left in which everything trains"):
         PHASES.require_steps(5)
 
 
 @pytest.mark.parametrize("way", [LORA, PHASES], ids=["lora", "two phases"])
 def test_what_is_kept_must_be_worth_keeping(way):
-    with pytest.raises(ConfigError, match=r"begins with nothing.*START_FROM.*or leave `finetune`"):
+    with pytest.raises(KitError, match=r"begins with nothing.*START_FROM.*or leave `finetune`"):
         way.require_voice()
     dataclasses.replace(way, base=Base(config=BASE, sha256="")).require_voice()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
-from kit.base.config import ConfigError, build, load_preset
+from kit.base.config import build, load_preset
+from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
@@ -15,10 +16,10 @@ from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import save_model
 from kit.training.adam8bit import INSTALL
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
-from kit.tuning.memory_plan import Step, parameter_count, plan_bytes, trained_counts
+from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
 from kit.tuning.preflight import Workload, trial_bytes
 
 SIZES = {"code_vocab": 402, "max_text": 64, "max_code": 128}
@@ -38,7 +39,7 @@ def test_weights_gradients_optimizer_and_average_are_exact():
     size = lambda tensors: sum(t.numel() * t.element_size() for t in tensors)  # noqa: E731
     moments = [s[k] for s in optimizer.state.values() for k in ("exp_avg", "exp_avg_sq")]
     parts = plan_bytes(GPT, step(ema=True)).parts
-    assert parts["weights"] == size(model.parameters()) == 4 * parameter_count(GPT)
+    assert parts["weights"] == size(model.parameters()) == 4 * count_parameters(GPT)
     assert parts["gradients"] == size(p.grad for p in model.parameters())
     assert parts["optimizer"] == size(moments)
     assert parts["EMA"] == parts["weights"] and plan_bytes(GPT, step()).parts["EMA"] == 0
@@ -54,9 +55,9 @@ def test_adamw_that_is_not_fused_takes_all_matrices_at_once_on_a_gpu():
         plan_bytes(SMALL, step(device="cuda", fused=fused)).moments["the optimizer's update"]
         for fused in (True, False)
     )
-    assert plain - fused == 4 * parameter_count(SMALL)
+    assert plain - fused == 4 * count_parameters(SMALL)
     plain = plan_bytes(SMALL, step(device="cpu")).moments["the optimizer's update"]
-    assert plain - fused == 8 * trained_counts(SMALL, FULL).largest
+    assert plain - fused == 8 * count_trained(SMALL, FULL).largest
 
 
 @pytest.mark.parametrize(
@@ -172,8 +173,8 @@ def test_at_the_size_of_xtts_adapters_take_a_fraction():
     sizes = [parts["gradients"] + parts["optimizer"] for parts in found]
     print(f"{sizes[1] / 2**30:.2f} of {sizes[0] / 2**30:.2f} GiB: {sizes[1] / sizes[0]:.3f}")
     assert sizes[1] < 0.1 * sizes[0]
-    numbers = trained_counts(grown, finetuning)
-    print(f"{numbers.learning:,} of {parameter_count(grown):,} learn")
+    numbers = count_trained(grown, finetuning)
+    print(f"{numbers.learning:,} of {count_parameters(grown):,} learn")
 
 
 @pytest.mark.skipif(
@@ -253,5 +254,5 @@ def test_the_largest_model_is_planned_without_allocating_it():
 
 @pytest.mark.parametrize(("field", "value"), [("rows", 0), ("codes", 0), ("optimizer", "sgd")])
 def test_a_step_that_cannot_be_is_refused(field, value):
-    with pytest.raises(ConfigError, match=f"Step.{field}"):
+    with pytest.raises(KitError, match=f"Step.{field}"):
         step(**{field: value})

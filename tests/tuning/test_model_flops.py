@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from kit.base.config import build, load_preset
 from kit.model.gpt import HEAD_ROWS, SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.tuning.memory_plan import parameter_count
+from kit.tuning.memory_plan import count_parameters
 from kit.tuning.model_flops import training_flops
 
 SMALL = GPTConfig(
@@ -67,5 +67,5 @@ def test_a_large_model_takes_near_six_operations_a_parameter_and_token():
         config.text_vocab + config.code_vocab + config.max_text + config.max_code
     )
     tokens = config.latents + 60 + 2 + 200 + config.stop_targets
-    usual = 6 * (parameter_count(config) - tables) * tokens
+    usual = 6 * (count_parameters(config) - tables) * tokens
     assert 0.9 < training_flops(config, 60, 200, reference_frames=86) / usual < 1.1

@@ -11,19 +11,19 @@ import torch
 from helpers import CPU, GPT
 from paths import python_path
 
-from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.base.config import CONFIGS, build, load_preset, merge
+from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning import preflight as fit
 from kit.tuning.preflight import (
-    FitError,
     Workload,
     change,
     changed_settings,
-    check_again,
+    check_changes,
     divisors,
     largest_micro_batch,
     limit_memory,
@@ -122,20 +122,20 @@ def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
 
 
 def test_a_run_of_which_not_one_row_fits_is_refused_with_a_cure():
-    with pytest.raises(FitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
+    with pytest.raises(KitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
         largest_micro_batch(workload(memory_bytes=2**20))
 
 
 def test_switches_that_need_no_more_than_what_was_checked_pass_without_a_word():
     work = workload()
     checked = preflight(work)
-    assert check_again(work, checked, SpeedConfig(sdpa=True), grad_accum=1) == ""
-    assert check_again(work, checked, SpeedConfig(), grad_accum=2) == ""
+    assert check_changes(work, checked, SpeedConfig(sdpa=True), grad_accum=1) == ""
+    assert check_changes(work, checked, SpeedConfig(), grad_accum=2) == ""
 
 
 def test_switches_that_need_more_than_what_was_checked_are_tried_and_told():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
-    found = check_again(work, preflight(work), SpeedConfig(ema=True), grad_accum=1)
+    found = check_changes(work, preflight(work), SpeedConfig(ema=True), grad_accum=1)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in found
 
 
@@ -151,8 +151,8 @@ def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
     work = workload(speed=SpeedConfig(sdpa=True))
     room = int(work.planned_bytes * 1.1 / 0.9)
     tight = dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=room))
-    with pytest.raises(FitError, match=r"sdpa off\. It does not fit.*Change: sdpa on\."):
-        check_again(tight, preflight(tight), SpeedConfig(), grad_accum=1)
+    with pytest.raises(KitError, match=r"sdpa off\. It does not fit.*Change: sdpa on\."):
+        check_changes(tight, preflight(tight), SpeedConfig(), grad_accum=1)
 
 
 def test_divisors_are_the_micro_batches_there_are():
@@ -280,7 +280,7 @@ def test_differences_name_what_to_set():
 
 @pytest.mark.parametrize("share", [0.0, 1.5])
 def test_a_share_of_the_memory_that_cannot_be_is_refused(share):
-    with pytest.raises(ConfigError, match="max_memory_fraction"):
+    with pytest.raises(KitError, match="max_memory_fraction"):
         workload(max_memory_fraction=share)
 
 

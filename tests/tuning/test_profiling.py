@@ -12,8 +12,8 @@ from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 from paths import python_path
 
 from kit.training.loop import listen, train
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
 from kit.tuning.profiling import ACTIVE, WAIT, WARMUP, StepProfiler
 
 WHOLE = WAIT + WARMUP + ACTIVE
@@ -30,7 +30,7 @@ def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
             raise ValueError("broken")
 
     def work():
-        state = TrainState(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
+        state = Trainer(tiny_model(layers=1), config, SpeedConfig(fused_adamw=True), CPU)
         try:
             with profiler:
                 list(listen(train(state, random_batches(GPT)), ask, profiler))

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 from helpers import CPU
 
-from kit.base.config import CONFIGS, ConfigError, build, load_preset, merge
+from kit.base.config import CONFIGS, build, load_preset, merge
+from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
-from kit.training.settings import TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.recommend import Advice, advice_table, overlay, recommend
 
@@ -75,7 +76,7 @@ def test_every_gpu_makes_its_batches_ahead_and_no_cpu_does(name):
 
 
 def test_an_unknown_overlay_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean `speed`"):
+    with pytest.raises(KitError, match="Did you mean `speed`"):
         overlay("sped")
 
 

@@ -6,24 +6,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.base.config import ConfigError
-from kit.training.settings import TrainConfig
+from kit.base.errors import KitError
+from kit.training.config import TrainConfig
 from kit.tuning import session_plan as planner
 from kit.tuning.session_plan import (
-    OnDisk,
-    Promise,
+    DiskSizes,
     SessionLimits,
-    for_corpus,
+    TimeBudget,
+    describe_epochs,
     forecast,
-    in_epochs,
     on_disk,
     plan_session,
+    resolve_steps,
     shortened,
     step_costs,
 )
 
 GB = 10**9
-SIZES = OnDisk(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
+SIZES = DiskSizes(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
 CONFIG = TrainConfig(steps=10_000, val_every=50, checkpoint_every=100, keep=2)
 
 
@@ -63,36 +63,36 @@ EPOCHS = TrainConfig(
 
 @pytest.mark.parametrize(("epoch_steps", "steps"), [(10, 4000), (500, 8000), (5000, 20_000)])
 def test_steps_follow_from_the_data_between_least_and_most(epoch_steps, steps):
-    assert for_corpus(EPOCHS, epoch_steps).steps == steps
+    assert resolve_steps(EPOCHS, epoch_steps).steps == steps
 
 
 def test_without_epochs_the_steps_are_the_presets():
-    assert for_corpus(CONFIG, 10) is CONFIG
+    assert resolve_steps(CONFIG, 10) is CONFIG
 
 
 def test_what_is_asked_for_wins_and_what_was_begun_stays():
-    assert for_corpus(EPOCHS, 500, asked=300, begun=8000).steps == 300
-    assert for_corpus(EPOCHS, 700, begun=8000).steps == 8000  # the corpus has grown since
-    with pytest.raises(ConfigError, match=r"TrainConfig\.steps = -5"):
-        for_corpus(EPOCHS, 500, asked=-5)
-    with pytest.raises(ConfigError, match=r"TrainConfig\.steps must be int, got '300'"):
-        for_corpus(EPOCHS, 500, asked="300")
+    assert resolve_steps(EPOCHS, 500, asked=300, begun=8000).steps == 300
+    assert resolve_steps(EPOCHS, 700, begun=8000).steps == 8000  # the corpus has grown since
+    with pytest.raises(KitError, match=r"TrainConfig\.steps = -5"):
+        resolve_steps(EPOCHS, 500, asked=-5)
+    with pytest.raises(KitError, match=r"TrainConfig\.steps must be int, got '300'"):
+        resolve_steps(EPOCHS, 500, asked="300")
 
 
 def test_warm_up_and_judgements_fit_the_steps_there_are():
-    short = for_corpus(EPOCHS, 500, asked=300)
+    short = resolve_steps(EPOCHS, 500, asked=300)
     assert (short.warmup_steps, short.val_every, short.gate_every) == (30, 30, 30)
-    long = for_corpus(EPOCHS, 1000)
+    long = resolve_steps(EPOCHS, 1000)
     assert (long.warmup_steps, long.val_every, long.gate_every) == (500, 250, 1000)
-    assert for_corpus(EPOCHS, 500, asked=1).val_every == 1
-    assert for_corpus(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
+    assert resolve_steps(EPOCHS, 500, asked=1).val_every == 1
+    assert resolve_steps(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
 
 
 def test_a_small_corpus_is_validated_every_two_passes():
     """It is learnt by heart within a few; of less than 50 steps they are none to wait for."""
-    assert for_corpus(EPOCHS, 60).val_every == 120
-    assert for_corpus(EPOCHS, 3).val_every == 50
-    assert for_corpus(EPOCHS, 3, asked=300).val_every == 30  # ten times a run, as ever
+    assert resolve_steps(EPOCHS, 60).val_every == 120
+    assert resolve_steps(EPOCHS, 3).val_every == 50
+    assert resolve_steps(EPOCHS, 3, asked=300).val_every == 30  # ten times a run, as ever
 
 
 def test_a_shorter_run_is_validated_no_more_often_than_the_longer_one():
@@ -103,14 +103,17 @@ def test_a_shorter_run_is_validated_no_more_often_than_the_longer_one():
 
 def test_steps_are_told_in_epochs_and_hours():
     patient = dataclasses.replace(EPOCHS, gate_patience=5, val_patience=10)
-    said = in_epochs(for_corpus(patient, 500), 500, 8.7)
+    said = describe_epochs(resolve_steps(patient, 500), 500, 8.7)
     assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 hearings with none better")
-    assert "10 validations" in in_epochs(patient.without_gate(), 500, 8.7)
-    assert in_epochs(TrainConfig(steps=340), 100, 1.654) == "340 steps = 3.4 epochs over 1.65 hours"
+    assert "10 validations" in describe_epochs(patient.without_gate(), 500, 8.7)
+    assert (
+        describe_epochs(TrainConfig(steps=340), 100, 1.654)
+        == "340 steps = 3.4 epochs over 1.65 hours"
+    )
 
 
 def test_a_least_above_the_most_is_refused():
-    with pytest.raises(ConfigError, match=r"TrainConfig\.least_steps = 4000"):
+    with pytest.raises(KitError, match=r"TrainConfig\.least_steps = 4000"):
         TrainConfig(steps=1000, epochs=16, least_steps=4000)
 
 
@@ -159,13 +162,13 @@ def test_saving_the_best_and_hearing_the_gate_are_counted():
 
 
 def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
-    with pytest.raises(ConfigError, match="run a few steps first"):
+    with pytest.raises(KitError, match="run a few steps first"):
         make(tmp_path, log(1))
 
 
 # The promise.
 
-PROMISE = Promise(minutes=12, other_steps=2000)
+PROMISE = TimeBudget(minutes=12, other_steps=2000)
 SLOW = "2 cores, 1.0 of them busy; bf16 is emulated here"
 LONG = dataclasses.replace(CONFIG, steps=3400, schedule="linear")
 
@@ -212,20 +215,20 @@ def test_what_was_asked_for_or_begun_with_is_kept():
 
 
 def test_without_a_promise_nothing_is_taken_away():
-    assert shortened(LONG, 60.0, Promise(), SLOW)[0] == LONG
+    assert shortened(LONG, 60.0, TimeBudget(), SLOW)[0] == LONG
 
 
 def test_the_whole_demo_is_told_beforehand():
     said = forecast(LONG, 0.2, PROMISE, SLOW)
     assert said.endswith("The other notebooks: about 6:40. In all about 18:00.")
     assert "In all about 36:00." in forecast(LONG, 0.72, PROMISE, SLOW)
-    assert "In all" not in forecast(LONG, 0.2, Promise(), SLOW)
+    assert "In all" not in forecast(LONG, 0.2, TimeBudget(), SLOW)
 
 
 @pytest.mark.parametrize("field", ["minutes", "least_steps", "other_steps"])
 def test_a_promise_below_nothing_is_refused(field):
-    with pytest.raises(ConfigError, match=f"Promise.{field}"):
-        Promise(**{field: -1})
+    with pytest.raises(KitError, match=f"TimeBudget.{field}"):
+        TimeBudget(**{field: -1})
 
 
 # Sessions.
@@ -273,10 +276,10 @@ def test_disk_is_for_the_kept_the_best_and_the_one_being_written(tmp_path, disk)
 
 
 def test_a_checkpoint_is_as_large_as_what_it_holds():
-    assert on_disk(1000, 8000, ema=True) == OnDisk(
+    assert on_disk(1000, 8000, ema=True) == DiskSizes(
         full_bytes=16_000, weights_bytes=4000, models_bytes=8000
     )
-    assert on_disk(1000, 2100, ema=False) == OnDisk(
+    assert on_disk(1000, 2100, ema=False) == DiskSizes(
         full_bytes=6100, weights_bytes=2000, models_bytes=4000
     )
     adapters = on_disk(1000, 80, ema=True, saved=10)
@@ -326,5 +329,5 @@ def test_a_folder_that_is_not_there_yet_has_its_parents_disk(tmp_path):
 
 @pytest.mark.parametrize(("field", "value"), [("session_hours", 0.0), ("quota_bytes", 0)])
 def test_limits_that_allow_nothing_are_refused(field, value):
-    with pytest.raises(ConfigError, match=f"Limits.{field}"):
+    with pytest.raises(KitError, match=f"Limits.{field}"):
         SessionLimits(**{field: value})

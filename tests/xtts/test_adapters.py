@@ -11,20 +11,20 @@ from torch import Tensor
 from xtts_texts import AMHARIC, lines_of
 
 from kit.base.hardware import Hardware
-from kit.base.weights_file import checksum
+from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
-from kit.model.warm_start import warm_started
-from kit.model.xtts import load_xtts
-from kit.model.xtts_export import save_xtts
-from kit.text.grow_xtts import grow_xtts, xtts_spellings
-from kit.text.xtts_tokenizer import XTTSTokenizer
+from kit.model.warm_start import warm_start_model
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
+from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.settings import TrainConfig
-from kit.training.state import TrainState
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import Base, FinetuneConfig, Finetuning
+from kit.training.trainer import Trainer
 
 SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "start": 5}
 CPU = Hardware(
@@ -62,11 +62,11 @@ def test_grown_trained_and_saved_coqui_says_the_same(release, tmp_path, way):
     began = XTTSTokenizer(release / "vocab.json", "am")
     grown = grow_xtts(began, lines_of(AMHARIC), tmp_path / "grown.json")
     config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
-    model = warm_started(config, xtts.model, xtts_spellings(began, grown))
+    model = warm_start_model(config, xtts.model, xtts_spellings(began, grown))
     base = Base(config=xtts.model.config, sha256=checksum(xtts.model.state_dict()))
     finetuning = Finetuning(config=WAYS[way], base=base)
     torch.manual_seed(0)
-    state = TrainState(model, TRAIN, SpeedConfig(sdpa=True, ema=True), CPU, finetuning)
+    state = Trainer(model, TRAIN, SpeedConfig(sdpa=True, ema=True), CPU, finetuning)
     losses = [event.loss for event in train(state, batches(config))]
     assert losses[-1] < losses[0]
 

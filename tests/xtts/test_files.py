@@ -8,12 +8,12 @@ import torch
 from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
 from released_xtts import vocabulary
 
-from kit.audio.xtts_sound import xtts_dvae, xtts_mels
 from kit.base.torch_file import read_torch_file
-from kit.base.xtts_vocabulary import load_vocabulary, read_ids
-from kit.model.xtts import load_xtts
-from kit.model.xtts_export import save_xtts
-from kit.model.xtts_names import SoundSizes, gpt_shapes, sound_shapes
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.names import SoundSizes, gpt_shapes, sound_shapes
+from kit.releases.xtts_v2.sound import xtts_dvae, xtts_mels
+from kit.releases.xtts_v2.vocabulary import load_vocabulary, read_ids
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from released_sound import spoken
 from kit.inference.sampling import GenerateConfig
 from kit.recipes.finetune import FineTune
 from kit.recipes.start import start
-from kit.text.xtts_tokenizer import teach_language
+from kit.releases.xtts_v2.tokenizer import teach_language
 
 RATE = 22_050
 STEPS = 20

@@ -16,9 +16,9 @@ from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.model.xtts import load_xtts
-from kit.model.xtts_export import save_xtts
-from kit.model.xtts_names import to_released
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.names import to_released
 
 HOP = 1024  # samples of a code
 STEPS = 40
@@ -66,7 +66,7 @@ def require_same_logits(gpt, model: SpeechGPT) -> float:
         found_text, found_code = kit_losses(model, texts, codes, mels)
         for i, row in enumerate(codes):
             batch = pack(model.config, texts[i : i + 1], [row], mels[i : i + 1])
-            states = model.hidden(batch)[0, batch.code_at]
+            states = model.hidden(batch)[0, batch.code_indices]
             theirs = wanted[i].T[: len(row) + 4]
             largest = max(largest, float((model.code_head(states) - theirs).abs().max()))
     assert largest < 1e-4

@@ -12,13 +12,13 @@ from coqui import SMALL, coqui_dvae
 from released_sound import spoken
 from torch import Tensor
 
+from kit.audio.clip import resampled
 from kit.audio.reference import load_reference, reference_mels
-from kit.audio.waveform import resampled
-from kit.audio.xtts_codec import xtts_codec
-from kit.audio.xtts_sound import xtts_dvae, xtts_mels, xtts_speaker_encoder, xtts_vocoder
-from kit.audio.xtts_speaker import SPEAKER_RATE
 from kit.inference.decoder import Decoder
-from kit.model.xtts import load_xtts
+from kit.releases.xtts_v2.codec import xtts_codec
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.sound import xtts_dvae, xtts_mels, xtts_speaker_encoder, xtts_vocoder
+from kit.releases.xtts_v2.speaker import SPEAKER_RATE
 
 RATE = 22_050
 
@@ -219,7 +219,7 @@ def test_a_sentence_sounds_as_coqui_says_it(small, sound):
     positions = torch.arange(1, codes.shape[1])
     said = torch.cat((prompt, decoder.embed(codes[:, :-1], positions)), dim=1)
     own = model.final_norm(model.gpt(said))[:, -codes.shape[1] :]
-    found = codec.decode(codes, states=own, speaker=codec.speaker_of(reference, RATE)[None])
+    found = codec.decode(codes, states=own, speaker=codec.speaker_embedding(reference, RATE)[None])
     assert found.shape == (1, codec.samples(30))
     require_close(own, states, spread=0.1)
     require_close(found, wanted, spread=0.02)

@@ -7,12 +7,12 @@ import torch
 from coqui import coqui_loaded
 from xtts_texts import AMHARIC, ENGLISH, lines_of, write_vocabulary
 
-from kit.model.warm_start import warm_started
-from kit.model.xtts import load_xtts
-from kit.model.xtts_export import save_xtts
-from kit.text.grow_xtts import grow_xtts, xtts_spellings
+from kit.model.warm_start import warm_start_model
+from kit.releases.xtts_v2.export import save_xtts
+from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
+from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.tokenizer import CHARACTER_LIMIT, XTTSTokenizer, teach_language
 from kit.text.normalize import normalize
-from kit.text.xtts_tokenizer import CHARACTER_LIMIT, XTTSTokenizer, teach_language
 
 TEXTS = {
     "ar": "كان هناك جندي، وفي البيت نور!",
@@ -107,7 +107,7 @@ def test_a_model_with_a_grown_vocabulary_is_loaded_strictly(small, tmp_path):
     base = XTTSTokenizer(small[0] / "vocab.json", "am")
     grown = grow_xtts(base, lines_of(AMHARIC), tmp_path / "grown.json")
     config = dataclasses.replace(xtts.model.config, text_vocab=grown.vocab_size)
-    model = warm_started(config, xtts.model, xtts_spellings(base, grown))
+    model = warm_start_model(config, xtts.model, xtts_spellings(base, grown))
     larger = dataclasses.replace(xtts, model=model, vocabulary=grown.vocabulary)
     theirs = coqui_loaded(save_xtts(larger, tmp_path / "larger"))
     rows = theirs.gpt.text_embedding.weight

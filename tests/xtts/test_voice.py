@@ -9,11 +9,12 @@ from coqui import coqui_dvae, coqui_xtts, write_coqui
 from released_sound import spoken
 from torch import Tensor
 
-from kit.audio.xtts_codec import xtts_codec
+from kit.base.errors import SpeechError
 from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice, VoiceError
-from kit.model.xtts import load_xtts
+from kit.inference.voice import Voice
+from kit.releases.xtts_v2.codec import xtts_codec
+from kit.releases.xtts_v2.model import load_xtts
 
 RATE = 22_050
 STEPS = 40
@@ -100,7 +101,7 @@ def test_streamed_it_is_the_wave_of_coqui(voices):
     reference = spoken(9 * RATE)
     voice = voice.with_speaker("guest", reference, RATE)
     pieces = []
-    with pytest.raises(VoiceError, match="did not find the end"):
+    with pytest.raises(SpeechError, match="did not find the end"):
         exact = GenerateConfig(temperature=0, exact_codes=STEPS)
         for piece in voice.stream(TEXTS[0], "guest", exact):
             pieces.append(piece)

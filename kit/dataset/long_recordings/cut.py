@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from kit.base.config import require, require_within
-from kit.dataset.long_recordings.transcript import FoundToken, Token, unheard
+from kit.dataset.long_alignment import AlignedToken, Token, unheard
 from kit.dataset.long_recordings.windows import Pause
 
 EDGE_S = 0.1  # a cut this near to an end of the recording needs no pause
@@ -19,7 +19,7 @@ JOINED_COST = 0.2  # of each further sentence in one clip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CutConfig:
+class SegmentConfig:
     min_s: float = 1.0  # shortest clip
     max_s: float = 14.0  # longest clip: what the model's code positions hold
     least_pause_s: float = 0.1  # no cut in a shorter pause
@@ -64,10 +64,10 @@ class Boundary:
 
 
 def runs_of(
-    heard: list[FoundToken], tokens: list[Token], config: CutConfig
-) -> Iterator[list[FoundToken]]:
+    heard: list[AlignedToken], tokens: list[Token], config: SegmentConfig
+) -> Iterator[list[AlignedToken]]:
     """Stretches of `heard` with no unheard word and no long gap inside."""
-    run: list[FoundToken] = []
+    run: list[AlignedToken] = []
     for item in heard:
         if run and (
             any(token.ids for token in tokens[run[-1].number + 1 : item.number])
@@ -80,7 +80,7 @@ def runs_of(
         yield run
 
 
-def boundaries(run: list[FoundToken], total_s: float, config: CutConfig) -> list[Boundary]:
+def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -> list[Boundary]:
     """The len(run) + 1 boundaries of a run of words; clip (i, j) holds run[i:j]."""
     first = run[0]
     last = run[-1]
@@ -97,7 +97,7 @@ def boundaries(run: list[FoundToken], total_s: float, config: CutConfig) -> list
     ]
 
 
-def choose_cuts(places: list[Boundary], config: CutConfig) -> list[tuple[int, int]]:
+def choose_cuts(places: list[Boundary], config: SegmentConfig) -> list[tuple[int, int]]:
     """The pairs (i, j) of boundaries between which clips lie: fewest seconds lost, then fewest
     sentences broken, then fewest joined. Exact, by dynamic programming.
     """
@@ -117,7 +117,7 @@ def choose_cuts(places: list[Boundary], config: CutConfig) -> list[tuple[int, in
     return list(_walk_back(best))[::-1]
 
 
-def _apart_s(places: list[Boundary], i: int, j: int, config: CutConfig) -> float:
+def _apart_s(places: list[Boundary], i: int, j: int, config: SegmentConfig) -> float:
     return places[j].ending_s(config.margin_s) - places[i].beginning_s(config.margin_s)
 
 
@@ -131,7 +131,7 @@ def _walk_back(best: list[tuple[float, int, bool]]) -> Iterator[tuple[int, int]]
 
 
 def plan_cuts(
-    heard: list[FoundToken], tokens: list[Token], total_s: float, config: CutConfig
+    heard: list[AlignedToken], tokens: list[Token], total_s: float, config: SegmentConfig
 ) -> tuple[list[Span], list[Span]]:
     """Clips, and the rest of `total_s` seconds with reasons; together they cover it exactly.
 
@@ -157,11 +157,11 @@ def plan_cuts(
 
 def _losses(
     clips: list[Span],
-    heard: list[FoundToken],
+    heard: list[AlignedToken],
     tokens: list[Token],
     taken: set[int],
     total_s: float,
-    config: CutConfig,
+    config: SegmentConfig,
 ) -> list[Span]:
     """What is in no clip: each stretch between clips with the most serious thing said of it."""
     losses = []
@@ -178,7 +178,11 @@ def _losses(
 
 
 def _claims(
-    heard: list[FoundToken], tokens: list[Token], taken: set[int], total_s: float, config: CutConfig
+    heard: list[AlignedToken],
+    tokens: list[Token],
+    taken: set[int],
+    total_s: float,
+    config: SegmentConfig,
 ) -> Iterator[Span]:
     """Why audio is in no clip: words not heard between two that were, words that no pause frees."""
     ends_s = {item.number: item.end_s for item in heard}
@@ -191,7 +195,7 @@ def _claims(
             end_s=starts_s.get(after, total_s),
             reason=f"not heard as written: {_excerpt(tokens, span)}",
         )
-    left: list[FoundToken] = []
+    left: list[AlignedToken] = []
     for item in [*heard, None]:
         if item and item.number not in taken:
             left.append(item)

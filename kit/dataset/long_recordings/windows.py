@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.container import decoded_extent, open_sound, read_part
-from kit.audio.hearing import SpeechRecognizer
-from kit.audio.waveform import resampled
+from kit.audio.clip import resampled
+from kit.audio.container import count_decodable, open_audio, read_segment
+from kit.audio.recognizer import SpeechRecognizer
 from kit.dataset.alignment import quiet_frames
 
 LEAD_S = 0.5  # heard before a window's first frame: what the recogniser's convolutions see
@@ -73,10 +73,10 @@ class Listener:
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
         self.path = path
         self.recognizer = recognizer
-        self.heard_rate = recognizer.heard_rate  # Hz
-        with open_sound(path) as (sound, _):
+        self.input_sample_rate = recognizer.input_sample_rate  # Hz
+        with open_audio(path) as (sound, _):
             self.rate = sound.samplerate
-        self.extent = decoded_extent(path)
+        self.extent = count_decodable(path)
         self.samples = self.extent.frames
         self.total_s = self.samples / self.rate
 
@@ -84,21 +84,21 @@ class Listener:
         """Mono samples (L,) at the recording's own rate, as they stand there."""
         first = round(start_s * self.rate)
         stop = min(round(end_s * self.rate), self.samples)
-        wave = read_part(self.path, first, stop, self.samples)
+        wave = read_segment(self.path, first, stop, self.samples)
         return wave.mean(axis=1)
 
     def wave(self, start_s: float, end_s: float) -> Tensor:
         """Mono samples (L,) at the rate the recogniser hears."""
         wave = np.nan_to_num(self.samples_of(start_s, end_s))  # what is no number is silence
         wave = torch.from_numpy(wave.clip(-1, 1))
-        return resampled(wave, self.rate, self.heard_rate)
+        return resampled(wave, self.rate, self.input_sample_rate)
 
     def window(self, start_s: float, length_s: float) -> Window:
         """What is heard from `start_s` on for `length_s`, or to the end."""
         from_s = max(0.0, start_s - LEAD_S)
         end_s = min(start_s + length_s, self.total_s)
         wave = self.wave(from_s, end_s)
-        heard = self.recognizer.hear([wave], self.heard_rate)[0]
+        heard = self.recognizer.recognize([wave], self.input_sample_rate)[0]
         frame_s = self.recognizer.frame_s
         lead = round((start_s - from_s) / frame_s)
         log_probs = heard.log_probs[lead:]

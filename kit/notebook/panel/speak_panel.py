@@ -12,7 +12,7 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import Audio, display
 
-from kit.base.words import in_words
+from kit.base.formatting import in_words
 from kit.notebook.kernel import front_end
 from kit.notebook.panel.widgets import button, message
 

@@ -3,7 +3,7 @@
 Amharic writes one sound with several letters (ሀ ሐ ኀ; ሰ ሠ; አ ዐ; ጸ ፀ). A voice learns faster when a
 sound has one spelling. Letters after the Amharic orthography notes of the Ethiopian Languages
 Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. Latin letters stay
-(lower-cased) for the tokenizer to report. Knows nothing of punctuation: every language shares it.
+(lower-cased) for the tokenizer to report.
 """
 
 import re

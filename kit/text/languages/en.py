@@ -1,7 +1,6 @@
 """English: words for figures, signs and a few short forms.
 
-American number names without "and" (105: one hundred five). Years are read as amounts. Knows
-nothing of punctuation, which `kit.text.normalize` shares among all languages.
+American number names without "and" (105: one hundred five). Years are read as amounts.
 """
 
 import re

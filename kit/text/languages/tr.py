@@ -2,7 +2,7 @@
 
 Figures as they are written in Turkey: a point between thousands (1.250), a comma before decimals
 (2,5), suffixes behind an apostrophe (1990'da). A figure with a point before a word is an ordinal
-(3. kat). Knows nothing of punctuation, which `kit.text.normalize` shares among all languages.
+(3. kat).
 """
 
 import re

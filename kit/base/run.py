@@ -1,0 +1,262 @@
+"""One run, one folder, one record: its files, the preset in force and `report.json`.
+
+Notebooks share nothing but `runs/<name>/`, which they find by the environment: KIT_RUN, KIT_PRESET,
+KIT_RUNS.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import yaml
+
+from kit.base.config import CONFIGS, load_preset, merge, read_yaml
+from kit.base.errors import KitError
+from kit.base.files import make_folder, require_folder_name, write_atomic
+from kit.base.formatting import shorten
+from kit.base.hardware import choose_preset, detect, versions
+from kit.base.lock import held
+from kit.base.tables import report_page
+
+# Command-line names of the notebooks whose figures others need.
+COMMANDS = {
+    "01_data_prep": "prepare",
+    "02_train": "train",
+    "03_evaluate_ema": "evaluate",
+    "04_inference": "speak",
+}
+SETTINGS = "settings.yaml"  # in a run's folder
+RECORD_WAIT_S = 400.0  # longer than the lock of a lost machine counts (lock.py's STALE_S)
+RELEASES_FOLDER = "releases"  # of published voices that runs begin with
+KIT_FOLDERS = ("codes", "bench", RELEASES_FOLDER)  # beside the runs: no run may have their names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str
+    preset_name: str
+    preset: dict  # sections of plain values, with all that is merged into them
+    folder: Path
+    use: str = ""  # the overlay of configs/use that is merged into the preset; "": none
+    settings: dict = dataclasses.field(default_factory=dict)  # sections the user set
+
+    def path(self, *parts: str) -> Path:
+        """Return a path inside the run's folder; its parent is made."""
+        path = self.folder.joinpath(*parts)
+        make_folder(path.parent)
+        return path
+
+    def section(self, name: str) -> dict:
+        """Return the preset's plain values for one concern."""
+        return self.preset.get(name, {})
+
+    def begin(self) -> None:
+        """Make the run's folder and write down its preset."""
+        self.set_permanent("preset", self.preset_name)
+        if self.use:
+            write_atomic(self.folder / "use", self.use)
+
+    def set_permanent(self, name: str, value: str) -> None:
+        """Write `value` of `name` for the life of the run. KitError if it has another.
+
+        What a notebook produced (codec, voice) belongs to the data it was made from.
+        """
+        self.require_permanent(name, value)
+        write_atomic(self.folder / name, value)
+
+    def require_permanent(self, name: str, value: str) -> None:
+        """Raise KitError if the run was begun with another value of `name`."""
+        begun_with = read_run_file(self.folder / name) or value
+        if begun_with != value:
+            raise KitError(
+                f"The run `{self.name}` was begun with the {name} `{begun_with}`, but `{value}` "
+                f"was requested. Choose another RUN (--run, or KIT_RUN), or delete {self.places()}."
+            )
+
+    def save_settings(self, sections: dict) -> "Run":
+        """Return the run with `sections` merged into its preset, now and whenever it is opened.
+
+        Earlier settings stay unless they are set again.
+        """
+        settings = merge(self.settings, sections)
+        comment = "# Merged into this run's preset. Delete this file to go back to the preset.\n"
+        plain = yaml.safe_dump(settings, allow_unicode=True, sort_keys=False)
+        write_atomic(self.folder / SETTINGS, comment + plain)
+        return dataclasses.replace(self, preset=merge(self.preset, sections), settings=settings)
+
+    def places(self) -> str:
+        """Name the run's folder, and its copy where KIT_MIRROR is set."""
+        mirror = os.environ.get("KIT_MIRROR")
+        return f"{self.folder} and {Path(mirror) / self.name}" if mirror else str(self.folder)
+
+    def index(self) -> Path:
+        """Return the code cache's index file, as 01_data_prep recorded it."""
+        return self.folder / self.require_figure("data", "codes", "01_data_prep")
+
+    def require_figure(self, section: str, name: str, notebook: str):
+        """Return a figure that `notebook` (a key of COMMANDS) recorded; KitError without it."""
+        value = self.figure(section, name)
+        if value is None:
+            raise KitError(
+                f"The run `{self.name}` has no `{section}.{name}` yet: run {notebook} first, or "
+                f"python -m kit {COMMANDS[notebook]} --run {self.name}."
+            )
+        return value
+
+    def figure(self, section: str, name: str):
+        """Return a recorded figure; None if there is none."""
+        figures = self.report().get(section)
+        return figures.get(name) if isinstance(figures, dict) else None
+
+    def report(self) -> dict:
+        """Return everything recorded. Raises KitError if the file is damaged."""
+        path = self.folder / "report.json"
+        fix = (
+            f"move or delete it and run the notebooks of `{self.name}` again from 00_setup; "
+            "finished work is not repeated."
+        )
+        try:
+            report = json.loads(path.read_bytes()) if path.is_file() else {}
+        except (ValueError, RecursionError) as error:
+            raise KitError(f"{path} is damaged ({shorten(error)}): {fix}") from error
+        if not isinstance(report, dict):
+            raise KitError(f"{path} does not hold figures by name: {fix}")
+        return report
+
+    def record(self, **figures) -> dict:
+        """Merge `figures` (nested dicts allowed) into report.json and write report.html anew.
+
+        Processes that record at the same time wait for each other, so no section is lost.
+        """
+        about = {
+            "preset": self.preset_name,
+            "versions": versions(),
+            "device": detect().name,
+            "git": git_state(),
+        }
+        if self.settings:
+            about["settings"] = self.settings
+        with held(self.folder / "report.lock", "recording figures", RECORD_WAIT_S):
+            report = merge(self.report(), replace_non_finite(figures))
+            report.update(about)
+            report.update(demo_times(report, self.folder))
+            plain = json.dumps(report, indent=1, ensure_ascii=False)
+            write_atomic(self.folder / "report.json", plain)
+            write_atomic(self.folder / "report.html", report_page(report, self.folder))
+        return report
+
+
+def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
+    """Return the run of `find_run`, begun if it did not exist."""
+    run = find_run(preset, use, name)
+    run.begin()
+    return run
+
+
+def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
+    """Return the run `name` (default: KIT_RUN, else "demo"); nothing is written.
+
+    Its preset is `preset`, else KIT_PRESET, else what the run was begun with, else what fits the
+    machine. Raises KitError when it was begun with another: a run has one preset for life.
+    Merged into the preset are, in this order, the overlay `use` of configs/use (kept for the
+    run's later notebooks), the positions that 01_data_prep chose for its corpus, and the user's
+    settings for this run.
+    """
+    folder = run_folder(name)
+    begun_with = read_run_file(folder / "preset").strip()
+    preset = preset or os.environ.get("KIT_PRESET") or begun_with or choose_preset(detect()).value
+    run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
+    run.require_permanent("preset", preset)
+    use = use or read_run_file(folder / "use")
+    overlay = {}
+    if use:
+        overlay = load_preset(use, CONFIGS / "use")
+        del overlay["why"]  # the reasons: see kit/tuning/recommend.py
+    settings = read_settings(folder / SETTINGS)
+    sections = run.preset
+    for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
+        sections = merge(sections, layer)
+    return dataclasses.replace(run, preset=sections, use=use, settings=settings)
+
+
+def run_folder(name: str = "") -> Path:
+    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), begun or not.
+
+    Raises KitError for a name that cannot be a folder's or is one of KIT_FOLDERS.
+    """
+    setting = "RUN" if name else "KIT_RUN"
+    name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, KIT_FOLDERS)
+    return Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs") / name
+
+
+def read_settings(path: Path) -> dict:
+    """Return the sections of a run's settings file; {} if there is none. KitError if damaged."""
+    sections = (read_yaml(path) or {}) if path.is_file() else {}
+    if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
+        return sections
+    raise KitError(f"{path} must hold `section: {{key: value}}` entries. Correct or delete it.")
+
+
+def read_run_file(path: Path) -> str:
+    """Return the one line of a small file in a run's folder; "" if there is none.
+
+    Raises KitError if it is damaged.
+    """
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (UnicodeDecodeError, OSError) as error:
+        raise KitError(
+            f"{path} is damaged ({shorten(error)}): it must hold one line of text, the {path.name} "
+            "that this run was begun with. Write that there, or delete the file."
+        ) from error
+
+
+def replace_non_finite(figures):
+    """Return `figures` with None for every number that is not finite: JSON cannot hold those."""
+    if isinstance(figures, dict):
+        return {key: replace_non_finite(value) for key, value in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [replace_non_finite(value) for value in figures]
+    return None if isinstance(figures, float) and not math.isfinite(figures) else figures
+
+
+def git_state() -> str:
+    """Return this checkout's commit, with "+" if files differ from it; "" outside git."""
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        return f"{commit}+" if _git("status", "--porcelain") else commit
+    except FileNotFoundError:
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=CONFIGS.parent, capture_output=True)
+    return result.stdout.decode("utf-8", errors="replace").strip()
+
+
+def demo_times(report: dict, folder: Path) -> dict:
+    """Return how long `make demo` has taken so far: `wall_s` sums all its starts.
+
+    {} outside a demo (KIT_DEMO_STARTED), and after a first one has finished: a second one finds
+    its work done. An interrupted start lasted until the last file in `folder` was written before
+    the next one.
+    """
+    started = os.environ.get("KIT_DEMO_STARTED")
+    if not started or (folder / "demo-finished").exists():
+        return {}
+    starts_s = dict(report.get("demo_starts_s", {}))
+    if starts_s and started not in starts_s:
+        written_s = (path.stat().st_mtime for path in folder.rglob("*") if path.is_file())
+        last_written_s = max((s for s in written_s if s < float(started)), default=0.0)
+        before = list(starts_s)[-1]
+        starts_s[before] = max(starts_s[before], round(last_written_s - float(before), 1))
+    starts_s[started] = round(time.time() - float(started), 1)
+    return {
+        "demo_starts_s": starts_s,
+        "wall_s": round(sum(starts_s.values()), 1),
+        "interruptions": len(starts_s) - 1,
+    }

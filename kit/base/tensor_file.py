@@ -1,0 +1,191 @@
+"""Tensors in one safetensors file with a JSON header and a checksum, written atomically."""
+
+import errno
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
+from kit.base.formatting import join_names, shorten
+
+
+def save_module(
+    path: Path, module: nn.Module, dtype: torch.dtype = torch.float32, **header
+) -> None:
+    """Write `module`'s weights, as `dtype`, and `header` (anything JSON can hold) to `path`.
+
+    Raises KitError, and leaves the old file, where a weight is not finite as `dtype`.
+    """
+    state = module.state_dict().items()
+    weights = {name: w.detach().to("cpu", dtype).contiguous() for name, w in state}
+    for name, weight in weights.items():
+        if not is_finite(name, weight):
+            raise KitError(
+                f"{path} is not written: {name} is not finite. Training diverged: train again "
+                "with a lower `lr`, or with mixed precision off."
+            )
+    write_atomic(path, file_bytes(weights, header))
+
+
+def is_finite(name: str, values: Tensor) -> bool:
+    """Whether weights are finite. The code head's bias may be -inf: that code is never sampled."""
+    finite = torch.isfinite(values)
+    if name == "code_head.bias":
+        finite |= values == float("-inf")
+    return bool(finite.all())
+
+
+def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
+    """A safetensors file of `tensors` and `header`, with their checksum; always the same bytes."""
+    header = dict(header, sha256=checksum(tensors))
+    # One entry, because safetensors writes several in any order.
+    return safetensors.torch.save(tensors, metadata={"header": json.dumps(header)})
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+    """Write a safetensors file without a copy in memory; `about` is its metadata.
+
+    A full disk is a SafetensorError in the library; here it is an OSError.
+    """
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=about)
+    except safetensors.SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from error
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """Changes with any name, type, shape or byte of `tensors`."""
+    raw = {}  # bytes: NumPy has no bf16
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        raw[f"{name} {tensor.dtype} {tuple(tensor.shape)}"] = flat.view(torch.uint8).numpy()
+    return arrays_digest(raw)
+
+
+def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 that changes with any name, type, shape or byte of `arrays`, in whatever order."""
+    sha256 = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        sha256.update(f"{name} {array.dtype} {array.shape} ".encode())
+        sha256.update(array.tobytes())
+    return sha256.hexdigest()
+
+
+def saved_header(path: Path) -> dict:
+    """The header that `file_bytes` wrote to `path`, without its checksum."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()["header"])
+    header.pop("sha256", None)
+    return header
+
+
+def tensors_sha256(path: Path) -> str:
+    """The `checksum` of the tensors that `file_bytes` wrote to `path`."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        saved = json.loads(file.metadata()["header"]).get("sha256")
+    return saved or checksum(contents(path)[0])  # earlier versions saved none
+
+
+def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and header that `file_bytes` wrote to `path`.
+
+    Raises ValueError, OSError or SafetensorError for a damaged file, or one of another program.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if "header" not in metadata:
+            raise ValueError("it is of another kind, or of another version of the kit")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    header = json.loads(metadata["header"])
+    sha256 = header.pop("sha256", None)  # earlier versions wrote none
+    if sha256 and sha256 != checksum(tensors):
+        raise ValueError("its checksum does not match")
+    for name, tensor in tensors.items():
+        if not is_finite(name, tensor):
+            raise ValueError(f"{name} is not finite")
+    return tensors, header
+
+
+def saved_tensor(path: Path, name: str) -> Tensor:
+    """The tensor `name` of the file at `path`, on the CPU. Raises OSError if the file is gone."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"{path} is gone; it holds the model that this run started from. Bring it back and run "
+            "again: training resumes from the last checkpoint."
+        )
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
+
+
+def describe_mismatch(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
+    """How `tensors` differ from `wanted` in names, shapes and kinds of number; "" if not at all.
+
+    Values do not matter, so `wanted` may be on the meta device.
+    """
+    shared = [name for name in wanted if name in tensors]
+    faults = {
+        "missing": [name for name in wanted if name not in tensors],
+        "misshapen": [
+            f"{name} {tuple(tensors[name].shape)}, not {tuple(wanted[name].shape)}"
+            for name in shared
+            if tensors[name].shape != wanted[name].shape
+        ],
+        "unknown": [name for name in tensors if name not in wanted],
+        "of another type": [
+            f"{name} {tensors[name].dtype}"
+            for name in shared
+            if tensors[name].is_floating_point() != wanted[name].is_floating_point()
+        ],
+    }
+    return "; ".join(f"{kind}: {join_names(names)}" for kind, names in faults.items() if names)
+
+
+def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix: str) -> nn.Module:
+    """Return `make(header)` with the weights at `path`, fp32, in eval mode.
+
+    Raises `error` with `fix` when the file is missing, damaged, or does not fit what was made.
+    """
+    if not Path(path).is_file():
+        raise error(f"There is no {path}: {fix}")
+    try:
+        weights, header = contents(path)
+        _require_shapes(weights, make, header)
+        module = make(header)
+        module.load_state_dict(weights)
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,  # RecursionError is one
+    ) as why:
+        raise error(
+            f"{path} is damaged or of another kind ({shorten(why)}): move it away, then {fix}"
+        ) from why
+    return module.eval()
+
+
+def _require_shapes(weights: dict[str, Tensor], make: Callable, header: dict) -> None:
+    """Raise ValueError unless `make(header)` would have tensors of the shapes of `weights`.
+
+    Nothing is allocated: a header may ask for more than any memory holds.
+    """
+    with torch.device("meta"):
+        expected = {name: tuple(t.shape) for name, t in make(header).state_dict().items()}
+    shapes = {name: tuple(t.shape) for name, t in weights.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            raise ValueError(
+                f"{name} is {shapes.get(name, 'missing')}, its header means "
+                f"{expected.get(name, 'none of that name')}"
+            )

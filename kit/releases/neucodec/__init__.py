@@ -1,0 +1,1 @@
+"""A released NeuCodec: its encoder, decoder and files."""

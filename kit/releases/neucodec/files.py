@@ -1,0 +1,181 @@
+"""A released NeuCodec: which one, where its file lies on this machine, and what must be in it.
+
+NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences and
+speaking at 24 kHz: 65,536 codes, 50 of them a second. Its weights are under the Apache-2.0 licence,
+those of w2v-BERT 2.0 among them under MIT; X-Codec 2's own forbid commercial use. One file holds it
+all, 629,937,706 parameters, by the names that transformers reads. Nothing in it is run.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from kit.base.config import require, require_within
+from kit.base.errors import KitError
+from kit.base.files import file_digest, make_folder
+from kit.base.formatting import shorten
+from kit.base.hub import fetch_model, fetched
+from kit.base.tensor_file import describe_mismatch
+from kit.releases.neucodec.decoder import GROUPS
+
+LICENCE = "Apache-2.0"
+WEIGHTS_FILE = "model.safetensors"
+WITH_IT = (
+    "LICENSE",
+    "README.md",
+)  # where there are any: whoever is given the weights is given these
+BEFORE_IT = "pytorch_model.bin"  # what the `neucodec` package reads: without w2v-BERT, a pickle
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NeuCodecConfig:
+    """Which release, its sizes (the defaults are those of the release), and how it is joined."""
+
+    kind: str = "neucodec"
+    repository: str = "neuphonic/neucodec"  # on the Hugging Face hub
+    revision: str = "main"  # or a commit
+    folder: str = ""  # of this machine, with the file in it: nothing is fetched then
+    # SHA-256 of the file. "": of whatever there is; it is noted in the codec's own file, and no
+    # other is taken for it later.
+    sha256: str = dataclasses.field(default="", compare=False)
+    width: int = 1024  # of the half that speaks, and of the convolutions that hear
+    layers: int = 12
+    heads: int = 16
+    semantic_width: int = 1024  # of w2v-BERT
+    semantic_layers: int = 16
+    semantic_heads: int = 16
+    acoustic_width: int = 48  # channels of the first convolution that hears
+    # All codes of an utterance hear each other, without end. So that sound can be made while codes
+    # still come, `block` of them are sounded at a time, and hear `before` and `after` besides.
+    block: int = 50
+    before: int = 50
+    after: int = 10
+
+    @property
+    def frame_rate(self) -> float:
+        """Codes per second."""
+        return 50.0
+
+    @property
+    def latent_width(self) -> int:
+        """Of what is quantised: what both encoders have heard, side by side."""
+        return self.width + self.semantic_width
+
+    def __post_init__(self):
+        require_within(self, 1, 65_536, "width", "semantic_width", "heads", "semantic_heads")
+        require_within(self, 1, 1000, "layers", "semantic_layers")
+        require_within(self, 1, 4096, "acoustic_width")
+        require_within(self, 1, 100_000, "block")
+        require_within(self, 0, 100_000, "before", "after")
+        whole = self.width % math.lcm(GROUPS, self.heads) == 0
+        require(whole, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
+        whole = self.semantic_width % self.semantic_heads == 0
+        require(whole, self, "semantic_width", f"must divide by {self.semantic_heads} heads.")
+        named = self.repository.count("/") == 1
+        require(named, self, "repository", "write OWNER/NAME, as on the hub.")
+        require(bool(self.revision), self, "revision", "write main, or a commit of the repository.")
+
+
+def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None) -> Path:
+    """The folder with the release that `config` names, fetched once where it names none.
+
+    It lies with what else comes from the hub (`HF_HOME`), for all runs of this machine. Raises
+    KitError for a folder without it, DownloadError and DiskError where it cannot be fetched.
+    """
+    if config.folder:
+        folder = Path(config.folder).expanduser()
+        if not (folder / WEIGHTS_FILE).is_file():
+            raise KitError(f"{missing_in(folder)} Name the folder that it lies in.")
+        return folder
+    from kit.base.lock import held  # who only speaks does without what it needs
+
+    name = f"{config.repository.replace('/', '--')}@{config.revision}"
+    folder = hub_home() / "voicekit" / name
+    if fetched(folder, [WEIGHTS_FILE]):
+        return folder
+    lock = make_folder(folder.parent) / f".{name}.lock"
+    with held(lock, f"fetching {config.repository}", math.inf, print):
+        fetch_model(config.repository, config.revision, [WEIGHTS_FILE], folder, progress, WITH_IT)
+    return folder
+
+
+def hub_home() -> Path:
+    """Where huggingface_hub keeps what it fetches."""
+    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+
+
+def missing_in(folder: Path) -> str:
+    """That `folder` has not the file, in words."""
+    if (folder / BEFORE_IT).is_file():
+        return (
+            f"{folder} holds {BEFORE_IT}, which lacks the half that hears and is a pickle: take "
+            f"{WEIGHTS_FILE} from the same place."
+        )
+    return f"codec.folder = {folder} has no {WEIGHTS_FILE} of NeuCodec."
+
+
+def require_version(folder: Path, config: NeuCodecConfig) -> str:
+    """The SHA-256 of the file in `folder`. Raises KitError where `config` means another."""
+    card = fetched(folder, [WEIGHTS_FILE])
+    found = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
+    if config.sha256 not in ("", found):
+        raise KitError(
+            f"{folder / WEIGHTS_FILE} is another NeuCodec than this codec was taken from (SHA-256 "
+            f"{found[:12]}, not {config.sha256[:12]}): its codes may mean something else. Name the "
+            "folder of that one as `codec.folder`, or its commit as `codec.revision`; or prepare a "
+            "new run with this."
+        )
+    return found
+
+
+def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
+    """Raise KitError, naming them, unless the file holds exactly tensors as in `wanted`.
+
+    Only its header is read; `wanted` may lie on the meta device.
+    """
+    path = folder / WEIGHTS_FILE
+    faults = describe_mismatch(told_tensors(path), wanted)
+    if faults:
+        raise KitError(
+            f"{path} is not a NeuCodec as transformers has it; {faults}. Take it from "
+            "neuphonic/neucodec."
+        )
+
+
+def told_tensors(path: Path) -> dict[str, Tensor]:
+    """What the header of a safetensors file tells of its tensors, on the meta device."""
+    found = {}
+    with opened(path) as file:
+        for name in file.keys():
+            told = file.get_slice(name)
+            kind = FLOATS.get(told.get_dtype(), torch.int64)
+            found[name] = torch.empty(told.get_shape(), dtype=kind, device="meta")
+    return found
+
+
+def read_tensors(folder: Path, names: list[str]) -> dict[str, Tensor]:
+    """The tensors `names` of the file in fp32. Raises KitError for one that is not finite."""
+    path = folder / WEIGHTS_FILE
+    with opened(path) as file:
+        found = {name: file.get_tensor(name).float() for name in names}
+    for name, tensor in found.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise KitError(f"{path} is damaged: {name} is not finite. Download it again.")
+    return found
+
+
+def opened(path: Path):
+    """The safetensors file at `path`. Raises KitError where it is none."""
+    try:
+        return safetensors.safe_open(path, framework="pt")
+    except (safetensors.SafetensorError, OSError) as why:
+        raise KitError(
+            f"{path} is damaged or no safetensors file ({shorten(why)}): download it again."
+        ) from why

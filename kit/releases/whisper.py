@@ -1,0 +1,234 @@
+"""Whisper as a recogniser: it knows a hundred languages, and need not be trained on recordings.
+
+Radford et al. 2022, through faster-whisper, which is installed by who wants it (`pip install
+"faster-whisper>=1.1"`) and loaded when something is first heard. It tells words and their times, no
+probabilities of letters: each letter is given the time that falls to it within its word, as if CTC
+had heard it there, so that all that is done with the kit's own recogniser can be done with it.
+
+Shapes: L samples, S output frames, A alphabet + blank, N characters.
+"""
+
+import importlib.util
+import math
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kit.audio.clip import resampled
+from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
+from kit.base.errors import KitError
+from kit.base.files import digest, file_digest
+from kit.base.hub import fetch_model
+from kit.base.tensor_file import save_module
+from kit.text.normalize import letters, normalize
+
+RATE_HZ = 16_000
+FRAME_S = 0.02
+SURE = 4.0  # nats by which what was heard is likelier than any other character
+LEAST_S = 0.1  # shorter clips hold no word
+# As many tokens may a transcript have: what it does not understand it may repeat for minutes.
+TOKENS_PER_S = 12
+TOKENS = 20
+WINDOW_S = 30  # Whisper hears so much at a time
+SIZES = ("tiny", "base", "small", "medium", "large-v3")
+FILES = ("model.bin", "config.json", "tokenizer.json")
+VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
+HOW_TO_INSTALL = 'pip install "faster-whisper>=1.1"'
+
+
+def whisper_unavailable() -> str:
+    """Why Whisper cannot listen here, in words; "" where it can."""
+    if importlib.util.find_spec("faster_whisper") is None:
+        return f"faster-whisper is not installed ({HOW_TO_INSTALL})"
+    return ""
+
+
+def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) -> Path:
+    """The folder with the model `name`: a size such as `base`, or a folder of this machine.
+
+    A size is fetched under `into`, once, and compared with the SHA-256 that the hub tells. Raises
+    KitError for a folder that holds none, DownloadError where it cannot be fetched.
+    """
+    if name in SIZES:
+        folder = Path(into) / f"faster-whisper-{name}"
+        repository = f"Systran/faster-whisper-{name}"
+        fetch_model(repository, "main", FILES, folder, progress, VOCABULARIES)
+    else:
+        folder = Path(name).expanduser().absolute()
+    require_whisper(folder)
+    return folder
+
+
+def require_whisper(folder: Path) -> None:
+    """Raise KitError unless `folder` holds a Whisper in CTranslate2's format."""
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if not any((folder / name).is_file() for name in VOCABULARIES):
+        missing.append(VOCABULARIES[0])
+    if missing:
+        raise KitError(
+            f"{folder} is no Whisper that faster-whisper takes: it has no {', '.join(missing)}. "
+            f"Name a folder that has, or one of the sizes {', '.join(SIZES)}."
+        )
+
+
+class WhisperRecognizer(nn.Module, SpeechRecognizer):
+    """Whisper from `folder`, listening in `language`, its letters those of `alphabet`."""
+
+    input_sample_rate = RATE_HZ
+    frame_s = FRAME_S
+
+    def __init__(self, folder: Path, language: str, alphabet: str, model_sha256: str):
+        super().__init__()
+        self.folder = Path(folder)
+        self.language = language
+        self.alphabet = alphabet
+        self.model_sha256 = model_sha256
+
+    @cached_property
+    def model(self):
+        """faster-whisper's own; it takes as many CPU threads as torch. Raises KitError."""
+        why = whisper_unavailable()
+        if why:
+            raise KitError(f"This run is heard by Whisper, and {why}.")
+        require_whisper(self.folder)
+        from faster_whisper import WhisperModel
+
+        # Not on a GPU: CTranslate2 looks there for libraries of CUDA 12, whichever torch brought.
+        model = WhisperModel(
+            str(self.folder), device="cpu", compute_type="int8", cpu_threads=torch.get_num_threads()
+        )
+        if self.spoken not in model.supported_languages:
+            known = ", ".join(sorted(model.supported_languages))
+            raise KitError(
+                f"Whisper does not know the language `{self.language}`: leave `recognizer.whisper` "
+                f"empty. It knows {known}."
+            )
+        return model
+
+    @property
+    def spoken(self) -> str:
+        """The language as Whisper names it: without a region."""
+        return self.language.lower().replace("_", "-").split("-")[0]
+
+    def fingerprint(self) -> str:
+        return digest("whisper", self.model_sha256, self.language, self.alphabet)
+
+    def recognize(self, waves: list[Tensor], sample_rate: int) -> list[RecognizerOutput]:
+        return [self._recognize(resampled(wave, sample_rate, RATE_HZ)) for wave in waves]
+
+    def transcribe_waves(self, waves: list[Tensor], sample_rate: int) -> list[str]:
+        written = []
+        for wave in waves:
+            words = self._words(resampled(wave, sample_rate, RATE_HZ), timed=False)
+            written.append(" ".join(text for text, _, _ in words))
+        return written
+
+    def _recognize(self, wave: Tensor) -> RecognizerOutput:
+        frames = max(1, math.ceil(len(wave) / RATE_HZ / FRAME_S))
+        ids = []
+        times = []
+        for text, start_s, end_s in self._words(wave, timed=True):
+            if ids and " " in self.alphabet:
+                ids.append(self.alphabet.index(" ") + 1)
+                times.append((times[-1] + start_s) / 2)
+            for number, char in enumerate(text):
+                ids.append(self.alphabet.index(char) + 1)
+                times.append(start_s + (number + 0.5) * (end_s - start_s) / len(text))
+        log_probs = emissions(ids, times, frames, len(self.alphabet))
+        return RecognizerOutput(log_probs=log_probs, loudness=frame_loudness(wave, frames))
+
+    def _words(self, wave: Tensor, timed: bool) -> Iterator[tuple[str, float, float]]:
+        """(letters, start, end in seconds) of each word heard in `wave` (L,) of 16 kHz."""
+        if len(wave) < LEAST_S * RATE_HZ:
+            return
+        longest_s = min(WINDOW_S, len(wave) / RATE_HZ)
+        segments, _ = self.model.transcribe(
+            wave.detach().float().cpu().clamp(-1, 1).numpy(),
+            language=self.spoken,
+            beam_size=5,
+            temperature=0.0,
+            condition_on_previous_text=False,
+            without_timestamps=not timed,
+            word_timestamps=timed,
+            max_new_tokens=round(TOKENS_PER_S * longest_s) + TOKENS,
+        )
+        for segment in segments:
+            if not timed:
+                spoken = self.spelt(segment.text).split()
+                yield from ((word, segment.start, segment.end) for word in spoken)
+                continue
+            for word in segment.words:
+                text = self.spelt(word.word).replace(" ", "")
+                if text:
+                    yield text, word.start, word.end
+
+    def spelt(self, text: str) -> str:
+        """`text` in the letters of the alphabet; what it lacks loses its marks, or goes."""
+        plain = letters(normalize(text, self.language))
+        return "".join(self._letter(char) for char in plain)
+
+    def _letter(self, char: str) -> str:
+        if char in self.alphabet:
+            return char
+        bare = unicodedata.normalize("NFD", char)[0]
+        return bare if bare in self.alphabet or bare == " " else ""
+
+
+def emissions(ids: list[int], times: list[float], frames: int, letters_count: int) -> Tensor:
+    """Log-probabilities (S, A) as of CTC that heard the characters `ids` at `times`, in seconds.
+
+    A frame each and blanks between; where characters are closer than frames they move apart.
+    """
+    places = [round(time / FRAME_S) for time in times]
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + apart(ids, i))
+    latest = frames - 1
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], latest)
+        latest = places[i] - apart(ids, i)
+    heard = torch.zeros(frames, dtype=torch.long)
+    for char, place in zip(ids, places):
+        if place >= 0:  # more than the clip has frames for
+            heard[place] = char
+    scores = torch.zeros(frames, letters_count + 1)
+    scores[torch.arange(frames), heard] = SURE
+    return scores.log_softmax(-1)
+
+
+def apart(ids: list[int], i: int) -> int:
+    """Frames from character `i` - 1 to `i`: a letter said twice needs a blank between."""
+    return 2 if i and ids[i] == ids[i - 1] else 1
+
+
+def frame_loudness(wave: Tensor, frames: int) -> Tensor:
+    """How loud each of `frames` frames (S,) of a clip (L,) of 16 kHz is, in nats."""
+    hop = round(FRAME_S * RATE_HZ)
+    padded = torch.nn.functional.pad(wave.float(), (0, frames * hop - len(wave)))
+    return padded.unflatten(0, (frames, hop)).square().mean(-1).clamp(min=1e-10).log() / 2
+
+
+def save_whisper(model: WhisperRecognizer, path: Path) -> None:
+    """Which model listens, and how, in a file as of the kit's own recogniser, without weights."""
+    save_module(
+        path,
+        model,
+        whisper=str(model.folder),
+        language=model.language,
+        alphabet=model.alphabet,
+        model_sha256=model.model_sha256,
+    )
+
+
+def new_whisper(folder: Path, language: str, alphabet: str) -> WhisperRecognizer:
+    """Whisper from `folder` as it lies there."""
+    return WhisperRecognizer(folder, language, alphabet, file_digest(folder / "model.bin"))
+
+
+def whisper_from_header(header: dict) -> WhisperRecognizer:
+    """The recogniser that the header of its file describes."""
+    names = ("language", "alphabet", "model_sha256")
+    return WhisperRecognizer(Path(header["whisper"]), *(header[name] for name in names))

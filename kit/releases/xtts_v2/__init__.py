@@ -1,0 +1,1 @@
+"""A released XTTS-v2: its GPT, tokenizer, DVAE, speaker encoder and HiFi-GAN."""

@@ -1,0 +1,199 @@
+"""An XTTS vocabulary that learns the pieces of another text, and keeps every id that it has.
+
+Byte-pair encoding goes on where it had ended (Sennrich et al. 2016, arXiv:1508.07909): the text is
+cut as the vocabulary cuts it, and the two neighbours seen together most often become a piece, again
+and again. New merges come behind the old ones, so what the old ones make of a text stays the first
+step; new ids come behind the highest, so rows, holes, START and STOP stay where they are.
+"""
+
+import copy
+import json
+import unicodedata
+from collections import Counter, defaultdict
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kit.base.errors import SpeechError
+from kit.base.files import write_atomic
+from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer
+from kit.releases.xtts_v2.vocabulary import read_ids
+from kit.text.tokenizer_report import OFTEN
+
+PIECES = 2000  # users found about as many best, 5,000 worse
+Pair = tuple[str, str]
+
+
+def grow_xtts(
+    base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
+) -> XTTSTokenizer:
+    """The vocabulary at `path`: `base`, and behind its ids what `lines` (normalised) can teach.
+
+    That is its tag where it has none, every character that it lacks, and up to `pieces` longer
+    pieces, fewer where `lines` has fewer that occur 100 times. Raises SpeechError where there is no
+    text, or letters that the release does not spell this language in.
+    """
+    lines = [base.spell(line) for line in lines if line.strip()]
+    if not lines:
+        raise SpeechError("There is no text to learn pieces from: every line was empty.")
+    described = json.loads(base.file_bytes())
+    for entry in described.get("added_tokens") or []:
+        # One that stands only here is numbered by how many pieces there are, and that changes.
+        described["model"]["vocab"][entry["content"]] = entry["id"]
+    _add_tag(described, base.tag)
+    _add_pieces(described, base.uncovered("".join(lines)))
+    with TemporaryDirectory(prefix="pieces-") as folder:
+        spelling_all = _saved(described, Path(folder) / "vocab.json", base)
+        words = _words(spelling_all, lines)
+    merges = learned_merges(words, pieces, set(described["model"]["vocab"]))
+    _add_pieces(described, ["".join(pair) for pair in merges])
+    _add_merges(described, merges)
+    grown = _saved(described, path, base)
+    old = base.vocabulary.ids
+    assert all(grown.vocabulary.ids[piece] == number for piece, number in old.items())
+    return grown
+
+
+def told_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
+    """In words, what `grown` has more than `base`, and why it is not `pieces`."""
+    new = [grown.piece(number) for number in range(base.vocab_size, grown.vocab_size)]
+    tags = [piece for piece in new if TAG.fullmatch(piece)]
+    letters = [piece for piece in new if len(piece) == 1]
+    longer = len(new) - len(tags) - len(letters)
+    told = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
+    if tags:
+        told += f" and the tag {tags[0]}"
+    if longer < pieces:
+        told += (
+            f". {pieces} longer ones were asked for: with more, some would occur fewer than "
+            f"{OFTEN} times in this text, too few to learn how they sound"
+        )
+    return f"{told}."
+
+
+def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
+    """For each id of `grown` that `base` has not: the ids in which `base` spells its piece.
+
+    A letter that `base` lacks is spelt by its name in Unicode, which for most letters begins with
+    its sound and for syllables is it (ETHIOPIC SYLLABLE BA); a tag by all tags that `base` has.
+    """
+    new = range(base.vocab_size, grown.vocab_size)
+    return {number: _spelling(base, grown.piece(number)) for number in new}
+
+
+def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
+    if TAG.fullmatch(piece):
+        tags = [base.vocabulary.ids[f"[{tag}]"] for tag in base.tags()]
+        return tags or [base.start]
+    unknown = base.uncovered(piece)
+    return base.tokenize("".join(_sounds(base, c) if c in unknown else c for c in piece))
+
+
+def _sounds(base: XTTSTokenizer, char: str) -> str:
+    """Letters of `base` that are near `char`; `char` itself where there are none."""
+    plain = unicodedata.normalize("NFD", char)[0]
+    name = unicodedata.name(char, "").partition(" WITH ")[0]
+    named = ""
+    if "LETTER" in name or "SYLLABLE" in name:
+        named = name.split()[-1].lower()
+    for spelling in (plain, named):
+        if spelling and not base.uncovered(spelling):
+            return spelling
+    return char
+
+
+def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
+    """The next merges for `words`, {pieces of a word: times}, each of a pair seen 100 times.
+
+    No merge makes a piece that is in `known`. Ties are broken by the pieces: the same text always
+    teaches the same.
+    """
+    known = set(known)
+    cut = [list(word) for word in words]
+    times = list(words.values())
+    pairs = Counter()
+    places = defaultdict(set)  # of a pair: the numbers of the words that have it, or had it
+    for number, word in enumerate(cut):
+        for pair in zip(word, word[1:]):
+            pairs[pair] += times[number]
+            places[pair].add(number)
+    frequent = {pair: found for pair, found in places.items() if pairs[pair] >= OFTEN}
+    merges = []
+    while frequent and len(merges) < most:
+        best, count = max(((pair, pairs[pair]) for pair in frequent), key=itemgetter(1, 0))
+        if count < OFTEN:
+            break
+        numbers = frequent.pop(best)
+        made = "".join(best)
+        if made in known:  # put together otherwise already
+            continue
+        known.add(made)
+        merges.append(best)
+        places = defaultdict(set)
+        for number in numbers:
+            before = cut[number]
+            cut[number] = _merged(before, best)
+            for pair in zip(before, before[1:]):
+                pairs[pair] -= times[number]
+            for pair in zip(cut[number], cut[number][1:]):
+                pairs[pair] += times[number]
+                if made in pair:  # only such a pair can have become frequent
+                    places[pair].add(number)
+        frequent.update({pair: found for pair, found in places.items() if pairs[pair] >= OFTEN})
+    return merges
+
+
+def _merged(word: list[str], pair: Pair) -> list[str]:
+    """`word` with every `pair` in it, from the left, as one piece."""
+    found = []
+    for piece in word:
+        if found and (found[-1], piece) == pair:
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+def _words(tokenizer: XTTSTokenizer, lines: list[str]) -> Counter:
+    """How often each word occurs, by its pieces; what no merge reaches across is between words."""
+    split = tokenizer.model.pre_tokenizer
+    texts = Counter(word for line in lines for word in line.split())
+    words = Counter()
+    for text, count in texts.items():
+        parts = [part for part, _ in split.pre_tokenize_str(text)] if split else [text]
+        for part in parts:
+            words[tuple(map(tokenizer.piece, tokenizer.tokenize(part)))] += count
+    return words
+
+
+def _add_tag(described: dict, tag: str) -> None:
+    piece = f"[{tag}]"
+    if piece in described["model"]["vocab"]:
+        return
+    _add_pieces(described, [piece])
+    entry = copy.deepcopy(described["added_tokens"][0])  # how this file has its other marks
+    entry["content"] = piece
+    entry["id"] = described["model"]["vocab"][piece]
+    described["added_tokens"].append(entry)
+
+
+def _add_pieces(described: dict, pieces: list[str]) -> None:
+    vocabulary = described["model"]["vocab"]
+    following = max(vocabulary.values()) + 1
+    for number, piece in enumerate(pieces, following):
+        vocabulary[piece] = number
+
+
+def _add_merges(described: dict, merges: list[Pair]) -> None:
+    """Behind the others, written as they are."""
+    old = described["model"]["merges"]
+    as_lists = bool(old) and isinstance(old[0], list)
+    for pair in merges:
+        old.append(list(pair) if as_lists else " ".join(pair))
+
+
+def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
+    read_ids(described)  # a claim that tokenizers would not grant is told before it is written
+    words = json.dumps(described, ensure_ascii=False, indent=2)
+    write_atomic(Path(path), words)
+    return XTTSTokenizer(path, base.language, base.tag)

@@ -1,0 +1,465 @@
+"""Records in an order set by seed and epoch, resumed at any position, from one file or a mix.
+
+A record belongs to the block (64 KiB) that holds its first byte, so blocks need no index. Blocks
+are shuffled by (seed, epoch) and taken sixteen at a time; the records of such a group are shuffled
+by (seed, epoch, group). Groups are dealt to shares (ranks x DataLoader workers) in turn, so a
+position is (turn, record): no buffer has to be saved, and resuming reads one group. Unshuffled, the
+same code keeps the order of the file.
+"""
+
+import bisect
+import dataclasses
+import itertools
+import operator
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from kit.base.config import require, require_within
+from kit.base.errors import DatasetError
+from kit.streams.file import BadRecord, ByteFile
+
+RESTART = "or start again from the beginning."
+FIXES = {
+    "file": f"The file has changed: restore the old one, {RESTART}",
+    "format": f"Read the file with the settings used then, {RESTART}",
+    "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
+    "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
+}
+DRAWS = 1024  # random numbers of a mix made at a time
+END = object()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    shuffle: bool = False
+    seed: int = 0
+    rank: int = 0  # of this process
+    ranks: int = 1  # processes that share the file
+    block_bytes: int = 65536  # read at once: more for spinning disks, less for small files
+    group_blocks: int = 16  # blocks whose records are shuffled together
+    longest_record_bytes: int = 2**24  # a longer record is a bad one, so memory stays bounded
+
+    def __post_init__(self):
+        require(self.seed >= 0, self, "seed", "choose 0 or more.")
+        require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
+        sizes = ("block_bytes", "group_blocks", "longest_record_bytes")
+        require_within(self, 1, 2**31, "ranks", *sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A `keep` that leaves out a stable `percent` of records, or with `held_out` keeps only those.
+
+    Decided by a hash of the record's column `key` (None: the record), so adding rows moves no
+    others. `Split(2, held_out=True)` is the validation set of `Split(2)`.
+    """
+
+    percent: float
+    held_out: bool = False
+    key: str | None = None
+
+    def __post_init__(self):
+        require(0 <= self.percent <= 100, self, "percent", "choose 0 to 100.")
+
+    def __call__(self, record) -> bool:
+        if self.key is not None and self.key not in record:
+            raise DatasetError(
+                f"{self}: there is no `{self.key}` in a record of {list(record)}. Choose a column "
+                "that all records have, or none."
+            )
+        value = record if self.key is None else record[self.key]
+        text = value if isinstance(value, str) else repr(value)
+        return is_held_out(text, self.percent) == self.held_out
+
+
+def is_held_out(key: str, percent: float) -> bool:
+    """Whether a stable hash of `key` is in the held-out `percent`, whatever other keys exist."""
+    return stable_hash(key) < percent * 100
+
+
+def stable_hash(key: str) -> int:
+    """A number from 0 to 9,999 that depends on `key` alone."""
+    return zlib.crc32(key.encode()) % 10_000
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """The numbers below `count` in an order decided by `key`."""
+    return np.random.Generator(np.random.PCG64(key)).permutation(count)
+
+
+def shuffled(records: list, *key: int) -> list:
+    """`records` in an order decided by `key`, gathered without a Python loop."""
+    array = np.fromiter(records, dtype=object, count=len(records))
+    return array[permutation(len(records), *key)].tolist()
+
+
+@cache
+def numpy_order() -> str:
+    """A digest that changes if NumPy ever shuffles differently, which it reserves the right to."""
+    return f"{zlib.crc32(permutation(100, 1, 2, 3).astype('<i8').tobytes()):08x}"
+
+
+def filter_name(keep: Callable | None) -> str | None:
+    if keep is None or isinstance(keep, Split):
+        return keep and repr(keep)
+    return getattr(keep, "__qualname__", type(keep).__name__)
+
+
+def require_same(what: str, own: dict, saved: object) -> None:
+    """Raise DatasetError with the fix unless `saved` has each entry of `own`."""
+    if not isinstance(saved, dict):
+        raise DatasetError(f"{what}: this is not the saved position of a stream: {saved!r}.")
+    for name, value in own.items():
+        if saved.get(name) != value:
+            fix = FIXES.get(name, f"Use the setting it was saved with, {RESTART}")
+            raise DatasetError(
+                f"{what}: the saved position has {name} = {saved.get(name)!r}, this stream has "
+                f"{value!r}. {fix}"
+            )
+
+
+class Stream(IterableDataset):
+    """An iterable whose one `iter()` is one epoch, or what is left of it.
+
+    A `state_dict` taken between two records leads, through `load_state_dict`, to exactly the
+    records that would have followed.
+    """
+
+    def __init__(self, config: StreamConfig):
+        self.config = config
+        self.epoch = 0
+
+    def role(self) -> tuple[int, int]:
+        """(share, shares) of this process: its rank, and its worker in a DataLoader with some."""
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        return self.config.rank * workers + worker, self.config.ranks * workers
+
+    def _role_entry(self) -> dict:
+        return {"role": "{} of {}".format(*self.role())}
+
+    def state_dict(self) -> dict:
+        """The position of the latest iterator and what it is valid for: plain values, < 1 KB."""
+        return {"of": self.identity()} | self._role_entry() | {"at": self.position()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Let the next `iter()` resume from `state`.
+
+        Raises DatasetError when file, format, order or number of shares differ.
+        """
+        self.require_identity(state.get("of"))
+        require_same("This stream", self._role_entry(), state)
+        self.seek(state["at"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter()` begin `epoch`; in the current epoch, change nothing."""
+        if epoch != self.epoch:
+            self.begin_epoch(epoch)
+
+    def identity(self) -> dict:
+        """All that a position depends on, except the role."""
+        raise NotImplementedError
+
+    def require_identity(self, identity: object) -> None:
+        """Raise DatasetError with the fix unless `identity` is this stream's."""
+        raise NotImplementedError
+
+    def position(self) -> list:
+        """The position of the latest iterator as plain values; the first is the epoch."""
+        raise NotImplementedError
+
+    def seek(self, position: list) -> None:
+        """Let the next `iter()` begin at `position`, one of this stream in the same role."""
+        raise NotImplementedError
+
+    def begin_epoch(self, epoch: int) -> None:
+        raise NotImplementedError
+
+
+class FileStream(Stream):
+    """Records of one file. A format says in four methods where they begin and what they hold.
+
+    `keep(record)` chooses records. `on_bad_record(record)` is called at least once for each that
+    cannot be used, and the stream continues without it; by default it raises DatasetError.
+    """
+
+    format = ""  # the format and its settings: a position is valid for no other
+
+    def __init__(
+        self,
+        path: Path,
+        config: StreamConfig | None = None,
+        *,
+        keep: Callable[[object], bool] | None = None,
+        on_bad_record: Callable[[BadRecord], None] | None = None,
+    ):
+        super().__init__(config or StreamConfig())
+        self.file = ByteFile(path)
+        self.keep = keep
+        self.on_bad_record = on_bad_record
+        self.begin = self.file.text_start()
+        self.end = self.file.size  # of the part of the file that holds records
+        self.seek([0, 0, 0])
+
+    # --- the format ---------------------------------------------------------------------------
+
+    def span(self, read: Callable[[int, int], bytes], block: int) -> tuple[int, bytes]:
+        """(offset, bytes) of all records whose first byte is in `block`."""
+        raise NotImplementedError
+
+    def parse_all(self, data: bytes) -> list:
+        """The records of a span at once. ValueError when in doubt: then `parse` gets each."""
+        raise NotImplementedError
+
+    def split_records(self, offset: int, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) of each record of the span `data` that begins at `offset`."""
+        raise NotImplementedError
+
+    def parse(self, raw: bytes):
+        """One record. Raises ValueError with the reason when it cannot be used."""
+        raise NotImplementedError
+
+    # --- order and position -------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> int:
+        return -(-(self.end - self.begin) // self.config.block_bytes)
+
+    @property
+    def groups(self) -> int:
+        return -(-self.blocks // self.config.group_blocks)
+
+    def identity(self) -> dict:
+        config = self.config
+        return {
+            "format": self.format,
+            "file": self.file.fingerprint,
+            "shuffle": config.shuffle,
+            "seed": config.seed,
+            "block": f"{config.block_bytes}x{config.group_blocks}",
+            "keep": filter_name(self.keep),
+            "numpy": numpy_order(),
+        }
+
+    def require_identity(self, identity: object) -> None:
+        require_same(str(self.file.path), self.identity(), identity)
+
+    def position(self) -> list[int]:
+        """[epoch, turn, record]: the next record, within the turn of this share."""
+        return [self.epoch, self._turn, self._count - operator.length_hint(self._remaining)]
+
+    def seek(self, position: list[int]) -> None:
+        self.epoch, turn, record = position
+        self._start = (turn, record)
+        self._start_role = self.role()
+        self._set_turn(turn, record, iter(()))
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.seek([epoch, 0, 0])
+
+    def _set_turn(self, turn: int, count: int, remaining: Iterator) -> None:
+        self._turn = turn
+        self._count = count  # records of the turn's group
+        self._remaining = remaining  # those not yet read
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator:
+        turn, record = self._start
+        if (turn or record) and self._start_role != self.role():
+            raise DatasetError(
+                f"{self.file.path}: the position was loaded in another process, so DataLoader "
+                "workers would repeat and lose records. Resume with num_workers=0, or call "
+                "load_state_dict in each worker."
+            )
+        self._start = (0, 0)
+        self._set_turn(turn, record, iter(()))
+        # `chain` iterates in C; the position is asked of the list's own iterator.
+        return itertools.chain.from_iterable(self._turns(turn, record))
+
+    def _turns(self, turn: int, record: int) -> Iterator[Iterator]:
+        role, roles = self.role()
+        order = np.arange(self.blocks)
+        if self.config.shuffle:
+            order = permutation(self.blocks, self.config.seed, self.epoch, 0)
+        for group in range(role + turn * roles, self.groups, roles):
+            records = self._read_group(order, group, report=record == 0)
+            remaining = iter(records[record:])
+            self._set_turn(turn, len(records), remaining)
+            yield remaining
+            turn += 1
+            record = 0
+        self._set_turn(turn, 0, iter(()))
+
+    def _read_group(self, order: np.ndarray, group: int, report: bool) -> list:
+        """The group's records; bad ones are reported if `report`, so only once when resumed."""
+        records = []
+        for offset, data in self._spans(order, group):
+            records += self._records(offset, data, report)
+        if self.keep:
+            records = list(filter(self.keep, records))
+        if self.config.shuffle:
+            records = shuffled(records, self.config.seed, self.epoch, group + 1)
+        return records
+
+    def _spans(self, order: np.ndarray, group: int) -> list[tuple[int, bytes]]:
+        size = self.config.group_blocks
+        blocks = order[group * size : (group + 1) * size].tolist()
+        with self.file.opened() as read:
+            spans = [self.span(read, block) for block in blocks]
+        return [span for span in spans if span[1]]
+
+    def _records(self, offset: int, data: bytes, report: bool) -> list:
+        if len(data) <= self.config.longest_record_bytes:
+            try:
+                return self.parse_all(data)
+            except ValueError:
+                pass  # some record is bad: each is parsed alone below
+        records = []
+        for start, raw in self.split_records(offset, data):
+            record = self._parse(start, raw)
+            if not isinstance(record, BadRecord):
+                records.append(record)
+            elif not self.on_bad_record:
+                self._raise(record)
+            elif report:
+                self.on_bad_record(record)
+        return records
+
+    def _parse(self, offset: int, raw: bytes, line: int | None = None):
+        """The record, or a BadRecord."""
+        longest = self.config.longest_record_bytes
+        try:
+            if len(raw) > longest:
+                raise ValueError(f"longer than longest_record_bytes ({longest})")
+            return self.parse(raw)
+        except ValueError as error:
+            return BadRecord(file=str(self.file.path), line=line, offset=offset, reason=str(error))
+
+    def _raise(self, record: BadRecord) -> None:
+        line = 1 + self.file.count_newlines(0, record.offset)
+        raise DatasetError(
+            f"{dataclasses.replace(record, line=line)}. Fix it, or pass an `on_bad_record=` "
+            "function to continue without such records."
+        )
+
+    def rows(self) -> Iterator[tuple[int, object]]:
+        """(line number, record or BadRecord) in file order; ignores `keep` and the role."""
+        line = 1
+        counted = 0
+        order = np.arange(self.blocks)
+        for group in range(self.groups):
+            for offset, data in self._spans(order, group):
+                line += self.file.count_newlines(counted, offset)
+                yield from self.numbered(offset, data, line)
+                line += data.count(b"\n")
+                counted = offset + len(data)
+
+    def numbered(self, offset: int, data: bytes, line: int) -> Iterator[tuple[int, object]]:
+        """`rows` of one span that begins in `line`."""
+        counted = 0
+        for start, raw in self.split_records(offset, data):
+            line += data.count(b"\n", counted, start - offset)
+            counted = start - offset
+            yield line, self._parse(start, raw, line)
+
+
+class Mix(Stream):
+    """Records of several streams (or mixes), drawn by weight.
+
+    The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
+    and a count. When a stream ends, the others continue in their proportions; with `repeat` it
+    begins its next epoch, and the mix never ends. Raises DatasetError for weights that do not fit.
+    """
+
+    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
+        if len(sources) != len(weights) or not sources or min(weights) <= 0:
+            raise DatasetError(
+                f"A mix needs one weight above 0 for each stream, got {list(weights)} for "
+                f"{len(sources)} streams."
+            )
+        super().__init__(sources[0].config)
+        self.sources = list(sources)
+        self.weights = [float(weight) for weight in weights]
+        self.seed = seed
+        self.repeat = repeat
+        self._ready = False  # `seek` has set where to begin
+        self._set_draw(0, [])
+
+    def _settings(self) -> dict:
+        return {"weights": self.weights, "seed": self.seed, "repeat": self.repeat}
+
+    def identity(self) -> dict:
+        return self._settings() | {"parts": [source.identity() for source in self.sources]}
+
+    def require_identity(self, identity: object) -> None:
+        require_same("This mix", self._settings(), identity)
+        for source, part in zip(self.sources, identity["parts"]):
+            source.require_identity(part)
+
+    def position(self) -> list:
+        """[epoch, draws, streams that have ended, positions of all streams]."""
+        positions = [source.position() for source in self.sources]
+        return [self.epoch, self._drawn, list(self._ended), positions]
+
+    def seek(self, position: list) -> None:
+        self.epoch, drawn, ended, positions = position
+        self._set_draw(drawn, ended)
+        for source, own in zip(self.sources, positions):
+            source.seek(own)
+        self._ready = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        for source in self.sources:
+            source.begin_epoch(epoch)
+        self.seek([epoch, 0, [], [source.position() for source in self.sources]])
+
+    def _set_draw(self, drawn: int, ended: list[int]) -> None:
+        self._drawn = drawn
+        self._ended = list(ended)
+        weights = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
+        self._bounds = list(itertools.accumulate(weights))
+
+    def __iter__(self) -> Iterator:
+        if not self._ready:
+            self.begin_epoch(self.epoch)
+        self._ready = False
+        return self._draw([iter(source) for source in self.sources])
+
+    def _draw(self, parts: list[Iterator]) -> Iterator:
+        for number in self._random_numbers(self._drawn):
+            record = END
+            while record is END:
+                if not self._bounds[-1]:
+                    return
+                chosen = bisect.bisect(self._bounds, number * self._bounds[-1])
+                record = next(parts[chosen], END)
+                if record is END:
+                    record = self._restart(parts, chosen)
+            self._drawn += 1
+            yield record
+
+    def _random_numbers(self, drawn: int) -> Iterator[float]:
+        """Numbers in [0, 1) that decide draw `drawn` and those after it."""
+        first, skip = divmod(drawn, DRAWS)
+        for chunk in itertools.count(first):
+            key = (self.seed, self.epoch, self.role()[0], chunk)
+            yield from np.random.Generator(np.random.PCG64(key)).random(DRAWS).tolist()[skip:]
+            skip = 0
+
+    def _restart(self, parts: list[Iterator], ended: int):
+        """The first record of the stream's next epoch; without one END, and no more draws of it."""
+        if self.repeat:
+            source = self.sources[ended]
+            source.set_epoch(source.epoch + 1)
+            parts[ended] = iter(source)
+            record = next(parts[ended], END)
+            if record is not END:
+                return record
+        self._set_draw(self._drawn, [*self._ended, ended])
+        return END

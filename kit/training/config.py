@@ -1,0 +1,128 @@
+"""What a training run is asked for, and what it tells: the settings and the event of one step.
+
+The loop, its optimizers, its recovery and everyone who listens share these words and nothing else.
+Knows no model, no tensor, no file.
+"""
+
+import dataclasses
+
+from kit.base.config import MAX_SEED, require, require_within
+from kit.training.schedules import SCHEDULES
+
+CHECKPOINTS = ("full", "weights")  # all that a run is; weights and average in half precision
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    steps: int = 900  # optimiser steps; with `epochs`, at most
+    epochs: float = 0.0  # passes over the data that set the steps; 0: `steps`, whatever the data
+    least_steps: int = 1  # with `epochs`, however little the data
+    optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
+    lr: float = 2e-3  # peak learning rate of AdamW
+    muon_lr: float = 0.02  # peak learning rate of Muon
+    conditioner_lr: float = 0.0  # peak learning rate of what listens to references; 0: `lr`
+    muon_steps: int = 5  # Newton-Schulz iterations: a third of a small model's step; 3 nearly do
+    warmup_steps: int = 50
+    schedule: str = "constant"  # after the warm-up: a name in `kit/training/schedules.py`
+    final_lr: float = 0.1  # where a schedule that falls ends, as a share of the peak rate
+    plateau: int = 0  # validations without a better loss before the rates are halved; 0: never
+    weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
+    betas: tuple = (0.9, 0.98)
+    guide: float = 0.0  # weight of guided attention in the first step, from nothing; 0: none
+    guide_steps: int = 1000  # steps after which it has faded
+    clip_norm: float = 1.0
+    spike: float = 0.0  # gradient norms of so many times their average tighten clipping; 0: none
+    ema_decay: float = 0.999
+    val_every: int = 100  # steps
+    gate_every: int = 0  # steps between the quality gate's hearings; 0: no gate
+    gate_patience: int = 0  # hearings without a better one before the run ends; 0: never early
+    val_patience: int = (
+        0  # validations without a better one, where no gate is asked; 0: never early
+    )
+    checkpoint_every: int = 100  # steps
+    keep: int = 2  # newest checkpoints; the best one is kept besides
+    checkpoint: str = "full"  # or "weights", a quarter: resumed, the optimizer begins anew
+    patience: int = 5  # non-finite steps in a row before going back to a checkpoint
+    rollbacks: int = 2  # times to go back, each with half the learning rate, before giving up
+    seed: int = 0
+
+    def __post_init__(self):
+        known = ", ".join(SCHEDULES)
+        require(self.schedule in SCHEDULES, self, "schedule", f"choose one of {known}.")
+        require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
+        for name in ("steps", "least_steps", "muon_steps", "val_every", "checkpoint_every"):
+            require(getattr(self, name) > 0, self, name, "must be at least 1.")
+        for name in ("plateau", "spike", "gate_every", "gate_patience", "patience", "rollbacks"):
+            require(getattr(self, name) >= 0, self, name, "must be 0 or more.")
+        within = not self.epochs or self.least_steps <= self.steps
+        require(within, self, "least_steps", f"must not be above `steps` ({self.steps}).")
+        require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
+        require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
+        require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
+        require_within(self, 0, 0.99999, "betas", "ema_decay")
+        require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill
+        require_within(self, 0, 10, "conditioner_lr")
+        require_within(self, 0, 1, "final_lr", "weight_decay")
+        require_within(self, 0, 100, "guide")
+        require_within(self, 1, 1e9, "guide_steps")
+        require_within(self, 1e-9, 1e9, "clip_norm")  # so large a one never clips
+        require_within(self, 0, 1e9, "spike", "warmup_steps", "plateau", "patience")
+        require_within(self, 0, 1e9, "steps", "val_every", "gate_every", "gate_patience")
+        require_within(self, 0, 1e9, "least_steps", "val_patience")
+        require_within(self, 0, 1e6, "epochs")
+        require_within(self, 1, 1e9, "checkpoint_every", "keep")
+        require_within(self, 0, 1000, "rollbacks", "muon_steps")
+        require_within(self, 0, MAX_SEED, "seed")
+        timely = not self.gate_patience or self.gate_every
+        require(timely, self, "gate_patience", "needs `gate_every`, or no gate is ever asked.")
+
+    @property
+    def end_patience(self) -> int:
+        """Judgements without a better one before the run ends, of the gate or of validation."""
+        return self.gate_patience if self.gate_every else self.val_patience
+
+    def for_steps(self, steps: int) -> "TrainConfig":
+        """These settings for a run of another length.
+
+        The warm-up takes a tenth of it at most and guided attention four tenths; it is validated
+        and heard as often as the longer run would be, or ten times where that is less often.
+        """
+        if steps == self.steps:
+            return self
+        tenth = max(1, steps // 10)
+        share = steps / self.steps
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            epochs=0.0,
+            warmup_steps=min(self.warmup_steps, tenth),
+            guide_steps=min(self.guide_steps, 4 * tenth),
+            val_every=min(self.val_every, max(tenth, round(self.val_every * share))),
+            gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
+        )
+
+    def without_gate(self) -> "TrainConfig":
+        """These settings where nobody can hear the voice: the validation loss judges alone."""
+        return dataclasses.replace(self, gate_every=0, gate_patience=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepEvent:
+    """One optimiser step, as logs and plots see it."""
+
+    step: int  # optimiser steps finished, from 1
+    steps: int  # planned in all
+    loss: float  # weighted loss of the step, nats per target
+    lr: float
+    grad_norm: float  # before clipping
+    tokens: int  # real tokens in the effective batch
+    step_s: float  # wall seconds of the step
+    memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
+    unix_s: float = 0.0  # when it was over, validation included; 0: not told
+    val_loss: float | None = None  # raw weights, on validation steps
+    ema_val_loss: float | None = None  # averaged weights
+    gate: dict | None = None  # the quality gate's figures, on gate steps
+    note: str = ""  # what happened besides
+    device_bytes: int | None = None  # in use on the device, other processes included
+    load: float | None = None  # share of the device that was busy since the last sample, 0 to 1
+    epoch: int | None = None  # whole passes over the data so far; None: the data do not tell

@@ -1,0 +1,264 @@
+"""What measured switches are worth: rows to show, the set that pays, and the file that keeps it.
+
+A switch is judged by what it changed where it was added to those before it, and must leave the loss
+where it was. Knows figures; runs and measures nothing.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from kit.base.config import read_yaml
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
+from kit.base.formatting import format_gib
+
+TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
+TF32_TOLERANCE = 0.005
+DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
+RECORDED = (
+    "steps_per_s",
+    "spread",
+    "tokens_per_s",
+    "peak_memory_bytes",
+    "warmup_s",
+    "recompilations",
+    "loss",
+    "loss_change",
+    "parity",
+    "ran",
+)
+HEAD = (
+    "variant",
+    "steps/s",
+    "",
+    "spread",
+    "tokens/s",
+    "memory",
+    "warm-up",
+    "loss",
+    "change",
+    "",
+    "ran, or why not",
+)
+LEAST_GAIN = 0.02  # of steps/s
+LEAST_SAVING = 0.10  # of peak memory, where memory is asked for
+MOST_LOSS = 0.10  # of steps/s, for such a saving
+# Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
+# the slower the CPU and the disk, and a trial's rows are already in memory.
+ON_BY_DEFAULT = ("pinned_memory",)
+LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A set of switches to measure."""
+
+    kind: str  # "baseline", "alone", "added" (to those before it), "all", "cost" or "chosen"
+    label: str
+    on: tuple = ()  # names of switches
+    reason: str = ""  # why it cannot be measured; "": it can
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one variant did in its median round; None where it did not run."""
+
+    kind: str
+    label: str
+    on: tuple
+    steps_per_s: float | None = None
+    spread: float | None = None  # of the rounds' times, largest less smallest over the median
+    tokens_per_s: float | None = None  # real tokens, padding left out
+    peak_memory_bytes: int | None = None
+    warmup_s: float | None = None  # the first steps, with all that is compiled; the slowest round
+    recompilations: int | None = None  # after the warm-up
+    loss: float | None = None  # nats per target, mean of the last quarter of the steps
+    loss_change: float | None = None  # relative to the baseline's after as many updates
+    tolerance: float | None = None  # of that change
+    ran: str = ""  # precision and attention kernel by name
+    reason: str = ""  # why there are no figures, or what happened besides
+
+    @property
+    def parity(self) -> bool | None:
+        """Whether the loss stayed; None where it cannot be told."""
+        return None if self.loss_change is None else abs(self.loss_change) <= self.tolerance
+
+
+def compare(variants: Sequence[Variant], results: list[dict], dropout: float) -> list[Trial]:
+    """A row for each variant, from the results of all rounds; `dropout` is the model's."""
+    baseline = _median_round(results, ())
+    return [_trial(variant, results, baseline, dropout) for variant in variants]
+
+
+def _median_round(results: list[dict], on: tuple) -> dict | None:
+    rounds = [r for r in results if tuple(r["on"]) == on and "error" not in r]
+    middle = statistics.median_low([r["seconds"] for r in rounds]) if rounds else None
+    return next((r for r in rounds if r["seconds"] == middle), None)
+
+
+def _trial(variant: Variant, results: list[dict], baseline: dict | None, dropout: float) -> Trial:
+    names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
+    mine = [r for r in results if tuple(r["on"]) == variant.on]
+    failed = [r["error"] for r in mine if "error" in r]
+    row = _median_round(results, variant.on)
+    if variant.reason or failed or row is None:
+        return Trial(**names, reason=variant.reason or (failed or ["not measured yet"])[0])
+    # A step that fp16 skipped while it looked for its scale is missing from the curve.
+    alike = baseline and baseline["skipped"] == row["skipped"]
+    loss = row["loss"]
+    seconds = [r["seconds"] for r in mine]
+    return Trial(
+        **names,
+        steps_per_s=row["steps"] / row["seconds"],
+        spread=(max(seconds) - min(seconds)) / row["seconds"],
+        tokens_per_s=row["tokens"] / row["seconds"],
+        peak_memory_bytes=row["peak_memory_bytes"],
+        warmup_s=max(r["warmup_s"] for r in mine),
+        recompilations=max(r["recompilations"] for r in mine),
+        loss=loss,
+        loss_change=loss / baseline["loss"] - 1 if alike else None,
+        tolerance=tolerance(row["precision"], variant.on, dropout),
+        ran=f"{row['precision']}, {row['attention']}",
+        reason="; ".join(row["notes"]),
+    )
+
+
+def tolerance(precision: str, on: tuple, dropout: float) -> float:
+    """How far the loss may lie from the baseline's, as a share of it."""
+    if dropout and {"sdpa", "compile"} & {*on}:
+        return DROPOUT_TOLERANCE
+    return max(TOLERANCE[precision], TF32_TOLERANCE if "tf32" in on else 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One switch of the winning set, or one left out."""
+
+    name: str
+    label: str
+    on: bool
+    reason: str
+
+
+def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
+    """Keep each switch that pays, with the reason for each.
+
+    For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
+    takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
+    One of ON_BY_DEFAULT is kept unless training is over 2 % slower. Raises KitError when not one
+    variant ran: nothing is known then of any switch.
+    """
+    if goal not in ("speed", "memory"):
+        raise KitError(f"goal = {goal!r}: choose speed or memory.")
+    ran = {r.on: r for r in rows if r.kind in ("baseline", "alone", "added", "all") and r.loss}
+    if rows and not ran:
+        raise KitError(
+            f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
+            f"The baseline: {rows[0].reason}. Mend that, delete the run's folder bench/ and run "
+            "this notebook again."
+        )
+    return [_decide(row, ran, goal) for row in rows if row.kind == "alone"]
+
+
+def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
+    (name,) = row.on
+    ends = sorted((on for on in ran if on and on[-1] == name), key=len)
+    pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
+    if pairs:  # the one in most company is nearest to the set that will run
+        keep, reason = _judge(name, *pairs[-1], goal)
+    elif ran and () not in ran and name in min(ran, key=len):
+        keep = True
+        reason = "the smallest set that ran here has it"
+    elif name in ON_BY_DEFAULT and row.reason == LEFT_OUT:
+        keep = True
+        reason = f"on by default; {LEFT_OUT}"
+    else:
+        keep = False
+        reason = row.reason or "not measured"
+    return Decision(name=name, label=row.label, on=keep, reason=reason)
+
+
+def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
+    by_default = name in ON_BY_DEFAULT
+    moved_before = by_default and before.parity is False  # by the others
+    if after.parity is False and not moved_before:
+        return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
+    faster = after.steps_per_s / before.steps_per_s - 1
+    grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
+    beside = ""
+    if before.on:
+        others = "1 other" if len(before.on) == 1 else f"{len(before.on)} others"
+        beside = f" beside {others}"
+    pays = faster >= LEAST_GAIN
+    if goal == "memory":
+        pays = pays or (grown <= -LEAST_SAVING and faster >= -MOST_LOSS)
+    if by_default:
+        pays = faster >= -LEAST_GAIN
+        beside += f"; on by default, unless over {LEAST_GAIN:.0%} slower"
+    return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
+
+
+def chosen(decisions: Sequence[Decision]) -> Variant:
+    """The winning set as a variant, to be measured as it is."""
+    on = tuple(d.name for d in decisions if d.on)
+    return Variant(kind="chosen", label="Chosen set", on=on)
+
+
+def write_choice(decisions: Sequence[Decision], path: Path, measured_on: str) -> None:
+    """Write the winning set as YAML, each switch with its reason; all of it or nothing."""
+    lines = [f"# Measured on {measured_on}.", "speed:"]
+    lines += [f"  {d.name}: {str(d.on).lower()}  # {' '.join(d.reason.split())}" for d in decisions]
+    write_atomic(path, "\n".join(lines) + "\n")
+
+
+def load_choice(path: Path) -> dict[str, bool]:
+    """The switches that `write_choice` left at `path`; {} when there is no such file."""
+    if not Path(path).is_file():
+        return {}
+    try:
+        return dict(read_yaml(path)["speed"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise KitError(
+            f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
+            "05_benchmark again."
+        ) from error
+
+
+def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
+    """The rows as plain values for a run's record, by their switches."""
+    figures = {}
+    for row in rows:
+        kept = RECORDED if row.loss is not None else ("reason",)
+        figures["+".join(row.on) or "baseline"] = {name: getattr(row, name) for name in kept}
+    return figures
+
+
+def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The rows as a table's cells, the headings first."""
+    return [HEAD, *(_cells(row, rows[0]) for row in rows)]
+
+
+def _cells(row: Trial, baseline: Trial) -> tuple[str, ...]:
+    if row.loss is None:
+        return (row.label, *[""] * (len(HEAD) - 2), row.reason)
+    times = row.steps_per_s / baseline.steps_per_s if baseline.steps_per_s else None
+    change = "" if row.loss_change is None else f"{row.loss_change:+.3%}"
+    said = ""
+    if row.parity is not None:
+        said = "same" if row.parity else f"beyond {row.tolerance:.1%}"
+    again = f"{row.recompilations} recompilations" if row.recompilations else ""
+    return (
+        row.label,
+        f"{row.steps_per_s:.3g}",
+        f"{times:.2f}x" if times else "",
+        f"{row.spread:.0%}",
+        f"{row.tokens_per_s:,.0f}",
+        f"{format_gib(row.peak_memory_bytes)}",
+        f"{row.warmup_s:.1f} s",
+        f"{row.loss:.4f}",
+        change,
+        said,
+        "; ".join(filter(None, (row.ran, again, row.reason))),
+    )

@@ -1,0 +1,368 @@
+"""Which switches pay on this device: none, each alone, one after another, all, measured.
+
+Every variant trains on the same batches from the same seed in a process of its own: its peak
+memory is its own, and one that runs out of memory or crashes is a row with its reason. Batches are
+collated from rows in the step, or with pinned memory in a thread, as in training. Rounds are
+interleaved, so that a noisy machine hurts all alike, and the median round counts. Each result is
+one line of a file, so an interrupted benchmark goes on where it was. Knows the loop and the
+switches; of data only how long the rows are. What the figures are worth is in ab_results.py.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from kit.base.config import build, load_preset, merge, require, require_within
+from kit.base.files import append_lines, digest, disk_errors, make_folder
+from kit.base.hardware import Hardware, peak_memory_bytes, versions
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
+from kit.batches.lengths import padding_lengths
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, GPTConfig, collate
+from kit.training.config import StepEvent, TrainConfig
+from kit.training.loop import train
+from kit.training.prefetch import prefetch_if_on
+from kit.training.switches import (
+    LABELS,
+    SpeedConfig,
+    compilations,
+    switches,
+    wants_few_shapes,
+)
+from kit.training.trainable import FULL, Finetuning
+from kit.training.trainer import Trainer
+from kit.tuning.trial_results import LEFT_OUT, Trial, Variant, compare
+
+PARTING_S = 10.0  # for a process to leave by itself, before it is ended
+COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
+TRIED = tuple(name for name in LABELS if name not in COSTS)
+STEP_INCLUDES = "collating"  # results of steps that include something else are not comparable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialConfig:
+    """How long to measure."""
+
+    steps: int = 24  # optimiser steps timed in a round
+    warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
+    rounds: int = 3  # the median one counts
+    leave_out: tuple = ()  # switches not to try
+
+    def __post_init__(self):
+        for name in ("steps", "warmup_steps", "rounds"):
+            require(getattr(self, name) > 0, self, name, "must be at least 1.")
+        require_within(self, 1, 1e6, "steps", "warmup_steps", "rounds")
+        unknown = sorted({*self.leave_out} - {*LABELS})
+        require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(LABELS)}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every variant trains: plain values, from which its process builds the rest."""
+
+    model: GPTConfig
+    train: TrainConfig
+    data: DataConfig
+    rows: tuple  # (text ids, codes) of each row
+    hw: Hardware
+    threads: int  # for PyTorch
+    finetuning: Finetuning = FULL  # what trains
+
+
+def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> Task:
+    """A preset's model and settings on `rows`.
+
+    Without rows: their lengths go up to a quarter of what the model has positions for.
+    """
+    model = build(GPTConfig, preset["model"])
+    short = some_rows((8, model.max_text // 4), (16, model.max_code // 4))
+    return Task(
+        model=model,
+        train=build(TrainConfig, preset["train"]),
+        data=build(DataConfig, preset["data"]),
+        rows=rows or short,
+        hw=hw,
+        threads=threads,
+    )
+
+
+def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
+    """Seconds of a training step of `preset` here: the mean of three on batches met before.
+
+    The rows are of usual length. In this process, with the preset's switches but torch.compile,
+    which takes longer to begin with.
+    """
+    task = preset_task(preset, hw, threads)
+    model = task.model
+    usual = some_rows((8, model.max_text // 6), (16, model.max_code // 6))
+    on = [name for name, value in preset["speed"].items() if value is True and name != "compile"]
+    short = TrialConfig(steps=3, warmup_steps=3)
+    found = run_variant(dataclasses.replace(task, rows=usual), short, on)
+    return found["seconds"] / found["steps"]
+
+
+def published_task(hw: Hardware, threads: int) -> Task:
+    """The released XTTS-v2's size on the rows of the published tables.
+
+    30 layers of 1024; 8 rows of 60 to 200 text ids and 200 to 600 codes.
+    """
+    eight = {"effective_batch": 8, "micro_batch": 8, "effective_tokens": 0}
+    preset = merge(load_preset("xtts_v2"), {"data": eight})
+    return preset_task(preset, hw, threads, some_rows((60, 200), (200, 600)))
+
+
+def variants(task: Task, config: TrialConfig) -> list[Variant]:
+    """The baseline, each switch alone, each beside those before it, all on; EMA."""
+    offered = switches(SpeedConfig(), task.hw, task.model)
+    refused = {s.name: s.reason for s in offered if not s.available}
+    for name in config.leave_out:
+        refused.setdefault(name, LEFT_OUT)
+    found = [Variant(kind="baseline", label="Baseline")]
+    for name in TRIED:
+        reason = refused.get(name, "")
+        found.append(Variant(kind="alone", label=LABELS[name], on=(name,), reason=reason))
+    tried = tuple(name for name in TRIED if name not in refused)
+    for count in range(2, len(tried)):
+        label = f"+ {LABELS[tried[count - 1]]}"
+        found.append(Variant(kind="added", label=label, on=tried[:count]))
+    if len(tried) > 1:
+        found.append(Variant(kind="all", label="All on", on=tried))
+    for count, name in enumerate(COSTS, 1):
+        reason = refused.get(name, "")
+        found.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
+    return found
+
+
+def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
+    """`count` rows of text ids and codes, each drawn evenly from its (least, most)."""
+    rng = np.random.default_rng(0)
+    columns = (rng.integers(low, high + 1, count).tolist() for low, high in (text, codes))
+    return tuple(zip(*columns))
+
+
+def make_batches(task: Task, few_shapes: bool = False) -> Iterator[EffectiveBatch]:
+    """Endless batches with the task's row lengths; the codes wander, so there is much to learn.
+
+    For `few_shapes` rows are padded to a few fixed lengths, as 02_train pads them.
+    """
+    return (make_batch(task.model, parts) for parts in draw_rows(task, few_shapes))
+
+
+def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
+    """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
+    micro = []
+    for texts, codes, references, length in parts:
+        cond = torch.from_numpy(np.stack(references))
+        text_ids = [ids.tolist() for ids in texts]
+        micro.append((text_ids, [row.tolist() for row in codes], cond, length))
+    return collate(model, micro, {})
+
+
+def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
+    """The rows of `make_batches`: of each micro-batch text ids, codes, references, padded length.
+
+    They are arrays, as rows of the code cache are.
+    """
+    data = dataclasses.replace(task.data, short_first=0.0)
+    totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
+    if few_shapes and not data.grid_lengths:
+        data = dataclasses.replace(data, grid_lengths=padding_lengths(totals))
+    rng = np.random.default_rng(task.train.seed)
+    for epoch in itertools.count():
+        for batch in plan_batches(totals, data, epoch):
+            parts = []
+            for rows in micro_batches(batch, totals, data):
+                longest = max(totals[i] for i in rows)
+                parts.append((*_row_values(task, rows, rng), padded(longest, data)))
+            yield parts
+
+
+def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, np.ndarray]:
+    model = task.model
+    shape = (len(rows), task.model.n_mels, task.data.reference_frames)
+    texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in rows]
+    walk = (rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows)
+    codes = [steps % model.start_code for steps in walk]
+    return texts, codes, rng.standard_normal(shape, dtype=np.float32)
+
+
+def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
+    """Train with the switches `on` in this process; the figures of the steps after the warm-up.
+
+    Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
+    memory over what it held before the model was made.
+    """
+    torch.set_num_threads(task.threads)
+    idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
+    total = config.warmup_steps + config.steps
+    state = _new_state(task, config, on)
+    few_shapes = wants_few_shapes(task.hw.device, state.applied.precision, "compile" in on)
+    # Drawing random rows is no part of training: they are there before the first step. They repeat,
+    # so that code compiled for a shape belongs to the warm-up.
+    rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
+    repeated = itertools.islice(itertools.cycle(rows), total)
+    batches = prefetch_if_on((make_batch(task.model, r) for r in repeated), state.applied)
+    events = []
+    began_s = time.perf_counter()
+    made = 0
+    for event in itertools.islice(train(state, batches), total):
+        events.append(event)
+        if event.step == config.warmup_steps:
+            warmup_s = time.perf_counter() - began_s
+            made = compilations()
+    if "compile" in on and not state.applied.on("compile"):  # its figures are another variant's
+        return {"error": "; ".join(event.note for event in events if event.note)}
+    notes = [*state.applied.notes, *(event.note for event in events if event.note)]
+    figures = _figures(events, config.warmup_steps)
+    figures.update(
+        warmup_s=warmup_s,
+        peak_memory_bytes=peak_memory_bytes(task.hw.device) - idle_bytes,
+        compilations=made,
+        recompilations=compilations() - made,
+        precision=state.applied.precision,
+        attention=state.applied.attention,
+        notes=list(dict.fromkeys(notes)),
+    )
+    return figures
+
+
+def _new_state(task: Task, config: TrialConfig, on: Sequence[str]) -> Trainer:
+    torch.manual_seed(task.train.seed)
+    with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
+        model = SpeechGPT(task.model)
+    speed = SpeedConfig(**dict.fromkeys(on, True))
+    finetuning = task.finetuning.without_phases()
+    return Trainer(model, _settings(task.train, config), speed, task.hw, finetuning)
+
+
+def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:
+    """The run's settings for a few steps that do learn, with no validation in between."""
+    beyond = config.warmup_steps + config.steps + 1
+    warmup_steps = min(settings.warmup_steps, config.warmup_steps)
+    return dataclasses.replace(settings, steps=beyond, val_every=beyond, warmup_steps=warmup_steps)
+
+
+def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
+    timed = events[warmup_steps:]
+    last = timed[-max(1, len(timed) // 4) :]
+    return {
+        "seconds": sum(event.step_s for event in timed),
+        "first_step_s": events[0].step_s,
+        "step_seconds": [event.step_s for event in timed],
+        "tokens": sum(event.tokens for event in timed),
+        "steps": len(timed),
+        "loss": sum(event.loss for event in last) / len(last),
+        "skipped": sum(not math.isfinite(event.grad_norm) for event in events),
+    }
+
+
+def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too: the parent ends it
+    score = Path("/proc/self/oom_score_adj")
+    if score.exists():  # when memory runs out, Linux ends this process and not the notebook
+        score.write_text("1000", encoding="utf-8")
+    try:
+        found = run_variant(task, config, on)
+    except Exception as error:  # the parent makes a row of it
+        first = str(error).strip().split("\n")[0][:200]
+        found = {"error": f"{type(error).__name__}: {first}"}
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        result.send(found)
+
+
+def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
+    """`run_variant` in a fresh process. One that fails or dies gives {"error": reason}."""
+    known = multiprocessing.get_all_start_methods()
+    # Forked from a clean server that has imported all once; never from a notebook's kernel. An
+    # optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
+    processes = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
+    if "forkserver" in known:
+        # A server that asks CUDA for its devices could not be forked from; NVML may be asked.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        processes.set_forkserver_preload([__name__, "torch._dynamo"])
+    receiving, sending = processes.Pipe(duplex=False)
+    process = processes.Process(target=_child, args=(sending, task, config, on))
+    try:
+        process.start()
+        sending.close()
+        found = receiving.recv()
+        process.join(PARTING_S)  # killed, it would leave its semaphores to be warned of
+        return found
+    except EOFError:
+        process.join()
+        return {"error": _death(process.exitcode)}
+    finally:
+        if process.pid is not None:
+            process.kill()
+            process.join()
+
+
+def _death(code: int) -> str:
+    if code >= 0:
+        return f"its process ended with code {code}"
+    name = signal.Signals(-code).name
+    hint = ": most likely memory ran out" if name == "SIGKILL" else ""
+    return f"its process was ended by {name}{hint}"
+
+
+def run_trials(
+    task: Task,
+    config: TrialConfig,
+    folder: Path,
+    wanted: Sequence[Variant],
+    tick: Callable[[int, int, str], None] = lambda *_: None,
+) -> list[Trial]:
+    """Measure the variants, round by round, and return a row for each, in order.
+
+    Results lie in one file under `folder` for one task and number of steps; what it holds is not
+    measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
+    """
+    key = digest(task, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
+    path = Path(folder) / f"{key}.jsonl"
+    found = read_results(path)
+    possible = [v for v in wanted if not v.reason]
+    jobs = [(number, variant) for number in range(config.rounds) for variant in possible]
+    for done, (number, variant) in enumerate(jobs):
+        tick(done, len(jobs), variant.label)
+        earlier = [r for r in found if tuple(r["on"]) == variant.on]
+        if len(earlier) <= number and not any("error" in r for r in earlier):
+            result = {"on": list(variant.on)}
+            result.update(measure_variant(task, config, variant.on))
+            append_result(path, result)
+            found.append(result)
+    tick(len(jobs), len(jobs), "")
+    return compare(wanted, found, task.model.dropout)
+
+
+def read_results(path: Path) -> list[dict]:
+    """The lines of a results file; one cut short by a kill is passed over."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("on"), list):
+            rows.append(row)
+    return rows
+
+
+def append_result(path: Path, result: dict) -> None:
+    """Add one line to a results file, on disk when this returns."""
+    make_folder(path.parent)
+    with disk_errors(path), append_lines(path) as file:
+        file.write(json.dumps(result).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

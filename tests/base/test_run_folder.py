@@ -1,0 +1,311 @@
+"""One run, one folder, one record."""
+
+import base64
+import dataclasses
+import errno
+import json
+import multiprocessing
+import os
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+import soundfile
+from helpers import RATE, speech
+
+from kit.base.errors import KitError
+from kit.base.run import Run, git_state, open_run
+from kit.base.tables import figure_text, flat, grid_html, report_page, text_grid, text_table
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return Run(
+        name="mine", preset_name="tiny", preset={"train": {"steps": 3}}, folder=tmp_path / "mine"
+    )
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty runs folder, and nothing asked for by the environment."""
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    for name in ("KIT_RUN", "KIT_PRESET", "KIT_DEMO_STARTED"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def on_disk(run: Run) -> dict:
+    return json.loads((run.folder / "report.json").read_text(encoding="utf-8"))
+
+
+def test_figures_are_merged_not_replaced(run):
+    run.record(train={"steps": 3, "loss": 2.0}, samples=[])
+    run.record(train={"loss": 1.5}, eval={"cer": 0.1})
+    found = on_disk(run)
+    assert found["train"] == {"steps": 3, "loss": 1.5} and found["eval"] == {"cer": 0.1}
+    assert found["preset"] == "tiny" and found["versions"]["torch"] and found["device"]
+    assert run.report() == found
+
+
+def test_letters_stay_letters_in_the_file(run):
+    run.record(text={"example": "ሰላም"})
+    assert "ሰላም" in (run.folder / "report.json").read_text(encoding="utf-8")
+
+
+def test_the_file_is_json_anyone_can_read(run):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    run.record(train={"val_loss": float("nan")})
+    json.loads((run.folder / "report.json").read_text(), parse_constant=refuse)
+
+
+def test_the_clock_of_the_demo_is_recorded(run, monkeypatch):
+    assert "wall_s" not in run.record()
+    monkeypatch.setenv("KIT_DEMO_STARTED", "0")
+    assert run.record()["wall_s"] > 1e9
+
+
+def test_the_clock_of_an_interrupted_demo_is_the_sum_of_its_starts(run, monkeypatch):
+    now_s = int(time.time())
+    for began_s in (now_s - 1000, now_s - 300):
+        monkeypatch.setenv("KIT_DEMO_STARTED", str(began_s))
+        with monkeypatch.context() as clock:
+            clock.setattr("kit.base.run.time.time", lambda began_s=began_s: began_s + 50.0)
+            found = run.record()
+        log = run.path("train.jsonl")  # what was written after the last record counts, too
+        log.write_text("")
+        os.utime(log, (began_s + 200, began_s + 200))
+        os.utime(run.folder / "report.json", (began_s + 50, began_s + 50))
+        os.utime(run.folder / "report.html", (began_s + 50, began_s + 50))
+    assert found["wall_s"] == 200 + 50 and found["interruptions"] == 1
+    assert list(found["demo_starts_s"].values()) == [200, 50]
+
+
+def test_a_demo_that_finds_its_work_done_keeps_its_clock(run, monkeypatch):
+    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 100))
+    first_s = run.record()["wall_s"]
+    run.path("demo-finished").touch()
+    monkeypatch.setenv("KIT_DEMO_STARTED", str(int(time.time()) - 5))
+    found = run.record()
+    assert (found["wall_s"], found["interruptions"]) == (first_s, 0)
+
+
+class Page(HTMLParser):
+    """Collects the tags, the addresses and the text of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.addresses, self.texts = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [v for k, v in attributes if k in ("src", "href")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_the_page_is_self_contained_and_escapes_text(run):
+    nasty = "<script>alert('x')</script> & \"ሰላም\""
+    soundfile.write(run.path("samples", "a.wav"), speech(0.1), RATE)
+    samples = [{"text": nasty, "wav": "samples/a.wav", "split": "<b>"}]
+    run.record(samples=[*samples, {"text": "gone", "wav": "samples/none.wav", "split": "x"}])
+    run.record(note={nasty: nasty})
+    found = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+    assert found.tags.count("audio") == 1 and not {"script", "b", "link", "img"} & set(found.tags)
+    assert all(a.startswith("data:audio/wav;base64,") for a in found.addresses)
+    assert sum(nasty in text for text in found.texts) == 3
+
+
+def test_the_page_says_its_encoding(tmp_path):
+    assert re.search("charset=.?utf-8", report_page({}, tmp_path))
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(run, monkeypatch):
+    before = run.record(train={"loss": 2.0})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="Free some disk space"):
+        run.record(train={"loss": 1.0})
+    monkeypatch.undo()
+    assert on_disk(run) == before and len(list(run.folder.iterdir())) == 2
+
+
+def test_a_run_keeps_its_preset_for_life(place):
+    first = open_run("tiny")
+    assert (first.name, first.folder) == ("demo", place / "demo")
+    assert open_run() == first == open_run("tiny")
+    with pytest.raises(KitError, match=r"begun with the preset `tiny`.*`cpu`.*KIT_RUN"):
+        open_run("cpu")
+
+
+def test_the_environment_names_run_and_preset(place, monkeypatch):
+    monkeypatch.setenv("KIT_RUN", "other")
+    monkeypatch.setenv("KIT_PRESET", "tiny")
+    run = open_run()
+    assert run.folder == place / "other" and run.preset_name == "tiny"
+    assert run.section("train")["steps"] == 12 and run.section("none") == {}
+
+
+def test_an_unknown_preset_begins_no_run(place):
+    with pytest.raises(KitError, match=r"no preset `tinny`.*Did you mean `tiny`"):
+        open_run("tinny")
+    assert not list(place.iterdir())
+
+
+def test_without_a_wish_the_machine_decides(place):
+    assert open_run().preset_name in {"cpu", "8gb", "12gb", "t4", "24gb", "80gb"}
+
+
+def test_data_come_before_their_index(run):
+    with pytest.raises(KitError, match=r"`mine` has no `data\.codes` yet: run 01_data_prep"):
+        run.index()
+    run.record(data={"codes": "codes/k.json"})
+    assert run.index() == run.folder / "codes" / "k.json"
+
+
+def test_figures_are_written_as_a_person_would():
+    assert [figure_text(v) for v in (0.123456, 3, "x", 12345.678, None)] == [
+        *("0.1235", "3", "x"),
+        *("1.235e+04", "None"),
+    ]
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "samples": [1]}) == [("a.b", 1), ("a.c.d", 2)]
+
+
+def test_a_table_without_a_browser_is_plain_text():
+    assert "loss" in text_table({"loss": 1.5, "speed": {"steps": 3}})
+
+
+def test_letters_are_shown_as_letters():
+    assert (
+        figure_text(["ሀ", "ለ"]) == "ሀ ለ"
+        and figure_text([]) == ""
+        and figure_text([1, 2]) == "[1, 2]"
+    )
+
+
+def test_a_grid_is_a_table_and_lines_in_columns():
+    cells = [("variant", "steps/s"), ("a < b", "3"), ("all on", "12")]
+    said = grid_html(cells)
+    assert ">steps/s</th>" in said and ">a &lt; b</td>" in said and ">3</td>" in said
+    assert text_grid(cells) == "variant  steps/s\na < b    3\nall on   12"
+
+
+def test_a_run_is_frozen(run):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.name = "other"
+
+
+def test_the_commit_is_named_where_there_is_git(monkeypatch):
+    assert re.fullmatch(r"([0-9a-f]{7,}\+?)?\+?", git_state())
+    monkeypatch.setenv("PATH", "")
+    assert git_state() == ""
+
+
+def test_a_run_keeps_to_the_data_it_was_begun_with(run):
+    run.set_permanent("data", "my voice")
+    run.set_permanent("data", "my voice")
+    with pytest.raises(KitError, match=r"begun with the data `my voice`, .*KIT_RUN"):
+        run.set_permanent("data", "another")
+
+
+@pytest.mark.parametrize("way", ["absolute", "above", "link"])
+def test_no_file_from_outside_the_run_goes_into_the_page(tmp_path, way):
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(b"nobody's business")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "link.wav").symlink_to(secret)
+    wav = {"absolute": str(secret), "above": "../secret.wav", "link": "link.wav"}[way]
+    found = report_page({"samples": [{"text": "a", "wav": wav, "split": "b"}]}, tmp_path / "run")
+    assert base64.b64encode(secret.read_bytes()).decode() not in found
+    assert f"{wav} is left out" in found
+
+
+def record_sections(run: Run, prefix: str, count: int) -> None:
+    for number in range(count):
+        run.record(**{f"{prefix}{number}": {"figure": number}})
+
+
+def test_two_processes_that_record_lose_no_section(run):
+    several = []
+    for prefix in ("one", "two"):
+        target = {"target": record_sections, "args": (run, prefix, 12)}
+        several.append(multiprocessing.get_context("fork").Process(**target))
+        several[-1].start()
+    for process in several:
+        process.join()
+        assert process.exitcode == 0
+    found = on_disk(run)
+    wanted = {f"{prefix}{number}" for prefix in ("one", "two") for number in range(12)}
+    assert wanted <= found.keys()
+    assert {p.name for p in run.folder.iterdir()} == {"report.json", "report.html"}
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b'{"data": {"codes"', b"[]", b"7", b"\xff\xfe", b"[" * 99_999]
+)
+def test_a_damaged_record_is_named_with_the_cure_and_kept(run, data):
+    run.path("report.json").write_bytes(data)
+    for use in (run.report, run.index, lambda: run.record(train={"loss": 1.0})):
+        with pytest.raises(KitError, match=r"report\.json .*move or delete it.*00_setup"):
+            use()
+    assert run.path("report.json").read_bytes() == data
+
+
+def test_a_section_of_another_kind_is_no_figure(run):
+    run.path("report.json").write_text('{"data": 3}')
+    with pytest.raises(KitError, match=r"has no `data\.codes` yet: run 01_data_prep"):
+        run.index()
+
+
+@pytest.mark.parametrize("mark", ["preset", "use", "data"])
+def test_a_damaged_mark_of_a_run_is_named(place, mark):
+    run = open_run("tiny")
+    (run.folder / mark).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(KitError, match=rf"{mark} is damaged .*Write that there, or delete"):
+        open_run().set_permanent("data", "my voice")
+
+
+NO_NAMES = {
+    "": "names no folder",
+    "   ": "names no folder",
+    "../../x": "holds '/'",
+    "/etc": "holds '/'",
+    "a\\b": "cannot name a folder",
+    "C:x": "holds ':'",
+    "a" * 300: "too long",
+    "ሰ" * 40: "too long",
+    "a\nb": "cannot name a folder",
+    "a\0b": "cannot name a folder",
+    ".": "no dot or space",
+    "..": "no dot or space",
+    ".hidden": "no dot or space",
+    "dot.": "no dot or space",
+    " a": "no dot or space",
+    "con": "device of Windows",
+    "NUL.txt": "device of Windows",
+    "lpt1": "device of Windows",
+    "codes": "folder of the kit's own",
+    "Codes": "folder of the kit's own",
+    "bench": "folder of the kit's own",
+}
+
+
+@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
+def test_a_name_that_is_no_plain_folder_is_refused(place, monkeypatch, name):
+    monkeypatch.setattr("os.environ", {**os.environ, "KIT_RUN": name})  # it takes no NUL itself
+    with pytest.raises(KitError, match=rf"KIT_RUN = .*{NO_NAMES[name]}.*Choose letters"):
+        open_run("tiny")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("name", ["demo", "my-voice_2", "v1.2", "ድምፅ", "a b", "console", "common"])
+def test_plain_names_are_taken(place, monkeypatch, name):
+    monkeypatch.setenv("KIT_RUN", name)
+    assert open_run("tiny").folder == place / name

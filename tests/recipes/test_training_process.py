@@ -1,0 +1,215 @@
+"""A training in processes of its own: it outlives the kernel, and any process may stop it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import until
+from paths import python_path
+from test_train import active, saved
+from torch.distributed.run import parse_args as torchrun_options
+
+from kit.__main__ import parser
+from kit.recipes import train
+from kit.recipes.train import Training, gpus_offered
+from kit.training import checkpoint
+from kit.training.launch import ANOTHER_ENDED, PROFILE, STOP, TrainingProcess
+from kit.training.logs import read_log
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LONG = {
+    "train": {
+        "steps": 3000,
+        "val_patience": 0,
+        "warmup_steps": 40,
+        "checkpoint_every": 50,
+        "val_every": 400,
+        "gate_every": 0,
+    }
+}
+KERNEL = """
+import sys, time
+sys.path[:0] = {paths!r}.split({separator!r})
+from pathlib import Path
+from test_train import saved
+from kit.recipes.train import Training
+if __name__ == "__main__":  # its trial processes import this file, too
+    training = Training(saved(Path({folder!r}), **{long!r}))
+    training.panel("live")
+    training.shown.start_clicked.set()
+    time.sleep(600)
+"""
+
+
+def steps_logged(folder: Path) -> int:
+    return len(read_log(folder / "train.jsonl"))
+
+
+def test_gpus_are_offered_only_where_there_are_several(tmp_path, monkeypatch):
+    run = active(tmp_path)
+    assert gpus_offered(run) == {}, "one CPU"
+    monkeypatch.setenv("KIT_RANKS", "4")
+    assert gpus_offered(run) == {"gpus": 1}
+    (tmp_path / "gpus").write_text("3")
+    assert gpus_offered(run) == {"gpus": 3}, "as the last time"
+    monkeypatch.setenv("KIT_RANKS", "2")
+    assert gpus_offered(run) == {"gpus": 2}, "no more than there are"
+
+
+def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"step": 1}\n')
+    process = TrainingProcess(tmp_path)
+    assert process.new_rows() == []
+    with path.open("a") as file:
+        file.write('{"step": 2}\n{"st')
+    assert process.new_rows() == [{"step": 2}] and process.new_rows() == []
+    path.write_text('{"step": 1}\n')
+    assert process.new_rows() == [{"step": 1}]
+    path.unlink()
+    assert process.new_rows() == []
+
+
+def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    script = tmp_path / "kernel.py"
+    paths = os.pathsep.join((python_path(__file__), str(ROOT / "tests" / "recipes")))
+    script.write_text(
+        KERNEL.format(paths=paths, separator=os.pathsep, folder=str(folder), long=LONG)
+    )
+    kernel = subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    try:
+        until(lambda: steps_logged(folder) >= 3 or kernel.poll() is not None)
+        assert kernel.poll() is None
+        os.killpg(kernel.pid, signal.SIGKILL)
+        kernel.wait()
+        before = steps_logged(folder)
+        until(lambda: steps_logged(folder) > before + 2)
+        training = Training(active(folder, **LONG))
+        assert training.process.running and training.process.holder.pid != kernel.pid
+        training.panel("live")
+        view = training.shown.view
+        until(lambda: not view.stop.disabled)
+        view.profile.click()
+        until(lambda: list((folder / "profile").glob("*.operators.json")))
+        view.stop.click()
+        assert training.wait().line.startswith("Stopped at step")
+        training.shown.retired.set()
+    finally:
+        TrainingProcess(folder).request(STOP)
+    rows = read_log(folder / "train.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) < 3000
+    tree, notes = checkpoint.load_newest(folder / "checkpoints")
+    assert not notes and tree["run"]["step"] == rows[-1]["step"]
+    assert "Profile of steps" in train.newest_profile(folder / "profile")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that two processes have trained until a stop: (folder, training)."""
+    folder = tmp_path_factory.mktemp("runs") / "shared"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KIT_RANKS", "2")
+        training = Training(saved(folder, **LONG))
+        training.panel("live")
+        view = training.shown.view
+        view.numbers["gpus"].value = 2
+        view.start.click()
+        until(lambda: steps_logged(folder) >= 3 or training.shown.ended.is_set())
+        view.stop.click()
+        training.wait()
+        training.shown.retired.set()
+    return folder, training
+
+
+def test_two_processes_train_together_and_stop_with_a_checkpoint(stopped):
+    folder, training = stopped
+    rows = read_log(folder / "train.jsonl")
+    assert 3 <= len(rows) < 3000
+    assert "with a checkpoint to resume from" in training.shown.view.status.value
+    tree, notes = checkpoint.load_newest(folder / "checkpoints")
+    assert not notes and tree["run"]["step"] == rows[-1]["step"]
+    assert "1" in tree["random"]["ranks"], "two have trained it"
+    assert not (folder / "train.lock").exists()
+
+
+def test_the_same_run_resumes_in_one_process(stopped, tmp_path):
+    before = read_log(stopped[0] / "train.jsonl")
+    folder = tmp_path / "shared"
+    shutil.copytree(stopped[0], folder)
+    reached = before[-1]["step"]
+    list(Training(active(folder, **LONG), steps=reached + 2).run())
+    rows = read_log(folder / "train.jsonl")
+    assert [row["step"] for row in rows[-2:]] == [reached + 1, reached + 2]
+    assert f"resumed from step {reached}" in rows[-2]["note"]
+
+
+def test_why_a_process_failed_is_said_in_its_own_words(tmp_path):
+    process = TrainingProcess(tmp_path)
+    environment = dict(os.environ, KIT_RUNS=str(tmp_path), KIT_PRESET="no such preset")
+    process.start(["train", "--run", "none"], environment)
+    until(lambda: not process.running)
+    assert "There is no preset `no such preset`" in str(process.error())
+
+
+def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path):
+    process = TrainingProcess(tmp_path)
+    lines = {
+        0: f"Another of the 2 {ANOTHER_ENDED}, or cannot be reached.",
+        1: "The disk is full.\n[rank1]:[W1123 10:00:00.1 ProcessGroupNCCL.cpp:1538] WARNING: ...",
+    }
+    for rank, line in lines.items():
+        path = tmp_path / "processes" / "job" / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{line}\n")
+    (tmp_path / "processes" / "stderr.log").write_text("exitcode: 2\n")
+    process.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
+    process.process.wait()
+    assert str(process.error()).startswith("The disk is full. (All that")
+
+
+def test_what_is_training_already_is_planned_and_not_tried(tmp_path, monkeypatch):
+    """Its process has the memory by now that a trial of this one would want besides."""
+    training = Training(active(tmp_path))
+    monkeypatch.setattr(TrainingProcess, "running", True)
+    monkeypatch.setattr(train, "in_process", None)
+    assert "not tried (the run is training at this moment)" in str(training.fits())
+    assert training.verdict.fits
+
+
+def test_requests_are_files_and_a_start_clears_them(tmp_path):
+    process = TrainingProcess(tmp_path)
+    process.request(STOP)
+    process.request(PROFILE)
+    assert {path.name for path in (tmp_path / "requests").iterdir()} == {STOP, PROFILE}
+    process.start(["--help"], dict(os.environ))
+    assert not list((tmp_path / "requests").iterdir())
+    assert os.getpgid(process.process.pid) != os.getpgid(0), "an interrupt must not reach it"
+    assert process.process.wait(timeout=120) == 0 and process.error() is None
+
+
+def test_what_several_processes_cannot_share_is_refused(tmp_path):
+    words = ["--standalone", "--nproc-per-node=2", "-m", "--", "kit", "evaluate", "--run", "none"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env=dict(os.environ, KIT_RUNS=str(tmp_path), KIT_PRESET="tiny"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode != 0 and not (tmp_path / "none").exists()
+    assert "`evaluate` runs in one process, and torchrun has started 2" in ended.stderr
+
+
+def test_the_command_of_the_readme_is_one_that_torchrun_takes():
+    (words,) = re.findall(r"^torchrun (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    options = torchrun_options(words.split())
+    assert options.module and options.training_script == "kit"
+    assert parser().parse_args(options.training_script_args).run == "mine"

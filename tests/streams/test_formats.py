@@ -1,0 +1,377 @@
+"""Formats on real bytes: the records of the standard readers, in any order; bad ones reported."""
+
+import csv
+import dataclasses
+import io
+import json
+import random
+
+import pytest
+
+from kit.base.errors import DatasetError
+from kit.streams.csv import Table
+from kit.streams.file import BadRecord
+from kit.streams.json_array import JsonArray
+from kit.streams.lines import JsonLines, TextLines
+from kit.streams.open import open_source, rows
+from kit.streams.stream import Split, StreamConfig
+
+ODD = "ሀ ለ\u2028\x85\x0b\x0c\x1c[]{}:\\'" + '"",\t|\n\r\x7f😀é'
+
+
+def small(block_bytes: int, **over) -> StreamConfig:
+    return StreamConfig(block_bytes=block_bytes, group_blocks=3, **over)
+
+
+def write(folder, name: str, data: bytes | str):
+    path = folder / name
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def words(rng: random.Random, without: str = "\n") -> str:
+    return "".join(rng.choices([c for c in ODD if c not in without], k=rng.randrange(12)))
+
+
+def everything(source) -> list:
+    """Its records in file order, also found shuffled, in shares, and by rows()."""
+    records = list(source)
+    key = lambda record: json.dumps(record, ensure_ascii=False)  # noqa: E731
+    again = []
+    config = source.config
+    for rank in range(3):
+        source.config = dataclasses.replace(config, rank=rank, ranks=3)
+        again += list(source)
+    assert sorted(map(key, again)) == sorted(map(key, records))
+    assert [record for _, record in source.rows()] == records
+    source.config = config
+    return records
+
+
+# --- text -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_bytes", [1, 2, 7, 64, 65536])
+def test_lines_end_at_newlines_and_nowhere_else(tmp_path, block_bytes):
+    rng = random.Random(0)
+    lines = [words(rng, "\n\r") for _ in range(20 if block_bytes < 7 else 60)]
+    lines += ["a\rb", "", "\u2028", "ሰላም"]
+    for end in ("\n", "\r\n"):
+        for last in ("", end):
+            path = write(tmp_path, "a.txt", end.join(lines) + last)
+            assert everything(TextLines(path, small(block_bytes))) == lines
+
+
+@pytest.mark.parametrize(
+    "data, lines",
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"\n\n", ["", ""]),
+        (b"a", ["a"]),
+        (b"\xef\xbb\xbfa\nb", ["a", "b"]),
+        (b"\xef\xbb\xbf", []),
+        (b"a\r\n\r\nb\r\n", ["a", "", "b"]),
+        (b"x" * 300 + b"\ny", ["x" * 300, "y"]),
+    ],
+)
+def test_ends_of_files(tmp_path, data, lines):
+    path = write(tmp_path, "a.txt", data)
+    for block_bytes in (1, 3, 64, 65536):
+        assert everything(TextLines(path, small(block_bytes))) == lines
+
+
+BAD_LINES = {
+    "invalid UTF-8": (b"caf\xe9", "not valid UTF-8: 0xe9 at its byte 3"),
+    "cut in a letter": ("ሰላም".encode()[:-1], "not valid UTF-8"),
+    "NUL": (b"a\0b", "a NUL byte"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_a_bad_line_is_reported_with_its_place(tmp_path, kind):
+    raw, reason = BAD_LINES[kind]
+    path = write(tmp_path, "a.txt", b"one\ntwo\n" + raw + b"\nfour\n")
+    with pytest.raises(DatasetError, match=f"a.txt, line 3, byte 8: {reason}.*on_bad_record="):
+        list(TextLines(path))
+    bad = []
+    assert list(TextLines(path, on_bad_record=bad.append)) == ["one", "two", "four"]
+    (record,) = bad
+    assert (record.file, record.offset) == (str(path), 8) and reason in record.reason
+    found = list(rows(path))
+    assert [line for line, _ in found] == [1, 2, 3, 4] and isinstance(found[2][1], BadRecord)
+
+
+def test_bad_records_are_reported_once_also_after_resuming(tmp_path):
+    path = write(
+        tmp_path, "a.txt", b"".join(b"%d %s\n" % (i, b"\xff" * (i % 9 == 0)) for i in range(400))
+    )
+    config, whole = small(64, shuffle=True), []
+    records = list(TextLines(path, config, on_bad_record=whole.append))
+    assert len(whole) == len({f.offset for f in whole}) == 45
+    for stop in range(1, 355, 71):
+        reported = []
+        source, resumed = (TextLines(path, config, on_bad_record=reported.append) for _ in range(2))
+        parts = iter(source)
+        seen = [next(parts) for _ in range(stop)]
+        resumed.load_state_dict(source.state_dict())
+        assert seen + list(resumed) == records and reported == whole
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path):
+    path = write(tmp_path, "a.txt", b"ok\n" + b"x" * 5000 + b"\nlast\n")
+    bad = []
+    source = TextLines(path, small(64, longest_record_bytes=1000), on_bad_record=bad.append)
+    assert list(source) == ["ok", "last"]
+    assert len(bad) == 1 and "longer than longest_record_bytes (1000)" in bad[0].reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "gzip"])
+def test_files_that_are_no_utf8_text_are_named(tmp_path, encoding):
+    data = "ሰላም".encode("utf-16") if encoding == "utf-16" else b"\x1f\x8b\x08\0"
+    with pytest.raises(DatasetError, match=f"(?i){encoding}"):
+        TextLines(write(tmp_path, "a.txt", data))
+
+
+# --- tables ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_bytes", [2, 5, 64, 65536])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_quoted_tables_are_what_the_csv_module_writes(tmp_path, block_bytes, end):
+    rng = random.Random(block_bytes)
+    without = "\r" if end == "\n" else ""  # which csv.writer leaves unquoted and cannot read back
+    word = lambda: words(rng, without)  # noqa: E731
+    table = [{"id": f"{i:03d}", "text": word(), "x y": word()} for i in range(60)]
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, ["id", "text", "x y"], lineterminator=end)
+    writer.writeheader()
+    writer.writerows(table)
+    path = write(tmp_path, "a.csv", file.getvalue())
+    assert everything(Table(path, small(block_bytes))) == table
+    with open(path, newline="", encoding="utf-8") as lines:
+        assert list(csv.DictReader(lines)) == table
+
+
+def test_line_numbers_count_newlines_inside_quotes(tmp_path):
+    path = write(tmp_path, "a.csv", 'a,b\n1,"x\ny"\n\n2\n"3",4\n')
+    first, second, third = rows(path)
+    assert first == (2, {"a": "1", "b": "x\ny"}) and third == (6, {"a": "3", "b": "4"})
+    assert second[0] == 5 and "2 columns expected (a, b), got 1" in second[1].reason
+
+
+@pytest.mark.parametrize("block_bytes", [5, 64, 65536])
+@pytest.mark.parametrize("odd", ["", '"x\ny",1\n', "\n", "1\n"])
+def test_every_row_has_its_line_number(tmp_path, block_bytes, odd):
+    """Where each line is a row, and where `odd` is not."""
+    table = ["a,b\n"] + [f"{i},ሰላም\n" for i in range(50)]
+    table[20] += odd
+    path = write(tmp_path, "a.csv", "".join(table))
+    found = list(Table(path, small(block_bytes), on_bad_record=print).rows())
+    late = odd.count("\n")
+    expected = [*range(2, 22), *range(22 + late, 52 + late)]
+    assert [line for line, row in found if row in some_rows()] == expected
+
+
+def some_rows() -> list[dict]:
+    return [{"a": str(i), "b": "ሰላም"} for i in range(50)]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 9, 65536])
+def test_unquoted_tables_take_quotes_for_letters(tmp_path, block_bytes):
+    data = 'a|he said "no|x\nb|5" wide|y\nc|"|z'
+    path = write(tmp_path, "metadata.csv", data)
+    names = ["id", "text", "norm"]
+    table = Table(path, small(block_bytes), columns=names, delimiter="|", quoting=False)
+    assert [list(r.values()) for r in everything(table)] == [r.split("|") for r in data.split("\n")]
+
+
+def test_common_voice_tables_need_no_settings_but_quoting(tmp_path):
+    head = "client_id\tpath\tsentence\tup_votes\n"
+    path = write(tmp_path, "train.tsv", head + 'ab\tx.mp3\t"ሰላም" አለ\t2\ncd\ty.mp3\tNA\t001\n')
+    found = list(open_source(path, quoting=False))
+    assert found[0]["sentence"] == '"ሰላም" አለ'
+    assert (found[1]["sentence"], found[1]["up_votes"]) == ("NA", "001")  # no guessing of types
+
+
+BAD_TABLES = {
+    "missing column": ("a,b\n1,2\n3\n", "2 columns expected"),
+    "extra column": ("a,b\n1,2\n3,4,5\n", "got 3"),
+    "one short, one long": ("a,b\n1\n2,3,4\n", "got 1"),
+    "two rows in one's place": ("a,b\n1\n2\n", "got 1"),
+    "quote inside": ('a,b\n1,x"y"z\n', "quoting=False"),
+    "text after a quote": ('a,b\n1,"x"y\n', "quoting=False"),
+    "lone carriage return": ("a,b\n1,x\ry\n", "carriage return"),
+    "NUL": ("a,b\n1,x\0y\n", "NUL"),
+    "NUL in quotes": ('a,b\n1,"x\0y"\n', "NUL"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+@pytest.mark.parametrize("block_bytes", [4, 65536])
+def test_bad_rows_are_reported_and_the_rest_follows(tmp_path, kind, block_bytes):
+    data, reason = BAD_TABLES[kind]
+    path = write(tmp_path, "a.csv", data + "8,9\n")
+    with pytest.raises(DatasetError) as error:
+        list(Table(path, small(block_bytes)))
+    assert f"{path}, line " in str(error.value) and reason in str(error.value)
+    bad = []
+    found = list(Table(path, small(block_bytes), on_bad_record=bad.append))
+    assert found[-1] == {"a": "8", "b": "9"} and bad
+    assert len(found) + len(bad) == data.count("\n")
+
+
+def test_a_quote_that_is_never_closed_is_reported_before_reading(tmp_path):
+    path = write(tmp_path, "a.csv", 'a,b\n1,2\n3,"x\n4,5\n')
+    with pytest.raises(DatasetError, match=r"a\.csv.*never closed.*quoting=False"):
+        Table(path)
+    bad = []
+    assert list(Table(path, on_bad_record=bad.append)) == [{"a": "1", "b": "2"}]
+    assert bad[0].offset == 8
+
+
+@pytest.mark.parametrize("head", ["", "a,a\n", "a,,c\n", "\n"])
+def test_an_unusable_header_is_reported(tmp_path, head):
+    with pytest.raises(DatasetError, match="header"):
+        Table(write(tmp_path, "a.csv", head))
+
+
+def test_a_bom_is_no_part_of_the_first_column(tmp_path):
+    path = write(tmp_path, "a.csv", b"\xef\xbb\xbfid,text\r\n1,x\r\n")
+    assert list(Table(path)) == [{"id": "1", "text": "x"}]
+
+
+def test_tables_of_one_column(tmp_path):
+    path = write(tmp_path, "a.csv", 'text\none\n\n""\ntwo\n')
+    assert everything(Table(path)) == [{"text": "one"}, {"text": ""}, {"text": "two"}]
+
+
+# --- JSON -----------------------------------------------------------------------------------
+
+
+def some_objects(count: int) -> list[dict]:
+    rng = random.Random(3)
+    value = lambda: rng.choice([words(rng, ""), rng.random(), None, [{"a": [1]}], "]", "{", "\\"])  # noqa: E731
+    return [{"id": f"{i:03d}", words(rng, ""): value(), "deep": [value()]} for i in range(count)]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 65536])
+@pytest.mark.parametrize("ascii", [True, False])
+def test_json_lines(tmp_path, block_bytes, ascii):
+    objects = some_objects(8 if block_bytes == 1 else 30)
+    lines = [json.dumps(o, ensure_ascii=ascii) for o in objects]
+    for end in ("\n", "\r\n", "\n\n"):
+        path = write(tmp_path, "a.jsonl", end.join(lines))
+        assert everything(JsonLines(path, small(block_bytes))) == objects
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 65536])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_arrays(tmp_path, block_bytes, indent):
+    objects = some_objects(8 if block_bytes == 1 else 30)
+    for ascii in (True, False):
+        text = " \n" + json.dumps(objects, ensure_ascii=ascii, indent=indent) + "\n"
+        path = write(tmp_path, "a.json", text)
+        assert everything(JsonArray(path, small(block_bytes, shuffle=False))) == objects
+
+
+def test_json_arrays_read_in_small_pieces(tmp_path, monkeypatch):
+    """Escapes and strings that lie across two pieces of the first pass."""
+    objects = [{"a": '\\"' * n + "," + "\\" * n} for n in range(12)]
+    path = write(tmp_path, "a.json", json.dumps(objects))
+    for count in (1, 2, 3, 5):
+        monkeypatch.setattr("kit.streams.file.ByteFile.chunks", chunks_by(count))
+        assert list(JsonArray(path, small(16))) == objects
+
+
+def chunks_by(size: int):
+    def chunks(self, start, end, count=size):
+        with self.opened() as read:
+            for offset in range(start, end, size):
+                yield read(offset, min(size, end - offset))
+
+    return chunks
+
+
+@pytest.mark.parametrize("text", ["[]", " [ ] ", "[\n]\n"])
+def test_empty_arrays(tmp_path, text):
+    assert everything(JsonArray(write(tmp_path, "a.json", text))) == []
+
+
+BAD_JSON = {
+    "cut": b'{"a": 1, "b',
+    "not JSON": b"{a: 1}",
+    "no object": b"[1, 2]",
+    "a number": b"17",
+    "two objects": b'{"a": 1}, {"a": 2}',
+    "invalid UTF-8": b'{"a": "\xff"}',
+    "not a number": b'{"a": NaN}',
+    "NUL": b'{"a": "\0"}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_a_bad_json_line_is_reported_and_the_rest_follows(tmp_path, kind):
+    path = write(tmp_path, "a.jsonl", b'{"n": 1}\n' + BAD_JSON[kind] + b'\n{"n": 2}\n')
+    with pytest.raises(DatasetError, match=r"a\.jsonl, line 2, byte 9"):
+        list(JsonLines(path))
+    bad = []
+    assert list(JsonLines(path, on_bad_record=bad.append)) == [{"n": 1}, {"n": 2}] and len(bad) == 1
+    assert [line for line, _ in rows(path)] == [1, 2, 3]
+
+
+def test_halves_of_an_object_on_two_lines_are_two_bad_records(tmp_path):
+    bad = []
+    path = write(tmp_path, "a.jsonl", '{"a": 1\n"b": 2}\n{"c": 3}\n')
+    assert list(JsonLines(path, on_bad_record=bad.append)) == [{"c": 3}] and len(bad) == 2
+
+
+@pytest.mark.parametrize("cut", range(2, 40))
+def test_an_array_cut_in_the_middle_is_reported(tmp_path, cut):
+    whole = '[{"a": "x,]}"}, {"a": [{"b": 1}]}, {"c": 3}]'
+    path = write(tmp_path, "a.json", whole[:cut])
+    with pytest.raises(DatasetError, match="ends before its array does"):
+        JsonArray(path)
+    bad = []
+    found = list(JsonArray(path, small(8), on_bad_record=bad.append))
+    assert found == json.loads(whole)[: len(found)] and bad
+    assert len(found) == (cut > 13) + (cut > 32) + (cut > 42)
+
+
+def test_an_array_with_a_broken_element_goes_on_behind_it(tmp_path):
+    path = write(tmp_path, "a.json", '[{"a": 1},\n {a: 2},\n {"a": 3}, 4]')
+    with pytest.raises(DatasetError, match=r"line 2, byte 12"):
+        list(JsonArray(path))
+    found = list(rows(path))
+    assert [line for line, _ in found] == [1, 2, 3, 3]
+    assert [isinstance(record, BadRecord) for _, record in found] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("text", ["", "  ", '{"a": 1}', '[{"a": 1}] [', '{"a": 1}\n{"a": 2}\n'])
+def test_what_is_no_array_is_reported(tmp_path, text):
+    with pytest.raises(DatasetError, match="not a JSON array"):
+        JsonArray(write(tmp_path, "a.json", text))
+
+
+def test_a_split_goes_by_a_column(tmp_path):
+    path = write(tmp_path, "a.csv", "id,text\n" + "".join(f"{i},x\n" for i in range(500)))
+    keep, hold = (Split(20, held_out, key="id") for held_out in (False, True))
+    train, held = (list(Table(path, small(64), keep=k)) for k in (keep, hold))
+    assert 60 < len(held) < 140 and len(train) + len(held) == 500
+    assert all(hold(record) and not keep(record) for record in held)
+    with pytest.raises(DatasetError, match=r"`name`.*\['id', 'text'\]"):
+        list(Table(path, keep=Split(20, key="name")))
+
+
+# --- by name --------------------------------------------------------------------------------
+
+
+def test_the_suffix_decides(tmp_path):
+    kinds = {"a.txt": TextLines, "a.csv": Table, "a.tsv": Table, "a.jsonl": JsonLines}
+    for name, kind in kinds.items():
+        assert type(open_source(write(tmp_path, name, "a\tb\n"))) is kind
+    assert list(open_source(write(tmp_path, "A.TSV", "a\tb\n1\t2\n"))) == [{"a": "1", "b": "2"}]
+    assert type(open_source(write(tmp_path, "a.json", "[]"))) is JsonArray
+    assert type(open_source(write(tmp_path, "a.psv", "a|b\n"), delimiter="|")) is Table
+    with pytest.raises(DatasetError, match=r"`\.xlsx`.*Known: \.txt"):
+        open_source(write(tmp_path, "a.xlsx", ""))

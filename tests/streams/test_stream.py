@@ -1,0 +1,340 @@
+"""Order, shares and positions: nothing lost, nothing repeated, and the same again after a stop."""
+
+import itertools
+import json
+import multiprocessing
+import operator
+import os
+import pickle
+import random
+import signal
+
+import pytest
+from torch.utils.data import DataLoader
+
+from kit.base.errors import DatasetError, KitError
+from kit.streams.lines import TextLines
+from kit.streams.stream import Mix, Split, StreamConfig, permutation
+
+SMALL = {"block_bytes": 64, "group_blocks": 4}  # many groups in a small file
+
+
+def lines_file(folder, count: int, name: str = "lines.txt"):
+    rng = random.Random(count)
+    path = folder / name
+    lines = [f"{i} " + "ሰላም ለዓለም"[: rng.randrange(10)] for i in range(count)]
+    path.write_text("\n".join(lines) + "\n" if lines else "", encoding="utf-8")
+    return path, lines
+
+
+def stream(path, **over) -> TextLines:
+    return TextLines(path, StreamConfig(**SMALL | over))
+
+
+def share(path, role: int, roles: int, **over) -> list[str]:
+    return list(stream(path, rank=role, ranks=roles, **over))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7, 10_007])
+def test_shares_together_are_the_file(tmp_path, count, shuffle):
+    path, lines = lines_file(tmp_path, count)
+    size = 64 if count < 10 else 1000
+    for roles in {ranks * max(1, workers) for ranks in range(1, 5) for workers in range(5)}:
+        how = {"shuffle": shuffle, "block_bytes": size}
+        parts = [share(path, role, roles, **how) for role in range(roles)]
+        assert sorted(itertools.chain(*parts)) == sorted(lines)
+
+
+def test_without_shuffling_the_file_keeps_its_order(tmp_path):
+    path, lines = lines_file(tmp_path, 1500)
+    assert list(stream(path)) == list(TextLines(path)) == lines
+
+
+def test_seed_and_epoch_decide_the_order(tmp_path):
+    path, lines = lines_file(tmp_path, 1500)
+    source = stream(path, shuffle=True)
+    first = list(source)
+    assert first == list(source) == list(stream(path, shuffle=True))
+    assert first != lines and sorted(first) == sorted(lines)
+    source.set_epoch(1)
+    second = list(source)
+    assert second != first and sorted(second) == sorted(lines)
+    assert first != list(stream(path, shuffle=True, seed=1)) != second
+
+
+def test_the_shuffle_reaches_across_the_file(tmp_path):
+    path, _ = lines_file(tmp_path, 1500)
+    order = [int(line.split()[0]) for line in stream(path, shuffle=True)]
+    quarter = order[: len(order) // 4]
+    assert 600 < sum(quarter) / len(quarter) < 900  # no quarter is one end of the file
+    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(order)) < 300
+
+
+def test_shuffles_are_what_they_were():
+    """Saved places count on it. Were NumPy to shuffle otherwise, they would be refused."""
+    assert permutation(8, 0, 1, 2).tolist() == permutation(8, 0, 1, 2).tolist()
+    assert len({tuple(permutation(20, seed, epoch, 0)) for seed in (0, 1) for epoch in (0, 1)}) == 4
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resuming_gives_what_would_have_followed(tmp_path, shuffle):
+    path, lines = lines_file(tmp_path, 700)
+    whole = list(stream(path, shuffle=shuffle))
+    for stop in random.Random(0).sample(range(len(lines) + 1), 50):
+        source = stream(path, shuffle=shuffle)
+        seen = list(itertools.islice(source, stop))
+        state = json.loads(json.dumps(source.state_dict()))
+        assert len(json.dumps(state)) < 1000
+        resumed = stream(path, shuffle=shuffle)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert seen + list(resumed) == whole
+        assert list(resumed) == whole  # the pass after it is a whole one
+
+
+def test_a_position_belongs_to_its_epoch(tmp_path):
+    path, _ = lines_file(tmp_path, 900)
+    source = stream(path, shuffle=True)
+    source.set_epoch(3)
+    rows = iter(source)
+    [next(rows) for _ in range(123)]
+    resumed = stream(path, shuffle=True)
+    resumed.load_state_dict(source.state_dict())
+    resumed.set_epoch(3)  # as a loop over epochs does: the one it is in changes nothing
+    assert list(resumed) == list(rows)
+    resumed.set_epoch(4)
+    source.set_epoch(4)
+    assert list(resumed) == list(source)
+
+
+def test_resuming_reads_one_group(tmp_path, monkeypatch):
+    path, _ = lines_file(tmp_path, 10_007)
+    source = stream(path, shuffle=True)
+    rows = iter(source)
+    [next(rows) for _ in range(9000)]
+    resumed = stream(path, shuffle=True)
+    resumed.load_state_dict(source.state_dict())
+    read = []
+    span = resumed.span
+    monkeypatch.setattr(resumed, "span", lambda *a: read.append(a) or span(*a))
+    assert next(iter(resumed)) == next(rows)
+    assert len(read) <= SMALL["group_blocks"]
+
+
+def read_and_die(path, state_file) -> None:
+    source, seen = stream(path, shuffle=True), []
+    for line in source:
+        seen.append(line)
+        if len(seen) == 777:
+            state_file.write_text(json.dumps([seen, source.state_dict()]))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_resumes_at_its_state(tmp_path):
+    path, _ = lines_file(tmp_path, 2000)
+    fork = multiprocessing.get_context("fork")  # the quickest; nothing here has threads
+    process = fork.Process(target=read_and_die, args=(path, tmp_path / "state"))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    seen, state = json.loads((tmp_path / "state").read_text())
+    source = stream(path, shuffle=True)
+    source.load_state_dict(state)
+    assert seen + list(source) == list(stream(path, shuffle=True))
+
+
+def test_a_stream_can_be_sent_to_another_process(tmp_path):
+    path, _ = lines_file(tmp_path, 500)
+    source = stream(path, shuffle=True)
+    assert list(pickle.loads(pickle.dumps(source))) == list(source)
+
+
+# --- positions of other streams -------------------------------------------------------------
+
+
+def refused(state: dict, source) -> str:
+    with pytest.raises(DatasetError) as error:
+        source.load_state_dict(state)
+    return str(error.value)
+
+
+def test_a_changed_file_is_noticed(tmp_path):
+    path, _ = lines_file(tmp_path, 500)
+    state = stream(path).state_dict()
+    with open(path, "a") as file:
+        file.write("one more\n")
+    assert "has changed" in refused(state, stream(path))
+    data = path.read_bytes()[: -len("one more\n")]
+    path.write_bytes(data[:100] + b"?" + data[101:])
+    assert str(path) in refused(state, stream(path))
+    path.write_bytes(data)
+    stream(path).load_state_dict(state)
+
+
+def test_another_order_or_share_is_refused(tmp_path):
+    path, _ = lines_file(tmp_path, 500)
+    state = stream(path, shuffle=True, seed=5).state_dict()
+    assert "seed = 5, this stream has 6" in refused(state, stream(path, shuffle=True, seed=6))
+    assert "shuffle = True" in refused(state, stream(path, seed=5))
+    two = stream(path, shuffle=True, seed=5, ranks=2)
+    assert "as many ranks and workers" in refused(state, two)
+    block = stream(path, shuffle=True, seed=5, block_bytes=128)
+    assert "64x4" in refused(state, block)
+    kept = TextLines(path, StreamConfig(shuffle=True, seed=5, **SMALL), keep=Split(10))
+    assert "keep = None" in refused(state, kept)
+    assert "not the saved position" in refused({"epoch": 3}, stream(path))
+
+
+def test_settings_are_checked():
+    with pytest.raises(KitError, match="rank = 2"):
+        StreamConfig(rank=2, ranks=2)
+    with pytest.raises(KitError, match="percent"):
+        Split(101)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # small machines
+def test_dataloader_workers_share_the_file_but_not_a_position_of_one_process(tmp_path):
+    path, lines = lines_file(tmp_path, 300)
+    source = stream(path, shuffle=True)
+    loader = DataLoader(source, batch_size=None, num_workers=2)
+    assert sorted(loader) == sorted(lines)
+    list(itertools.islice(source, 50))
+    source.load_state_dict(source.state_dict())
+    with pytest.raises(DatasetError, match="num_workers=0"):
+        list(loader)
+
+
+# --- choosing records -----------------------------------------------------------------------
+
+
+def test_a_split_does_not_move_when_rows_are_added(tmp_path):
+    path, lines = lines_file(tmp_path, 4000)
+    few, _ = lines_file(tmp_path, 1000, "few.txt")
+    few.write_text("\n".join(lines[:1000]), encoding="utf-8")
+    keep, hold = Split(10), Split(10, held_out=True)
+    config = StreamConfig(shuffle=True, **SMALL)
+    train, held = (list(TextLines(path, config, keep=k)) for k in (keep, hold))
+    assert sorted(train + held) == sorted(lines) and 300 < len(held) < 500
+    assert set(TextLines(few, config, keep=hold)) == set(held) & set(lines[:1000])
+
+
+def test_a_filtered_stream_resumes_exactly(tmp_path):
+    path, _ = lines_file(tmp_path, 2000)
+    config = StreamConfig(shuffle=True, **SMALL)
+    whole = list(TextLines(path, config, keep=Split(50)))
+    for stop in range(0, len(whole), 97):
+        source, resumed = (TextLines(path, config, keep=Split(50)) for _ in range(2))
+        seen = list(itertools.islice(source, stop))
+        resumed.load_state_dict(source.state_dict())
+        assert seen + list(resumed) == whole
+
+
+# --- mixes ----------------------------------------------------------------------------------
+
+
+def mix(folder, **over) -> Mix:
+    counts = {"a.txt": 900, "b.txt": 300, "c.txt": 40}
+    paths = [lines_file(folder, count, name)[0] for name, count in counts.items()]
+    return Mix([stream(path, shuffle=True) for path in paths], [3, 1, 1], **over)
+
+
+def test_a_mix_holds_every_record_once_in_proportion(tmp_path):
+    mixed = mix(tmp_path)
+    records = list(mixed)
+    everything = [line for source in mixed.sources for line in source]
+    assert sorted(records) == sorted(everything) and len(records) == 1240
+    assert records == list(mixed) == list(mix(tmp_path)) != list(mix(tmp_path, seed=1))
+    early = list(itertools.islice(mixed, 180))
+    small = set(mixed.sources[2])
+    assert 20 <= sum(line in small for line in early) <= 40 + 20  # a fifth, until it ends
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_mix_resumes_exactly(tmp_path, repeat):
+    whole = list(itertools.islice(mix(tmp_path, repeat=repeat), 2000))
+    for stop in random.Random(1).sample(range(len(whole)), 12):
+        mixed, resumed = mix(tmp_path, repeat=repeat), mix(tmp_path, repeat=repeat)
+        seen = list(itertools.islice(mixed, stop))
+        resumed.load_state_dict(json.loads(json.dumps(mixed.state_dict())))
+        assert seen + list(itertools.islice(resumed, len(whole) - stop)) == whole
+
+
+def test_a_repeating_mix_keeps_its_proportions(tmp_path):
+    mixed = mix(tmp_path, repeat=True)
+    small = set(mixed.sources[2])
+    records = list(itertools.islice(mixed, 5000))
+    assert 0.17 < sum(line in small for line in records) / 5000 - 0.005 < 0.26
+    mixed.set_epoch(1)
+    assert list(itertools.islice(mixed, 100)) != records[:100]
+
+
+def test_a_mix_reports_what_does_not_fit(tmp_path):
+    mixed = mix(tmp_path)
+    state = mixed.state_dict()
+    (tmp_path / "b.txt").write_text("another\n")
+    b = stream(tmp_path / "b.txt", shuffle=True)
+    other = Mix([mixed.sources[0], b, mixed.sources[2]], [3, 1, 1])
+    assert "b.txt" in refused(state, other) and "changed" in refused(state, other)
+    assert "weights = [3.0, 1.0, 1.0]" in refused(state, Mix(mixed.sources[:2], [3, 1, 1][:2]))
+    with pytest.raises(DatasetError, match="weight"):
+        Mix(mixed.sources, [1, 0, 1])
+
+
+# --- the disk -------------------------------------------------------------------------------
+
+
+def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path):
+    path, lines = lines_file(tmp_path, 2000)
+    rows = iter(stream(path))
+    first = next(rows)
+    with open(path, "a") as file:
+        file.write("later\n" * 1000)
+    assert [first, *rows] == lines
+
+
+def test_a_vanished_mount_is_reported_and_the_position_stays_valid(tmp_path):
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    path, lines = lines_file(folder, 2000)
+    source = stream(path)
+    rows = iter(source)
+    seen = [next(rows) for _ in range(100)]
+    folder.rename(tmp_path / "away")
+    with pytest.raises(DatasetError, match=r"cannot be read.*mounted") as error:
+        for line in rows:
+            seen.append(line)
+    assert str(path) in str(error.value)
+    state = source.state_dict()
+    (tmp_path / "away").rename(folder)
+    resumed = stream(path)
+    resumed.load_state_dict(state)
+    assert seen + list(resumed) == lines
+
+
+def test_a_file_truncated_while_it_is_read_is_reported(tmp_path):
+    path, _ = lines_file(tmp_path, 2000)
+    rows = iter(stream(path))
+    next(rows)
+    os.truncate(path, 5000)
+    with pytest.raises(DatasetError, match=r"became shorter.* 5000 bytes"):
+        list(rows)
+
+
+@pytest.mark.parametrize("what", ["no such file", "a folder", "a pipe"])
+def test_what_is_not_a_file_is_reported(tmp_path, what):
+    path = tmp_path / "x.txt"
+    if what == "a folder":
+        path.mkdir()
+    if what == "a pipe":
+        os.mkfifo(path)
+    reason = r"x\.txt is a named pipe" if what == "a pipe" else r"x\.txt cannot be read"
+    with pytest.raises(DatasetError, match=reason):
+        TextLines(path)
+
+
+def test_the_position_costs_nothing_while_reading(tmp_path):
+    """The iterator that users loop over is C's own chain; no Python runs for each record."""
+    path, _ = lines_file(tmp_path, 10)
+    rows = iter(stream(path))
+    assert type(rows) is itertools.chain and operator.length_hint(rows, -1) == -1

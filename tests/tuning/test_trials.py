@@ -1,0 +1,288 @@
+"""Trials: every variant in a process of its own, from the same seed, on the same batches."""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CPU, DATA, GPT, TRAIN, until
+
+from kit.base.config import CONFIGS, load_preset
+from kit.base.errors import KitError
+from kit.base.hardware import detect
+from kit.batches.lengths import padding_lengths
+from kit.training import prefetch
+from kit.training.switches import Applied
+from kit.tuning import trials as trials
+from kit.tuning.trial_results import LEFT_OUT, Variant
+from kit.tuning.trials import (
+    TRIED,
+    Task,
+    TrialConfig,
+    append_result,
+    make_batches,
+    measure_variant,
+    preset_task,
+    published_task,
+    read_results,
+    run_trials,
+    run_variant,
+    some_rows,
+    step_seconds,
+    variants,
+)
+
+TASK = Task(
+    model=GPT, train=TRAIN, data=DATA, rows=some_rows((3, 9), (5, 25), 40), hw=CPU, threads=1
+)
+SLOW = ("mixed_precision", "compile", "gradient_checkpointing")
+SHORT = TrialConfig(steps=4, warmup_steps=1, rounds=2, leave_out=SLOW)
+BASELINE = Variant(kind="baseline", label="Baseline")
+SDPA = Variant(kind="alone", label="Fused attention", on=("sdpa",))
+
+
+def test_variants_are_the_baseline_each_alone_each_added_and_all():
+    found = variants(TASK, dataclasses.replace(SHORT, leave_out=("sdpa", "pinned_memory")))
+    possible = [n for n in TRIED if any(v.on == (n,) and not v.reason for v in found)]
+    sets = [v.on for v in found if v.kind in ("added", "all")]
+    assert found[0].kind == "baseline" and found[0].on == ()
+    assert [v.on for v in found if v.kind == "alone"] == [(n,) for n in TRIED]
+    assert sets == [tuple(possible[:n]) for n in range(2, len(possible) + 1)]
+    reasons = {v.on: v.reason for v in found}
+    assert reasons[("sdpa",)] == LEFT_OUT and "GPU" in reasons[("tf32",)]
+    assert "GPU" in reasons[("pinned_memory",)], "not left out: this device lacks it"
+    assert [v.on for v in found if v.kind == "cost"] == [("ema",), ("ema", "ema_offload")]
+
+
+def test_batches_have_the_rows_lengths_and_are_the_same_each_time():
+    one, two = ([*itertools.islice(make_batches(TASK), 12)] for _ in range(2))
+    for a, b in zip(one, two):
+        assert all((x.tokens == y.tokens).all() for x, y in zip(a.micro, b.micro))
+    epoch = one[: len(TASK.rows) // DATA.effective_batch]
+    stops = 1 + GPT.stop_targets  # targets besides the ids: text STOP, code STOPs
+    wanted = sum(text + codes + stops for text, codes in TASK.rows)
+    assert sum(b.text_targets + b.code_targets for b in epoch) == wanted
+    assert {len(b.micro) for b in epoch} == {DATA.grad_accum}
+
+
+@pytest.mark.parametrize(
+    ("over", "lengths"), [({"grid_lengths": (32, 64)}, {32, 64}), ({"length_multiple": 64}, {64})]
+)
+def test_batches_are_padded_as_the_data_are(over, lengths):
+    task = dataclasses.replace(TASK, data=dataclasses.replace(DATA, **over))
+    found = {m.tokens.shape[1] for b in itertools.islice(make_batches(task), 10) for m in b.micro}
+    assert found <= lengths
+
+
+def test_rows_for_a_compiled_model_have_few_lengths():
+    totals = [text + codes + 6 for text, codes in TASK.rows]
+    few = padding_lengths(totals)
+    for compiled, widths in ((True, {*few}), (False, {*totals})):
+        batches = itertools.islice(make_batches(TASK, compiled), 10)
+        assert {m.tokens.shape[1] for b in batches for m in b.micro} <= widths
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
+def test_every_preset_has_a_task_whose_rows_fit_its_model(name):
+    task = preset_task(load_preset(name), CPU, threads=1)
+    batch = next(make_batches(task))  # raises where a row is too long
+    assert sum(len(m.tokens) for m in batch.micro) == task.data.effective_batch
+
+
+def test_the_published_table_is_of_xtts_size():
+    task = published_task(CPU, threads=1)
+    assert (task.model.layers, task.model.width) == (30, 1024)
+    (micro,) = next(make_batches(task)).micro
+    assert len(micro.tokens) == 8 and 260 < micro.tokens.shape[1] <= 806 + task.data.length_multiple
+
+
+def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
+    """A trial as on a GPU with the switch on or off.
+
+    Returns the threads that collated and pinned and the end of each step, in order, and the tokens
+    of each batch.
+    """
+    order, tokens = [], []
+    collate, train = trials.collate, trials.train
+
+    def watched_collate(model, parts, position):
+        order.append(("collate", threading.current_thread().name))
+        batch = collate(model, parts, position)
+        tokens.append(torch.cat([micro.tokens.flatten() for micro in batch.micro]))
+        return batch
+
+    def watched_pin(batch):
+        order.append(("pin", threading.current_thread().name))
+        return batch
+
+    def watched_train(*given):
+        for event in train(*given):
+            order.append(("step", threading.current_thread().name))
+            yield event
+
+    really_on = Applied.on
+    on = lambda self, name: pinned if name == "pinned_memory" else really_on(self, name)  # noqa: E731
+    monkeypatch.setattr(Applied, "on", on)
+    monkeypatch.setattr(trials, "collate", watched_collate)
+    monkeypatch.setattr(trials, "train", watched_train)
+    monkeypatch.setattr(prefetch, "pin", watched_pin)
+    run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
+    return order, tokens
+
+
+def test_without_the_prefetch_thread_every_batch_is_made_in_its_step(monkeypatch):
+    order, tokens = watched_trial(monkeypatch, pinned=False)
+    mine = threading.current_thread().name
+    assert order == [("collate", mine), ("step", mine)] * 6
+    assert all(torch.equal(tokens[i], tokens[i + 4]) for i in range(2)), "the rows repeat"
+    assert not torch.equal(tokens[0], tokens[1])
+
+
+def test_with_pinned_memory_every_batch_is_made_and_pinned_in_the_prefetch_thread(monkeypatch):
+    order, tokens = watched_trial(monkeypatch, pinned=True)
+    made = [each for each in order if each[0] != "step"]
+    assert made == [("collate", "batches"), ("pin", "batches")] * 6
+    monkeypatch.undo()
+    _, inline = watched_trial(monkeypatch, pinned=False)
+    assert all(torch.equal(a, b) for a, b in zip(tokens, inline, strict=True)), "the same batches"
+    until(lambda: "batches" not in [thread.name for thread in threading.enumerate()])
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder, ticks = tmp_path_factory.mktemp("trials"), []
+    tick = lambda *said: ticks.append(said)  # noqa: E731
+    rows = run_trials(TASK, SHORT, folder, variants(TASK, SHORT), tick)
+    return folder, rows, ticks
+
+
+def test_every_variant_has_a_row_and_the_loss_stays(measured):
+    _, rows, ticks = measured
+    ran = [row for row in rows if row.loss is not None]
+    assert len(ran) == 5  # baseline, two alone, both, EMA
+    assert all(row.parity and row.steps_per_s > 0 and row.peak_memory_bytes > 0 for row in ran)
+    assert rows[0].ran == "fp32, explicit softmax" and rows[1].ran == "fp32, flash"
+    assert all(row.reason for row in rows if row.loss is None)
+    assert ticks[0][:2] == (0, 10) and ticks[-1][:2] == (10, 10)
+
+
+def test_rounds_are_interleaved_and_every_result_is_a_line(measured):
+    (path,) = measured[0].glob("*.jsonl")
+    order = [tuple(r["on"]) for r in read_results(path)]
+    assert order[:5] == order[5:] and len(set(order)) == 5
+
+
+def test_finished_trials_are_not_run_again(measured, monkeypatch):
+    folder, rows, _ = measured
+    monkeypatch.setattr(trials, "measure_variant", lambda *_: pytest.fail("measured again"))
+    again = run_trials(TASK, SHORT, folder, variants(TASK, SHORT))
+    assert again == rows
+
+
+def test_an_interrupted_benchmark_goes_on_where_it_was(measured, tmp_path):
+    (path,) = measured[0].glob("*.jsonl")
+    lines = path.read_text().splitlines()
+    (tmp_path / path.name).write_text("\n".join([*lines[:8], lines[8][:40]]))
+    wanted = variants(TASK, SHORT)
+    rows = run_trials(TASK, SHORT, tmp_path, wanted)
+    kept = (tmp_path / path.name).read_text().splitlines()
+    assert kept[:8] == lines[:8] and len(read_results(tmp_path / path.name)) == 10
+    assert [row.loss for row in rows] == [row.loss for row in measured[1]]
+
+
+def test_other_settings_are_another_file(measured):
+    folder = measured[0]
+    longer = dataclasses.replace(SHORT, steps=5, rounds=1)
+    run_trials(TASK, longer, folder, [BASELINE])
+    assert len(list(folder.glob("*.jsonl"))) == 2
+
+
+def test_a_variant_that_raises_is_a_row_with_its_reason(tmp_path):
+    long = dataclasses.replace(TASK, rows=((3, 5), (3, 500)))  # beyond the model's positions
+    (row,) = run_trials(long, SHORT, tmp_path, [BASELINE])
+    assert row.loss is None and row.reason.startswith("ValueError: A row of 3 text ids and 500")
+    (path,) = tmp_path.glob("*.jsonl")
+    assert len(read_results(path)) == 1  # and is not tried in every round
+
+
+def killed(*_):
+    os.kill(os.getpid(), 9)
+
+
+def test_a_variant_whose_process_dies_is_a_row_with_its_reason(monkeypatch):
+    monkeypatch.setattr(trials, "_child", killed)
+    found = measure_variant(TASK, SHORT, ())
+    assert found == {"error": "its process was ended by SIGKILL: most likely memory ran out"}
+
+
+def tidy_up(path: str) -> None:
+    time.sleep(0.5)
+    Path(path).touch()
+
+
+def leaves_a_file_at_its_end(result, task, config, on):
+    Finalize(None, tidy_up, on, exitpriority=0)
+    result.send({})
+
+
+def test_a_process_ends_what_it_began_before_it_is_gone(monkeypatch, tmp_path):
+    """Semaphores are given back so: killed, it would leave them, to be warned of at the end."""
+    monkeypatch.setattr(trials, "_child", leaves_a_file_at_its_end)
+    assert measure_variant(TASK, SHORT, (str(tmp_path / "ended"),)) == {}
+    assert (tmp_path / "ended").is_file()
+
+
+WATCH = """
+import torch
+for name in ("_cuda_getDeviceCount", "_cuda_init"):
+    if hasattr(torch._C, name):
+        setattr(torch._C, name, lambda *_, n=name: print(n) or 0)
+import torch._dynamo, kit.tuning.trials
+"""
+
+
+def test_what_the_server_imports_leaves_the_gpu_alone():
+    done = subprocess.run([sys.executable, "-c", WATCH], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_switches_leave_the_loss_on_a_gpu(tmp_path):
+    task = dataclasses.replace(TASK, hw=detect())
+    config = dataclasses.replace(SHORT, rounds=1, leave_out=("compile",))
+    rows = run_trials(task, config, tmp_path, variants(task, config))
+    assert not [row for row in rows if row.parity is False]
+    assert all(row.peak_memory_bytes > 0 for row in rows if row.loss is not None)
+
+
+def test_a_line_cut_short_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "deep" / "results.jsonl"
+    append_result(path, {"on": [], "seconds": 1.0})
+    path.write_bytes(path.read_bytes() + b'{"on": ["sd')
+    append_result(path, {"on": ["sdpa"], "seconds": 2.0})
+    assert [r["on"] for r in read_results(path)] == [[], ["sdpa"]]
+    assert json.loads(path.read_text().splitlines()[0])["seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", 0), ("rounds", 0), ("leave_out", ("flash",))]
+)
+def test_settings_that_measure_nothing_are_refused(field, value):
+    with pytest.raises(KitError, match=f"TrialConfig.{field}"):
+        TrialConfig(**{field: value})
+
+
+def test_a_step_of_a_preset_is_timed_in_a_moment():
+    before = torch.get_num_threads()
+    try:
+        assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
+    finally:
+        torch.set_num_threads(before)
