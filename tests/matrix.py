@@ -55,6 +55,17 @@ SMALLER = {
     "infer": {"lengths": [6, 12], "batches": [1, 2], "rows": 2, "sentences": 2},
 }
 
+# The process that trains has the shrunk preset, too: Python runs this as it starts.
+IN_TRAINING = """
+import sys
+
+if "train" in sys.orig_argv:
+    from kit.base import run
+
+    load_preset = run.load_preset
+    run.load_preset = lambda name, *folder: load_preset(name, *folder) if folder else {preset!r}
+"""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
@@ -105,8 +116,12 @@ def shrunk(row: Row) -> dict:
 def surroundings(row: Row, runs: Path) -> Iterator[None]:
     """A notebook's: its folder, its environment, its preset; all put back at the end."""
     there, paths, threads = Path.cwd(), [*sys.path], torch.get_num_threads()
-    told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
     preset = shrunk(row)
+    site = runs / f"{row.name}-site"
+    site.mkdir(parents=True, exist_ok=True)
+    write_atomic(site / "sitecustomize.py", IN_TRAINING.format(preset=preset))
+    told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
+    told["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
 
     def own_preset(name: str, *folder: Path) -> dict:
         return load_preset(name, *folder) if folder else preset

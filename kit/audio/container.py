@@ -79,7 +79,7 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
             frames = flac_total(head) or count_frames(path)
             max_frames = min(MAX_FRAMES, size_bytes * FLAC_FRAMES_PER_BYTE)
         if frames > max_frames:
-            raise DatasetError(f"its header says {frames:,} samples, which is impossible")
+            raise DatasetError(f"{path} has an impossible header: it says {frames:,} samples")
         yield sound, AudioLength(frames=frames, expected=round(frames / share), problem=problem)
 
 

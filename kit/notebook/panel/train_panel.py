@@ -220,6 +220,7 @@ class TrainPanel:
             self._conclude()
 
     def _begin(self) -> None:
+        self.start_at_s = None  # a countdown is over; Stop now stops the training
         self.ended.clear()
         self.error = None
         self.stopping = False
