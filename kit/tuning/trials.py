@@ -8,14 +8,11 @@ one line of a file, so an interrupted benchmark goes on where it was. Knows the 
 switches; of data only how long the rows are. What the figures are worth is in ab_results.py.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import math
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +24,7 @@ import torch
 from kit.base.config import build, load_preset, merge, require, require_within
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
+from kit.base.processes import ProcessDied, run_in_process
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
 from kit.batches.lengths import padding_lengths
 from kit.model.gpt import SpeechGPT
@@ -45,7 +43,6 @@ from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.trial_results import LEFT_OUT, Trial, Variant, compare
 
-PARTING_S = 10.0  # for a process to leave by itself, before it is ended
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 TRIED = tuple(name for name in LABELS if name not in COSTS)
 STEP_INCLUDES = "collating"  # results of steps that include something else are not comparable
@@ -268,53 +265,21 @@ def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
     }
 
 
-def _child(result, task: Task, config: TrialConfig, on: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it, too: the parent ends it
-    score = Path("/proc/self/oom_score_adj")
-    if score.exists():  # when memory runs out, Linux ends this process and not the notebook
-        score.write_text("1000", encoding="utf-8")
-    try:
-        found = run_variant(task, config, on)
-    except Exception as error:  # the parent makes a row of it
-        first = str(error).strip().split("\n")[0][:200]
-        found = {"error": f"{type(error).__name__}: {first}"}
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
-        result.send(found)
-
-
 def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
     """`run_variant` in a fresh process. One that fails or dies gives {"error": reason}."""
-    known = multiprocessing.get_all_start_methods()
-    # Forked from a clean server that has imported all once; never from a notebook's kernel. An
-    # optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
-    processes = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
-    if "forkserver" in known:
-        # A server that asks CUDA for its devices could not be forked from; NVML may be asked.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        processes.set_forkserver_preload([__name__, "torch._dynamo"])
-    receiving, sending = processes.Pipe(duplex=False)
-    process = processes.Process(target=_child, args=(sending, task, config, on))
+    # An optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
     try:
-        process.start()
-        sending.close()
-        found = receiving.recv()
-        process.join(PARTING_S)  # killed, it would leave its semaphores to be warned of
-        return found
-    except EOFError:
-        process.join()
-        return {"error": _death(process.exitcode)}
-    finally:
-        if process.pid is not None:
-            process.kill()
-            process.join()
+        return run_in_process(_child, task, config, on, preload=(__name__, "torch._dynamo"))
+    except ProcessDied as error:
+        return {"error": str(error)}
 
 
-def _death(code: int) -> str:
-    if code >= 0:
-        return f"its process ended with code {code}"
-    name = signal.Signals(-code).name
-    hint = ": most likely memory ran out" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"
+def _child(task: Task, config: TrialConfig, on: tuple) -> dict:
+    try:
+        return run_variant(task, config, on)
+    except Exception as error:  # the parent makes a row of it
+        first = str(error).strip().split("\n")[0][:200]
+        return {"error": f"{type(error).__name__}: {first}"}
 
 
 def run_trials(

@@ -228,9 +228,9 @@ def tidy_up(path: str) -> None:
     Path(path).touch()
 
 
-def leaves_a_file_at_its_end(result, task, config, on):
+def leaves_a_file_at_its_end(task, config, on):
     Finalize(None, tidy_up, on, exitpriority=0)
-    result.send({})
+    return {}
 
 
 def test_a_process_ends_what_it_began_before_it_is_gone(monkeypatch, tmp_path):
