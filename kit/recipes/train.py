@@ -186,11 +186,14 @@ class Training:
 
         Where kernels are compiled for each length, rows are padded to a few fixed ones.
         """
+        return self.data.stream("train", position, few_shapes=self.pads())
+
+    def pads(self) -> bool:
+        """Whether the trainer, once it is there, pads its rows to fixed lengths."""
         trainer = self.job.trainer if self.job else None
-        few_shapes = trainer is not None and wants_few_shapes(
+        return trainer is not None and wants_few_shapes(
             self.active.hw.device, trainer.applied.precision, trainer.applied.on("compile")
         )
-        return self.data.stream("train", position, few_shapes=few_shapes)
 
     def will_pad(self, speed: SpeedConfig) -> bool:
         """Whether a run with these switches will pad its rows to fixed lengths."""
@@ -564,11 +567,8 @@ class Training:
 
     def record(self, monitor: Monitor) -> None:
         """Record the figures that only the process which trained knows."""
-        trainer = self.job.trainer
-        figures = {"ran": trainer.applied.table()}
-        if wants_few_shapes(
-            self.active.hw.device, trainer.applied.precision, trainer.applied.on("compile")
-        ):
+        figures = {"ran": self.job.trainer.applied.table()}
+        if self.pads():
             figures["padded_to"] = self.data.padded(few_shapes=True).grid_lengths
         longest = (self.settled or {}).get("longest_step_bytes")
         if "fits" in self.results:
