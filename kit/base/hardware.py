@@ -5,7 +5,6 @@ Detection returns values, never sets anything; `use_threads`, `set_cuda_defaults
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import itertools
@@ -27,8 +26,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # cuDNN's kernel is left out: it is planned anew for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PROC_STATUS = Path("/proc/self/status")
-PROC_MAPS = Path("/proc/self/maps")
-OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -367,11 +364,6 @@ def use_threads(hw: Hardware) -> Choice:
     """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for.
 
     Spinning threads on busy cores run 4-10x slower than one.
-
-    They are the calling thread's. Each thread that computes has an OpenMP pool of its own, and once
-    the pools together outnumber the cores libgomp stops waiting between operations: a second pool,
-    idle in the notebook's main thread, made training steps here 1.25 times as long. So what
-    computes beside a thread that trains does it in a thread that ends, or with one core.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
@@ -380,44 +372,6 @@ def use_threads(hw: Hardware) -> Choice:
         choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice
-
-
-def use_one_core() -> None:
-    """Leave the cores to another thread, which is to train: the calling one computes alone.
-
-    A pool that an earlier recipe has left in this thread (`use_threads` says what it costs) is
-    ended, where libgomp has made it; the next computation here makes another.
-    """
-    torch.set_num_threads(1)
-    libgomp = _loaded_libgomp()
-    if libgomp is not None and hasattr(libgomp, "omp_pause_resource_all"):
-        libgomp.omp_pause_resource_all(OMP_PAUSE_HARD)
-
-
-@contextlib.contextmanager
-def use_all_cores(threads: int) -> Iterator[None]:
-    """Within it the calling thread computes with so many threads, and after it alone again.
-
-    For long work in a thread that left the cores to another one, while that one does nothing.
-    """
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        use_one_core()
-
-
-def _loaded_libgomp() -> ctypes.CDLL | None:
-    """The library that torch has loaded, or None.
-
-    libgomp ends the pool of the calling thread. Intel's and LLVM's OpenMP end those of all
-    threads, also of one that trains: they are left alone.
-    """
-    if not PROC_MAPS.exists():
-        return None
-    paths = (line.split()[-1] for line in PROC_MAPS.read_text(encoding="utf-8").splitlines())
-    path = next((path for path in paths if Path(path).name.startswith("libgomp")), None)
-    return ctypes.CDLL(path) if path else None
 
 
 def silence_profiler() -> None:

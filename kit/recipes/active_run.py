@@ -1,7 +1,6 @@
 """A run and the machine it works on: what every recipe is given."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 from kit.base.hardware import (
@@ -100,8 +99,6 @@ def active_run(
     set_cuda_defaults()
     hw = detect()
     threads = use_threads(hw)
-    with ThreadPoolExecutor(1) as pool:  # ends its compute threads: leave_cores_to_worker
-        precision = pool.submit(choose_precision, hw).result()
     return ActiveRun(
         name=run.name,
         preset_name=run.preset_name,
@@ -111,6 +108,6 @@ def active_run(
         settings=run.settings,
         hw=hw,
         threads=threads,
-        precision=precision,
+        precision=choose_precision(hw),
         kept=kept,
     )

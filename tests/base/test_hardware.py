@@ -22,7 +22,6 @@ from kit.base.hardware import (
     QUICK_ROWS,
     Choice,
     _cpu_precision,
-    _loaded_libgomp,
     allow_expandable_segments,
     attention_backend,
     autocast,
@@ -352,36 +351,6 @@ def test_peak_memory_elsewhere_is_in_the_unit_of_the_system(monkeypatch, system,
 
 def test_versions_name_what_figures_depend_on():
     assert versions()["torch"] == torch.__version__
-
-
-POOL = """
-import torch
-from kit.base.hardware import use_all_cores, use_one_core
-
-def threads():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Threads:"))
-
-def compute():
-    return torch.relu(torch.ones(2_000_000)).sum().item()
-
-torch.set_num_threads(3)
-compute()
-busy = threads()
-use_one_core()
-assert torch.get_num_threads() == 1
-assert threads() == busy - 2, (threads(), busy)
-with use_all_cores(3):
-    assert torch.get_num_threads() == 3
-    assert compute() == 2_000_000 and threads() == busy
-assert torch.get_num_threads() == 1 and threads() == busy - 2
-"""
-
-
-@pytest.mark.skipif(_loaded_libgomp() is None, reason="torch computes without libgomp here")
-def test_compute_threads_that_an_earlier_recipe_has_left_are_ended():
-    env = dict(os.environ, PYTHONPATH=str(CONFIGS.parent))
-    subprocess.run([sys.executable, "-c", POOL], env=env, check=True)
 
 
 def test_timing_products_leaves_the_random_numbers_where_they_were():
