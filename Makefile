@@ -127,8 +127,8 @@ voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANG
 
 # 620 sentences of a man's Russian, to try the kit with real speech: 179 MB from deb.debian.org.
 CORPUS_RU ?= $(or $(KIT_RUNS),$(CURDIR)/runs)/corpus-ru
-corpus-ru: $(STAMP)  ## download Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
-	@$(BIN)/python -m kit.recipes.russian_corpus --into "$(CORPUS_RU)" \
+corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox-ru_....deb]
+	@$(BIN)/python tests/tools/russian_corpus.py --into "$(CORPUS_RU)" \
 	  $(if $(PACKAGE),--package "$(PACKAGE)")
 
 real: corpus-ru  ## train a voice on them, in runs/real: [START_FROM= PRESET= PACKAGE=]

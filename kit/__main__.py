@@ -1,40 +1,256 @@
-"""`python -m kit COMMAND --run NAME`: the notebooks' recipes, headless.
+"""`python -m kit COMMAND --run NAME`: the notebooks' recipes without a notebook.
 
-A recipe's steps run in order; each prints the line a notebook would show. Ctrl-C is the panel's
-Stop: what was done is kept, and the same command goes on from there.
+Each step of a recipe prints the line that a notebook would show. Ctrl-C stops as the panel's Stop
+does: finished work is kept, and the same command resumes. Recipes are imported only when their
+command runs, so that --help does not wait for torch.
 """
 
 import argparse
 import dataclasses
+import json
 import signal
 import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from kit.recipes.commands import COMMANDS
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
 
 INTRODUCTION = """\
-Recordings in, a voice out. The commands are the notebooks, in the order they are used:
+Recordings in, a voice out. The commands are the notebooks, in the order in which they are used:
 
 {commands}
 
-`python -m kit COMMAND --help` tells what a command takes and what it leaves."""
+`python -m kit COMMAND --help` lists what a command takes and what it writes."""
 
 AFTERWARDS = """\
-A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything there is kept, and nothing finished is
-done again: give the same command once more after an interruption. Ctrl-C stops at the next safe
-moment, with a checkpoint; a second Ctrl-C leaves at once. Several processes share the work of
-prepare and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
+A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything is kept there, and finished work is never
+repeated: after an interruption, give the same command again. Ctrl-C stops at the next safe moment,
+with a checkpoint; a second Ctrl-C stops at once. Several processes can share the work of prepare
+and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
 
-Exit codes: 0 done, 2 something is to be changed (one sentence says what), 130 stopped by Ctrl-C."""
+Exit codes: 0 done, 2 something must be changed (the message says what), 130 stopped by Ctrl-C."""
+
+SAVED = "saved with the run, so later commands need not repeat it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A subcommand: `steps(run, **options)` yields the results of the recipe.
+
+    Its docstring says what the command writes. An option is an argument of the recipe: name, type,
+    placeholder and help. Options that are not given are left to the recipe's defaults.
+    """
+
+    name: str
+    steps: Callable[..., Iterable]
+    purpose: str
+    example: str  # options that most people need
+    options: tuple[tuple[str, Callable, str, str], ...]
+    shared: bool = False  # whether torchrun may start it in several processes
+    own_gpu: bool = True  # whether each of these needs a GPU of its own
+
+    def add_to(self, subparsers) -> None:
+        """Add the subcommand, with its options and those of all commands."""
+        own = subparsers.add_parser(
+            self.name,
+            description=f"{self.purpose[0].upper()}{self.purpose[1:]}. {self.steps.__doc__}",
+            epilog="Defaults are in brackets.",
+            argument_default=argparse.SUPPRESS,
+        )
+        own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False)
+        own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
+        own.add_argument(
+            "--preset", help="a file of configs/, for a new run (KIT_PRESET, or what fits here)"
+        )
+        uses = "a file of configs/use/ applied over it: balanced, speed, quality, low_memory"
+        own.add_argument("--use", help=f"{uses}; {SAVED}")
+        own.add_argument(
+            "--set",
+            action="extend",
+            nargs="+",
+            metavar="SECTION.KEY=VALUE",
+            help=f"a value of the preset, for instance train.lr=1e-4; {SAVED}",
+        )
+        own.add_argument("--tables", action="store_true", help="also print the steps' tables")
+        for name, kind, metavar, help in self.options:
+            flag = "--" + name.replace("_", "-")
+            own.add_argument(flag, type=kind, metavar=metavar, help=help)
+
+    def results(self, run, options: argparse.Namespace) -> Iterable:
+        """Run the recipe with those of its own options that were given."""
+        own = {name for name, *_ in self.options}
+        return self.steps(run, **{k: value for k, value in vars(options).items() if k in own})
+
+
+def json_object(text: str) -> dict:
+    """Parse `text` as a JSON object. Raises KitError for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise KitError(f"--plan is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise KitError(f'--plan takes an object, such as {{"switches": {{}}}}, got {text}.')
+    return value
+
+
+def setup_steps(run) -> Iterable:
+    """Writes the choices for this machine to the run's report."""
+    from kit.recipes.setup import Setup
+
+    return Setup(run).run()
+
+
+def prepare_steps(run, **options) -> Iterable:
+    """Writes the data report (rejected clips and why), tokenizer, codec, recogniser and codes."""
+    from kit.recipes.prepare import Preparation
+
+    return Preparation(run, **options).run()
+
+
+def benchmark_steps(run, **options) -> Iterable:
+    """Writes speed.yaml, the switches that pay off, for `train`; finished trials are reused."""
+    from kit.recipes.benchmark import Benchmark
+
+    return Benchmark(run, **options).run()
+
+
+def train_steps(run, **options) -> Iterable:
+    """Writes weights, checkpoints and the log; resumes from the newest intact checkpoint."""
+    from kit.recipes.train import Training
+
+    return Training(run, **options).run()
+
+
+def finetune_steps(run, **options) -> Iterable:
+    """Writes what prepare and train do, what was forgotten, export/, and coqui/ for coqui-tts."""
+    from kit.recipes.finetune import FineTune
+
+    return FineTune(run, **options).run()
+
+
+def evaluate_steps(run, **options) -> Iterable:
+    """Writes error rates beside those of the recordings, samples, and whether the voice passes."""
+    from kit.recipes.evaluate import Evaluation
+
+    return Evaluation(run, **options).run()
+
+
+def speak_steps(run, text: str | None = None, out: Path | None = None, **how) -> Iterable:
+    """Writes the WAV file; without --text figures, samples and export/, the voice in one folder."""
+    from kit.recipes.speak import Speaking
+
+    if text is None and (out or how):
+        raise KitError("--reference, --speaker, --weights and --out need a --text to say.")
+    speaking = Speaking(run)
+    if text is None:
+        return speaking.run()
+    result = speaking.say(text, **how)
+    path = out or run.path("spoken.wav")
+    write_atomic(path, result.sounds[0].wav_bytes())
+    return [dataclasses.replace(result, line=f"{result.line}\nWritten: {path}")]
+
+
+def checklist_steps(run) -> Iterable:
+    """Writes nothing: it reads the run's report."""
+    from kit.recipes.evaluate import Checklist
+
+    return [Checklist(run).result()]
+
+
+RECORDINGS = (
+    ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
+    ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
+)
+DURATION = (
+    ("steps", int, "N", "in total; more than before trains a finished run further (the preset's)"),
+    ("session_hours", float, "H", "until this machine is taken away (12)"),
+    ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
+)
+
+COMMANDS = (  # in the order in which they are used
+    Command("setup", setup_steps, "what suits this machine, and whether the run fits", "", ()),
+    Command(
+        "prepare",
+        prepare_steps,
+        "check, tokenizer, codec, codes on disk",
+        "--data recordings/",
+        (
+            *RECORDINGS,
+            ("refuse_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
+            ("longest_s", float, "S", "leave longer clips out (what the model has positions for)"),
+            ("text", str, "FILE", "of any size, to train the tokenizer on (the recordings' texts)"),
+            ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
+            ("start_from", str, "PATH", "a base model: an export, another run (none)"),
+            ("licence", str, "CPML", "accept that of a released XTTS-v2 as base model (not yet)"),
+        ),
+        shared=True,
+        own_gpu=False,
+    ),
+    Command(
+        "benchmark",
+        benchmark_steps,
+        "which switches pay off here (optional)",
+        "",
+        (
+            ("steps", int, "N", "optimiser steps timed in a round (the preset's)"),
+            ("rounds", int, "N", "interleaved; their median counts (the preset's)"),
+            ("model", str, "xtts", "the released XTTS-v2's size (the preset's)"),
+            ("goal", str, "GOAL", "speed, or memory (speed)"),
+        ),
+    ),
+    Command(
+        "train",
+        train_steps,
+        "the model; resumes where it stopped",
+        "",
+        (*DURATION, ("plan", json_object, "JSON", "what a panel has checked (checked here)")),
+        shared=True,
+    ),
+    Command(
+        "finetune",
+        finetune_steps,
+        "prepare and train, from a released XTTS-v2",
+        "--licence CPML",
+        (
+            *RECORDINGS,
+            ("start_from", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
+            ("licence", str, "CPML", "accept that of XTTS-v2: no commercial use (not yet)"),
+            *DURATION,
+        ),
+    ),
+    Command(
+        "evaluate",
+        evaluate_steps,
+        "is it intelligible?",
+        "",
+        (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
+    ),
+    Command(
+        "speak",
+        speak_steps,
+        "a sentence as a WAV file; what speech costs",
+        '--text "..."',
+        (
+            ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
+            ("speaker", str, "NAME", "whose voice, with --text (the first)"),
+            ("reference", str, "FILE", "with --text: a recording of another person's voice"),
+            ("weights", str, "FORMAT", "with --text: fp32, bf16, int8 (fp32)"),
+            ("out", Path, "FILE", "with --text (spoken.wav in the run's folder)"),
+        ),
+    ),
+    Command("checklist", checklist_steps, "what was checked, and what is left to do", "", ()),
+)
 
 
 def main(words: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     options = parser().parse_args(words)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # a terminal that knows no Ethiopic
+        stream.reconfigure(errors="backslashreplace")  # for terminals without Ethiopic
     interrupts = Interrupts()
     try:
-        return follow(options, interrupts)
+        return run_command(options, interrupts)
     except KeyboardInterrupt:
         return interrupts.leave()
     except (ValueError, RuntimeError, OSError) as error:
@@ -45,49 +261,48 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every command with its options."""
+    """Return the parser of all commands."""
     lines = []
     for command in COMMANDS:
-        called = f"python -m kit {command.name:9} --run mine {command.example}"
-        lines.append(f"  {called:55} {command.purpose}")
-    whole = argparse.ArgumentParser(
+        example = f"python -m kit {command.name:9} --run mine {command.example}"
+        lines.append(f"  {example:55} {command.purpose}")
+    top = argparse.ArgumentParser(
         prog="python -m kit",
         description=INTRODUCTION.format(commands="\n".join(lines)),
         epilog=AFTERWARDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = whole.add_subparsers(required=True, metavar="COMMAND", help="one of those above")
+    subparsers = top.add_subparsers(required=True, metavar="COMMAND", help="one of those above")
     for command in COMMANDS:
-        command.add_to(commands)
-    return whole
+        command.add_to(subparsers)
+    return top
 
 
-def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
-    """Take the recipe's steps, a printed line each, until its end or an interrupt.
+def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
+    """Run the recipe's steps and print each result, until the end or an interrupt.
 
-    Of several processes that torchrun has started the first does; the others help as it orders.
+    Under torchrun the first process does this; the others wait for its orders.
     """
-    from kit.recipes.start import start, wait_patiently
+    from kit.recipes.start import set_thread_waiting, start
 
-    wait_patiently()
-    from kit.base.errors import KitError
+    set_thread_waiting()
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.orders import follow_main, next_order
-    from kit.recipes.settings import parse_settings
+    from kit.recipes.active_run import parse_settings
+    from kit.recipes.shared_jobs import broadcast_order, follow_orders
     from kit.training.ranks import join_ranks
 
     allow_expandable_segments()
-    ranks = join_ranks(options.command.own_card)
+    ranks = join_ranks(options.command.own_gpu)
     interrupts.ranks = ranks
     if not ranks.is_main:
-        interrupts.ignore()  # the main one hears them, and stops all
-        follow_main(ranks)
+        interrupts.ignore()  # the main process receives them, and stops all
+        follow_orders(ranks)
         return 0
     if ranks.several and not options.command.shared:
         raise KitError(
-            f"`{options.command.name}` runs in one process, and torchrun has started "
-            f"{ranks.world}: leave torchrun out. Several share `prepare` and `train`, also of a "
-            "voice to begin with (`prepare --start-from`)."
+            f"`{options.command.name}` runs in one process, but torchrun has started "
+            f"{ranks.world}: run it without torchrun. Only `prepare` and `train` can be shared, "
+            "with a base model, too (`prepare --start-from`)."
         )
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     run = dataclasses.replace(run, ranks=ranks)
@@ -97,7 +312,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         if interrupts.signals:
             break
     if ranks.several:
-        next_order(ranks)  # none: the others may go
+        broadcast_order(ranks)  # none: the other processes may end
     ranks.leave()
     if interrupts.signals:
         return interrupts.leave()
@@ -106,7 +321,7 @@ def follow(options: argparse.Namespace, interrupts: "Interrupts") -> int:
 
 
 def print_result(result, tables: bool) -> None:
-    """The result's line; its table, too, when asked for."""
+    """Print the result's line, and its tables if asked for."""
     from kit.base.tables import text_grid, text_table
 
     print(result, flush=True)
@@ -117,33 +332,33 @@ def print_result(result, tables: bool) -> None:
 
 
 class Interrupts:
-    """Ctrl-C, or a polite end by the system: heard once by the step at work, which may finish."""
+    """Collects SIGINT and SIGTERM, and raises KeyboardInterrupt in the step that is running."""
 
     def __init__(self):
         self.signals: list[int] = []
-        self.ranks = None  # the processes that torchrun has started, once they are known
+        self.ranks = None  # the processes of torchrun, once they are known
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
 
     def ignore(self) -> None:
-        """Leave it to another process to hear them."""
+        """Leave signals to the main process."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
 
-    def _hear(self, number: int, frame) -> None:
+    def _on_signal(self, number: int, frame) -> None:
         if self.ranks is not None and self.ranks.lost:
-            return  # torchrun ends what is left of them, and that is being told already
+            return  # torchrun is ending the other processes, and the error is being printed
         self.signals.append(number)
         raise KeyboardInterrupt
 
     def leave(self) -> int:
-        """Say how to go on; the exit code a shell expects. To torchrun, any but 0 is a failure."""
+        """Print how to resume; returns the exit code: 0 to torchrun, to which others are errors."""
         several = self.ranks is not None and self.ranks.several
         why = "Stopped"
         if several and signal.SIGTERM in self.signals:
             others = f"another of the {self.ranks.world} processes has ended"
             why = f"Stopped: {others}, or torchrun was told to end"
-        print(f"{why}. What was done is kept: the same command goes on from there.", flush=True)
+        print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
         if several:
             return 0
         return 128 + (self.signals or [signal.SIGINT])[0]

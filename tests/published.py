@@ -13,7 +13,7 @@ from unittest.mock import patch
 from hub import serving
 from xtts_texts import write_readers_release
 
-from kit.recipes.release_files import PINNED
+from kit.recipes.base_model import PINNED
 
 
 @contextlib.contextmanager

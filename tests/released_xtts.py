@@ -59,9 +59,9 @@ POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
 
 def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
     """What hears and speaks: larger weights, or variances below 0, would make no numbers of it."""
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     found = {}
-    for name, shape in sound_shapes(sizes).items():
+    for name, shape in sorted(sound_shapes(sizes).items()):
         found[name] = torch.tensor(5) if name.endswith(BATCHES) else 0.2 * torch.randn(shape)
         if name.endswith(POSITIVE):
             found[name] = found[name].abs() + 0.5

@@ -35,6 +35,7 @@ from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
 from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
+from kit.dataset.data_report import DataReport
 from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
 from kit.inference.evaluate import hearing
 from kit.inference.export import export_voice, load_export
@@ -42,13 +43,13 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import prepare, prepare_clips, prepare_ranks
+from kit.recipes import prepare, shared_jobs
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.more_data import LongRecordings
-from kit.recipes.orders import follow_main
-from kit.recipes.spoken_samples import SampleLog
+from kit.recipes.shared_jobs import follow_orders
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
+from kit.recipes.training_samples import SampleLog
 from kit.releases.neucodec.codec import NeuCodec
 from kit.releases.neucodec.encoder import encode_clip
 from kit.releases.neucodec.files import NeuCodecConfig
@@ -313,15 +314,16 @@ def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
 
 def test_clips_are_heard_on_the_runs_device(run, moves, monkeypatch):
     seen = []
-    monkeypatch.setattr(prepare_clips, "align_clips_cached", lambda *_: seen.extend(moves) or [])
-    monkeypatch.setattr(prepare_clips, "match", lambda *_: None)
-    recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
-    ledger = SimpleNamespace(kept=[], digests=lambda rows: [], too_long=[])
-    prepare_clips.align_texts(run, ledger, recognizer)
-    cutter = SimpleNamespace(
-        recognizer=recognizer, segment_rows=lambda *_: seen.extend(moves[2:]) or []
-    )
-    prepare_clips.cut_too_long(run, ledger, Path(), None, cutter)
+    matched = SimpleNamespace(mismatched=[], note="", judged=True)
+    monkeypatch.setattr(prepare, "align_clips_cached", lambda *_: seen.extend(moves))
+    monkeypatch.setattr(prepare, "match", lambda *_: matched)
+    monkeypatch.setattr(prepare.Preparation, "_alignment_result", lambda *_: None)
+    monkeypatch.setattr(prepare.Segmenter, "segment_rows", lambda *_: seen.extend(moves[2:]) or [])
+    steps = prepare.Preparation(run)
+    steps.recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
+    steps.checked = DataReport(kept=[], refused=[], warned=[], layout="")
+    steps.align()
+    steps.cut_long()
     assert seen == [("Recognizer", "cuda")] * 2
     assert moves == [("Recognizer", "cuda"), ("Recognizer", "cpu")] * 2
 
@@ -332,11 +334,11 @@ def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     group = SimpleNamespace(several=True, world=3)
     shared = dataclasses.replace(run, ranks=group)
-    prepare_ranks.listening_group(shared).load()
-    prepare_ranks.encoding_group(shared, Mel().config, "am").load()
+    shared_jobs.recognizer_group(shared).load()
+    shared_jobs.encoding_group(shared, Mel().config, "am").load()
     assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
     moves.clear()
-    prepare_ranks.listening_group(dataclasses.replace(shared, hw=CPU)).load()
+    shared_jobs.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
     assert moves == [("Recognizer", "cpu")]
 
 
@@ -424,7 +426,7 @@ def try_a_step(folder: Path) -> None:
 
 DOORS = {
     "a recipe or a command begins": lambda folder: start("doors", "tiny"),
-    "another rank follows": lambda folder: follow_main(ALONE),
+    "another rank follows": lambda folder: follow_orders(ALONE),
     "a voice is loaded": speak_from_a_folder,
     "an exported voice is loaded": speak_from_an_export,
     "a model trains": lambda folder: apply(tiny_model(), SpeedConfig(), CPU),

@@ -12,12 +12,12 @@ from kit.__main__ import parser
 from kit.base.config import load_preset
 from kit.dataset import layouts
 from kit.dataset.data_report import ManifestConfig
-from kit.recipes.settings import check_settings, parse_settings
+from kit.recipes.active_run import check_settings, parse_settings
 from kit.streams import open as streams
 from kit.streams.stream import StreamConfig
 from kit.text import normalize as text
 from kit.text.extract import extract_text
-from kit.training import schedules
+from kit.training import config as train_config
 from kit.training.config import TrainConfig
 from kit.training.optim import lr_factor
 
@@ -118,10 +118,10 @@ def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
 
 
 def test_the_schedule_can_be_chosen(monkeypatch):
-    names = dict(vars(schedules))
+    names = dict(vars(train_config))
     exec(blocks("A learning-rate schedule")[0], names)
     for name, schedule in names["SCHEDULES"].items():
-        monkeypatch.setitem(schedules.SCHEDULES, name, schedule)
+        monkeypatch.setitem(train_config.SCHEDULES, name, schedule)
     settings = re.search(r"--set (train\.schedule=\S+)", GUIDE)[1]
     check_settings(parse_settings([settings]), load_preset("tiny"))
     config = TrainConfig(steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)

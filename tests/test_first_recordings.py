@@ -70,7 +70,7 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
     model, refused = fit_positions(PRESET, rows((806, 1.0), (804, 1.0), (9, 30.0)), Letters(), 28.7)
     assert model.max_text == MAX_TEXT_POSITIONS and model.max_code == MAX_CODE_POSITIONS
     assert [(f.id, f.kind) for f in refused] == [("0", "long text"), ("2", "too long")]
-    assert "403 pieces" in refused[0].reason and "402" in refused[0].reason
+    assert "403 tokens" in refused[0].reason and "402" in refused[0].reason
     assert "30.0 s" in refused[1].reason and "21.0 s" in refused[1].reason
     assert longest(PRESET).max_code_s(28.7) == pytest.approx(21.01, abs=0.01)
 

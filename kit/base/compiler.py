@@ -1,7 +1,6 @@
-"""Compiling a step: whether this machine can, and the compiler's settings for it.
+"""torch.compile and CUDA graphs: whether this machine has them, and the compiler's settings.
 
-Tuning times several kernels for each product and keeps the quickest, once a machine: what it found
-lies in the compiler's cache on disk. Knows torch's compiler; nothing of models.
+Tuning times several kernels for each matmul and keeps the fastest in the compiler's disk cache.
 """
 
 import contextlib
@@ -23,19 +22,19 @@ from torch import Tensor
 
 from kit.base.hardware import Choice, format_capability, timings
 
-Made = Tensor | tuple[Tensor, ...]  # what a captured step leaves
-# Inductor tries a processor's instructions by loading a library of one function in a process of its
-# own, up to six of them, each of which imports torch first: 20 s where there are AVX-512 and AMX.
+Made = Tensor | tuple[Tensor, ...]  # the result of a captured step
+# To test a CPU's instruction sets, Inductor loads small libraries, each in a new process that first
+# imports torch: 20 s where there are AVX-512 and AMX. This probe imports torch only if it must.
 ISA_PROBE = """
 from ctypes import cdll
 try:
     cdll.LoadLibrary("__lib_path__")
-except OSError:  # it does not find torch's own libraries
+except OSError:  # torch's libraries were not found
     import torch
     cdll.LoadLibrary("__lib_path__")
 """
-ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no trial
-# Base classes of what the compilers raise, where those are no RuntimeError, by their module.
+ISA_OK = {"cpp.vec_isa_ok": True}  # plain AVX-512 and AVX2 need no test
+# Exceptions of the compilers that are not RuntimeErrors, by module.
 COMPILER_EXCEPTIONS = {
     "triton.errors": "TritonError",
     "torch._dynamo.exc": "FailOnRecompileLimitHit",
@@ -44,19 +43,19 @@ COMPILER_EXCEPTIONS = {
 
 
 def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
-    """Whether steps can be compiled on `device`, when asked for; if not, the words that say why."""
+    """Whether steps will be compiled on `device`, and if asked for but impossible, why not."""
     if not asked:
         return False, ""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    found = compiler_available(device.type, capability)
-    return (True, "") if found.value == "yes" else (False, not_compiled_note(found.reason))
+    choice = compiler_available(device.type, capability)
+    return (True, "") if choice.value == "yes" else (False, not_compiled_note(choice.reason))
 
 
 def compiler_available(device: str, capability: tuple | None = None) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no".
 
-    `capability` is the GPU's. What the compiler writes is C++ for a CPU and Triton for a GPU; both
-    also need Python's own header, since what they build is loaded as a module.
+    `capability` is the GPU's. The compiler writes C++ for a CPU and Triton for a GPU; both also
+    need Python's header, because the result is loaded as a module.
     """
     if device not in ("cuda", "cpu"):
         raise ValueError(f'device is {device!r}: name "cuda" or "cpu".')
@@ -75,25 +74,25 @@ def cpp_compiler() -> str:
 
 
 def _cpp_missing() -> str:
-    """What `torch.compile` lacks on this CPU, in words; "" when nothing."""
+    """What `torch.compile` lacks on this CPU; "" if nothing."""
     compiler = cpp_compiler()
     if shutil.which(compiler):
         return _header_missing()
-    cures = {
-        "cl": "install Visual Studio's C++ build tools and start from the prompt that knows cl",
+    fixes = {
+        "cl": "install Visual Studio's C++ build tools and start from its developer prompt",
         "clang++": "install clang++ with xcode-select --install",
     }
-    return f"no C++ compiler ({cures.get(compiler, f'install {compiler}')})"
+    return f"no C++ compiler ({fixes.get(compiler, f'install {compiler}')})"
 
 
 def _triton_missing(capability: tuple | None) -> str:
-    """What `torch.compile` lacks for this GPU, in words; "" when nothing."""
+    """What `torch.compile` lacks for this GPU; "" if nothing."""
     if capability is not None and capability < (7, 0):
         return f"Triton needs compute capability 7.0, this GPU has {format_capability(capability)}"
     if importlib.util.find_spec("triton") is None:
         windows = "; on Windows: pip install triton-windows" if sys.platform == "win32" else ""
         return f"Triton is not installed{windows}"
-    if sys.platform == "win32":  # brings a compiler of its own
+    if sys.platform == "win32":  # triton-windows has its own compiler
         return ""
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     if not any(map(shutil.which, compilers)):
@@ -107,19 +106,19 @@ def _header_missing() -> str:
 
 
 def python_header() -> Path:
-    """What every module that is compiled for this Python includes."""
+    """The header that every module compiled for this Python includes."""
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
 @functools.cache
 def keep_device_guard() -> None:
-    """Let what torch's compiler sets for the whole process outlive the thread that compiles first.
+    """Let several threads compile or export one after the other.
 
-    Without a GPU torch 2.11 frees that with its thread, and the next thread that compiles, or
-    exports, ends the process (pytorch#178950): Stop, and Start again, in a notebook. So a thread
-    that never ends sets it first.
+    torch 2.11 without a GPU frees what the first thread that compiles has set for the whole process
+    when that thread ends, and the next one crashes (pytorch#178950). Here a thread that never ends
+    sets it first. Needed for speaking, which a server may do from any thread.
     """
-    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # 2.9 has no such thing
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # torch 2.9 has none
     if ensure is None:
         return
     kept = threading.Event()
@@ -134,10 +133,7 @@ def keep_device_guard() -> None:
 
 
 def compiler_error(error: BaseException) -> str:
-    """The first line of what torch's compiler or Triton failed with; "" for any other error.
-
-    What is asked beforehand cannot tell everything: a compiler may be there and not work.
-    """
+    """The first line of an error of torch's compiler or Triton; "" for any other error."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
         return ""
     lines = [line for line in str(error).splitlines() if line.strip()]
@@ -145,18 +141,17 @@ def compiler_error(error: BaseException) -> str:
 
 
 def compiler_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions to catch where compiled code is called, which may compile or tune kernels.
+    """The exceptions to catch around compiled code, which may compile or tune kernels.
 
-    Dynamo's and Inductor's are nearly all RuntimeErrors, and so is running out of memory; Triton's
-    are not. A compiler that is not imported has raised nothing, so nothing is imported here.
+    Nearly all of Dynamo's and Inductor's are RuntimeErrors, and so is running out of memory;
+    Triton's are not. No compiler is imported for this.
     """
     raised = [
         getattr(sys.modules[module], name)
         for module, name in COMPILER_EXCEPTIONS.items()
         if module in sys.modules
     ]
-    # gcc, or ptxas, ended with an error.
-    return (RuntimeError, subprocess.CalledProcessError, *raised)
+    return (RuntimeError, subprocess.CalledProcessError, *raised)  # gcc or ptxas failed
 
 
 def not_compiled_note(reason: str) -> str:
@@ -165,9 +160,9 @@ def not_compiled_note(reason: str) -> str:
 
 @functools.cache
 def detect_vector_isa() -> None:
-    """Let torch's compiler find out which instructions this CPU has: half a second, once.
+    """Let torch's compiler detect this CPU's instruction sets: half a second, once.
 
-    Where the C++ compiler does not work, nothing is found out: whoever compiles is told.
+    A C++ compiler that does not work is ignored here; compiling itself reports it.
     """
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list  # takes a second to import
     from torch._inductor.exc import InvalidCxxCompiler
@@ -187,55 +182,55 @@ def detect_vector_isa() -> None:
 
 @contextlib.contextmanager
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
-    """The compiler with `settings`, and without what it tells its makers on stderr.
+    """Set the compiler's `settings` for the block and hide its output on stderr.
 
-    `weights` is the checksum of weights that are frozen: the compiler keeps on disk what it made of
-    them, and would give it to another model of the same shape.
+    `weights` is the checksum of frozen weights: without it, the compiler's disk cache would mix up
+    models of the same shape.
     """
     detect_vector_isa()
     quick = ISA_OK | {"autotune_num_choices_displayed": 0}
     inductor = torch._inductor.config.patch(quick | settings)
     graphs = torch._dynamo.config.patch(recompile_limit=64)  # one for each batch size
-    own = torch.compiler.config.patch(cache_key_tag=weights)
-    told = logging.getLogger("torch.utils.cpp_extension")  # of a missing CUDA, on every CPU
-    level = told.level
-    told.setLevel(logging.ERROR)
+    cache = torch.compiler.config.patch(cache_key_tag=weights)
+    log = logging.getLogger("torch.utils.cpp_extension")  # warns of a missing CUDA on every CPU
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
-        with inductor, graphs, own, contextlib.redirect_stderr(io.StringIO()):
+        with inductor, graphs, cache, contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        told.setLevel(level)
+        log.setLevel(level)
 
 
 def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of the quickest of a few runs, after one that pays for what happens once."""
+    """Seconds of the fastest of `repeats` runs of `work`, after a warm-up run."""
     return min(timings(work, repeats))
 
 
 def gpu_tuning(capability: tuple) -> dict[str, bool]:
     """Inductor's settings for the fastest kernels on a GPU of this compute capability.
 
-    Tuned by coordinates, a row times a matrix is one kernel that expands int8 as it reads; a
-    library's matmul would need the matrix expanded first. Autotuning also tries Triton's matmul
-    templates, and Triton 3.3 has dropped Turing's `tl.dot` (triton#5066): not below 8.0.
+    With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as it
+    reads. Autotuning tries Triton's matmul templates, whose `tl.dot` Triton 3.3 no longer has for
+    Turing (triton#5066): only from 8.0 on.
     """
     return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
 
 
 def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
-    """`work` as a CUDA graph, and the tensors that hold its result after each replay.
+    """Capture `work` as a CUDA graph; returns it and the tensors that hold its result.
 
-    `pool` is the memory of another graph (its `pool()`), to be shared. Such graphs must not run at
-    once, and the result of one must be copied before another is replayed.
+    `pool` is the memory pool of another graph, to share it. Such graphs must not run at the same
+    time, and the result of one must be copied before another is replayed.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiled, tuned and given its workspaces before
+    with torch.cuda.stream(stream):  # compile, tune and allocate workspaces first
         for _ in range(3):
             work()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may go on.
+    # "thread_local": other threads may use CUDA meanwhile.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = work()
     return graph, result
@@ -243,5 +238,5 @@ def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAG
 
 @functools.cache
 def warm_up_stream(device: int) -> torch.cuda.Stream:
-    """One for all graphs: cuBLAS keeps a workspace (8 to 32 MiB) for every stream it is used on."""
+    """One stream for all graphs: cuBLAS keeps a workspace (8 to 32 MiB) for every stream."""
     return torch.cuda.Stream(device)

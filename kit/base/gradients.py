@@ -1,8 +1,4 @@
-"""From a loss to a step of the weights, with fp16's small gradients kept from vanishing.
-
-Loss scaling: Micikevicius et al. 2018. Every training loop of the kit steps through here. Without
-fp16 the scaler does nothing. Knows no model.
-"""
+"""Optimizer steps with loss scaling for fp16 (Micikevicius et al. 2018), in all training loops."""
 
 import math
 
@@ -11,19 +7,17 @@ from torch import Tensor, nn
 
 
 def loss_scaler(device: str, precision: str) -> torch.amp.GradScaler:
-    """A scaler of losses: at work for `precision` "fp16", without effect otherwise."""
+    """A scaler of losses that has an effect only with `precision` "fp16"."""
     return torch.amp.GradScaler(device, enabled=precision == "fp16")
 
 
 def apply_gradients(
     scaler: torch.amp.GradScaler, optimizers: list[torch.optim.Optimizer], finite: bool
 ) -> None:
-    """Step every optimizer where the gradients are `finite`; none otherwise.
+    """Step every optimizer that has gradients if all gradients are `finite`; none otherwise.
 
-    The gradients must have been unscaled: where one of them overflowed fp16, the scale is lowered.
-    `scaler.step` would find that out by itself, but it asks the device once for each optimizer, and
-    lets those step whose own gradients are finite. An optimizer without any gradient, as all of its
-    parameters are frozen for now, stays where it is.
+    The gradients must have been unscaled. `scaler.step` is not used: it would wait for the device
+    once per optimizer, and step those whose own gradients are finite.
     """
     if finite:
         for optimizer in filter(has_gradients, optimizers):
@@ -41,10 +35,7 @@ def backward_and_step(
     scaler: torch.amp.GradScaler,
     clip_norm: float | None = None,
 ) -> bool:
-    """Backward pass of `loss` and one step, gradients clipped if asked; whether it was taken.
-
-    Gradients are gone afterwards.
-    """
+    """Run the backward pass of `loss` and one optimizer step; returns whether it was taken."""
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
     half = scaler.is_enabled()

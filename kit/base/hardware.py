@@ -1,12 +1,13 @@
-"""What machine is this, and what follows from it: every answer comes with its reason.
+"""Detect the machine and choose what suits it; every choice comes with its reason.
 
-Detection returns values, never sets anything; `use_threads`, `set_cuda_defaults` and
-`allow_expandable_segments` change the process, and only when called. Unknown is None.
+Only `use_threads`, `set_cuda_defaults` and `allow_expandable_segments` change the process. What is
+unknown is None.
 """
 
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import platform
@@ -23,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kit.base.notes import Note
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# cuDNN's kernel is left out: it is planned anew for every row length.
+# Without cuDNN's kernel, which is planned again for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PROC_STATUS = Path("/proc/self/status")
 
@@ -47,11 +48,8 @@ class Choice:
 
 
 def detect() -> Hardware:
-    """The GPU when there is one that this build of torch has code for, else the CPU.
-
-    A GPU that is left idle is told in a warning, with the cure.
-    """
-    import psutil  # here and below: a voice speaks without it
+    """The GPU when there is one that this build of torch has code for, else the CPU."""
+    import psutil  # here and below: speaking works without it
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ram = psutil.virtual_memory().total
@@ -76,10 +74,10 @@ def detect() -> Hardware:
 
 
 def gpu_can_run() -> bool:
-    """Whether there is a GPU, and code for it in this build of torch; if not the code, a warning.
+    """Whether there is a GPU that this build of torch has code for; warns if the code is missing.
 
-    The builds with CUDA 12.8 and later left out what came before Turing: on such a card torch
-    says that CUDA is available, and then every operation fails.
+    Builds with CUDA 12.8 and later have no code for GPUs older than Turing: torch says that CUDA
+    is available, and then every operation fails.
     """
     if not torch.cuda.is_available():
         return False
@@ -89,7 +87,7 @@ def gpu_can_run() -> bool:
         return True
     torch_version = torch.__version__.partition("+")[0]
     warnings.warn(
-        f"{card.name} is left idle, the CPU takes its place: this torch ({torch.__version__}) was "
+        f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
         f"built for {', '.join(architectures)}, that GPU has compute capability {card.major}."
         f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
         f"torch=={torch_version} torchaudio=={torch_version} "
@@ -103,8 +101,8 @@ def gpu_can_run() -> bool:
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:
     """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`.
 
-    Machine code ("sm") runs on its own generation from its number on, "compute" is translated for
-    all later ones.
+    Machine code ("sm") runs on GPUs of its generation from its number on; "compute" is translated
+    for all later ones.
     """
     major, minor = capability
     for name in architectures:
@@ -118,10 +116,7 @@ def has_code_for(capability: tuple, architectures: list[str]) -> bool:
 
 
 def is_here(hw: Hardware) -> bool:
-    """Whether `hw` is a device of this machine, which can be asked and timed.
-
-    A description of another one answers what follows from its compute capability and its memory.
-    """
+    """Whether `hw` is a device of this machine, not only the description of one elsewhere."""
     if hw.device == "cpu":
         return True
     return torch.cuda.is_available() and torch.cuda.get_device_name(0) == hw.name
@@ -131,29 +126,25 @@ def is_here(hw: Hardware) -> bool:
 def set_cuda_defaults() -> None:
     """Turn cuDNN attention off and compute convolutions in fp32, for this whole process.
 
-    Call it wherever the kit may begin to use a GPU; without one it changes nothing that is used.
-    Only the first call of a process does it, so a training that turns TF32 on keeps it.
+    Call it wherever the kit may start to use a GPU. Only the first call has an effect, so a
+    training that turned TF32 on keeps it.
     """
-    # torch prefers cuDNN attention on Hopper and Blackwell. It builds a plan for each new length of
-    # K, 22 ms each: more than a decoding step takes.
+    # torch prefers cuDNN attention on Hopper and Blackwell. It plans for each new length of K, for
+    # 22 ms: longer than a decoding step.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # torch's default is TF32, with which more of a codec's codes differ from the CPU's.
+    # With TF32, torch's default, more of a codec's codes differ from the CPU's.
     torch.backends.cudnn.allow_tf32 = False
 
 
 @contextlib.contextmanager
 def on_device(device: str | torch.device, *modules: nn.Module | None) -> Iterator[None]:
-    """Move `modules` to `device` for the time of the block, then back to where they were.
-
-    For a codec or a recogniser in a process that trains: between two uses the GPU's memory is the
-    model's.
-    """
+    """Move `modules` to `device` for the block, then back, to leave the GPU to the model."""
     before = []
     for module in modules:
         if module is None:
             continue
         tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
-        if tensor is not None:  # Whisper's weights are not torch's
+        if tensor is not None:  # Whisper's weights are not torch tensors
             before.append((module, tensor.device))
     try:
         for module, _ in before:
@@ -172,9 +163,9 @@ def cpu_name() -> str:
 
 
 def choose_precision(hw: Hardware) -> Choice:
-    """bf16, fp16 or fp32 for matrix products; weights and losses stay fp32.
+    """bf16, fp16 or fp32 for matmuls; weights and losses stay fp32.
 
-    On a CPU the answer is measured: without bf16 instructions it is emulated and slower.
+    Measured on a CPU: without bf16 instructions, bf16 is emulated and slower.
     """
     return gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
 
@@ -191,12 +182,12 @@ def gpu_precision(capability: tuple) -> Choice:
 
 @functools.cache
 def _cpu_precision() -> Choice:
-    """Measured once a process: what was planned is what runs, whatever the machine does now."""
-    # Emulated, one product of a training step's size takes half a second: a smaller one says so.
+    """Measured once per process, so that what was planned is what runs."""
+    # Emulated, a matmul of a training step's size takes half a second, so a smaller one goes first.
     ratio = _bf16_ratio(QUICK_ROWS, rounds=3)
     if ratio > HOPELESS:
         ratio = _bf16_ratio(PRODUCT["cpu"][0], rounds=8)
-    faster = f"a bf16 product ran {ratio:.2g}x as fast as an fp32 one on this processor"
+    faster = f"a bf16 matmul ran {ratio:.2g}x as fast as an fp32 one on this processor"
     if ratio > 1.3:
         return Choice(value="bf16", reason=faster)
     slow = ": bf16 is emulated here" if ratio < 0.3 else ""  # that takes eight times as long
@@ -204,10 +195,10 @@ def _cpu_precision() -> Choice:
 
 
 def _bf16_ratio(rows: int, rounds: int) -> float:
-    """How many times as fast as in fp32 a product of so many `rows` is in bf16."""
+    """Speed of a bf16 matmul of so many `rows`, relative to fp32."""
     fp32_s = []
     bf16_s = []
-    for _ in range(rounds):  # in turns, so that a busy moment slows both
+    for _ in range(rounds):  # alternating, so that a busy moment slows both
         fp32_s.append(matmul_seconds(torch.float32, 1, rows=rows))
         bf16_s.append(matmul_seconds(torch.bfloat16, 1, rows=rows))
     return min(fp32_s) / min(bf16_s)
@@ -217,26 +208,25 @@ def format_capability(capability: tuple) -> str:
     return ".".join(map(str, capability))
 
 
-# Rows, inputs and outputs of a product of training-step size; a GPU is done with a small one before
-# it could be timed.
+# Rows, inputs and outputs of a matmul of training-step size; on a GPU a small one is too short to
+# be timed.
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
-QUICK_ROWS = 64  # of a product that tells within milliseconds whether bf16 is emulated
-HOPELESS = 0.25  # as fast as fp32, or less: no larger product has to be timed
+QUICK_ROWS = 64  # of a matmul that shows within milliseconds whether bf16 is emulated
+HOPELESS = 0.25  # of fp32's speed: a larger matmul need not be timed
 
 
 def matmul_seconds(
     dtype: torch.dtype, repeats: int = 3, device: str = "cpu", rows: int = 0
 ) -> float:
-    """Fastest of `repeats` products of training-step size, or of `rows`, on `device`, in seconds.
+    """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows.
 
-    One that takes longer than a second (a precision, or a processor, that is emulated) is not
-    repeated. How often products are timed is a matter of chance, so what they multiply is drawn by
-    a generator of its own: a run's dropout must not depend on it.
+    One that takes longer than a second (emulated) is not repeated. The numbers come from a separate
+    generator, so that a run's dropout does not depend on how often matmuls are timed.
     """
     usual_rows, inputs, outputs = PRODUCT[device]
-    own = torch.Generator(device).manual_seed(0)
-    a = torch.randn(rows or usual_rows, inputs, device=device, generator=own).to(dtype)
-    b = torch.randn(inputs, outputs, device=device, generator=own).to(dtype)
+    generator = torch.Generator(device).manual_seed(0)
+    a = torch.randn(rows or usual_rows, inputs, device=device, generator=generator).to(dtype)
+    b = torch.randn(inputs, outputs, device=device, generator=generator).to(dtype)
 
     def work() -> None:
         a @ b
@@ -248,10 +238,7 @@ def matmul_seconds(
 
 
 def matmul_ms(hw: Hardware) -> dict[str, float]:
-    """Milliseconds of one product (`PRODUCT`) in each precision that `hw` knows, by its name.
-
-    {} for a GPU that is not here. A GPU without bf16 has no time for it; a CPU emulates it.
-    """
+    """Milliseconds of a matmul in each precision that `hw` has, by name; {} for a GPU elsewhere."""
     if not is_here(hw):
         return {}
     dtypes = {"fp32": torch.float32}
@@ -263,14 +250,14 @@ def matmul_ms(hw: Hardware) -> dict[str, float]:
 
 
 def describe_speed(hw: Hardware, threads: Choice, precision: Choice) -> str:
-    """What decides how fast this machine computes: its free cores and its products, measured."""
+    """Describe how fast this machine computes: its free cores and its fp32 matmuls, measured."""
     rows, inputs, outputs = PRODUCT[hw.device]
-    done = 2 * rows * inputs * outputs / matmul_seconds(torch.float32, device=hw.device)
-    return f"{threads.reason}; {precision.reason}; fp32 products at {done / 1e9:,.0f} GFLOP/s"
+    flops_per_s = 2 * rows * inputs * outputs / matmul_seconds(torch.float32, device=hw.device)
+    return f"{threads.reason}; {precision.reason}; fp32 matmuls at {flops_per_s / 1e9:,.0f} GFLOP/s"
 
 
 def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list[float]:
-    """Seconds of each of `repeats` runs, after one that pays for what happens once, when `warm`."""
+    """Seconds of each of `repeats` runs of `work`, after a warm-up run unless `warm` is False."""
     if warm:
         work()
     times = []
@@ -284,10 +271,9 @@ def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list
 def attention_backend(
     hw: Hardware, precision: str, head_width: int = 64, heads: int = 4, dropout: float = 0.0
 ) -> Choice:
-    """The kernel PyTorch's dispatcher picks for causal attention without a mask, asked of it.
+    """The kernel that PyTorch's dispatcher picks for causal attention without a mask.
 
-    Of `ATTENTION_ORDER` the first one that takes this device, precision, head and dropout. For a
-    GPU that is not here the answer follows from its compute capability, and says so.
+    For a GPU that is not here, the answer is expected from its compute capability.
     """
     asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):
@@ -303,10 +289,7 @@ def attention_backend(
 
 
 def _expected_attention(capability: tuple, precision: str, head_width: int) -> str:
-    """What the dispatcher asks before it picks: flash is for half precision from Ampere on.
-
-    The memory-efficient kernel takes fp32 and fp16 on any card, bf16 from Ampere on.
-    """
+    """Flash attention needs half precision and Ampere; for bf16 the efficient one does, too."""
     ampere = capability >= (8, 0)
     if ampere and precision != "fp32" and head_width <= 256:
         return "flash"
@@ -314,10 +297,7 @@ def _expected_attention(capability: tuple, precision: str, head_width: int) -> s
 
 
 def choose_preset(hw: Hardware) -> Choice:
-    """The preset that suits the training device: by its memory, and an old card by its speed.
-
-    What a card reports is a little less than its name says.
-    """
+    """The preset that suits the training device: by its memory, and an old GPU by its speed."""
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
@@ -330,7 +310,7 @@ def choose_preset(hw: Hardware) -> Choice:
     if hw.capability < (8, 0) and 14 <= gib < 20:
         why = f"{known} has no bf16: it is slow before it is full"
         return Choice(value="t4", reason=f"{has}, and {why}")
-    tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))
+    tiers = ((72, "80gb"), (20, "24gb"), (10, "12gb"), (0, "8gb"))  # GPUs report a little less
     name = next(name for floor, name in tiers if gib >= floor)
     if 36 <= gib < 72:
         has += "; with hundreds of hours of speech 80gb trains here, too, in smaller passes"
@@ -338,10 +318,10 @@ def choose_preset(hw: Hardware) -> Choice:
 
 
 def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice:
-    """How many cores nobody else keeps busy; at least one.
+    """Count the cores that no other process keeps busy; at least one.
 
-    The quietest sample counts, and work that yields to ours (niced) does not: a moment's noise must
-    not halve the speed of an hour. An idle machine is known by its first sample.
+    The quietest sample counts, and niced work does not, so that a busy moment does not halve the
+    speed of an hour. On an idle machine the first sample is enough.
     """
     import psutil
 
@@ -363,7 +343,7 @@ def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice
 def use_threads(hw: Hardware) -> Choice:
     """Give PyTorch the free cores, or as many threads as OMP_NUM_THREADS asks for.
 
-    Spinning threads on busy cores run 4-10x slower than one.
+    On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
@@ -375,16 +355,15 @@ def use_threads(hw: Hardware) -> Choice:
 
 
 def silence_profiler() -> None:
-    """Before torch's profiler is first used: that there is no GPU is no error of the user's."""
+    """Hide the profiler's error about a missing GPU; call it before the profiler is first used."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def allow_expandable_segments() -> None:
-    """Let CUDA's memory grow in place: batches of ever other lengths fragment fixed segments.
+    """Let CUDA memory segments grow: batches of varying lengths fragment fixed ones.
 
-    Call it before CUDA is first used: the allocator reads the variable once, then. Processes that
-    are started later inherit it. What the user has set stays. On Windows torch does not have it,
-    and under WSL the first allocation may fail (pytorch#192330).
+    Call it before CUDA is first used. Child processes inherit it; a user's setting stays. Windows
+    does not have it, and under WSL the first allocation may fail (pytorch#192330).
     """
     is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
     if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
@@ -392,7 +371,7 @@ def allow_expandable_segments() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a figure depends on."""
+    """Versions that a measurement depends on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -401,7 +380,7 @@ def versions() -> dict[str, str]:
 
 
 def is_oom(error: BaseException) -> bool:
-    """Whether `error` says that the device, or the CPU's allocator, has no memory left."""
+    """Whether `error` means that the device, or the CPU's allocator, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     words = (
@@ -414,30 +393,39 @@ def is_oom(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
+def release_memory(device: str) -> None:
+    """Collect garbage, and on CUDA give cached memory back to the device."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def usable_bytes(hw: Hardware) -> int:
+    """Memory of the device, or the share of it that this process may use."""
+    if hw.device == "cpu" or not is_here(hw):
+        return hw.memory_bytes
+    return int(torch.cuda.get_per_process_memory_fraction() * hw.memory_bytes)
+
+
 def peak_memory_bytes(device: str) -> int:
-    """Peak of the GPU allocator, or of this process's resident memory on the CPU, in bytes."""
+    """Peak bytes of the GPU allocator, or on the CPU of this process's resident memory."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
 
 
 def reset_peak_memory(device: str) -> None:
-    """Start `peak_memory_bytes` anew; on a CPU it is that of the process's whole life."""
+    """Reset `peak_memory_bytes`; on a CPU it is that of the process's whole life."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
 
 
 def peak_resident_bytes() -> int:
-    """The most resident memory that this process has had at once, in bytes.
-
-    Every system counts it in a place and a unit of its own; psutil knows that of Windows alone.
-    """
+    """Peak resident memory of this process, in bytes; psutil knows it only on Windows."""
     import psutil
 
     memory = psutil.Process().memory_info()
     if hasattr(memory, "peak_wset"):  # Windows
         return memory.peak_wset
-    if (
-        PROC_STATUS.exists()
-    ):  # Linux, where getrusage may tell the peak of the process that began us
+    if PROC_STATUS.exists():  # Linux, where getrusage may return the parent process's peak
         lines = PROC_STATUS.read_text(encoding="utf-8").splitlines()
         peaks_kib = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
         if peaks_kib:
@@ -449,7 +437,7 @@ def peak_resident_bytes() -> int:
 
 
 def autocast(device: str, precision: str):
-    """The context a forward pass runs in; nothing at all for fp32."""
+    """The context of a forward pass: torch's autocast, or nothing for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device, DTYPES[precision])

@@ -1,4 +1,1 @@
-"""Clips to codes on disk, and codes to batches, resumed to the batch.
-
-Knows what lengths the model takes; neither its weights nor the loop.
-"""
+"""Encode clips to codes on disk, and read them as batches that resume exactly."""

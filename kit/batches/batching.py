@@ -1,22 +1,29 @@
-"""Which utterances go through the model together: a pure function of their lengths.
+"""Plan which utterances go through the model together, from their lengths alone.
 
-A batch is a grid as wide as its longest row, so like lengths belong together. `plan_batches`
-shuffles an epoch (of a large corpus a group of it, see epoch_order), sorts it a window at a time,
-cuts it into effective batches and shuffles those: every utterance once, none left out, the same for
-the same seed. An effective batch is a number of
-utterances, or a number of padded tokens; `micro_batches` cuts it into passes. `padding_waste` says
-what each way wastes. Knows lengths alone: no audio, no codes, no file, no model.
+A batch is padded to its longest row, so `plan_batches` puts like lengths together: it shuffles an
+epoch, sorts it a window at a time, splits it into effective batches and shuffles those, the same
+for the same seed. An effective batch is a number of utterances or of padded tokens;
+`micro_batches` splits it into forward passes.
+
+A large corpus is planned in groups of up to GROUP_ROWS utterances, each a random draw from all of
+them. `drawn` computes the permutation for the numbers asked, so a group of thirty million
+utterances costs no more than one of a hundred thousand.
 """
 
 import bisect
 import dataclasses
+import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from kit.base.config import MAX_SEED, require, require_within
 
 EXTRA_TOKENS = 6  # of a row beside text ids and codes: START, STOP, START and three times STOP
+GROUP_ROWS = 2**17  # utterances; changing it changes the order of every larger corpus
+FEISTEL_ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,13 +32,13 @@ class DataConfig:
     micro_batch: int = 32  # utterances per forward pass
     effective_tokens: int = 0  # padded tokens per optimiser step instead; 0: count utterances
     sort_window: int = 1024  # shuffled utterances sorted by length at a time
-    short_first: float = 0.0  # share of the first epoch that comes first, from short to long
-    # (SortaGrad, Amodei et al. 2016); of a corpus planned in groups, share of the first group
-    grid_lengths: tuple = ()  # tokens: pad each grid to the next of these; (): to its longest row
+    short_first: float = 0.0  # share of the first epoch (or group) to begin with, from short
+    # to long (SortaGrad, Amodei et al. 2016)
+    grid_lengths: tuple = ()  # tokens: pad a batch to the next of these; (): to its longest row
     length_multiple: int = 1  # tokens: without grid_lengths, pad to a multiple of this
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
     shard: int = 2000  # utterances per cache file
-    max_cache_gib: float = 50.0  # of the folder with the cache; the longest unused goes first
+    max_cache_gib: float = 50.0  # of the cache's folder; the least recently used files are removed
     seed: int = 0
 
     def __post_init__(self):
@@ -39,10 +46,9 @@ class DataConfig:
         for name in (*sizes, "length_multiple"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
         require(0 <= self.short_first <= 1, self, "short_first", "a share, from 0 to 1.")
-        whole = self.effective_batch % self.micro_batch == 0
-        require(
-            whole, self, "micro_batch", f"must divide effective_batch ({self.effective_batch})."
-        )
+        divides = self.effective_batch % self.micro_batch == 0
+        fix = f"must divide effective_batch ({self.effective_batch})."
+        require(divides, self, "micro_batch", fix)
         require(self.effective_tokens >= 0, self, "effective_tokens", "must be 0 or more.")
         require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
@@ -62,7 +68,7 @@ class DataConfig:
         return self.effective_tokens // self.grad_accum
 
     def split(self, grad_accum: int) -> "DataConfig":
-        """The same effective batch in `grad_accum` passes; KitError when it won't divide."""
+        """Return the same effective batch in `grad_accum` passes. Raises KitError."""
         return dataclasses.replace(self, micro_batch=max(1, self.effective_batch // grad_accum))
 
 
@@ -73,24 +79,24 @@ def chunks(items: Sequence, size: int) -> Iterator[Sequence]:
 def plan_batches(
     lengths: Sequence[int], config: DataConfig, epoch: int, group: int = 0, groups: int = 1
 ) -> list[list[int]]:
-    """The effective batches of `epoch` as lists of indices into `lengths`, each index once.
+    """Return the effective batches of `epoch`: lists of indices into `lengths`, from short to long.
 
-    Where an epoch has several `groups`, `lengths` are those of utterances of `group`. A batch lies
-    from short to long. Counting tokens, a window's last and unfilled batch joins the next window,
-    so one batch a group is short, and it is none of the many middling ones.
+    Where an epoch has several `groups`, `lengths` are those of `group`. Counting tokens, a window's
+    unfilled last batch joins the next window, so only one batch a group is short.
     """
     rng = random.Random(order_key(config, epoch, group, groups))
     order = rng.sample(range(len(lengths)), len(lengths))
     batches = []
-    left = []
+    unfilled = []
     for window in chunks(order, config.sort_window):
-        groups = effective_batches(
-            sorted([*left, *window], key=lengths.__getitem__), lengths, config
-        )
-        left = groups.pop() if config.effective_tokens else []
-        batches += groups
-    if left:
-        batches.append(left)
+        by_length = sorted([*unfilled, *window], key=lengths.__getitem__)
+        if config.effective_tokens:
+            batches += split_by_tokens(by_length, lengths, config.effective_tokens)
+            unfilled = batches.pop()
+        else:
+            batches += chunks(by_length, config.effective_batch)
+    if unfilled:
+        batches.append(unfilled)
     rng.shuffle(batches)
     if config.short_first and epoch == 0 and group == 0:
         batches.sort(key=lambda batch: lengths[batch[0]])
@@ -101,36 +107,30 @@ def plan_batches(
 
 
 def order_key(config: DataConfig, epoch: int, group: int, groups: int) -> str:
-    """What sets the order of a group of an epoch."""
-    if groups == 1:  # what it was before there were groups: runs go on in the order they began in
+    """Return the seed of the order of a group of an epoch."""
+    if groups == 1:  # as before there were groups, so that older runs resume in their order
         return f"{config.seed} {epoch}"
     return f"{config.seed} {epoch} {group}/{groups}"
 
 
 def batches_planned(rows: int, config: DataConfig) -> int:
-    """How many batches `plan_batches` makes of `rows` utterances where it counts utterances."""
+    """Return how many batches `plan_batches` makes of `rows` utterances, counting utterances."""
     windows, left = divmod(rows, config.sort_window)
     of_window = -(-config.sort_window // config.effective_batch)
     return windows * of_window + -(-left // config.effective_batch)
 
 
-def effective_batches(order: list, lengths: Sequence[int], config: DataConfig) -> list[list]:
-    if config.effective_tokens:
-        return cut_by_tokens(order, lengths, config.effective_tokens)
-    return list(chunks(order, config.effective_batch))
-
-
 def micro_batches(batch: list, lengths: Sequence[int], config: DataConfig) -> list[list]:
-    """An effective batch (indices into `lengths`, short to long) in forward passes."""
+    """Split an effective batch (indices into `lengths`, short to long) into forward passes."""
     if config.effective_tokens:
-        return cut_by_tokens(batch, lengths, config.micro_tokens)
+        return split_by_tokens(batch, lengths, config.micro_tokens)
     return list(chunks(batch, config.micro_batch))
 
 
-def cut_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> list[list]:
-    """Neighbours in `order` grouped so that rows x longest row stays within the budget.
+def split_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> list[list]:
+    """Group neighbours in `order` so that rows x longest row stays within the budget.
 
-    An utterance longer than the budget stands alone: it is neither cut nor left out.
+    An utterance longer than the budget gets a group of its own.
     """
     groups = []
     longest = 0
@@ -145,40 +145,35 @@ def cut_by_tokens(order: list, lengths: Sequence[int], budget_tokens: int) -> li
 
 
 def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Indices into `lengths`, put together into rows of at most `row_tokens` (best fit decreasing).
+    """Pack utterances into rows of at most `row_tokens` (best fit decreasing); return indices.
 
-    A plan alone. Attention must then be kept from crossing from one utterance into the next, and a
-    mask for that costs the fused causal kernels and a square of the row: more than the padding it
-    saves, so the model takes one utterance a row. Raises ValueError for one that fits no row.
+    Only to report the padding it would save. The mask that keeps attention within an utterance
+    rules out the fused causal kernels, which costs more, so the model takes one utterance a row.
     """
-    if lengths and max(lengths) > row_tokens:
-        raise ValueError(
-            f"An utterance of {max(lengths)} tokens fits no row of {row_tokens} tokens: raise "
-            "`row_tokens`."
-        )
+    assert max(lengths, default=0) <= row_tokens, "an utterance fits no row"
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, row), ascending
     for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        at = bisect.bisect_left(room, (lengths[i], 0))  # the fullest row that still has room
-        if at == len(room):
+        fullest = bisect.bisect_left(room, (lengths[i], 0))  # that still has room
+        if fullest == len(room):
             rows.append([])
             left = row_tokens
             row = len(rows) - 1
         else:
-            left, row = room.pop(at)
+            left, row = room.pop(fullest)
         rows[row].append(i)
         bisect.insort(room, (left - lengths[i], row))
     return rows
 
 
 def padded(length: int, config: DataConfig) -> int:
-    """The tokens that a grid with a longest row of `length` is padded to."""
+    """Return the tokens that a batch with a longest row of `length` is padded to."""
     multiple = -(-length // config.length_multiple) * config.length_multiple
     return next((n for n in config.grid_lengths if n >= length), multiple)
 
 
 def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -> float:
-    """The share of padding when each of `parts` is a grid, as wide as `config` pads its longest."""
+    """Return the share of padding when each of `parts` is a padded batch."""
     cells = sum(len(part) * padded(max(lengths[i] for i in part), config) for part in parts)
     return 1 - sum(lengths[i] for part in parts for i in part) / cells
 
@@ -186,7 +181,7 @@ def wasted(parts: list[list[int]], lengths: Sequence[int], config: DataConfig) -
 def padding_waste(
     lengths: Sequence[int], config: DataConfig, row_tokens: int = 1024
 ) -> dict[str, float]:
-    """The share of cells that hold no token, for every way to form batches; nothing is dropped.
+    """Return the share of padding for every way to form batches.
 
     The token budget is the configuration's, or what its utterances hold on average.
     """
@@ -206,14 +201,67 @@ def padding_waste(
 
 
 def neighbours_waste(lengths: Sequence[int], config: DataConfig) -> float:
-    """The share of cells without a token where a pass has its number of rows of like length."""
+    """Return the share of padding where a pass has `micro_batch` rows of like length."""
     counted = dataclasses.replace(config, effective_tokens=0)
     return wasted(passes(lengths, counted), lengths, config)
 
 
 def passes(lengths: Sequence[int], config: DataConfig, epoch: int = 0) -> list[list[int]]:
-    """Every forward pass of an epoch, as indices into `lengths`."""
+    """Return every forward pass of an epoch, as indices into `lengths`."""
     parts = (
         micro_batches(batch, lengths, config) for batch in plan_batches(lengths, config, epoch)
     )
     return list(itertools.chain.from_iterable(parts))
+
+
+def group_count(rows: int) -> int:
+    return max(1, -(-rows // GROUP_ROWS))
+
+
+def group_bounds(count: int, group: int, groups: int) -> tuple[int, int]:
+    """Return start and end of part `group` when `count` items are split into `groups` parts."""
+    return group * count // groups, (group + 1) * count // groups
+
+
+def drawn(count: int, group: int, groups: int, key: str) -> np.ndarray:
+    """Return the numbers of 0..count-1 that are in `group`, at random by `key`."""
+    first, end = group_bounds(count, group, groups)
+    return permuted(np.arange(first, end, dtype=np.uint64), count, key)
+
+
+def permuted(numbers: np.ndarray, count: int, key: str) -> np.ndarray:
+    """Apply to `numbers` a random permutation of 0..count-1, seeded by `key`.
+
+    A Feistel network permutes 0..4^n-1 (Luby and Rackoff 1988, doi:10.1137/0217022). Results from
+    `count` up are permuted again until they are below (Black and Rogaway 2002,
+    doi:10.1007/3-540-45760-7_9). Not for cryptography.
+    """
+    half_bits = max(1, -(-(count - 1).bit_length() // 2))
+    digest = hashlib.sha256(key.encode()).digest() + hashlib.sha256(b"2" + key.encode()).digest()
+    round_keys = np.frombuffer(digest, dtype="<u8", count=FEISTEL_ROUNDS).astype(np.uint64)
+    results = feistel(numbers.astype(np.uint64), half_bits, round_keys)
+    beyond = np.flatnonzero(results >= count)
+    while len(beyond):
+        results[beyond] = feistel(results[beyond], half_bits, round_keys)
+        beyond = beyond[results[beyond] >= count]
+    return results.astype(np.int64)
+
+
+def feistel(numbers: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.ndarray:
+    """Permute numbers of 2 x `half_bits` bits."""
+    bits = np.uint64(half_bits)
+    mask = np.uint64(2**half_bits - 1)
+    left = numbers >> bits
+    right = numbers & mask
+    for key in round_keys:
+        mixed = left ^ (scrambled(right + key) & mask)
+        left = right
+        right = mixed
+    return (left << bits) | right
+
+
+def scrambled(values: np.ndarray) -> np.ndarray:
+    """Hash 64-bit `values` (SplitMix64's last steps, Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

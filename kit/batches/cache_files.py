@@ -1,9 +1,4 @@
-"""A folder of safetensors files that check themselves, make room, and are shared by processes.
-
-`pack_tensors` puts a checksum into a file, `load_tensors` refuses what does not match it.
-`make_room` keeps the folder below its cap. `claimed` lets several processes make the same files at
-once without locks.
-"""
+"""Safetensors files with checksums, in a folder of limited size that several processes share."""
 
 import contextlib
 import json
@@ -20,29 +15,27 @@ from kit.base.errors import DamagedFileError
 from kit.base.formatting import format_gib
 from kit.base.tensor_file import arrays_digest
 
-LITTER_AGE_S = 3600  # a temporary file as old as this has lost its process
+STALE_S = 3600  # a temporary file of this age has lost its process
 
 
 def pack_tensors(tensors: dict[str, np.ndarray]) -> bytes:
-    """`tensors` and their checksum as the bytes of one safetensors file."""
-    # A transposed array would be written as it lies in memory, and read back scrambled.
+    """Return `tensors` and their checksum as the bytes of one safetensors file."""
+    # safetensors would write a transposed array in memory order, and read it back scrambled.
     tensors = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     return safetensors.numpy.save(tensors, metadata={"sha256": arrays_digest(tensors)})
 
 
 def load_tensors(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a sealed file. Raises DamagedFileError when it is missing or any byte
-    differs.
-    """
+    """Read and verify a file of `pack_tensors`. Raises DamagedFileError."""
     if not Path(path).is_file():
         raise DamagedFileError(missing(path))
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-            whole = (file.metadata() or {}).get("sha256") == arrays_digest(tensors)
+            intact = (file.metadata() or {}).get("sha256") == arrays_digest(tensors)
     except (OSError, ValueError, TypeError, safetensors.SafetensorError) as error:
         raise DamagedFileError(damaged(path, str(error))) from error
-    if not whole:
+    if not intact:
         raise DamagedFileError(damaged(path, "its checksum does not match"))
     return tensors
 
@@ -53,12 +46,12 @@ def missing(path: Path) -> str:
 
 def damaged(path: Path, how: str) -> str:
     return (
-        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to mend it."
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
     )
 
 
 def as_bytes(value) -> np.ndarray:
-    """JSON as a tensor: a safetensors header is no place for a million rows."""
+    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
     return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
 
 
@@ -71,11 +64,10 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 
 
 def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:
-    """Call `make(path)` for each of `paths` that is not there; yield each once it is.
+    """Call `make(path)` for each missing file of `paths`; yield each path once the file is there.
 
-    Two processes share the work: each first makes what the other has not begun, and then what is
-    still missing, begun or not. So the claim of a killed process delays its file and blocks
-    nothing; at worst a file is made twice, alike, and the second takes the place of the first.
+    Processes share the work: each first makes what no other has begun, then what is still missing.
+    So a killed process blocks nothing; at worst a file is made twice, with the same content.
     """
     others = []
     for path in paths:
@@ -101,7 +93,7 @@ def _mark(path: Path) -> Path:
 
 def _made(path: Path, make: Callable[[Path], None]) -> Path:
     try:
-        if not path.is_file():  # the other process may have been here meanwhile
+        if not path.is_file():  # another process may have made it meanwhile
             make(path)
     finally:
         _mark(path).unlink(missing_ok=True)
@@ -109,37 +101,37 @@ def _made(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def touch(paths: set[Path]) -> None:
-    """Note that `paths` are in use now."""
+    """Mark `paths` as used now."""
     for path in paths:
-        with contextlib.suppress(OSError):  # gone, or a read-only folder: nothing to keep alive
+        with contextlib.suppress(OSError):  # gone, or a read-only folder
             os.utime(path)
 
 
 def ages(folder: Path, pattern: str) -> dict[Path, tuple[float, int]]:
-    """{file: (seconds since it was used, bytes)}; a file that goes meanwhile is left out."""
-    found = {}
+    """Return {file: (seconds since it was used, bytes)}."""
+    files = {}
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):  # another process made room
             stat = path.stat()
-            found[path] = (time.time() - stat.st_mtime, stat.st_size)
-    return found
+            files[path] = (time.time() - stat.st_mtime, stat.st_size)
+    return files
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left behind: old claims and half-written files."""
+    """Remove old claims and half-written files of killed processes."""
     for pattern in ("*.claim", ".*.safetensors.*"):
         for path, (age_s, _) in ages(folder, pattern).items():
-            if age_s > LITTER_AGE_S:
+            if age_s > STALE_S:
                 path.unlink(missing_ok=True)
 
 
 def make_room(
     folder: Path, names: tuple[str, ...], cap_gib: float, needed_bytes: int, used: set[Path]
 ) -> None:
-    """Remove the longest unused files, none of `used`, until `needed_bytes` more fit the cap.
+    """Remove the least recently used files, none of `used`, until `needed_bytes` more fit the cap.
 
-    Only files called like one of `names` are counted and removed. Raises DamagedFileError when
-    what is in use fills the cap alone.
+    Only files that match one of the patterns `names` are counted and removed. Raises
+    DamagedFileError when the files in use alone exceed the cap.
     """
     files = {}
     cap_bytes = cap_gib * 2**30
@@ -150,7 +142,7 @@ def make_room(
         if total_bytes <= cap_bytes:
             return
         if path not in used:
-            with contextlib.suppress(PermissionError):  # Windows: another run has it mapped
+            with contextlib.suppress(PermissionError):  # Windows: mapped by another run
                 path.unlink(missing_ok=True)
                 total_bytes -= files[path][1]
     if total_bytes > cap_bytes:

@@ -1,9 +1,7 @@
-"""What lies in the code cache's shards, read a row at a time.
+"""Read codes and reference features from the code cache's shards, a row at a time.
 
-A shard is a sealed file with the codes and reference features of some clips. `shard_clips` reads it
-whole and says of each clip where it lies and what its bytes must add up to; `Codes` and
-`References` then read single rows and compare, so damage is found wherever it is read, and a corpus
-of any size needs no more than the rows of a batch in memory. Knows no manifest and no batch.
+`shard_clips` reads a whole shard and returns each clip's row and checksums; `Codes` and
+`References` then read and verify single rows, so only the rows of a batch are in memory.
 
 Shapes: M mels, T reference frames.
 """
@@ -21,14 +19,12 @@ from kit.batches.cache_files import damaged, from_bytes, load_tensors, missing, 
 from kit.batches.columns import ColumnFile, MappedFile, MemoryColumns
 
 OPEN_SHARDS = 128  # files mapped at a time
-CHECKED_AT_START_BYTES = (
-    2**28
-)  # shards up to this size together are read whole when they are opened
+CHECKED_AT_START_BYTES = 2**28  # shards up to this total size are verified when opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clip:
-    """Where a clip lies, and what of it the index notes."""
+    """The place of a clip, and what the index stores of it."""
 
     shard: Path
     place: int  # its row in the shard
@@ -38,25 +34,23 @@ class Clip:
 
 
 def shard_clips(path: Path) -> dict[str, Clip]:
-    """The clips in a shard by their digests. Raises DamagedFileError for a missing or damaged
-    file.
-    """
+    """Return a shard's clips by digest. Raises DamagedFileError for a missing or damaged file."""
     table = load_tensors(path)
     columns = zip(
         from_bytes(table["clips"]),
         split_by(table["codes"], table["code_counts"]),
         table["references"],
     )
-    found = {}
+    clips = {}
     for place, (digest, codes, reference) in enumerate(columns):
-        found[digest] = Clip(
+        clips[digest] = Clip(
             shard=path,
             place=place,
             codes=len(codes),
             code_check=crc(codes),
             reference_check=crc(reference),
         )
-    return found
+    return clips
 
 
 def crc(array: np.ndarray) -> int:
@@ -64,7 +58,7 @@ def crc(array: np.ndarray) -> int:
 
 
 class OpenShard:
-    """One shard, mapped. Raises DamagedFileError for a missing or damaged file."""
+    """A memory-mapped shard. Raises DamagedFileError for a missing or damaged file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -77,26 +71,26 @@ class OpenShard:
         self.offsets = np.concatenate([[0], tensors["code_counts"].cumsum()]).tolist()
 
     def codes_at(self, place: int, check: int) -> np.ndarray:
-        """The codes of row `place`. Raises DamagedFileError where their CRC-32 is not `check`."""
+        """Return row `place`. Raises DamagedFileError unless `check` is the CRC-32 of its codes."""
         return self._checked(self.codes[slice(*self.offsets[place : place + 2])], check)
 
     def reference_at(self, place: int, check: int) -> np.ndarray:
-        """The reference of row `place`, likewise."""
+        """Return the reference of row `place`, verified likewise."""
         return self._checked(self.references[place : place + 1], check)[0]
 
-    def _checked(self, found: np.ndarray, check: int) -> np.ndarray:
-        found = found.copy()
-        self.file.let_go()  # a system may map megabytes around what was asked for
-        if crc(found) != check:
+    def _checked(self, row: np.ndarray, check: int) -> np.ndarray:
+        row = row.copy()
+        self.file.release()  # the system may map megabytes around a row
+        if crc(row) != check:
             raise DamagedFileError(damaged(self.path, "a row does not match its checksum"))
-        return found
+        return row
 
 
 class Shards:
-    """The shards of an index, by number; those used last stay open.
+    """The shards of an index, by number; the most recently used stay open.
 
-    Raises DamagedFileError when one is missing, and for damage where all are small enough to read
-    whole. Of larger ones each row is checked when it is read.
+    Raises DamagedFileError when one is missing, or damaged if they are small enough to verify at
+    once. Of larger ones each row is verified when it is read.
     """
 
     def __init__(self, paths: list[Path]):
@@ -116,7 +110,7 @@ class Shards:
     def __getitem__(self, number: int) -> OpenShard:
         return self.opened(self.paths[number])
 
-    def __getstate__(self) -> dict:  # a mapping cannot travel to a spawned worker; the paths can
+    def __getstate__(self) -> dict:  # a mapping cannot be pickled for a worker
         return {"paths": self.paths}
 
     def __setstate__(self, state: dict) -> None:
@@ -125,7 +119,7 @@ class Shards:
 
 
 def shard_bytes(path: Path) -> int:
-    """The size of a shard. Raises DamagedFileError where it is missing."""
+    """Return the size of a shard. Raises DamagedFileError where it is missing."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -133,7 +127,7 @@ def shard_bytes(path: Path) -> int:
 
 
 class ShardRows(Sequence):
-    """Something of each row of an index, read from its shard and checked when it is asked for.
+    """Base of `Codes` and `References`.
 
     `columns` are the index's: the shard of each row, its place there, and its checksums.
     """
@@ -145,12 +139,12 @@ class ShardRows(Sequence):
     def __len__(self) -> int:
         return len(self.columns["shards"])
 
-    def _of(self, i: int, check: str) -> tuple[OpenShard, int, int]:
-        """The shard of row i, its place there, and what its bytes must add up to."""
+    def _locate(self, i: int, check: str) -> tuple[OpenShard, int, int]:
+        """Return the shard of row i, its place there, and its checksum."""
         shard = self.shards[self.columns["shards"][i]]
         place = self.columns["places"][i]
         check = self.columns[check][i]
-        self.columns.let_go()
+        self.columns.release()
         return shard, place, check
 
 
@@ -158,7 +152,7 @@ class Codes(ShardRows):
     """`codes[i]`: the codes (N,) of row i."""
 
     def __getitem__(self, i: int) -> np.ndarray:
-        shard, place, check = self._of(i, "code_checks")
+        shard, place, check = self._locate(i, "code_checks")
         return shard.codes_at(place, check)
 
 
@@ -166,5 +160,5 @@ class References(ShardRows):
     """`references[i]`: the reference log-mel (M, T) of row i, half floats."""
 
     def __getitem__(self, i: int) -> np.ndarray:
-        shard, place, check = self._of(i, "reference_checks")
+        shard, place, check = self._locate(i, "reference_checks")
         return shard.reference_at(place, check)

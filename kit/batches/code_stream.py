@@ -26,16 +26,19 @@ from kit.base.files import digest
 from kit.base.hardware import Hardware
 from kit.batches.batching import (
     EXTRA_TOKENS,
+    GROUP_ROWS,
     DataConfig,
     batches_planned,
     chunks,
+    drawn,
+    group_bounds,
+    group_count,
     micro_batches,
     order_key,
     padded,
     plan_batches,
 )
 from kit.batches.code_cache import REHEARSAL, CodeCache
-from kit.batches.epoch_order import GROUP_ROWS, drawn, group_bounds, group_count
 
 # What a position must agree in, and how to say that it does not.
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
@@ -210,7 +213,7 @@ class CodeStream(IterableDataset):
         count = 0
         for epoch, group in self._groups_from(self.position["epoch"], self.position["group"]):
             batches = self.plan(epoch, group)
-            self.cache.let_go()
+            self.cache.release()
             for number in range(first, len(batches)):
                 if count % roles == role:
                     ended = number + 1 == len(batches)
@@ -218,7 +221,7 @@ class CodeStream(IterableDataset):
                     key = self._key(epoch, group, number)
                     batch = self.batch(batches[number], key, dict(position))
                     self._next = position
-                    self.cache.let_go()
+                    self.cache.release()
                     yield batch
                 count += 1
             first = 0

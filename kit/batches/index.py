@@ -1,10 +1,8 @@
-"""The index of a corpus: each row's text ids and where its codes lie, in columns of numbers.
+"""The index of a corpus: each row's text ids and the place of its codes, in columns of numbers.
 
-A row is a place in flat columns, not an object, so thirty million rows open as fast as thirty. What
-a start would have to count over all rows is counted once, when the index is made: which rows a
-split has, which a speaker, how many are how long, whose clip is a speaker's reference. Indexes of
-earlier versions, which held rows as JSON, are read into the same columns. Knows no batch and no
-model.
+Thirty million rows open as fast as thirty: what concerns all rows (those of a split or speaker,
+histograms of lengths, each speaker's reference) is computed once, when the index is made. Indexes
+of earlier versions, with rows as JSON, are read into the same columns.
 
 Shapes: N rows, S splits, P speakers.
 """
@@ -34,7 +32,7 @@ LENGTHS = ("texts", "codes", "tokens")  # text ids, codes, and both together
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexRow:
-    """A row of the manifest as the index keeps it."""
+    """A row of the manifest as the index stores it."""
 
     id: str
     speaker: str
@@ -44,7 +42,7 @@ class IndexRow:
 
 
 def index_columns(rows: Sequence[IndexRow]) -> dict[str, np.ndarray]:
-    """`rows` as the columns of an index."""
+    """Return `rows` as the columns of an index."""
     shard_paths, shards = numbered(row.clip.shard for row in rows)
     speaker_names, speakers = numbered(row.speaker for row in rows)
     split_names, splits = numbered(row.split for row in rows)
@@ -68,7 +66,7 @@ def index_columns(rows: Sequence[IndexRow]) -> dict[str, np.ndarray]:
 
 
 def numbered(values: Iterable) -> tuple[list, np.ndarray]:
-    """The different `values` in their order, and the number of each of `values` among them."""
+    """Return the sorted distinct `values`, and the index of each of `values` among them."""
     values = list(values)
     names = sorted(set(values))
     numbers = {name: i for i, name in enumerate(names)}
@@ -78,24 +76,24 @@ def numbered(values: Iterable) -> tuple[list, np.ndarray]:
 def add_counts(
     columns: dict[str, np.ndarray], shards: list[str], speakers: list[str], splits: list[str]
 ) -> dict[str, np.ndarray]:
-    """`columns`, one number a row, with the names they stand for and all that is counted once."""
-    found = dict(columns)
-    found["shard_names"] = as_bytes(shards)
-    found["speaker_names"] = as_bytes(speakers)
-    found["split_names"] = as_bytes(splits)
+    """Return `columns` (one number a row) with the names and the statistics of all rows."""
+    result = dict(columns)
+    result["shard_names"] = as_bytes(shards)
+    result["speaker_names"] = as_bytes(speakers)
+    result["split_names"] = as_bytes(splits)
     text_counts = np.diff(columns["text_offsets"].astype(np.int64))
     tokens = text_counts + columns["codes"]
-    found["tokens"] = narrow(tokens)
+    result["tokens"] = narrow(tokens)
     for name, counts in zip(LENGTHS, (text_counts, columns["codes"], tokens)):
-        found[f"{name}_histogram"] = histograms(counts, columns["splits"], len(splits))
-    found.update(rows_by_speaker(columns["splits"], columns["speakers"], len(splits), speakers))
-    found["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
-    found["corpus"] = as_bytes(corpus_digest(found))
-    return found
+        result[f"{name}_histogram"] = histograms(counts, columns["splits"], len(splits))
+    result.update(rows_by_speaker(columns["splits"], columns["speakers"], len(splits), speakers))
+    result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
+    result["corpus"] = as_bytes(corpus_digest(result))
+    return result
 
 
 def histograms(counts: np.ndarray, splits: np.ndarray, split_count: int) -> np.ndarray:
-    """How many rows have each count, (S, largest count + 1)."""
+    """Return how many rows of each split have each count, (S, largest count + 1)."""
     size = int(counts.max(initial=0)) + 1
     rows = [np.bincount(counts[splits == number], minlength=size) for number in range(split_count)]
     return np.array(rows, dtype=np.int64)
@@ -104,7 +102,7 @@ def histograms(counts: np.ndarray, splits: np.ndarray, split_count: int) -> np.n
 def rows_by_speaker(
     splits: np.ndarray, speakers: np.ndarray, split_count: int, speaker_names: list[str]
 ) -> dict[str, np.ndarray]:
-    """The rows of each split in their order, and those of each speaker in it."""
+    """Return the rows of each split in order, and those of each speaker in it."""
     count = len(speaker_names)
     members = np.argsort(splits, kind="stable")
     voices = np.lexsort((speakers, splits))
@@ -122,40 +120,37 @@ def rows_by_speaker(
 def middle_rows(
     columns: dict[str, np.ndarray], tokens: np.ndarray, split_count: int, speaker_count: int
 ) -> np.ndarray:
-    """The row of each speaker that is of middling length in its split (S, P); -1 where none is.
+    """Return each speaker's row of medium length in each split (S, P), -1 for none.
 
-    It is the first of that speaker at or above the split's median; without one, the shortest.
+    It is the speaker's shortest row from the split's median length on, or else their shortest.
     """
-    found = np.full((split_count, speaker_count), -1, dtype=np.int64)
+    rows = np.full((split_count, speaker_count), -1, dtype=np.int64)
     for split in range(split_count):
         members = np.flatnonzero(columns["splits"] == split)
         order = members[np.argsort(tokens[members], kind="stable")]
         middle = len(order) // 2
         order = np.concatenate([order[middle:], order[:middle]])
         speakers, first = np.unique(columns["speakers"][order], return_index=True)
-        found[split, speakers] = order[first]
-    return found
+        rows[split, speakers] = order[first]
+    return rows
 
 
 def corpus_digest(columns: dict[str, np.ndarray]) -> str:
-    """8 hex digits that change with any id, split or length, and with their order."""
-    found = hashlib.sha256()
+    """Return 8 hex digits that change with any id, split or length, and with their order."""
+    sha = hashlib.sha256()
     for name in ("ids", "id_offsets", "splits", "split_names", "tokens"):
-        found.update(columns[name].tobytes())
-    return found.hexdigest()[:8]
+        sha.update(columns[name].tobytes())
+    return sha.hexdigest()[:8]
 
 
 class Index:
-    """The rows of a corpus: `rows[i]` and `texts[i]`, and what is known of all of them.
-
-    `folder` is that of the shards.
-    """
+    """The rows of a corpus, `rows[i]` and `texts[i]`, with statistics; `folder` has the shards."""
 
     def __init__(self, columns: ColumnFile | MemoryColumns, folder: Path):
         self.columns = columns
         self.folder = folder
-        self.split_names: list[str] = from_bytes(columns.whole("split_names"))
-        self.speaker_names: list[str] = from_bytes(columns.whole("speaker_names"))
+        self.split_names: list[str] = from_bytes(columns.read_all("split_names"))
+        self.speaker_names: list[str] = from_bytes(columns.read_all("speaker_names"))
         self.ids = Strings(columns["ids"], columns["id_offsets"])
         self.texts = Texts(columns)
         self.tokens = columns["tokens"]
@@ -168,7 +163,7 @@ class Index:
     def __len__(self) -> int:
         return len(self.splits)
 
-    def __reduce__(self):  # a mapping cannot travel to a spawned worker; its path can
+    def __reduce__(self):  # a mapping cannot be pickled for a worker
         return Index, (self.columns, self.folder)
 
     @property
@@ -177,44 +172,44 @@ class Index:
 
     @property
     def shards(self) -> list[Path]:
-        return [self.folder / name for name in from_bytes(self.columns.whole("shard_names"))]
+        return [self.folder / name for name in from_bytes(self.columns.read_all("shard_names"))]
 
     @property
     def corpus(self) -> str:
-        """A mark of all rows: their ids, splits and lengths."""
-        return from_bytes(self.columns.whole("corpus"))
+        """A digest of all rows: their ids, splits and lengths."""
+        return from_bytes(self.columns.read_all("corpus"))
 
     def rows_in_split(self, split: str) -> Column:
-        """The rows of `split` in their order; unread until they are asked for."""
+        """Return the rows of `split` in order, without reading them."""
         members = self.columns["members"]
         if split not in self.split_names:
             return members.part(0, 0)
         number = self.split_names.index(split)
-        first, last = self.columns.whole("member_starts")[number : number + 2].tolist()
+        first, last = self.columns.read_all("member_starts")[number : number + 2].tolist()
         return members.part(first, last)
 
     def of_speaker(self, speaker: int, split: str) -> Column:
-        """The rows of speaker number `speaker` in `split`, in their order."""
-        at = self.split_names.index(split) * len(self.speaker_names) + speaker
-        return self.voices.part(self.voice_starts[at], self.voice_starts[at + 1])
+        """Return the rows of speaker number `speaker` in `split`, in order."""
+        first = self.split_names.index(split) * len(self.speaker_names) + speaker
+        return self.voices.part(self.voice_starts[first], self.voice_starts[first + 1])
 
     def numbers(self, rows: np.ndarray, what: str) -> np.ndarray:
-        """Of each of `rows`: one of LENGTHS, or the number of its speaker."""
+        """Return for each of `rows` one of LENGTHS, or the number of its speaker."""
         if what == "texts":
             return self.tokens[rows].astype(np.int64) - self.codes[rows]
         columns = {"codes": self.codes, "tokens": self.tokens, "speakers": self.speakers}
         return columns[what][rows]
 
     def reference_rows(self, split: str) -> dict[str, int]:
-        """The row of each speaker in `split` that is of middling length."""
+        """Return each speaker's row of medium length in `split`."""
         if split not in self.split_names:
             return {}
-        rows = self.columns.whole("references")[self.split_names.index(split)].tolist()
+        rows = self.columns.read_all("references")[self.split_names.index(split)].tolist()
         return {name: row for name, row in zip(self.speaker_names, rows) if row >= 0}
 
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
-        """How many rows of `split` (None: of all) have 0, 1, 2... of `what`, one of LENGTHS."""
-        table = self.columns.whole(f"{what}_histogram")
+        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
+        table = self.columns.read_all(f"{what}_histogram")
         if split is None:
             return table.sum(axis=0)
         if split not in self.split_names:
@@ -252,13 +247,13 @@ class Texts(Sequence):
     def __getitem__(self, i: int) -> np.ndarray:
         i = range(len(self))[i]
         start, end = self.columns["text_offsets"][i : i + 2].tolist()
-        found = self.columns["texts"][start:end].astype(np.int32)
-        self.columns.let_go()
-        return found
+        ids = self.columns["texts"][start:end].astype(np.int32)
+        self.columns.release()
+        return ids
 
 
 def open_index(path: Path) -> Index:
-    """The index at `path`. Raises DamagedFileError for a missing or damaged file."""
+    """Open the index at `path`. Raises DamagedFileError for a missing or damaged file."""
     path = Path(path)
     header, _ = read_header(path)
     if "rows" in header:
@@ -269,7 +264,7 @@ def open_index(path: Path) -> Index:
 
 
 def columns_of_early_version(path: Path) -> dict[str, np.ndarray]:
-    """The columns of an index whose rows are JSON: all its shards are read for them."""
+    """Return the columns of an index whose rows are JSON; reads all its shards."""
     table = load_tensors(path)
     shards = [path.parent / name for name in from_bytes(table["shards"])]
     clips = [list(shard_clips(shard).values()) for shard in shards]

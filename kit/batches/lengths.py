@@ -1,9 +1,7 @@
-"""How long the rows of a corpus are, what limit suits them, and which rows lie beyond it.
+"""Report how long the rows of a corpus are, and choose limits, padded lengths and positions.
 
-Compiled models and CUDA graphs want few, fixed shapes; one clip of twenty seconds must not set the
-width of all. The report shows percentiles, suggests limits, and lists what they would refuse: that
-list belongs in the ledger, for nothing is ever cut short here. `fit_positions` gives a model the
-positions that a corpus needs. Knows counts, not audio or models.
+Compiled models and CUDA graphs want few, fixed shapes, and one clip of twenty seconds must not set
+the width of all. Nothing is truncated: rows beyond a limit are refused in the data report.
 """
 
 import dataclasses
@@ -19,8 +17,8 @@ from kit.model.sequence import MAX_CODE_POSITIONS, MAX_TEXT_POSITIONS, TEXT_EXTR
 from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
-LONGEST_PIECE = 16  # characters: SentencePiece's own limit
-MOST_PADDING = 0.04  # of all cells, that fixed lengths may add
+MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
+MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,58 +29,58 @@ class LengthReport:
     keep_percent: float
     limit_codes: int  # a multiple of 64
     limit_s: float
-    limit_tokens: int  # of a whole row, text and codes, a multiple of 64
-    fixed_lengths: tuple[int, ...]  # tokens: of all splits, as `fixed_lengths` finds them
+    limit_tokens: int  # of a row, text and codes, a multiple of 64
+    fixed_lengths: tuple[int, ...]  # tokens: `fixed_lengths` of all splits
     beyond: list[dict]  # rows over a limit, longest first: {"id", "codes", "tokens", "seconds"}
     beyond_share: float  # of all rows
 
     def table(self) -> dict[str, str]:
-        """One line a quantity, for a notebook."""
+        """Return one line for each quantity."""
         lines = {}
-        for name, found in self.percentiles.items():
-            lines[name] = ", ".join(f"{p:g} %: {value:.4g}" for p, value in found.items())
+        for name, values in self.percentiles.items():
+            lines[name] = ", ".join(f"{p:g} %: {value:.4g}" for p, value in values.items())
         return lines
 
 
 def longest(model: GPTConfig) -> GPTConfig:
-    """`model` with the most positions that `fit_positions` may give it."""
+    """Return `model` with the most positions that `fit_positions` may give it."""
     return model.with_positions(MAX_TEXT_POSITIONS, MAX_CODE_POSITIONS)
 
 
 def manifest_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
-    """Limits for a ManifestConfig: no row is refused that `model` could be given positions for.
+    """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
 
-    Before there is a tokenizer, a text's letters are counted as if they made the longest pieces;
-    `fit_positions` counts again. `longest_s` above 0 refuses longer clips than those.
+    Before there is a tokenizer, letters are counted as if they made the longest tokens;
+    `fit_positions` counts again. `longest_s` above 0 also refuses longer clips.
     """
-    most = longest(model)
-    most_s = most.max_code_s(frame_rate)
+    largest = longest(model)
+    max_s = largest.max_code_s(frame_rate)
     return {
-        "longest_s": min(longest_s or most_s, most_s),
-        "most_characters": LONGEST_PIECE * (most.max_text - TEXT_EXTRA),
+        "longest_s": min(longest_s or max_s, max_s),
+        "most_characters": MAX_TOKEN_CHARACTERS * (largest.max_text - TEXT_EXTRA),
     }
 
 
 def fit_positions(
     model: GPTConfig, rows: list[Utterance], tokenizer: Tokenizer, frame_rate: float
 ) -> tuple[GPTConfig, list[Finding]]:
-    """`model` with positions for the longest of `rows`, and ledger rows for those that fit none.
+    """Return `model` with positions for the longest of `rows`, and findings for rows too long.
 
-    `frame_rate` in codes a second. Text is counted in pieces, as the model reads it.
+    `frame_rate` in codes a second.
     """
-    most_ids = longest(model).max_text - TEXT_EXTRA
-    most_s = longest(model).max_code_s(frame_rate)
+    max_ids = longest(model).max_text - TEXT_EXTRA
+    max_s = longest(model).max_code_s(frame_rate)
     ids = [len(tokenizer.encode(row.text)) for row in rows]
     codes = [math.ceil(row.speech_s * frame_rate) + 1 for row in rows]
     refused = []
     for row, count in zip(rows, ids):
-        if count > most_ids:
-            reason = f"text of {count} pieces, the model has positions for {most_ids}"
+        if count > max_ids:
+            reason = f"text of {count} tokens, the model has positions for {max_ids}"
             refused.append(refuse(row, "long text", reason, row.seconds))
-        elif row.speech_s > most_s:
-            reason = f"{row.speech_s:.1f} s, the model has positions for {most_s:.1f} s"
+        elif row.speech_s > max_s:
+            reason = f"{row.speech_s:.1f} s, the model has positions for {max_s:.1f} s"
             refused.append(refuse(row, "too long", reason, row.seconds))
-    fitting = [count for count in ids if count <= most_ids]
+    fitting = [count for count in ids if count <= max_ids]
     return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
 
 
@@ -92,7 +90,7 @@ def length_report(
     split: str = "train",
     keep_percent: float = 99.5,
 ) -> LengthReport:
-    """The lengths of `split`, and the limits suggested for fixed shapes.
+    """Return the lengths of `split`, and suggested limits for fixed shapes.
 
     The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
     that many codes beside the same percentile of text. Raises ValueError when the split is empty.
@@ -126,7 +124,7 @@ def length_report(
 def counts(
     cache: CodeCache, split: str, codes_per_s: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """A split's rows, and each row's text ids, codes, tokens and seconds."""
+    """Return a split's rows, and each row's text ids, codes, tokens and seconds."""
     members = cache.rows_in_split(split)[:]
     if not len(members):
         raise ValueError(
@@ -141,7 +139,7 @@ def counts(
 
 
 def percentile(column: np.ndarray, percent: float):
-    """The smallest value there that at least `percent` of the values do not exceed."""
+    """Return the smallest value in `column` that at least `percent` of the values do not exceed."""
     return np.percentile(column, percent, method="higher")
 
 
@@ -150,50 +148,50 @@ def round_up(value: float, multiple: int) -> int:
 
 
 def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
-    """`padding_lengths` for the rows of all splits."""
+    """Return `padding_lengths` for the rows of all splits."""
     rows = cache.histogram("tokens")
     return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
 
 
 def padding_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
-    """The fewest lengths, multiples of `multiple`, that pad rows of `lengths` tokens little.
+    """Return the fewest lengths, multiples of `multiple`, that add at most MAX_PADDING.
 
-    Compiled models, and kernels that are chosen anew for each shape, want few shapes; but a cell
-    that holds no token is computed all the same. The last holds the longest row.
+    Every shape costs compile time, every padded position computation. The last fits the longest
+    row.
     """
     return fewest_lengths(np.bincount(lengths), multiple)
 
 
 def fewest_lengths(histogram: np.ndarray, multiple: int = 8) -> tuple[int, ...]:
-    """`padding_lengths` where `histogram` says how many rows have 0, 1, 2... tokens."""
-    most_cells = (1 + MOST_PADDING) * int(histogram @ np.arange(len(histogram)))
+    """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
+    max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
     for grid, cells in best_grids(histogram, multiple):
         best = grid
-        if cells <= most_cells:
+        if cells <= max_cells:
             break
     return best
 
 
 def best_grids(histogram: np.ndarray, multiple: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The best row lengths and the cells they make: for one length, for two, until none is saved.
+    """Yield the best one, two, ... row lengths and their padded tokens, while these decrease.
 
-    Dynamic programming over where the last length but one lies.
+    Dynamic programming over the last length but one.
     """
-    wanted = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
+    candidates = np.unique(-(-np.flatnonzero(histogram) // multiple) * multiple)  # (W,)
     up_to = histogram.cumsum()
-    rows = up_to[np.minimum(wanted, len(up_to) - 1)]  # that each has room for
-    grids = [(int(length),) for length in wanted]  # the best that end with each length
-    cells = rows * wanted
+    rows = up_to[np.minimum(candidates, len(up_to) - 1)]  # that each has room for
+    grids = [(int(length),) for length in candidates]  # the best that end with each length
+    cells = rows * candidates
     while True:
         yield grids[-1], int(cells[-1])
-        longer = cells[:, None] + (rows - rows[:, None]) * wanted  # (W below, W)
-        longer[np.tril_indices(len(wanted))] = np.iinfo(np.int64).max
+        longer = cells[:, None] + (rows - rows[:, None]) * candidates  # (W below, W)
+        longer[np.tril_indices(len(candidates))] = np.iinfo(np.int64).max
         below = longer.argmin(axis=0)
         better = longer.min(axis=0) < cells
         if not better[-1]:
             return
         grids = [
             (*grids[i], int(length)) if saves else grid
-            for i, length, saves, grid in zip(below, wanted, better, grids)
+            for i, length, saves, grid in zip(below, candidates, better, grids)
         ]
         cells = np.minimum(cells, longer.min(axis=0))

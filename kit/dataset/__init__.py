@@ -1,4 +1,1 @@
-"""Recordings in any usual form to a checked manifest, and a ledger of all that was refused.
-
-Knows no batch and no model.
-"""
+"""Turn recordings in any usual form into a checked manifest and a report of rejected clips."""

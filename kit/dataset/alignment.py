@@ -1,14 +1,12 @@
-"""Does the text belong to the recording? Forced alignment finds the clips where it does not.
+"""Find clips whose text does not match the recording, by forced alignment.
 
 The recogniser's best path through the given text is compared, frame by frame, with its best path
 through any text at all. Where the text is what was said the two are the same and the score is 0; a
-word too many, a word too few or a recording cut short costs several nats a character, wherever in
-the clip it is. Silence costs nothing, whatever a recogniser that never met it makes of it. (The
-alignment is torchaudio's; scoring it this way: Kürzinger et al. 2020.) The recogniser is one
-trained on recordings of the same language, as notebook 01 does; it may have learnt from the very
-clips it judges, for a few wrong ones teach it little. What it learnt from fits better than what it
-never heard (a small corpus it knows by heart), so the two kinds have a limit each. Knows nothing of
-how clips are mended.
+word too many, a word too few or a truncated recording costs several nats a character. Pauses cost
+nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.) The recogniser is
+trained on recordings of the same language (notebook 01), possibly on the very clips it checks: a
+few wrong ones teach it little. Clips it was trained on score higher, so those and the others have
+separate limits.
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
 """
@@ -36,21 +34,15 @@ from kit.base.work_group import SINGLE_PROCESS, WorkGroup
 from kit.dataset.data_report import Finding, Utterance
 from kit.text.normalize import letters
 
-PART_BATCHES = 16  # batches whose results are kept together until all are there
-IMPOSSIBLE = -math.inf  # the score of a text that cannot be laid over its recording at all
-NO_LIMIT = -1e9  # below it lies IMPOSSIBLE alone
-# The kinds of clips that are compared with each other.
-LEARNT = "learnt from"
-NEVER_HEARD = "never heard"
-
-
-class AlignError(ValueError):
-    """Scores that tell nothing, because the recogniser does not know this kind of recording."""
+PART_BATCHES = 16  # batches whose results share a file until all are done
+# Clips are compared only with others of their kind.
+TRAINED_ON = "learnt from"
+UNSEEN = "never heard"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlignConfig:
-    clips: int = 0  # how many are heard, drawn by chance; 0: every one
+    clips: int = 0  # how many are checked, drawn at random; 0: every one
     batch: int = 16  # clips that go through the recogniser together
     weak: float = -1.0  # a character scoring below this (nats) counts as weak
     spread: float = 6.0  # refuse clips this many robust standard deviations below the median ...
@@ -66,9 +58,9 @@ class AlignConfig:
         require_within(self, -1e6, 0, "weak", "hopeless")
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
-        """The rows to be heard: all, or `clips` of them, the same ones every time."""
-        few = 0 < self.clips < len(rows)
-        return random.Random(0).sample(rows, self.clips) if few else rows
+        """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
+        sampled = 0 < self.clips < len(rows)
+        return random.Random(0).sample(rows, self.clips) if sampled else rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,20 +73,20 @@ class Word:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Alignment:
-    score: float  # nats a character that the text costs; 0 is perfect, -inf impossible
-    weak_share: float = 1.0  # of its characters: weakly heard, or unknown to the recogniser
+    score: float  # nats a character; 0 is perfect, -inf impossible
+    weak_share: float = 1.0  # of its characters: with a weak score, or not in the alphabet
     words: tuple[Word, ...] = ()
-    worst_at_s: float = 0.0  # where in the recording text and sound part most
+    worst_at_s: float = 0.0  # where text and recording differ most
     reason: str = ""  # why it could not be aligned
 
 
 def frames_needed(ids: Tensor) -> int:
-    """Frames without which `ids` (N,) cannot be aligned: a letter said twice needs a blank."""
+    """Return the fewest frames that fit `ids` (N,): a doubled letter needs a blank between."""
     return len(ids) + int((ids[1:] == ids[:-1]).sum())
 
 
 def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
-    """Spans (start, end, score) of each character, and what each frame (S,) costs, at most 0.
+    """Return a span (start, end, score) for each character, and each frame's cost (S,), at most 0.
 
     `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
     """
@@ -103,50 +95,50 @@ def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
     return spans, scores[0] - log_probs.amax(-1)
 
 
-def quiet_frames(loud: Tensor) -> Tensor:
-    """Which frames (S,) are pauses: in the lowest quarter between noise floor and speech."""
-    low, high = torch.quantile(loud, torch.tensor([0.01, 0.9]))
-    return loud < low + 0.25 * (high - low)
+def quiet_frames(loudness: Tensor) -> Tensor:
+    """Return which frames (S,) are pauses: in the lowest quarter between noise floor and speech."""
+    low, high = torch.quantile(loudness, torch.tensor([0.01, 0.9]))
+    return loudness < low + 0.25 * (high - low)
 
 
 def alignment_score(
-    recognizer: SpeechRecognizer, heard: RecognizerOutput, text: str, config: AlignConfig
+    recognizer: SpeechRecognizer, output: RecognizerOutput, text: str, config: AlignConfig
 ) -> Alignment:
-    """`text` laid over one clip, as `recognizer` heard it.
-
-    Never raises for a text that does not fit: the score is then -inf, with the reason.
-    """
-    log_probs = heard.log_probs
+    """Align `text` with one clip's recogniser output; the score is -inf if it cannot fit."""
+    log_probs = output.log_probs
     ids = recognizer.encode(text)
-    reason = _impossible(log_probs, ids)
+    reason = _why_impossible(log_probs, ids)
     if reason:
-        return Alignment(score=IMPOSSIBLE, reason=reason)
+        return Alignment(score=-math.inf, reason=reason)
     spans, costs = best_path(log_probs, ids)
     spoken = torch.zeros(len(costs), dtype=torch.bool)
     for span in spans:
         spoken[span.start : span.end] = True
-    costs = costs * (spoken | ~quiet_frames(heard.loudness))
-    wanted = len(letters(text))
+    costs = costs * (spoken | ~quiet_frames(output.loudness))
+    characters = len(letters(text))
     frame_s = recognizer.frame_s
-    weak = sum(span.score < config.weak for span in spans) + wanted - len(spans)
+    weak = sum(span.score < config.weak for span in spans) + characters - len(spans)
+    # The frame in the middle of the half second that costs most.
+    width = min(len(costs), max(1, round(0.5 / frame_s)))
+    worst_frame = int(F.avg_pool1d(costs[None], width, stride=1)[0].argmin()) + width // 2
     return Alignment(
         score=float(costs.sum()) / len(ids),
-        weak_share=weak / wanted,
+        weak_share=weak / characters,
         words=tuple(_words(recognizer.alphabet, text, spans, frame_s)),
-        worst_at_s=_worst_frame(costs, frame_s) * frame_s,
+        worst_at_s=worst_frame * frame_s,
     )
 
 
-def _impossible(log_probs: Tensor, ids: Tensor) -> str:
+def _why_impossible(log_probs: Tensor, ids: Tensor) -> str:
     if len(ids) == 0:
-        return "the recogniser knows no letter of the text"
+        return "no letter of the text is in the recogniser's alphabet"
     if frames_needed(ids) > len(log_probs):
-        return f"{len(ids)} characters cannot be said in {len(log_probs)} frames"
+        return f"{len(ids)} characters do not fit into {len(log_probs)} frames"
     return "" if torch.isfinite(log_probs).all() else "the recogniser's output is not finite"
 
 
 def _words(alphabet: str, text: str, spans: list, frame_s: float) -> Iterator[Word]:
-    """The words of `text` with their times; one whose letters are all unknown is left out."""
+    """Yield the words of `text`, but those without a letter in the alphabet."""
     rest = iter(spans)
     for number, word in enumerate(letters(text).split(" ")):
         if number and " " in alphabet:
@@ -161,35 +153,49 @@ def _words(alphabet: str, text: str, spans: list, frame_s: float) -> Iterator[Wo
             )
 
 
-def _worst_frame(costs: Tensor, frame_s: float, around_s: float = 0.5) -> int:
-    """The frame in the middle of the half second that costs most."""
-    width = min(len(costs), max(1, round(around_s / frame_s)))
-    return int(F.avg_pool1d(costs[None], width, stride=1)[0].argmin()) + width // 2
-
-
 def align_clips(
     rows: list[Utterance],
     recognizer: SpeechRecognizer,
     config: AlignConfig,
     progress: Callable = lambda *_: None,
 ) -> list[Alignment]:
-    """An alignment for each of `rows`, in their order; `progress(done, total)` along the way.
+    """Align each of `rows`, in their order; `progress(done, total)` along the way.
 
     A recording that cannot be read scores -inf, with the reason.
     """
-    found: list = [None] * len(rows)
-    order = by_length(rows)
+    alignments: list = [None] * len(rows)
+    order = _by_length(rows)
     for start in range(0, len(order), config.batch):
-        at = order[start : start + config.batch]
-        for i, alignment in zip(at, _align_batch([rows[i] for i in at], recognizer, config)):
-            found[i] = alignment
+        indices = order[start : start + config.batch]
+        batch = _align_batch([rows[i] for i in indices], recognizer, config)
+        for i, alignment in zip(indices, batch):
+            alignments[i] = alignment
         progress(min(start + config.batch, len(rows)), len(rows))
-    return found
+    return alignments
 
 
-def by_length(rows: list[Utterance]) -> list[int]:
-    """The numbers of `rows` from short to long: neighbours make batches with little padding."""
+def _by_length(rows: list[Utterance]) -> list[int]:
+    """Return the indices of `rows` from short to long, for batches with little padding."""
     return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
+
+
+def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:
+    sample_rate = recognizer.input_sample_rate
+    waves = []
+    problems = {}
+    for i, row in enumerate(rows):
+        try:
+            waves.append(load_wave(row.audio, sample_rate))
+        except DatasetError as error:
+            problems[i] = str(error)
+    outputs = iter(recognizer.recognize(waves, sample_rate))
+    alignments = []
+    for i, row in enumerate(rows):
+        if i in problems:
+            alignments.append(Alignment(score=-math.inf, reason=problems[i]))
+        else:
+            alignments.append(alignment_score(recognizer, next(outputs), row.text, config))
+    return alignments
 
 
 def align_clips_cached(
@@ -201,11 +207,11 @@ def align_clips_cached(
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> list[Alignment]:
-    """`align_clips`, kept in the file `path`: the same clips, texts and recogniser, no new hearing.
+    """`align_clips` (without the words), cached in the file `path` by clips, texts and recogniser.
 
-    `digests` change when the recordings do, one a row. The words' times are not kept. The processes
-    of `group` share the clips, and keep what they have done in parts beside `path`, so that it goes
-    on after a kill. Raises KitError where one of them failed.
+    `digests` change when the recordings do, one a row. The processes of `group` share the clips,
+    and save finished parts beside `path`, so that an interrupted call is resumed. Raises KitError
+    where one of them failed.
     """
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
@@ -214,9 +220,9 @@ def align_clips_cached(
     def make() -> list[dict]:
         return _align_in_parts(rows, recognizer, config, folder, key, progress, group)
 
-    found = cached_result(path, key, make)
+    values = cached_result(path, key, make)
     shutil.rmtree(folder, ignore_errors=True)
-    return [Alignment(**values) for values in found]
+    return [Alignment(**each) for each in values]
 
 
 def _align_in_parts(
@@ -228,8 +234,7 @@ def _align_in_parts(
     progress: Callable,
     group: WorkGroup,
 ) -> list[dict]:
-    """The values of each row's alignment, without its words; parts that are in `folder` stand."""
-    order = by_length(rows)
+    order = _by_length(rows)
     size = PART_BATCHES * config.batch
     parts = {}
     for start in range(0, len(order), size):
@@ -239,24 +244,24 @@ def _align_in_parts(
     if before:
         progress(before, len(rows))
     jobs = []
-    # Whole batches are shared out: what is heard in a clip depends, in its last bits, on how far
-    # its batch is padded, so a batch holds the same clips however many processes there are. Parts
-    # stand in the order of length, so those dealt in turn take about the same time.
+    # Processes share whole batches: a clip's score depends, in its last bits, on the padding of its
+    # batch, so a batch holds the same clips with any number of processes. Parts are ordered by
+    # length, so taking them in turn gives each process about the same work.
     for share in group.split_evenly(missing):
         own = {part: [rows[i] for i in parts[part]] for part in share}
         jobs.append(AlignJob(parts=own, key=key, config=config))
     if missing:
         group.do(jobs, recognizer, lambda done: progress(before + int(done), len(rows)))
-    found: list = [None] * len(rows)
-    for part, members in parts.items():
-        for i, values in zip(members, read_result(part, key), strict=True):
-            found[i] = values
-    return found
+    alignments: list = [None] * len(rows)
+    for part, indices in parts.items():
+        for i, values in zip(indices, read_result(part, key), strict=True):
+            alignments[i] = values
+    return alignments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlignJob:
-    """The parts of an alignment that one process makes: for each file the rows it is of."""
+    """The parts that one process aligns: {result file: its rows}."""
 
     parts: dict[Path, list[Utterance]]
     key: str
@@ -264,125 +269,81 @@ class AlignJob:
 
     def run(self, recognizer: SpeechRecognizer, tell: Callable[[float], None]) -> None:
         for part, rows in self.parts.items():
-            done = 0
+            reported = 0
 
-            def heard(now: int, _total: int) -> None:
-                nonlocal done
-                tell(now - done)
-                done = now
+            def report(done: int, _total: int) -> None:
+                nonlocal reported
+                tell(done - reported)
+                reported = done
 
-            made = align_clips(rows, recognizer, self.config, heard)
-            values = [dataclasses.asdict(alignment) for alignment in made]
+            alignments = align_clips(rows, recognizer, self.config, report)
+            values = [dataclasses.asdict(alignment) for alignment in alignments]
             for each in values:
                 del each["words"]
             save_result(part, self.key, values)
 
 
-def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:
-    rate = recognizer.input_sample_rate
-    waves = [_wave_or_reason(row, rate) for row in rows]
-    heard = iter(recognizer.recognize([wave for wave in waves if isinstance(wave, Tensor)], rate))
-    return [
-        alignment_score(recognizer, next(heard), row.text, config)
-        if isinstance(wave, Tensor)
-        else Alignment(score=IMPOSSIBLE, reason=wave)
-        for row, wave in zip(rows, waves)
-    ]
-
-
-def _wave_or_reason(row: Utterance, sample_rate: int) -> Tensor | str:
-    try:
-        return load_wave(row.audio, sample_rate)
-    except DatasetError as error:
-        return str(error)
-
-
 def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:
-    """The `count` (row, alignment) pairs with the lowest scores, the worst first: listen to them.
+    """Return the `count` (row, alignment) pairs with the lowest scores, the worst first.
 
-    The usual reading: words missing in the text, words too many, another sentence's recording.
+    Usual causes: words missing in the text, words too many, another sentence's recording.
     """
     return sorted(zip(rows, alignments), key=lambda pair: pair[1].score)[:count]
 
 
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
-    """The score below which text and audio do not match: far under the median, in robust terms.
+    """Return the score below which text and audio do not match.
 
-    Median and median absolute deviation, which up to half of the clips cannot move far. Raises
-    AlignError when the median itself is hopeless, for then the scores tell nothing apart.
+    It lies far under the median in terms of the median absolute deviation, neither of which up to
+    half of the clips can move far. Raises DatasetError when the median is below `hopeless`.
     """
     scores = np.array([a.score for a in alignments])
-    middle = float(np.median(scores)) if len(scores) else 0.0
-    if middle < config.hopeless:
-        raise AlignError(
-            f"The typical clip scores {middle:.2f} nats a character, where 0 is perfect and "
-            f"{config.hopeless} is the least that tells anything: the recogniser does not know "
-            "these voices or this language, or most texts belong to other recordings. Check the "
-            "order of the texts, or let 01_data_prep train it longer on clips like these "
-            "(`minutes` of the preset's section `recognizer`), or let Whisper listen in its place "
-            "(`whisper` there: base)."
+    median = float(np.median(scores)) if len(scores) else 0.0
+    if median < config.hopeless:
+        raise DatasetError(
+            f"The typical clip scores {median:.2f} nats a character (0 is perfect, at least "
+            f"{config.hopeless} is needed): the recogniser does not know these voices or this "
+            "language, or most texts belong to other recordings. Check the order of the texts, or "
+            "let 01_data_prep train it longer on clips like these (`minutes` of the preset's "
+            "section `recognizer`), or use Whisper in its place (`whisper` there: base)."
         )
-    spread = 1.4826 * float(np.median(np.abs(scores - middle))) if len(scores) else 0.0
-    return middle - max(config.spread * spread, config.least_gap)
+    deviation = 1.4826 * float(np.median(np.abs(scores - median))) if len(scores) else 0.0
+    return median - max(config.spread * deviation, config.least_gap)
 
 
 def clip_kind(row: Utterance) -> str:
-    """Which clips `row` is compared with: its recogniser learns from the training split alone."""
-    return LEARNT if row.split == "train" else NEVER_HEARD
+    """Return which clips `row` is compared with; the training split trains the recogniser."""
+    return TRAINED_ON if row.split == "train" else UNSEEN
 
 
 def lowest_scores(
     rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
 ) -> dict[str, float]:
-    """`lowest_score` of each kind of clip that `rows` has.
+    """Return `lowest_score` of each kind of clip.
 
-    Raises AlignError where the scores of the clips learnt from tell nothing apart, or of all, where
-    none was learnt from. Where only those of the others do, these have no limit.
+    Raises DatasetError where the training clips (without any: all clips) score too low to judge.
+    Where only the others do, they get no limit.
     """
     by_kind: dict[str, list[Alignment]] = {}
     for row, alignment in zip(rows, alignments, strict=True):
         by_kind.setdefault(clip_kind(row), []).append(alignment)
-    first = LEARNT if LEARNT in by_kind else NEVER_HEARD
-    found = {first: lowest_score(by_kind.pop(first, []), config)}
+    first = TRAINED_ON if TRAINED_ON in by_kind else UNSEEN
+    limits = {first: lowest_score(by_kind.pop(first, []), config)}
     for kind, own in by_kind.items():
         try:
-            found[kind] = lowest_score(own, config)
-        except AlignError:
+            limits[kind] = lowest_score(own, config)
+        except DatasetError:
             continue
-    return found
-
-
-def refuse_mismatched(
-    rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
-) -> tuple[list[Utterance], list[Finding]]:
-    """`rows` whose text and audio belong together, and ledger rows for the others.
-
-    Raises AlignError as `lowest_scores` does.
-    """
-    return _split_at(lowest_scores(rows, alignments, config), rows, alignments)
-
-
-def _split_at(
-    limits: dict[str, float], rows: list[Utterance], alignments: list[Alignment]
-) -> tuple[list[Utterance], list[Finding]]:
-    kept = []
-    refused = []
-    for row, alignment in zip(rows, alignments, strict=True):
-        lowest = limits.get(clip_kind(row), NO_LIMIT)
-        if alignment.score >= lowest:
-            kept.append(row)
-        else:
-            refused.append(_mismatch(row, alignment, lowest))
-    return kept, refused
+    return limits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Match:
-    """What became of a check of texts against recordings."""
+    """The result of comparing texts with recordings."""
 
     mismatched: list[Finding]
-    limits: dict[str, float]  # the score below which clips of a kind were refused; {}: none judged
-    note: str  # in words
+    limits: dict[str, float]  # lowest score allowed, by kind of clip; {}: none could be judged
+    note: str
 
     @property
     def judged(self) -> bool:
@@ -390,22 +351,33 @@ class Match:
 
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
-    """`refuse_mismatched`, or, where the scores tell nothing apart, nothing refused and why."""
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
     try:
         limits = lowest_scores(rows, alignments, config)
-    except AlignError as error:
+    except DatasetError as error:
         return Match(mismatched=[], limits={}, note=f"not judged: {error}")
-    kept, mismatched = _split_at(limits, rows, alignments)
+    mismatched = []
+    unjudged = 0
+    for row, alignment in zip(rows, alignments, strict=True):
+        limit = limits.get(clip_kind(row), -math.inf)
+        if alignment.score == -math.inf or alignment.score < limit:
+            mismatched.append(_mismatch(row, alignment, limit))
+        elif limit == -math.inf:
+            unjudged += 1
     note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
-    unjudged = sum(clip_kind(row) not in limits for row in kept)
     if unjudged:
-        note += f"; {unjudged:,} that the recogniser never heard it knows too little of to judge"
+        note += (
+            f"; {unjudged:,} that the recogniser was not trained on could not be judged: their "
+            "scores are too low"
+        )
     return Match(mismatched=mismatched, limits=limits, note=note)
 
 
-def _mismatch(row: Utterance, alignment: Alignment, lowest: float) -> Finding:
-    measured = f"alignment score {alignment.score:.2f}, lowest allowed {lowest:.2f}"
-    detail = alignment.reason or f"{measured}, worst near {alignment.worst_at_s:.1f} s"
+def _mismatch(row: Utterance, alignment: Alignment, limit: float) -> Finding:
+    detail = alignment.reason
+    if not detail:
+        measured = f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}"
+        detail = f"{measured}, worst near {alignment.worst_at_s:.1f} s"
     return Finding(
         file=row.file,
         line=row.line,

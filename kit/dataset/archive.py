@@ -1,9 +1,8 @@
-"""Archives unpacked so that neither a damaged nor a hostile one does harm.
+"""Unpack dataset archives (tar, zip, Debian packages) safely.
 
-tarfile (with its `data` filter) and zipfile write the files. Here is what they do not do: a name
-that leads elsewhere and a link are refused rather than bent or followed, a bomb is refused before
-the disk is full, an archive that breaks off is noticed, and the result appears whole, by one
-rename, or not at all. Knows nothing of what is inside.
+tarfile (with its `data` filter) and zipfile write the files. In addition, names that lead out of
+the folder, links and decompression bombs are refused, truncated archives are detected, and the
+folder appears by one rename once everything is unpacked.
 """
 
 import bz2
@@ -23,24 +22,31 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
 from kit.base.config import require, require_within
-from kit.base.files import digest, disk_errors, require_disk, write_atomic
+from kit.base.errors import DatasetError
+from kit.base.files import (
+    atomic_path,
+    digest,
+    disk_errors,
+    make_folder,
+    require_disk,
+    write_atomic,
+)
 from kit.base.lock import Lock, held
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
-MARK = ".unpacked-from"  # in a folder that stands whole: which archive it came from
+MARK = ".unpacked-from"  # a file in every finished folder: which archive it came from
 CHUNK_BYTES = 2**20
-DISK_STEP_BYTES = 2**28  # how often the free disk is looked at
-HEADER_BYTES = 2**22  # no honest name or attribute list is longer
+DISK_STEP_BYTES = 2**28  # how often free disk space is checked
+MAX_HEADER_BYTES = 2**22  # no legitimate name or attribute list is longer
 _OPENERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Others hand zipfile all that a few bytes unpack to, at once.
+# With other methods zipfile decompresses without a limit on memory.
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_SPECIAL = (1, 2, 6, 10, 12)  # kinds in the Unix mode: pipe, devices, link, socket
-_CLASHES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
+_BAD_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError)
-
-
-class ArchiveError(ValueError):
-    """An archive that is damaged, hostile or holds no dataset; the message says what to do."""
+_AR_MAGIC = b"!<arch>\n"
+_AR_HEADER_BYTES = 60
+_AR_MEMBERS = 16  # a Debian package has three or four
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class ArchiveConfig:
 
 
 def archive_suffix(path: Path) -> str:
-    """The suffix that says how `path` is packed, or "" for what is no archive."""
+    """Return the archive suffix of `path`, "" if it has none."""
     return next((s for s in SUFFIXES if Path(path).name.lower().endswith(s)), "")
 
 
@@ -69,61 +75,59 @@ def unpack(
     progress: Callable = lambda *_: None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Unpack `archive` to a folder of its name under `into`, or do nothing where that stands whole.
+    """Unpack `archive` to a folder of its name under `into`; do nothing if that was done before.
 
-    `progress(done, total)` counts bytes of the archive. Interrupted, it begins again; where another
-    process is unpacking the same, `say` hears of it and this one waits for the result. Raises
-    ArchiveError for a damaged archive, an unsafe member or a bomb, and DiskError when the disk is
-    too small; nothing of it is then left behind.
+    `progress(done, total)` counts bytes of the archive. If another process is unpacking the same
+    archive, report it with `say` and wait. Raises DatasetError for a damaged archive, an unsafe
+    member or a bomb, and DiskError when the disk is too small; nothing is left behind then.
     """
-    archive, suffix = Path(archive), archive_suffix(archive)
+    archive = Path(archive)
+    suffix = archive_suffix(archive)
     if not archive.is_file() or not suffix:
         kinds = ", ".join(SUFFIXES)
-        raise ArchiveError(f"{archive} is not an archive that can be unpacked ({kinds}).")
+        raise DatasetError(f"{archive} is not an archive that can be unpacked ({kinds}).")
     folder = Path(into) / archive.name[: -len(suffix)]
     key = digest(archive.name, archive.stat().st_size, archive.stat().st_mtime_ns)
-    if _stands(folder, key):
+    if _is_unpacked(folder, key):
         return folder
-    # Another process may be at it: what it unpacks is then there when it ends.
-    name = folder.with_name(f".{folder.name}.lock")
-    with held(name, f"unpacking {archive}", math.inf, say) as lock:
-        if not _stands(folder, key):
-            _unpack_whole(archive, folder, key, config, progress, lock)
+    lock_file = folder.with_name(f".{folder.name}.lock")
+    with held(lock_file, f"unpacking {archive}", math.inf, say) as lock:
+        if not _is_unpacked(folder, key):  # another process may have done it meanwhile
+            _unpack_and_rename(archive, folder, key, config, progress, lock)
     return folder
 
 
-def _stands(folder: Path, key: str) -> bool:
+def _is_unpacked(folder: Path, key: str) -> bool:
     mark = folder / MARK
     if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return True
     if folder.exists():
-        raise ArchiveError(
-            f"{folder} is in the way: it does not come from this archive. Move or delete it, or "
-            "unpack into another folder."
+        raise DatasetError(
+            f"{folder} is in the way: it was not unpacked from this archive. Move or delete it, "
+            "or unpack into another folder."
         )
     return False
 
 
-def _unpack_whole(
+def _unpack_and_rename(
     archive: Path, folder: Path, key: str, config: ArchiveConfig, progress: Callable, lock: Lock
 ) -> None:
-    """`archive` as the folder `folder`, which appears by one rename."""
-    for left_by_a_kill in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
-        shutil.rmtree(left_by_a_kill, ignore_errors=True)
-    begun = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
+    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
     try:
-        begun.chmod(0o755)  # mkdtemp lets only its owner in
-        _unpack_into(Limits(archive, begun, config), progress)
-        lock.confirm()  # while this machine slept, another may have cleared `begun` away
-        write_atomic(begun / MARK, key)
+        temporary.chmod(0o755)  # mkdtemp lets only its owner in
+        _unpack_into(Limits(archive, temporary, config), progress)
+        lock.confirm()  # while this machine slept, another may have removed `temporary`
+        write_atomic(temporary / MARK, key)
         with disk_errors(folder):
-            begun.rename(folder)
+            temporary.rename(folder)
     finally:
-        shutil.rmtree(begun, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Limits:
-    """Counts what comes out of an archive, and refuses what is unsafe or too much."""
+    """Counts what comes out of an archive; raises DatasetError for what is unsafe or too much."""
 
     def __init__(self, archive: Path, folder: Path, config: ArchiveConfig):
         self.archive = archive
@@ -131,22 +135,22 @@ class Limits:
         self.config = config
         self.archive_bytes = archive.stat().st_size
         self.unpacked_bytes = 0
-        self.looked_bytes = 0
+        self.checked_bytes = 0  # unpacked when free disk space was last checked
         self.members = 0
-        self.name = ""  # of the member in hand
+        self.name = ""  # of the current member
         require_disk(folder, self.archive_bytes)
 
     def refuse(self, what: str, limit: str = "") -> None:
-        cure = "do not use it"
+        fix = "do not use it"
         if limit:
-            cure = (
+            fix = (
                 f"if you trust it, raise that limit (--set archive.{limit}=..., in a notebook "
                 f'start(RUN, settings={{"archive": {{"{limit}": ...}}}}))'
             )
-        raise ArchiveError(f"{self.archive} holds {what}: {cure}. Nothing was unpacked.")
+        raise DatasetError(f"{self.archive} holds {what}: {fix}. Nothing was unpacked.")
 
-    def admit(self, name: str) -> None:
-        """Take a member in hand. Raises ArchiveError for one too many, or a name that leads out."""
+    def check_name(self, name: str) -> None:
+        """Begin a member: check its name and the number of members."""
         self.name = name
         self.members += 1
         if self.members > self.config.most_members:
@@ -157,7 +161,7 @@ class Limits:
             self.refuse(f"a member named {name!r}, which leads out of the folder")
 
     def count(self, size_bytes: int) -> None:
-        """Note that `size_bytes` more are unpacked. Raises ArchiveError, or DiskError, in time."""
+        """Add `size_bytes` of unpacked data. Raises DiskError before the disk is full."""
         self.unpacked_bytes += size_bytes
         if self.unpacked_bytes > self.config.most_gib * 2**30:
             self.refuse(f"more than {self.config.most_gib} GiB", "most_gib")
@@ -165,52 +169,51 @@ class Limits:
         big = self.unpacked_bytes > self.config.ratio_from_mib * 2**20
         if big and ratio > self.config.most_ratio:
             self.refuse(f"over {self.config.most_ratio:.0f} times its own size", "most_ratio")
-        if self.unpacked_bytes - self.looked_bytes > DISK_STEP_BYTES:
-            self.looked_bytes = self.unpacked_bytes
+        if self.unpacked_bytes - self.checked_bytes > DISK_STEP_BYTES:
+            self.checked_bytes = self.unpacked_bytes
             require_disk(self.folder, DISK_STEP_BYTES)
 
 
 def _unpack_into(limits: Limits, progress: Callable) -> None:
-    """Every member into the folder of `limits`, with whatever goes wrong told by its name."""
     archive = limits.archive
     members = _unzip(limits) if archive_suffix(archive) == ".zip" else _untar(limits)
     try:
         for read_bytes in members:
             progress(min(read_bytes, limits.archive_bytes), limits.archive_bytes)
     except (*_DAMAGE, OSError) as error:
-        if getattr(error, "errno", None) is None:  # as OSErrors from gzip and bz2, too
+        if getattr(error, "errno", None) is None:  # gzip and bz2 raise OSErrors without one
             raise _damaged(archive, error) from error
-        if error.errno in _CLASHES:
-            limits.refuse(f"{limits.name[:200]!r}, which the disk does not take ({error.strerror})")
+        if error.errno in _BAD_NAME:
+            limits.refuse(f"{limits.name[:200]!r}, which cannot be written here ({error.strerror})")
         with disk_errors(limits.folder / limits.name[:200]):
             raise
     except (RuntimeError, NotImplementedError) as error:  # zipfile: a password, a rare method
-        raise ArchiveError(f"{archive} cannot be unpacked here: {error}. Unpack it by hand.") from (
-            error
-        )
+        raise DatasetError(
+            f"{archive} cannot be unpacked here: {error}. Unpack it by hand."
+        ) from error
     progress(limits.archive_bytes, limits.archive_bytes)
 
 
-def _damaged(archive: Path, error: object) -> ArchiveError:
-    return ArchiveError(
-        f"{archive} is damaged or was not downloaded to its end ({error}): compare its size, "
+def _damaged(archive: Path, reason: object) -> DatasetError:
+    return DatasetError(
+        f"{archive} is damaged or incompletely downloaded ({reason}): compare its size, "
         f"{archive.stat().st_size:,} bytes, with the source and download it again."
     )
 
 
 def _unzip(limits: Limits) -> Iterator[int]:
-    """Unpack a zip's members, yielding the bytes of the archive dealt with so far.
+    """Unpack a zip's members, yielding the bytes of the archive read so far.
 
-    zipfile writes no more of a member than its entry promises, so the promises are what counts.
+    zipfile never writes more of a member than its entry declares, so the declared sizes count.
     """
     with zipfile.ZipFile(limits.archive) as packed:
         for member in packed.infolist():
-            limits.admit(member.filename)
+            limits.check_name(member.filename)
             limits.count(member.file_size)
             if member.external_attr >> 28 in _ZIP_SPECIAL:
                 limits.refuse(f"{member.filename!r}, which is a link or a device")
             if member.compress_type not in _ZIP_METHODS:
-                raise NotImplementedError(f"{member.filename!r} is packed in a rare way")
+                raise NotImplementedError(f"{member.filename!r} uses a rare compression method")
         require_disk(limits.folder, limits.unpacked_bytes)
         read_bytes = 0
         for member in packed.infolist():
@@ -221,9 +224,9 @@ def _unzip(limits: Limits) -> Iterator[int]:
 
 
 class _Counted:
-    """A decompressed stream that counts what tarfile reads of it, names and attributes, too.
+    """A decompressed stream that counts all tarfile reads, names and attributes too.
 
-    tarfile reads those whole: a packed header of gigabytes would fill the memory.
+    tarfile reads those at once: a packed header of gigabytes would fill the memory.
     """
 
     def __init__(self, stream: BinaryIO, limits: Limits):
@@ -233,7 +236,7 @@ class _Counted:
         self.tell = stream.tell
 
     def read(self, size: int) -> bytes:
-        if size > HEADER_BYTES:
+        if size > MAX_HEADER_BYTES:
             self.limits.refuse(f"a header of {size:,} bytes")
         data = self.stream.read(size)
         self.limits.count(len(data))
@@ -246,19 +249,69 @@ def _untar(limits: Limits) -> Iterator[int]:
     with open(limits.archive, "rb") as raw, opener(raw) as stream:
         counted = _Counted(stream, limits)
         with tarfile.open(fileobj=counted, mode="r:", copybufsize=CHUNK_BYTES) as packed:
-            # Python 3.11.4 and later; on Debian 12's 3.11.2 what is refused here has to do.
+            # Since Python 3.11.4; before (Debian 12 has 3.11.2), the checks below must do.
             packed.extraction_filter = getattr(tarfile, "data_filter", None)
             while member := packed.next():
                 packed.members.clear()  # tarfile would keep a million of them
-                limits.admit(member.name)
+                limits.check_name(member.name)
                 # A sparse file of a few bytes may be petabytes.
                 if not (member.isdir() or member.isreg()) or member.issparse():
                     limits.refuse(f"{member.name!r}, which is a link, a device or a sparse file")
                 packed.extract(member, limits.folder, set_attrs=False)
                 yield raw.tell()
-        # tarfile takes a broken header for the end; the end is a block of zeros.
+        # tarfile takes a broken header for the end; the true end is a block of zeros.
         stream.seek(packed.offset)
         if stream.read(512) != bytes(512):
             raise _damaged(limits.archive, "it has no end mark, or a broken header before it")
         while counted.read(CHUNK_BYTES):
-            """On to the checksum, which gzip and xz compare only there."""
+            """Read to the end, where gzip and xz compare the checksum."""
+
+
+def extract_debian_data(package: Path, into: Path) -> Path:
+    """Copy the member `data.tar.*` of a Debian package (an `ar` archive, deb(5)) into `into`.
+
+    Returns the file, named after the package. Raises DatasetError for a file that is no Debian
+    package, or a damaged one.
+    """
+    package = Path(package)
+    if not package.is_file():
+        raise DatasetError(f"There is no {package}: is the name right, and the disk mounted?")
+    with package.open("rb") as file:
+        for name, size_bytes in _ar_members(file, package):
+            if name.startswith("data.tar"):
+                return _copy_member(file, name, size_bytes, package, make_folder(into))
+    raise _damaged(package, "it holds no data.tar")
+
+
+def _ar_members(file: BinaryIO, package: Path) -> Iterator[tuple[str, int]]:
+    """Yield name and size in bytes of each member, with `file` at the member's first byte."""
+    if file.read(len(_AR_MAGIC)) != _AR_MAGIC:
+        raise DatasetError(f"{package} is no Debian package: name a file that ends in .deb.")
+    for _ in range(_AR_MEMBERS):
+        header = file.read(_AR_HEADER_BYTES)
+        if not header:
+            return
+        size = header[48:58].strip()
+        if len(header) != _AR_HEADER_BYTES or not header.endswith(b"`\n") or not size.isdigit():
+            raise _damaged(package, "a member's header is damaged")
+        start = file.tell()
+        yield header[:16].decode("ascii", "replace").strip().rstrip("/"), int(size)
+        file.seek(start + int(size) + int(size) % 2)  # members begin at even offsets
+
+
+def _copy_member(file: BinaryIO, name: str, size_bytes: int, package: Path, into: Path) -> Path:
+    path = into / f"{package.stem}.{name}"
+    if not archive_suffix(path):
+        raise DatasetError(
+            f"{package} uses a compression not supported here ({name}): unpack it with "
+            "`dpkg-deb -x`."
+        )
+    present_bytes = package.stat().st_size - file.tell()
+    if present_bytes < size_bytes:
+        raise _damaged(package, f"it has {present_bytes:,} of {size_bytes:,} bytes of {name}")
+    if path.is_file() and path.stat().st_size == size_bytes:
+        return path
+    with atomic_path(path) as part, part.open("wb") as target:
+        for start in range(0, size_bytes, CHUNK_BYTES):
+            target.write(file.read(min(CHUNK_BYTES, size_bytes - start)))
+    return path

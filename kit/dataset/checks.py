@@ -1,8 +1,7 @@
-"""The rules of the ledger: from a row's text and measures to refusals and warnings.
+"""The checks of a dataset: from a row's text and measured audio to refusals and warnings.
 
-Some look at one row (too long, silent, clipped), some at the whole dataset (a recording that stands
-there twice, a reading pace far from everyone else's, letters of another script): for those, a
-`Survey` is taken first. The limits are ManifestConfig's. Knows no file format and reads no audio.
+Some look at one row (too long, silent, clipped), some compare it with the whole dataset (the same
+recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
 """
 
 import collections
@@ -18,20 +17,21 @@ from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance, refuse
 from kit.text.normalize import letters, unicode_script
 
-SLOWEST_HZ = 4000
-FASTEST_HZ = 768_000  # below, no speech is left; above, the header is wrong
-LOUD = 1.1  # times full scale: what MP3 and Vorbis overshoot by is not worth a word
+# Sample rates of speech: below it is inaudible, above the header is wrong.
+MIN_RATE_HZ = 4000
+MAX_RATE_HZ = 768_000
+LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
 
 
 def judge_rows(
     rows: list[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
 ) -> tuple[list[Utterance], list[Finding], list[Finding]]:
-    """(kept rows with their seconds, refusals, warnings), each in the order of `rows`.
+    """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
 
-    `measures` by path of the recording, or in words why it has none.
+    `measures` holds, by path of the recording, its measure or the reason why there is none.
     """
     readable = [r for r in rows if isinstance(measures[r.audio], ClipMeasure)]
-    whole = survey(readable, measures, config)
+    stats = dataset_stats(readable, measures, config)
     kept = []
     refused = []
     warned = []
@@ -40,21 +40,20 @@ def judge_rows(
         if isinstance(measure, str):
             refused.append(refuse(row, "unreadable", measure))
             continue
-        against = list(own_faults(row, measure, config)) or list(odd_ones(row, measure, whole))
-        if against:
-            reason = "; ".join(text for _, text in against)
-            refused.append(refuse(row, against[0][0], reason, measure.seconds))
+        problems = list(own_faults(row, measure, config)) or list(outliers(row, measure, stats))
+        if problems:
+            reason = "; ".join(text for _, text in problems)
+            refused.append(refuse(row, problems[0][0], reason, measure.seconds))
             continue
-        silence_s = superfluous_silence_s(measure)
+        silence_s = trimmed_silence_s(measure)
         kept.append(dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s))
-        warned += [
-            refuse(row, *found, measure.seconds) for found in doubts(row, measure, whole, config)
-        ]
+        for kind, reason in row_warnings(row, measure, stats, config):
+            warned.append(refuse(row, kind, reason, measure.seconds))
     return kept, refused, warned
 
 
-def superfluous_silence_s(measure: ClipMeasure) -> float:
-    """Seconds at both ends that `trim_silence` leaves out."""
+def trimmed_silence_s(measure: ClipMeasure) -> float:
+    """Return the seconds at both ends that `trim_silence` removes."""
     edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
     return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
 
@@ -62,15 +61,15 @@ def superfluous_silence_s(measure: ClipMeasure) -> float:
 def own_faults(
     row: Utterance, measure: ClipMeasure, config: ManifestConfig
 ) -> Iterator[tuple[str, str]]:
-    """(kind, reason) of everything wrong with a row by itself."""
+    """Yield (kind, reason) of everything wrong with a row by itself."""
     seconds = measure.seconds
     if seconds < config.shortest_s:
         yield "too short", f"shorter than {config.shortest_s} s"
     if seconds > config.longest_s:
         yield "too long", f"{seconds:.1f} s, longer than {config.longest_s:.1f} s"
-        return  # an hour is not even decoded
-    if not SLOWEST_HZ <= measure.rate_hz <= FASTEST_HZ:
-        yield "sample rate", f"{measure.rate_hz:,} Hz, no rate that speech is recorded at"
+        return  # it was not decoded
+    if not MIN_RATE_HZ <= measure.rate_hz <= MAX_RATE_HZ:
+        yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"
     if measure.peak < config.silence_peak:
@@ -90,13 +89,13 @@ def own_faults(
 
 
 def pace_of(row: Utterance, measure: ClipMeasure) -> float:
-    """Letters and spaces a second, of the whole clip."""
+    """Return letters and spaces per second of the clip."""
     return len(letters(row.text)) / max(measure.seconds, 1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What is usual in a dataset, and what stands there more than once."""
+class DatasetStats:
+    """What is usual in a dataset, and what occurs more than once."""
 
     pace: tuple[float, float]  # the lowest and highest that is no outlier, characters a second
     odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
@@ -108,40 +107,39 @@ class Survey:
     most_repeats: float
 
 
-def survey(rows: list[Utterance], measures: dict, config: ManifestConfig) -> Survey:
-    """The dataset-wide facts that `odd_ones` and `doubts` hold a row against."""
-    heard = collections.defaultdict(list)
-    said = collections.defaultdict(list)
+def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig) -> DatasetStats:
+    by_audio = collections.defaultdict(list)
+    by_text = collections.defaultdict(list)
     for row in rows:
         if measures[row.audio].digest:
-            heard[measures[row.audio].digest].append(row)
-        said[row.speaker, row.text].append(row)
+            by_audio[measures[row.audio].digest].append(row)
+        by_text[row.speaker, row.text].append(row)
     texts = [row.text for row in rows]
-    return Survey(
+    return DatasetStats(
         pace=usual_paces([pace_of(r, measures[r.audio]) for r in rows], config.pace_deviations),
         odd_rates_hz=_odd_rates([measures[r.audio].rate_hz for r in rows], config.odd_share),
         odd_scripts=_odd_scripts(texts, config.odd_share),
         rare_letters=_rare_letters(texts),
-        same_audio={digest: found for digest, found in heard.items() if len(found) > 1},
-        same_text={key: found for key, found in said.items() if len(found) > 1},
+        same_audio={digest: same for digest, same in by_audio.items() if len(same) > 1},
+        same_text={key: same for key, same in by_text.items() if len(same) > 1},
         training_texts={row.text for row in rows if row.split == "train"},
         most_repeats=config.most_repeats or math.inf,
     )
 
 
 def usual_paces(paces: list[float], deviations: float) -> tuple[float, float]:
-    """The lowest and highest pace that is no outlier, from median and median deviation of its log.
+    """Return the lowest and highest pace that is no outlier, from the median deviation of its log.
 
-    No limits below 30 clips. One deviation is at least 15 %, which sentences of one calm reader
-    differ by: in a very even dataset nothing else would be refused but what is short.
+    No limits below 30 clips. One deviation counts as at least 15 %, the variation of one calm
+    reader: otherwise a very even dataset would lose all its short sentences.
     """
     logs = [math.log(pace) for pace in paces if pace > 0]
     if len(logs) < 30:
         return 0.0, math.inf
-    middle = statistics.median(logs)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in logs)
-    width = min(deviations * max(spread, 0.15), 700.0)  # exp of more is no float
-    return math.exp(middle - width), math.exp(middle + width)
+    median = statistics.median(logs)
+    deviation = 1.4826 * statistics.median(abs(value - median) for value in logs)
+    width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
+    return math.exp(median - width), math.exp(median + width)
 
 
 def _odd_rates(rates_hz: list[int], share: float) -> dict[int, int]:
@@ -160,41 +158,44 @@ def _odd_scripts(texts: list[str], share: float) -> set[str]:
 
 @functools.cache
 def script(letter: str) -> str:
-    """The script of a letter as Unicode names it, such as ETHIOPIC; "" for all other characters."""
-    if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ goes with any script
+    """Return the Unicode script of a letter, such as ETHIOPIC; "" for all other characters."""
+    if unicodedata.category(letter) not in ("Lu", "Ll", "Lt", "Lo"):  # Lm: ʼ occurs in any script
         return ""
     return unicode_script(letter)
 
 
 def _rare_letters(texts: list[str]) -> set[str]:
-    """Letters that only one or two texts of a thousand and more have."""
+    """Return letters that only one or two texts have, out of a thousand or more."""
     if len(texts) < 1000:
         return set()
     counts = collections.Counter(itertools.chain.from_iterable(map(set, texts)))
     return {letter for letter, count in counts.items() if count <= 2 and letter.isalpha()}
 
 
-def odd_ones(row: Utterance, measure: ClipMeasure, whole: Survey) -> Iterator[tuple[str, str]]:
-    """(kind, reason) of what sets a row apart from the rest of its dataset."""
-    twins = whole.same_audio.get(measure.digest, [])
-    others = [twin for twin in twins if twin.text != row.text]
-    if others:
-        yield "same recording", f"the very recording of {_place(others[0])}, under another text"
-    elif twins and twins[0] is not row:
-        yield "same recording", f"the very recording of {_place(twins[0])}"
-    usual_hz = whole.odd_rates_hz.get(measure.rate_hz)
+def outliers(
+    row: Utterance, measure: ClipMeasure, stats: DatasetStats
+) -> Iterator[tuple[str, str]]:
+    """Yield (kind, reason) of what sets a row apart from the rest of its dataset."""
+    same = stats.same_audio.get(measure.digest, [])
+    other_text = [twin for twin in same if twin.text != row.text]
+    if other_text:
+        place = _place(other_text[0])
+        yield "same recording", f"the same recording as {place}, under another text"
+    elif same and same[0] is not row:
+        yield "same recording", f"the same recording as {_place(same[0])}"
+    usual_hz = stats.odd_rates_hz.get(measure.rate_hz)
     if usual_hz:
         yield "sample rate", f"{measure.rate_hz} Hz among recordings of {usual_hz} Hz"
-    strange = sorted({c for c in row.text if script(c) in whole.odd_scripts})
-    if strange:
-        names = ", ".join(sorted({script(c).title() for c in strange}))
-        yield "alphabet", f"letters of another script ({names}): {' '.join(strange)}"
+    odd_letters = sorted({c for c in row.text if script(c) in stats.odd_scripts})
+    if odd_letters:
+        names = ", ".join(sorted({script(c).title() for c in odd_letters}))
+        yield "alphabet", f"letters of another script ({names}): {' '.join(odd_letters)}"
     pace = pace_of(row, measure)
-    (low, high) = whole.pace
+    low, high = stats.pace
     if not low <= pace <= high:
         yield "pace", f"{pace:.1f} characters a second, far from the usual {low:.1f} to {high:.1f}"
-    repeats = whole.same_text.get((row.speaker, row.text), [])
-    if len(repeats) > whole.most_repeats and row not in repeats[: whole.most_repeats]:
+    repeats = stats.same_text.get((row.speaker, row.text), [])
+    if len(repeats) > stats.most_repeats and row not in repeats[: stats.most_repeats]:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
 
 
@@ -202,23 +203,23 @@ def _place(row: Utterance) -> str:
     return f"{row.id} ({row.file}, line {row.line})"
 
 
-def doubts(
-    row: Utterance, measure: ClipMeasure, whole: Survey, config: ManifestConfig
+def row_warnings(
+    row: Utterance, measure: ClipMeasure, stats: DatasetStats, config: ManifestConfig
 ) -> Iterator[tuple[str, str]]:
-    """(kind, what) worth a look in a row that is kept; a repeated text is told once."""
-    repeats = whole.same_text.get((row.speaker, row.text), [])
+    """Yield (kind, reason) of warnings about a kept row; a repeated text is reported once."""
+    repeats = stats.same_text.get((row.speaker, row.text), [])
     if repeats and repeats[0] is row:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
     if max(measure.leading_s, measure.trailing_s) > config.edge_silence_s:
         ends = f"{measure.leading_s:.1f} s before, {measure.trailing_s:.1f} s after"
-        yield "edge silence", f"silence round the speech: {ends}"
+        yield "edge silence", f"silence around the speech: {ends}"
     if measure.clipped > config.clipped_share / 10:
         yield "clipped", f"partly clipped ({measure.clipped:.2%} of samples)"
-    if measure.peak > LOUD:
-        scaled = f"its samples reach {measure.peak:.3g} times full scale"
-        yield "too loud", f"{scaled}: it is read scaled down to 1"
-    rare = sorted(whole.rare_letters.intersection(row.text))
+    if measure.peak > LOUD_PEAK:
+        peak = f"its samples reach {measure.peak:.3g} times full scale"
+        yield "too loud", f"{peak}: it is read scaled down to 1"
+    rare = sorted(stats.rare_letters.intersection(row.text))
     if rare:
         yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"
-    if row.split != "train" and row.text in whole.training_texts:
-        yield "also in training", f"this sentence of `{row.split}` is in training, too"
+    if row.split != "train" and row.text in stats.training_texts:
+        yield "also in training", f"this sentence of `{row.split}` is also in training"

@@ -1,8 +1,7 @@
-"""The ledger: rows that can be trained on, and for every other one where, why and what cures it.
+"""The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-Nothing of a dataset is dropped in silence: a row is an `Utterance`, or it is a `Finding`. This is
-the book-keeping: what the entries hold, the limits they are judged by, hours lost, the rows of a
-table. Knows no file format, reads no audio and decides nothing: checks.py does.
+Nothing of a dataset is dropped silently: a row is an `Utterance` or a `Finding`. checks.py decides
+which, by the limits in `ManifestConfig`.
 """
 
 import collections
@@ -15,31 +14,31 @@ from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
 
-# What to do about each kind of finding, refusals first.
-CURES = {
+# How to fix each kind of finding, refusals first.
+FIXES = {
     "row": "correct this line of the table",
     "missing": "put the recording there, or take the line out",
     "unreadable": "copy or export the recording again",
     "too short": "join it with its neighbour, or leave it out",
-    "too long": "01_data_prep cuts it at its pauses where it can; else cut it there yourself",
-    "long text": "cut the recording and its text at a pause",
-    "silent": "check the microphone or the cut; export it again",
-    "clipped": "record it again at a lower level: what is cut off cannot be brought back",
+    "too long": "01_data_prep splits it at its pauses where it can; else split it there yourself",
+    "long text": "split the recording and its text at a pause",
+    "silent": "check the microphone and the edit; export it again",
+    "clipped": "record it again at a lower level: clipped peaks cannot be restored",
     "too loud": "export it again with its peak at full scale, which in float audio is 1.0",
     "dc offset": "high-pass it at 20 Hz and export it again",
     "noisy": "record it again nearer the microphone, or denoise it",
     "pace": "listen: the text belongs to another recording, or part of one of them is missing",
-    "mismatch": "listen: correct the text, or cut the recording where the text begins and ends",
+    "mismatch": "listen: correct the text, or trim the recording to it",
     "same recording": "keep the line whose text is spoken, take the others out",
-    "sample rate": "see whether its header is right: sound at a false rate is too fast or too slow",
-    "alphabet": "spell these letters in the script of the other texts, as they are said",
-    "repeated text": "vary the sentences: what is said too often is learnt by heart",
-    "edge silence": "nothing: all but 0.1 s of it is left out. Is a part of the sentence missing?",
-    "rare letter": "see whether it is a slip of the keyboard; the voice hardly hears it",
-    "also in training": "take it out of one of the two: it flatters the held-out figures",
+    "sample rate": "check its header: audio at a wrong rate plays too fast or too slow",
+    "alphabet": "spell these letters in the script of the other texts, as they are spoken",
+    "repeated text": "vary the sentences: what is repeated too often is memorised",
+    "edge silence": "nothing: all but 0.1 s of it is trimmed. Is a part of the sentence missing?",
+    "rare letter": "check for a typing error; the voice gets too few examples to learn it",
+    "also in training": "remove it from one of the two: it flatters the held-out figures",
 }
 
-MOST_TOLD = 8  # refused rows in a message
+MAX_LISTED = 8  # refused rows in a message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,23 +50,22 @@ class Utterance:
     split: str  # "train", "held_out", or another name that the dataset brings
     line: int  # in its table, from 1
     seconds: float = 0.0  # measured; 0 before that
-    silence_s: float = 0.0  # of them, at both ends, that is not learnt
+    silence_s: float = 0.0  # of them, at both ends, that training leaves out
     file: str = ""  # its table
 
     @property
     def speech_s(self) -> float:
-        """Seconds that are learnt."""
         return self.seconds - self.silence_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the ledger: a row that was refused, or kept with a warning."""
+    """One line of ledger.jsonl or warnings.jsonl: a row refused, or kept with a warning."""
 
-    file: str  # the table it stands in
+    file: str  # its table
     line: int  # from 1
     id: str
-    kind: str  # a key of CURES
+    kind: str  # a key of FIXES
     reason: str
     seconds: float = 0.0  # of audio, where it could be measured
     cure: str = ""
@@ -75,7 +73,7 @@ class Finding:
 
     def __post_init__(self):
         if not self.cure:
-            object.__setattr__(self, "cure", CURES[self.kind])
+            object.__setattr__(self, "cure", FIXES[self.kind])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,13 +83,13 @@ class ManifestConfig:
     audio_root: str = ""  # folder that a JSONL's paths start from and stay in; "": the JSONL's own
     shortest_s: float = 0.2
     longest_s: float = 14.0  # what the model's code positions hold
-    most_characters: int = 157  # what its text positions hold, were each letter a piece
+    most_characters: int = 157  # what its text positions hold at one letter a token
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
     most_peak: float = 2.0  # refuse float audio whose peak is more, times full scale
     most_dc: float = 0.1  # refuse when the mean of all samples is farther from zero
     least_snr_db: float | None = None  # refuse below this signal-to-noise ratio; None: never
-    characters_per_s: tuple = (2, 40)  # outside this, text and audio do not belong together
+    characters_per_s: tuple = (2, 40)  # outside this, text and audio do not match
     pace_deviations: float = 6.0  # refuse a pace this many robust deviations from the median
     odd_share: float = 0.01  # a sample rate or script with less of the dataset than this is odd
     most_repeats: int | None = None  # of a text by one speaker; None: any number
@@ -113,21 +111,20 @@ class ManifestConfig:
         require(0 <= self.held_out_percent <= 100, self, "held_out_percent", "0 to 100.")
         require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
         require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
-        some = self.most_repeats is None or self.most_repeats >= 1
-        require(some, self, "most_repeats", "at least 1, or null for any number.")
+        valid = self.most_repeats is None or self.most_repeats >= 1
+        require(valid, self, "most_repeats", "at least 1, or null for any number.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What became of every row of a dataset."""
+    """Every row of a dataset, kept or refused."""
 
-    layout: str  # which layout was taken, and its tables
+    layout: str  # its layout and tables, in words
     kept: list[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
-    measures: dict[str, ClipMeasure] = dataclasses.field(
-        default_factory=dict
-    )  # by path; for charts
+    # By path; for charts.
+    measures: dict[str, ClipMeasure] = dataclasses.field(default_factory=dict)
 
     @property
     def kept_s(self) -> float:
@@ -135,35 +132,35 @@ class DataReport:
 
     @property
     def lost_s(self) -> float:
-        """Seconds refused; a clip that could not be measured counts as an average one."""
+        """Seconds refused; a clip that could not be measured counts as one of average length."""
         average_s = self.kept_s / len(self.kept) if self.kept else 0.0
         return sum(finding.seconds or average_s for finding in self.refused)
 
     @property
     def lost_percent(self) -> float:
-        """Of all seconds; 100 where nothing could be kept."""
-        whole_s = self.lost_s + self.kept_s
-        return 100 * self.lost_s / whole_s if self.kept and whole_s else 100.0
+        """Share of all seconds; 100 where nothing was kept."""
+        total_s = self.lost_s + self.kept_s
+        return 100 * self.lost_s / total_s if self.kept and total_s else 100.0
 
-    def without(self, found: list[Finding]) -> "DataReport":
-        """The ledger after `found` have been refused, too."""
-        gone = {finding.id for finding in found}
-        kept = [row for row in self.kept if row.id not in gone]
-        return dataclasses.replace(self, kept=kept, refused=self.refused + found)
+    def without(self, findings: list[Finding]) -> "DataReport":
+        """Return the report with the rows of `findings` refused as well."""
+        ids = {finding.id for finding in findings}
+        kept = [row for row in self.kept if row.id not in ids]
+        return dataclasses.replace(self, kept=kept, refused=self.refused + findings)
 
     def digests(self, rows: list[Utterance]) -> list[str | None]:
-        """Of the sound of `rows`, as it was measured; None for a clip that was cut since."""
+        """Return the digest of each row's measured audio; None for a clip split off since."""
         return [self.measures[r.audio].digest if r.audio in self.measures else None for r in rows]
 
     @property
     def too_long(self) -> list[Finding]:
-        """What was refused for its length alone, and may be cut at its pauses."""
+        """Findings refused for their length alone, which may be split at pauses."""
         return [finding for finding in self.refused if finding.kind == "too long"]
 
     def before_segmentation(self) -> "DataReport":
-        """The ledger without what is too long: that is cut once there is a recogniser.
+        """Return the report without too long clips, which are split once there is a recogniser.
 
-        Where nothing else is kept to train one on, all of it.
+        If no other clip is kept to train one on, the report is returned unchanged.
         """
         if not self.kept:
             return self
@@ -171,56 +168,56 @@ class DataReport:
         return dataclasses.replace(self, refused=refused)
 
     def with_clips(self, clips: list[Utterance]) -> "DataReport":
-        """The ledger after refused recordings were cut into `clips`, which stand in their lines.
+        """Return the report after refused recordings were split into `clips`.
 
-        Of such a recording only the seconds in no clip are lost.
+        A clip has the table line of its recording, of which only the seconds in no clip are lost.
         """
-        cut_s = collections.Counter()
+        clips_s = collections.Counter()
         for clip in clips:
-            cut_s[clip.file, clip.line] += clip.seconds
+            clips_s[clip.file, clip.line] += clip.seconds
         refused = []
         for finding in self.refused:
-            found_s = cut_s[finding.file, finding.line]
-            if found_s:
-                reason = f"{finding.reason}; {found_s:.1f} s of it are kept, cut at pauses"
-                left_s = finding.seconds - found_s
+            used_s = clips_s[finding.file, finding.line]
+            if used_s:
+                reason = f"{finding.reason}; {used_s:.1f} s of it are kept, split at pauses"
+                left_s = finding.seconds - used_s
                 finding = dataclasses.replace(finding, seconds=left_s, reason=reason)
-            if not found_s or finding.seconds > 0:
+            if not used_s or finding.seconds > 0:
                 refused.append(finding)
         return dataclasses.replace(self, kept=[*self.kept, *clips], refused=refused)
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
-        """Raise DatasetError when too much was refused; `where` says where the ledger lies."""
+        """Raise DatasetError when too much was refused; `where` is the file with the findings."""
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.refuse_percent:
             raise DatasetError(
                 f"{self.lost_percent:.1f} % of the hours was refused "
                 f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
-                f"All of them: {where}. Mend them, or go on without them: "
+                f"All of them: {where}. Fix them, or continue without them: "
                 "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
                 f"--set manifest.refuse_percent={math.ceil(self.lost_percent)} (of make voice: "
                 f"ARGS='--set ...')."
             )
 
     def _first_refused(self) -> str:
-        """How many were refused, and a line for each of the first, the most seconds first."""
+        """Return the number of refused rows, and a line for each of the longest."""
         worst = sorted(self.refused, key=lambda finding: -finding.seconds)
         lines = [f"{len(worst):,} row{'s' * (len(worst) != 1)}"]
-        for row in worst[:MOST_TOLD]:
+        for row in worst[:MAX_LISTED]:
             lines.append(f"{row.file}:{row.line} {row.id[:40]}: {row.reason}; {row.cure}")
-        if len(worst) > MOST_TOLD:
-            lines.append(f"and {len(worst) - MOST_TOLD:,} more")
+        if len(worst) > MAX_LISTED:
+            lines.append(f"and {len(worst) - MAX_LISTED:,} more")
         return "\n  ".join(lines)
 
 
 def rows_in_split(rows: Iterable[Utterance], split: str) -> list[Utterance]:
-    """Those of `rows` that belong to `split`: "train", "held_out" or a name of its own."""
+    """Return the rows of `split`: "train", "held_out" or a name of its own."""
     return [row for row in rows if row.split == split]
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:
-    """The finding `kind` about `row`."""
+    """Return a finding about `row`."""
     return Finding(
         file=row.file,
         line=row.line,
@@ -233,7 +230,7 @@ def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Find
 
 
 def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
-    """{kind: (rows, seconds)}, the most seconds first; unmeasured clips add none."""
+    """Return {kind: (rows, seconds)}, the most seconds first; unmeasured clips add none."""
     rows = collections.Counter()
     seconds = collections.Counter()
     for finding in findings:
@@ -244,7 +241,7 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
 
 
 def findings_table(findings: list[Finding], most: int = 20) -> list[tuple[str, ...]]:
-    """`findings` as rows of a table, the headings first, the most seconds on top; [] for none."""
+    """Return table rows, the headings first, then the longest clips; [] for no findings."""
     if not findings:
         return []
     rows = [("where", "id", "seconds", "reason", "cure")]

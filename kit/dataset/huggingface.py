@@ -1,12 +1,8 @@
-"""Rows of the Hugging Face hub, or of anything that yields such rows, as an LJSpeech folder.
+"""Write rows of a Hugging Face dataset, or of any iterable of such rows, as an LJSpeech folder.
 
-`from_huggingface` takes any iterable of rows in the format of the `datasets` library and writes
-clip by clip, each whole or absent, going on where it was interrupted. Names and paths in the rows
-are never used, no code of a dataset is ever run. Knows nothing of what makes a clip fit for
-training: that is judged afterwards, as with any other folder.
-
-`datasets` finds the files, reads on after a network that failed, and says where its stream stands.
-Decoding is soundfile's: that of `datasets` needs torchcodec and FFmpeg.
+Names and paths in the rows are never used and no code of a dataset is ever run. `datasets` finds
+the files, retries after network errors and reports the stream's position; soundfile decodes, since
+decoding with `datasets` needs torchcodec and FFmpeg.
 """
 
 import contextlib
@@ -23,18 +19,15 @@ import numpy as np
 import soundfile
 
 from kit.base.config import build, require, require_within
+from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
 
 TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
-LONGEST_S = 3600.0  # of one row, and at most so many channels: more is no recording, but a bomb
-MOST_CHANNELS = 16
-ROOM_BYTES = 2**28  # of free disk, below which no clip is begun
-
-
-class IngestError(ValueError):
-    """Rows that cannot be taken in; the message says what was expected, and what is kept."""
+MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
+MAX_CHANNELS = 16
+MIN_FREE_BYTES = 2**28  # of disk space, before each clip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,30 +35,22 @@ class HubConfig:
     audio_column: str = "audio"
     text_column: str = ""  # "" takes the first of TEXT_COLUMNS that a row has
     speaker_column: str = ""  # "" takes the first of SPEAKER_COLUMNS, or names no speaker
-    most_hours: float | None = None  # of audio written, then it ends; None: all of it
+    most_hours: float | None = None  # of audio to write; None: all
     save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
-        some = self.most_hours is None or self.most_hours > 0
-        require(some, self, "most_hours", "must be positive, or null for all.")
+        valid = self.most_hours is None or self.most_hours > 0
+        require(valid, self, "most_hours", "must be positive, or null for all.")
         require(self.save_every >= 1, self, "save_every", "must be at least 1.")
         require_within(self, 0, 1e9, "most_hours", "save_every")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """A row that was not taken in, by its place in the stream, from 0."""
-
-    row: int
-    reason: str
-
-
 @dataclasses.dataclass(kw_only=True)
 class Position:
-    """How far a stream was taken in, and how long the two growing files were then."""
+    """How much of a stream was read, and how long the two growing files were then."""
 
     rows: int = 0
-    stream: dict | None = None  # where a stream of `datasets` says that it is
+    stream: dict | None = None  # state_dict of a stream of `datasets`
     seconds: float = 0.0
     table_bytes: int = 0
     skipped_bytes: int = 0
@@ -80,10 +65,9 @@ def from_huggingface(
     """Write `rows` as an LJSpeech folder `into`: wavs/, metadata.csv and skipped.jsonl.
 
     A row is a dict with audio, {"bytes": …} as `Audio(decode=False)` gives it or {"array": (L,) or
-    (L, C), "sampling_rate": Hz}, and text. Interrupted, a later call with the same rows goes on
-    behind those taken in; finished, it does nothing. `progress(rows, rows in all)` after each; one
-    more than `rows` where nobody knows. Raises IngestError when the stream fails or no row can be
-    used, DiskError when the disk is full.
+    (L, C), "sampling_rate": Hz}, and text. An interrupted call is resumed; a finished one does
+    nothing. `progress(rows, total)` after each row, with `rows` + 1 for an unknown total. Raises
+    DatasetError when the stream fails or no row can be used, DiskError when the disk is full.
     """
     into = Path(into)
     make_folder(into / "wavs")
@@ -94,13 +78,13 @@ def from_huggingface(
     limit_s = np.inf if config.most_hours is None else config.most_hours * 3600
     total = _count(rows)
     with (
-        _reopened(into / "metadata.part", place.table_bytes) as table,
-        _reopened(into / "skipped.part", place.skipped_bytes) as skipped,
+        _reopen(into / "metadata.part", place.table_bytes) as table,
+        _reopen(into / "skipped.part", place.skipped_bytes) as skipped,
     ):
         for row in _stream(rows, place):
             if place.seconds >= limit_s:
                 break
-            _take(row, place, into, config, table, skipped)
+            _write_row(row, place, into, config, table, skipped)
             if place.rows % config.save_every == 0:
                 _save(place, rows, key, into, table, skipped)
             progress(place.rows, max(place.rows, total or place.rows + 1))
@@ -110,7 +94,7 @@ def from_huggingface(
 
 
 def _count(rows: Iterable[dict]) -> int | None:
-    """How many `rows` there are, as far as they know themselves; a stream of the hub may."""
+    """Return the number of rows, None where it is unknown."""
     if hasattr(rows, "__len__"):
         return len(rows)
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
@@ -122,7 +106,7 @@ def _finished(into: Path, key: str) -> bool:
     if mark.is_file() and mark.read_text(encoding="utf-8") == key:
         return True
     if (into / "metadata.csv").exists() and not (into / "position.json").exists():
-        raise IngestError(
+        raise DatasetError(
             f"{into} holds a dataset made with other settings, or by something else: move or "
             "delete it, or write into another folder."
         )
@@ -130,7 +114,7 @@ def _finished(into: Path, key: str) -> bool:
 
 
 def _position(into: Path, key: str) -> Position:
-    """Where an interrupted call with the same settings was; else the beginning."""
+    """Return the position of an interrupted call with the same settings, else the start."""
     file = into / "position.json"
     try:
         saved = json.loads(file.read_bytes()) if file.is_file() else {}
@@ -138,9 +122,9 @@ def _position(into: Path, key: str) -> Position:
             return Position()
         place = build(Position, saved["position"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise IngestError(
-            f"{file} is damaged ({shorten(error)}): it says how many rows are taken in. Delete it "
-            "to take them in again from the first, over what is there."
+        raise DatasetError(
+            f"{file} is damaged ({shorten(error)}): it records how many rows were read. Delete "
+            "it to read them again from the first."
         ) from error
     parts = {"metadata.part": place.table_bytes, "skipped.part": place.skipped_bytes}
     whole = all((into / n).is_file() and (into / n).stat().st_size >= s for n, s in parts.items())
@@ -148,8 +132,8 @@ def _position(into: Path, key: str) -> Position:
 
 
 @contextlib.contextmanager
-def _reopened(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
-    """A growing file, cut back to what it held when the position was saved."""
+def _reopen(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
+    """Open a growing file, truncated to its length when the position was saved."""
     with open(path, "ab") as file:
         file.truncate(size_bytes)
         file.seek(0, io.SEEK_END)
@@ -157,22 +141,22 @@ def _reopened(path: Path, size_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _stream(rows: Iterable[dict], place: Position) -> Iterator[dict]:
-    """`rows` from `place` on; whatever fails in it is told with what to do."""
+    """Yield `rows` from `place` on. Raises DatasetError for whatever fails in the source."""
     try:
         if place.stream and hasattr(rows, "load_state_dict"):
-            rows.load_state_dict(place.stream)  # its `skip` would fetch all that was taken in
+            rows.load_state_dict(place.stream)  # `skip` would download all rows before
             yield from rows
         else:
             yield from itertools.islice(rows, place.rows, None)
     except Exception as error:  # the network, or a decoder: whatever the source may raise
-        raise IngestError(
+        raise DatasetError(
             f"The stream of rows failed: {type(error).__name__}: {error}. What was written is "
-            "kept: run again to go on behind it. If that fails alike, the dataset may have "
-            "changed: delete position.json there to begin again."
+            "kept: run again to resume. If that fails in the same way, the dataset may have "
+            "changed: delete position.json there to start over."
         ) from error
 
 
-def _take(
+def _write_row(
     row: dict,
     place: Position,
     into: Path,
@@ -180,14 +164,14 @@ def _take(
     table: BinaryIO,
     skipped: BinaryIO,
 ) -> None:
-    """Write one row's clip and its line of the table, or the reason why it has none."""
+    """Write one row's clip and table line, or the reason why it is skipped."""
     name = f"{place.rows:08d}"
-    require_disk(into, ROOM_BYTES)
+    require_disk(into, MIN_FREE_BYTES)
     try:
-        text, speaker = _text_of(row, config)
-        wave, rate = _wave_of(row, config)
-    except IngestError as error:
-        note = dataclasses.asdict(Skipped(row=place.rows, reason=str(error)))
+        text, speaker = _read_text(row, config)
+        wave, rate = _read_audio(row, config)
+    except DatasetError as error:
+        note = {"row": place.rows, "reason": str(error)}
         skipped.write(json.dumps(note, ensure_ascii=False).encode(errors="replace") + b"\n")
     else:
         file = io.BytesIO()
@@ -201,13 +185,13 @@ def _take(
     place.rows += 1
 
 
-def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
+def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
     if not isinstance(row, Mapping):
-        raise IngestError(f"columns by their names expected, got {type(row).__name__}")
+        raise DatasetError(f"a row must be a dict of columns, got {type(row).__name__}")
     column = config.text_column or next((c for c in TEXT_COLUMNS if c in row), "")
     if not isinstance(row.get(column), str) or not row[column].strip():
         known = config.text_column or " or ".join(TEXT_COLUMNS)
-        raise IngestError(
+        raise DatasetError(
             f"no text in {known}; the columns are {', '.join(map(str, row))}: name the one "
             'with the text (--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
         )
@@ -217,13 +201,13 @@ def _text_of(row: dict, config: HubConfig) -> tuple[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """`text` as it can stand in a table without quoting."""
-    text = text.encode(errors="replace").decode()  # half of a surrogate pair is no character
+    """Return `text` without what a table would need to quote."""
+    text = text.encode(errors="replace").decode()  # replaces lone surrogates
     return " ".join(text.replace("|", " ").replace("\0", " ").split())
 
 
-def _wave_of(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
-    """Mono samples (L,) and their rate in Hz."""
+def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
+    """Return mono samples (L,) and their rate in Hz."""
     audio = row.get(config.audio_column)
     if isinstance(audio, dict) and audio.get("bytes"):
         wave, rate = _decoded(audio["bytes"])
@@ -231,44 +215,44 @@ def _wave_of(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
         wave = _samples(audio["array"])
         rate = audio.get("sampling_rate")
     else:
-        held = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
-        raise IngestError(
-            f"no audio bytes or array in column {config.audio_column!r}, but {held}: paths are not "
+        got = sorted(audio) if isinstance(audio, dict) else type(audio).__name__
+        raise DatasetError(
+            f"no audio bytes or array in column {config.audio_column!r}, but {got}: paths are not "
             "followed; stream it with decode=False, or with the bytes embedded"
         )
     wave = wave.mean(axis=int(np.argmin(wave.shape))) if wave.ndim == 2 else wave
     if not isinstance(rate, int) or not 1000 <= rate <= 384_000:
-        raise IngestError(f"the sampling rate is {rate!r}")
+        raise DatasetError(f"the sampling rate is {rate!r}")
     if wave.ndim != 1 or len(wave) == 0 or not np.isfinite(wave).all():
-        raise IngestError(f"audio of shape {wave.shape} is empty or holds no finite numbers")
+        raise DatasetError(f"audio of shape {wave.shape} is empty or holds no finite numbers")
     return wave, rate
 
 
 def _samples(array) -> np.ndarray:
-    """Samples as float32; whole numbers are taken for what integer audio means by them."""
+    """Return samples as float32; integers are scaled by their type's full scale."""
     try:
         wave = np.asarray(array)
         scale = np.iinfo(wave.dtype).max if np.issubdtype(wave.dtype, np.integer) else 1.0
         return wave.astype(np.float32) / np.float32(scale)
     except (TypeError, ValueError) as error:
-        raise IngestError(f"its array holds no samples: {error}") from error
+        raise DatasetError(f"its array does not hold samples: {error}") from error
 
 
 def _decoded(data: bytes) -> tuple[np.ndarray, int]:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.frames > LONGEST_S * file.samplerate or file.channels > MOST_CHANNELS:
-                raise IngestError(
-                    f"its {len(data):,} bytes tell of {file.frames / file.samplerate:.3g} s in "
-                    f"{file.channels} channels: at most {LONGEST_S:.0f} s in {MOST_CHANNELS}"
+            if file.frames > MAX_SECONDS * file.samplerate or file.channels > MAX_CHANNELS:
+                raise DatasetError(
+                    f"its {len(data):,} bytes declare {file.frames / file.samplerate:.3g} s in "
+                    f"{file.channels} channels: at most {MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
                 )
             return file.read(dtype="float32"), file.samplerate
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise IngestError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
+        raise DatasetError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
 
 
 def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: BinaryIO) -> None:
-    """Note the position once everything before it is surely in the files."""
+    """Save the position after everything before it is on disk."""
     place.stream = rows.state_dict() if hasattr(rows, "state_dict") else None
     for file in files:
         file.flush()
@@ -281,7 +265,7 @@ def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: B
 def _finish(into: Path, key: str, place: Position) -> Path:
     if place.table_bytes == 0:
         first = (into / "skipped.part").read_text(encoding="utf-8").split("\n")[0]
-        raise IngestError(f"None of {place.rows} rows could be used. The first: {first or 'none'}")
+        raise DatasetError(f"None of {place.rows} rows could be used. The first: {first or 'none'}")
     for part, whole in (("skipped.part", "skipped.jsonl"), ("metadata.part", "metadata.csv")):
         write_atomic(into / whole, (into / part).read_bytes())
     write_atomic(into / "complete", key)
@@ -291,26 +275,26 @@ def _finish(into: Path, key: str, place: Position) -> Path:
 
 
 def open_huggingface(name: str, config: str | None, split: str):
-    """Rows of a dataset on the Hugging Face hub, or in a local folder, streamed undecoded.
+    """Stream a dataset of the Hugging Face hub, or of a local folder, without decoding audio.
 
-    `name` may end in @ and a revision (a tag or a commit), which later uploads cannot change. No
-    code of the dataset is ever run. Raises IngestError when the `datasets` package is missing, the
-    name is unknown, or there is no network.
+    `name` may end in @ and a revision (a tag or a commit). Raises DatasetError when the `datasets`
+    package is missing, the name is unknown, or there is no network.
     """
     try:
-        import datasets  # here, so that nobody else needs it
+        import datasets  # optional
     except ImportError as error:
-        raise IngestError(
-            "Streaming from the Hugging Face hub needs a package: pip install datasets."
+        raise DatasetError(
+            "Streaming from the Hugging Face hub needs the package datasets: pip install datasets."
         ) from error
     name, _, revision = name.partition("@")
-    which = {"split": split, "revision": revision or None}
     try:
-        rows = datasets.load_dataset(name, config, **which, streaming=True)
-    except Exception as error:  # of the network, the hub or the format: dozens of classes
-        raise IngestError(
+        rows = datasets.load_dataset(
+            name, config, split=split, revision=revision or None, streaming=True
+        )
+    except Exception as error:  # dozens of classes: network, hub, format
+        raise DatasetError(
             f"{name!r} ({config or 'default'}, {split}) cannot be opened: {error}. Check the name "
-            "and the network; a dataset that brings a loading script needs its parquet version."
+            "and the network; a dataset with a loading script needs its parquet version."
         ) from error
     audio = [c for c, kind in (rows.features or {}).items() if isinstance(kind, datasets.Audio)]
     for column in audio:  # decoding needs FFmpeg and resamples; soundfile reads the bytes

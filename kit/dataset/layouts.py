@@ -1,10 +1,9 @@
-"""The usual ways to lay out a dataset, all read into the same rows.
+"""Read datasets in the usual layouts into the same rows.
 
 LJSpeech (`metadata*.csv` and `wavs/`), Common Voice (`validated.tsv` or `train.tsv`, `dev.tsv`,
-`test.tsv`, and `clips/`), and JSONL manifests. The layout is recognised by what lies in the folder,
-and said; a further one is one more `DatasetLayout` in `LAYOUTS`, below its readers. A line that
-cannot be used is a finding that names table, line and cure; the others go on. Originals are only
-read. Knows nothing of what a recording sounds like.
+`test.tsv`, and `clips/`), and JSONL manifests. The layout is recognised by the files in the folder;
+to support another one, add a `DatasetLayout` to `LAYOUTS`. A line that cannot be used becomes a
+finding that names table, line and fix. Originals are only read.
 """
 
 import dataclasses
@@ -21,9 +20,9 @@ from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters, normalize
 
 AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
-# Names of the split that is held out, as other datasets spell it.
+# Other datasets' names of the held-out split.
 HELD_OUT = frozenset({"held_out", "dev", "valid", "validation", "val", "eval"})
-FEWEST_HELD_OUT = 5
+MIN_HELD_OUT = 5
 RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
 AUDIO_KEYS = ("audio", "audio_filepath", "path")
 TEXT_KEYS = ("text", "sentence")
@@ -31,22 +30,22 @@ TEXT_KEYS = ("text", "sentence")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Rows as they stand in a dataset's tables; no recording has been opened yet."""
+    """The rows of a dataset's tables, before any recording is opened."""
 
-    layout: str  # in words, with the tables taken
+    layout: str  # its name and its tables
     rows: list[Utterance]
     refused: list[Finding]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of a table, as a layout reads it: taken apart, but not yet believed."""
+    """One line of a table, parsed but not yet checked."""
 
     file: str
     line: int
     id: str
-    audio: str  # below `base`, its suffix possibly left out
-    base: Path  # folder that the recording must lie in
+    audio: str  # path below `base`, possibly without its suffix
+    base: Path  # folder that the recording must be in
     text: str
     speaker: str = ""
     split: str = ""
@@ -54,55 +53,54 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetLayout:
-    """One way to lay out a dataset: how it is recognised, told of and read."""
+    """One layout of a dataset: how it is recognised, described and read."""
 
     name: str
-    folder: str  # what lies in a folder of this layout, in words
-    row: str  # what a line of its tables holds, in words
-    suffixes: tuple[str, ...]  # of a table that is named by itself
-    beside: str  # folder that must lie beside the tables; "." where it may be any
-    tables: Callable[[Path], list[Path]]  # those of a folder; none where the layout is another
-    # Its lines, those that cannot be used as findings. Also given: how many tables there are.
+    folder: str  # description of a folder in this layout
+    row: str  # description of a table's line
+    suffixes: tuple[str, ...]  # of a table given instead of a folder
+    beside: str  # folder that must be beside the tables; "." for none
+    tables: Callable[[Path], list[Path]]  # in a folder; [] for another layout
+    # Reads a table, given also the number of tables; unusable lines become findings.
     read: Callable[[Path, int, ManifestConfig], Iterator[Record | Finding]]
 
 
 def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
-    """The rows of a folder or of one of its tables, whichever layout it has.
+    """Read the rows of a folder, or of a single table, in any known layout.
 
-    Splits are the ones that the dataset names; where none is held out, a stable hash of the id
-    holds out `held_out_percent` of the training rows. Raises DatasetError when `source` is no
-    dataset or has no rows, a table lacks a column it needs, or the recordings' folder is gone.
+    Splits are those of the dataset; where none is held out, a stable hash of the id holds out
+    `held_out_percent` of the training rows. Raises DatasetError when `source` is no dataset or has
+    no rows, a table lacks a column, or the recordings' folder is gone.
     """
     layout, tables = recognise(Path(source))
-    found = list(_lines(layout, tables, config))
-    records = [line for line in found if isinstance(line, Record)]
-    refused = [line for line in found if isinstance(line, Finding)]
+    lines = list(_lines(layout, tables, config))
+    records = [line for line in lines if isinstance(line, Record)]
+    refused = [line for line in lines if isinstance(line, Finding)]
     kept = []
     for record in records:
-        row = _believe(record, config)
+        row = _check_record(record, config)
         (refused if isinstance(row, Finding) else kept).append(row)
-    _still_there(records)
-    if not found:
-        raise DatasetError(_nothing_in(layout, tables))
-    kept = _without_repeats(_with_splits(kept, config), refused)
+    _require_folders(records)
+    if not lines:
+        raise DatasetError(_no_rows_message(layout, tables))
+    kept = _without_duplicates(_with_splits(kept, config), refused)
     names = ", ".join(table.name for table in tables)
     return Dataset(layout=f"{layout.name}: {names}", rows=kept, refused=refused)
 
 
-def _nothing_in(layout: DatasetLayout, tables: list[Path]) -> str:
-    """What tables without a single row hold instead, and what would be a row."""
-    said = []
+def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:
+    descriptions = []
     for table in tables:
         with open(table, "rb") as file:
-            begins = file.read(4096)
+            head = file.read(4096)
         what = f"{table} has {table.stat().st_size:,} bytes and no rows"
-        if begins.strip():
-            first = begins.split(b"\n")[0].decode(errors="replace").strip()
+        if head.strip():
+            first = head.split(b"\n")[0].decode(errors="replace").strip()
             what += f" below its first line, {shorten(repr(first), 120)}"
-        if b"\r" in begins and b"\n" not in begins:
+        if b"\r" in head and b"\n" not in head:
             what += "; its lines end in carriage returns alone: save it with the line ends of Unix"
-        said.append(what)
-    return f"{'; '.join(said)}. Expected {layout.row}."
+        descriptions.append(what)
+    return f"{'; '.join(descriptions)}. Expected {layout.row}."
 
 
 def _lines(
@@ -115,15 +113,15 @@ def _lines(
             raise DatasetError(str(error)) from error
         except OSError as error:
             raise DatasetError(
-                f"{table} cannot be read: {error.strerror}. Is the disk it lies on mounted, and "
-                "may this user read it?"
+                f"{table} cannot be read: {error.strerror}. Is its disk mounted, and may this user "
+                "read it?"
             ) from error
 
 
 def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
-    """(layout, the tables that belong to it) of a folder, or of a single table in one.
+    """Return the layout and the tables of a folder, or of a single table.
 
-    Raises DatasetError that says what was expected and what was found.
+    Raises DatasetError, which lists what was expected and found.
     """
     if non_utf8_problem(source.absolute()):
         raise DatasetError(f"{non_utf8_problem(source.absolute())}.")
@@ -141,24 +139,24 @@ def recognise(source: Path) -> tuple[DatasetLayout, list[Path]]:
 def _not_recognised(source: Path) -> str:
     found = "no such file or folder"
     if source.is_dir():
-        some = sorted(p.name + "/" * p.is_dir() for p in source.iterdir())
-        found = ", ".join(some[:8]) + (f" and {len(some) - 8} more" if len(some) > 8 else "")
+        names = sorted(p.name + "/" * p.is_dir() for p in source.iterdir())
+        found = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     elif source.exists():
         found = f"a file {source.name}"
     found = found.encode(errors="replace").decode()  # names that are not UTF-8
     expected = " or ".join(f"{layout.folder} ({layout.name})" for layout in LAYOUTS)
     return (
-        f"{source} is not a dataset in a layout known here (docs/extending.md shows how one is "
-        f"added): expected {expected}; found {found or 'an empty folder'}."
+        f"{source} is not a dataset in a known layout (docs/extending.md shows how to add "
+        f"one): expected {expected}; found {found or 'an empty folder'}."
     )
 
 
 def _ljspeech(table: Path, _tables: int, _config: ManifestConfig) -> Iterator[Record | Finding]:
-    """`id|text`, `id|text|normalised`, or with a speaker: no header, no quoting."""
+    """Read `id|text`, `id|text|normalised`, or with a speaker: no header, no quoting."""
     split = table.stem.removeprefix("metadata").strip("_")
     kind = special_file_kind(table)
     if kind:
-        raise DatasetError(f"{table} is {kind}, no file: copy its content into a file.")
+        raise DatasetError(f"{table} is {kind}, not a file: copy its content into a file.")
     with open(table, "rb") as file:  # Python's text mode would also end lines at a lone \r
         for number, raw in enumerate(file, 1):
             if raw.strip():
@@ -173,14 +171,14 @@ def _ljspeech_row(raw: bytes, table: Path, number: int, split: str) -> Record | 
         return _bad_row(table, number, "", reason, cure="save the table as UTF-8")
     name = columns[0].strip()
     if sum(b"|" in part for part in raw.split(b"\r")) > 1:  # else one row would get another's text
-        reason = "a carriage return stands between what looks like two rows"
+        reason = "a carriage return between what looks like two rows"
         cure = "save the table with the line ends of Unix, or of Windows"
         return _bad_row(table, number, name, reason, cure=cure)
     if b"\0" in raw:
         return _bad_row(table, number, "", "a NUL byte", cure="save the table as UTF-8")
     if not 2 <= len(columns) <= 4:
         reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(columns)}"
-        cure = "write id|text: not commas but | parts the columns" if len(columns) == 1 else ""
+        cure = "write id|text: | separates columns, not commas" if len(columns) == 1 else ""
         return _bad_row(table, number, name, reason, cure=cure)
     _, text, spoken, speaker = [*columns, "", ""][:4]
     return Record(
@@ -196,65 +194,65 @@ def _ljspeech_row(raw: bytes, table: Path, number: int, split: str) -> Record | 
 
 
 def _common_voice(table: Path, _tables: int, _config: ManifestConfig) -> Iterator[Record | Finding]:
-    """A header with at least `path` and `sentence`; tabs, and quotes that mean themselves."""
+    """Read a header with at least `path` and `sentence`; tabs, quotes are literal."""
     split = "" if table.stem == "validated" else table.stem
-    for number, found in rows(table, delimiter="\t", quoting=False):
-        if isinstance(found, BadRecord):
-            yield _bad_row(table, number, "", found.reason)
+    for number, values in rows(table, delimiter="\t", quoting=False):
+        if isinstance(values, BadRecord):
+            yield _bad_row(table, number, "", values.reason)
             continue
-        if not {"path", "sentence"} <= found.keys():
+        if not {"path", "sentence"} <= values.keys():
             raise DatasetError(
                 f"{table} has no columns `path` and `sentence`: its first line holds "
-                f"{', '.join(found)}. Add the header that Common Voice gives its tables."
+                f"{', '.join(values)}. Add the header that Common Voice gives its tables."
             )
         yield Record(
             file=table.name,
             line=number,
-            id=found["path"].strip().rsplit(".", 1)[0],
-            audio=found["path"].strip(),
+            id=values["path"].strip().rsplit(".", 1)[0],
+            audio=values["path"].strip(),
             base=table.parent / "clips",
-            text=found["sentence"],
-            speaker=found.get("client_id", "")[:12],  # of 128 hex digits: enough to tell apart
+            text=values["sentence"],
+            speaker=values.get("client_id", "")[:12],  # of 128 hex digits: enough to tell apart
             split=split,
         )
 
 
 def _jsonl(table: Path, tables: int, config: ManifestConfig) -> Iterator[Record | Finding]:
-    """One object a line with audio and text; several tables are splits by their names."""
+    """Read one object a line with audio and text; several tables are splits by their names."""
     base = Path(config.audio_root) if config.audio_root else table.parent
-    for number, found in rows(table):
-        if isinstance(found, BadRecord):
-            yield _bad_row(table, number, "", found.reason)
+    for number, values in rows(table):
+        if isinstance(values, BadRecord):
+            yield _bad_row(table, number, "", values.reason)
         else:
-            yield _jsonl_row(found, table, number, base, table.stem if tables > 1 else "")
+            yield _jsonl_row(values, table, number, base, table.stem if tables > 1 else "")
 
 
-def _jsonl_row(found: dict, table: Path, number: int, base: Path, split: str) -> Record | Finding:
-    audio = next((found[key] for key in AUDIO_KEYS if found.get(key)), None)
-    text = next((found[key] for key in TEXT_KEYS if found.get(key)), None)
+def _jsonl_row(values: dict, table: Path, number: int, base: Path, split: str) -> Record | Finding:
+    audio = next((values[key] for key in AUDIO_KEYS if values.get(key)), None)
+    text = next((values[key] for key in TEXT_KEYS if values.get(key)), None)
     if not isinstance(audio, str) or not isinstance(text, str):
-        have = ", ".join(f"{key}: {type(value).__name__}" for key, value in found.items())
-        reason = f"`audio` and `text`, both strings, expected; got {have or 'nothing'}"
-        return _bad_row(table, number, str(found.get("id", "")), reason)
-    told = [audio, text, *(str(found.get(key)) for key in ("id", "speaker", "split"))]
-    if non_utf8_problem("".join(told)):  # \u escapes can spell it
-        reason = "half of a surrogate pair, which is no character"
+        types = ", ".join(f"{key}: {type(value).__name__}" for key, value in values.items())
+        reason = f"`audio` and `text`, both strings, expected; got {types or 'nothing'}"
+        return _bad_row(table, number, str(values.get("id", "")), reason)
+    strings = [audio, text, *(str(values.get(key)) for key in ("id", "speaker", "split"))]
+    if non_utf8_problem("".join(strings)):  # \u escapes can spell it
+        reason = "half of a surrogate pair, which is not a character"
         return _bad_row(table, number, "", reason, cure="save the table as UTF-8")
-    if found.get("offset"):
-        reason = f"a part of a recording (offset {found['offset']}), which is not cut here"
-        cure = "cut the recording into one file a sentence"
-        return _bad_row(table, number, str(found.get("id", "")), reason, cure=cure)
+    if values.get("offset"):
+        reason = f"a part of a recording (offset {values['offset']}), which is not supported"
+        cure = "split the recording into one file a sentence"
+        return _bad_row(table, number, str(values.get("id", "")), reason, cure=cure)
     if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
         audio = str(Path(audio).relative_to(base.absolute()))
     return Record(
         file=table.name,
         line=number,
-        id=str(found.get("id") or os.path.splitext(audio)[0]),
+        id=str(values.get("id") or os.path.splitext(audio)[0]),
         audio=audio,
         base=base,
         text=text,
-        speaker=str(found.get("speaker") or ""),
-        split=str(found.get("split") or split),
+        speaker=str(values.get("speaker") or ""),
+        split=str(values.get("split") or split),
     )
 
 
@@ -263,7 +261,7 @@ def _ljspeech_tables(folder: Path) -> list[Path]:
 
 
 def _common_voice_tables(folder: Path) -> list[Path]:
-    """The splits where there are any; their rows stand in validated.tsv once more."""
+    """Return the splits where there are any; validated.tsv repeats their rows."""
     splits = [folder / name for name in ("train.tsv", "dev.tsv", "test.tsv")]
     tables = splits if splits[0].is_file() else [folder / "validated.tsv"]
     return [table for table in tables if table.is_file()]
@@ -274,7 +272,7 @@ def _jsonl_tables(folder: Path) -> list[Path]:
     return [one] if one.is_file() else sorted(folder.glob("*.jsonl"))
 
 
-# In the order in which they are tried. All that the kit knows of a layout stands here.
+# In the order in which they are tried.
 LAYOUTS = (
     DatasetLayout(
         name="LJSpeech",
@@ -310,25 +308,24 @@ def _bad_row(table: Path, line: int, name: str, reason: str, cure: str = "") -> 
     return Finding(file=table.name, line=line, id=name, kind="row", reason=reason, cure=cure)
 
 
-def _believe(record: Record, config: ManifestConfig) -> Utterance | Finding:
-    """The row that `record` describes, once its names stay inside the folder and lead to a file."""
+def _check_record(record: Record, config: ManifestConfig) -> Utterance | Finding:
+    """Return the row of `record` if its text, names and path to a recording are valid."""
 
     def refuse(kind: str, reason: str, cure: str = "") -> Finding:
-        where = {"file": record.file, "line": record.line, "id": record.id}
-        return Finding(**where, kind=kind, reason=reason, cure=cure)
+        return _finding(record, kind, reason, cure)
 
     inside = record.base.name or str(record.base)
     if not _stays_inside(record.audio):
         reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
         return refuse("row", reason, "give a path below it; a JSONL's start from `audio_root`")
     if not _stays_inside(record.id):
-        return refuse("row", f"the id must be a name, not lead out of a folder: {record.id!r}")
+        return refuse("row", f"the id must be a name, not a path out of a folder: {record.id!r}")
     if record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
         reason = f"no speaker can be called {record.speaker!r}"
         return refuse("row", reason, "name the speaker in plain letters")
     text = normalize(record.text, config.language)
     if not letters(text):
-        return refuse("row", "the text is empty", "write what is said, or take the line out")
+        return refuse("row", "the text is empty", "write what is said, or remove the line")
     stem = os.path.join(record.base, record.audio)
     audio = next((stem + s for s in AUDIO_SUFFIXES if os.path.isfile(stem + s)), None)
     if audio is None:
@@ -347,12 +344,12 @@ def _believe(record: Record, config: ManifestConfig) -> Utterance | Finding:
 
 
 def _stays_inside(name: str) -> bool:
-    """Whether a relative path leads to no place above where it starts; links are the user's own."""
+    """Tell whether a relative path stays below its start; links are the user's own choice."""
     parts = name.replace("\\", "/").split("/")
     return bool(name) and "\0" not in name and ".." not in parts and not os.path.isabs(name)
 
 
-def _still_there(records: list[Record]) -> None:
+def _require_folders(records: list[Record]) -> None:
     for base in {record.base for record in records}:
         if not base.is_dir():
             raise DatasetError(
@@ -361,38 +358,41 @@ def _still_there(records: list[Record]) -> None:
             )
 
 
-def _with_splits(found: list[Utterance], config: ManifestConfig) -> list[Utterance]:
-    """Every row in a split: its own, or `train`; some of `train` held out where nothing is."""
-    own = ["held_out" if row.split in HELD_OUT else row.split or "train" for row in found]
-    if "held_out" not in own:
-        ids = [row.id for row, split in zip(found, own) if split == "train"]
-        chosen = _held_out(ids, config.held_out_percent)
-        for i, row in enumerate(found):
-            if own[i] == "train" and row.id in chosen:
-                own[i] = "held_out"
-    return [dataclasses.replace(row, split=split) for row, split in zip(found, own)]
+def _with_splits(rows: list[Utterance], config: ManifestConfig) -> list[Utterance]:
+    """Give every row a split, `train` by default; hold out some of `train` where nothing is."""
+    splits = ["held_out" if row.split in HELD_OUT else row.split or "train" for row in rows]
+    if "held_out" not in splits:
+        ids = [row.id for row, split in zip(rows, splits) if split == "train"]
+        held_out = _held_out(ids, config.held_out_percent)
+        for i, row in enumerate(rows):
+            if splits[i] == "train" and row.id in held_out:
+                splits[i] = "held_out"
+    return [dataclasses.replace(row, split=split) for row, split in zip(rows, splits)]
 
 
 def _held_out(ids: list[str], percent: float) -> set[str]:
-    """Those of a stable hash below `percent`; of few recordings more, or nothing could be judged.
+    """Return the ids with a stable hash below `percent`.
 
-    At least `FEWEST_HELD_OUT`, but no more than a tenth of them, and one of two.
+    Of few recordings at least MIN_HELD_OUT or a tenth, whichever is less, and one of two.
     """
     chosen = {name for name in ids if is_held_out(name, percent)}
-    fewest = min(FEWEST_HELD_OUT, max(len(ids) // 10, len(ids) > 1))
-    if percent and len(chosen) < fewest:
-        chosen = set(sorted(set(ids), key=stable_hash)[:fewest])
+    minimum = min(MIN_HELD_OUT, max(len(ids) // 10, len(ids) > 1))
+    if percent and len(chosen) < minimum:
+        chosen = set(sorted(set(ids), key=stable_hash)[:minimum])
     return chosen
 
 
-def _without_repeats(found: list[Utterance], refused: list[Finding]) -> list[Utterance]:
+def _without_duplicates(rows: list[Utterance], refused: list[Finding]) -> list[Utterance]:
+    """Return the first row of each id; add a finding to `refused` for every other one."""
     first: dict[str, Utterance] = {}
-    for row in found:
+    for row in rows:
         if row.id not in first:
             first[row.id] = row
             continue
-        reason = f"this id stands already in {first[row.id].file}, line {first[row.id].line}"
-        cure = "give every line an id of its own"
-        where = {"file": row.file, "line": row.line, "id": row.id}
-        refused.append(Finding(**where, kind="row", reason=reason, cure=cure))
+        reason = f"this id is already used in {first[row.id].file}, line {first[row.id].line}"
+        refused.append(_finding(row, "row", reason, "give every line an id of its own"))
     return list(first.values())
+
+
+def _finding(row: Record | Utterance, kind: str, reason: str, cure: str) -> Finding:
+    return Finding(file=row.file, line=row.line, id=row.id, kind=kind, reason=reason, cure=cure)

@@ -1,45 +1,48 @@
-"""Finds every word of a transcript in an hour of audio, a window at a time.
+"""Align an hour of audio with its transcript, window by window, in bounded memory.
 
-Aligning an hour at once would need gigabytes; here each window of half a minute is laid against
-the text that should come next, with a wildcard before, between and after the sentences that takes
-whatever the transcript does not mention. The last sentence surely heard is the anchor at which the
-next window begins. A sentence that is not said costs only itself; where nothing is recognised the
-text further on is searched, and failing that the window is passed over. (CTC segmentation after
-Kürzinger et al. 2020, the wildcard after Pratap et al. 2023.) Knows nothing of clips or files
-written.
+Each window of half a minute is aligned with the text that should come next, with wildcards before,
+between and after the phrases for whatever the transcript does not mention. The next window begins
+after the last phrase that was surely recognised. Where nothing is recognised, the text further on
+is searched; failing that, the window is skipped. (CTC segmentation after Kürzinger et al. 2020, the
+wildcard after Pratap et al. 2023.)
 
-Shapes: S output frames of the recogniser, N characters.
+Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kit.audio.clip import resampled
+from kit.audio.container import count_decodable, open_audio, read_segment
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base.config import require, require_within
-from kit.dataset.alignment import best_path, frames_needed
-from kit.dataset.long_recordings.windows import Listener, Pause, Window
+from kit.dataset.alignment import best_path, frames_needed, quiet_frames
 from kit.text.normalize import letters, normalize
 
 SENTENCE_END = re.compile(r"[.!?።፧፨…][\"'»”’)\]]*$")
-SEGMENT_WORDS = 12  # longer sentences are aligned in pieces, for a wildcard between them
-EDGE_S = 2.0  # the end of a window is not trusted
-ANCHOR_CHARACTERS = 12  # less text is found by chance
-LEAP_CHARACTERS = 25  # so is this, when the whole text is searched
-SLACK_S = 0.15  # a recogniser may hear a letter this much before or after it is said
+PHRASE_WORDS = 12  # longer sentences are aligned in parts, with a wildcard between them
+UNTRUSTED_S = 2.0  # at the end of a window
+ANCHOR_CHARACTERS = 12  # shorter text is matched by chance
+SEARCH_CHARACTERS = 25  # the same, when the whole text is searched
+SLACK_S = 0.15  # a recogniser may be this early or late with a letter
+CONTEXT_S = 0.5  # audio before a window that the recogniser's convolutions see
+MIN_PAUSE_S = 0.1  # shorter silences belong to the letters: the closure of a t or a k
+WILDCARD_COST = 0.1  # nats a frame, so that text is preferred where it fits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongAlignConfig:
     language: str = "am"
     window_s: float = 30.0  # of audio aligned at a time
-    accept: float = -1.0  # lowest score (nats a character) of a sentence that counts as heard
+    accept: float = -1.0  # lowest score (nats a character) of a phrase that counts as recognised
     characters_per_s: float = 14.0  # first guess; measured from then on
-    look_ahead: int = 200  # pieces of text searched where nothing is recognised
+    look_ahead: int = 200  # phrases searched where nothing is recognised
 
     def __post_init__(self):
         require(self.window_s >= 10, self, "window_s", "must be at least 10 seconds.")
@@ -51,8 +54,20 @@ class LongAlignConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Pause:
+    """A quiet stretch beside a word; of length 0 where words run together."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Token:
-    """A word as written, and the characters the recogniser hears in it (none in a lone dash)."""
+    """A word as written, and its characters in the recogniser's alphabet (none in a lone dash)."""
 
     text: str
     ids: tuple[int, ...]
@@ -61,8 +76,6 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AlignedToken:
-    """A token found in the recording, and the pauses on both sides of it."""
-
     token: Token
     number: int  # of the token in the transcript
     start_s: float
@@ -71,15 +84,88 @@ class AlignedToken:
     after: Pause
 
 
-def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
-    """The words of a transcript. Where it has no full stops at all, a line is a sentence.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """The recogniser's output for a part of a recording."""
 
-    An empty line always ends a sentence (a heading needs no full stop).
+    start_s: float
+    log_probs: Tensor  # (S, A + 1), the last column the wildcard
+    quiet: np.ndarray  # (S,) which frames are pauses
+    frame_s: float
+    last: bool  # whether the recording ends with it
+
+    @property
+    def end_s(self) -> float:
+        return self.second(len(self.log_probs))
+
+    def second(self, frame: int) -> float:
+        return self.start_s + int(frame) * self.frame_s
+
+    def pause(self, start: int, end: int, near_end: bool) -> Pause:
+        """Return the quiet stretch in frames start..end nearest to one end, a long one if any."""
+        start = max(0, start)
+        end = min(end, len(self.quiet))
+        edges = np.flatnonzero(np.diff(self.quiet[start:end], prepend=False, append=False))
+        runs = edges.reshape(-1, 2)
+        if len(runs) == 0:
+            edge_s = self.second(end if near_end else start)
+            return Pause(start_s=edge_s, end_s=edge_s)
+        lengths = np.diff(runs)[:, 0]
+        long = runs[lengths * self.frame_s >= MIN_PAUSE_S]
+        if len(long):
+            first, stop = long[-1 if near_end else 0]
+        else:
+            first, stop = runs[np.argmax(lengths)]
+        return Pause(start_s=self.second(start + first), end_s=self.second(start + stop))
+
+
+class WindowReader:
+    """Reads a recording and recognises it, one window at a time."""
+
+    def __init__(self, path: Path, recognizer: SpeechRecognizer):
+        self.path = path
+        self.recognizer = recognizer
+        with open_audio(path) as (sound, _):
+            self.rate = sound.samplerate  # Hz
+        self.extent = count_decodable(path)
+        self.samples = self.extent.frames
+        self.total_s = self.samples / self.rate
+
+    def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
+        """Return mono samples (L,) at the recording's own rate."""
+        first = round(start_s * self.rate)
+        stop = min(round(end_s * self.rate), self.samples)
+        return read_segment(self.path, first, stop, self.samples).mean(axis=1)
+
+    def window(self, start_s: float, length_s: float) -> Window:
+        """Recognise `length_s` seconds from `start_s` on, or up to the end."""
+        read_from_s = max(0.0, start_s - CONTEXT_S)
+        end_s = min(start_s + length_s, self.total_s)
+        samples = np.nan_to_num(self.samples_of(read_from_s, end_s)).clip(-1, 1)
+        sample_rate = self.recognizer.input_sample_rate
+        wave = resampled(torch.from_numpy(samples), self.rate, sample_rate)
+        output = self.recognizer.recognize([wave], sample_rate)[0]
+        frame_s = self.recognizer.frame_s
+        context = round((start_s - read_from_s) / frame_s)
+        log_probs = output.log_probs[context:]
+        wildcard = log_probs.amax(-1, keepdim=True) - WILDCARD_COST
+        return Window(
+            start_s=read_from_s + context * frame_s,
+            log_probs=torch.cat((log_probs, wildcard), dim=-1),
+            quiet=quiet_frames(output.loudness[context:]).numpy(),
+            frame_s=frame_s,
+            last=end_s >= self.total_s,
+        )
+
+
+def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[Token]:
+    """Split a transcript into words. An empty line always ends a sentence, as after a heading.
+
+    In a text without full stops, every line is a sentence.
     """
-    stops = any(SENTENCE_END.search(word) for word in text.split())
-    ending = r"\n\s*\n" if stops else r"\n"
+    has_stops = any(SENTENCE_END.search(word) for word in text.split())
     tokens = []
-    for part in re.split(ending, text):
+    for part in re.split(r"\n\s*\n" if has_stops else r"\n", text):
         words = part.replace("|", " ").split()
         for number, word in enumerate(words, 1):
             ids = recognizer.encode(letters(normalize(word, language))).tolist()
@@ -88,181 +174,192 @@ def read_tokens(text: str, recognizer: SpeechRecognizer, language: str) -> list[
     return tokens
 
 
-def segments_of(tokens: list[Token]) -> list[range]:
-    """Token numbers of each sentence, long ones in pieces, runs without letters joined on."""
-    segments = []
+def split_phrases(tokens: list[Token]) -> list[range]:
+    """Return the token numbers of each phrase: a sentence, or a part of a long one.
+
+    Tokens without letters are joined to a neighbour.
+    """
+    phrases = []
     start = 0
     for number, token in enumerate(tokens, 1):
-        full = token.ends_sentence or number - start >= SEGMENT_WORDS
+        full = token.ends_sentence or number - start >= PHRASE_WORDS
         if full and any(t.ids for t in tokens[start:number]):
-            segments.append(range(start, number))
+            phrases.append(range(start, number))
             start = number
-    if start < len(tokens) and segments:  # nothing but dashes is left
-        segments[-1] = range(segments[-1].start, len(tokens))
-    return segments
+    if start < len(tokens) and phrases:  # nothing but dashes is left
+        phrases[-1] = range(phrases[-1].start, len(tokens))
+    return phrases
 
 
 class LongAligner:
-    """Goes through one recording with its transcript. `heard` holds the tokens found, in order."""
+    """Aligns one recording with its transcript; `aligned` holds the recognised tokens in order.
 
-    def __init__(self, listener: Listener, tokens: list[Token], config: LongAlignConfig):
-        self.listener = listener
+    A match of a phrase is a list of (first frame, end frame, token number), one a token.
+    """
+
+    def __init__(self, reader: WindowReader, tokens: list[Token], config: LongAlignConfig):
+        self.reader = reader
         self.tokens = tokens
         self.config = config
-        self.segments = segments_of(tokens)
-        self.space = listener.recognizer.alphabet.find(" ") + 1  # 0 where it hears none
-        self.wildcard = len(listener.recognizer.alphabet) + 1
+        self.phrases = split_phrases(tokens)
+        self.space = reader.recognizer.alphabet.find(" ") + 1  # 0 where it has none
+        self.wildcard = len(reader.recognizer.alphabet) + 1
         self.pace = config.characters_per_s
-        self.heard: list[AlignedToken] = []
+        self.aligned: list[AlignedToken] = []
 
     def run(self, progress: Callable = lambda *_: None) -> list[AlignedToken]:
-        """Walk to the end; `progress(seconds done, seconds in all)` after each window."""
-        at_s = 0.0
-        segment = 0
-        total_s = self.listener.total_s
-        while segment < len(self.segments) and total_s - at_s > EDGE_S / 4:
-            window = self.listener.window(at_s, self.config.window_s)
-            found = self._found(window, segment)
-            if found:
-                segment = max(found) + 1
-                at_s = self._keep(window, found)
+        """Align the whole recording; call `progress(seconds done, total)` after each window."""
+        now_s = 0.0
+        phrase = 0
+        total_s = self.reader.total_s
+        while phrase < len(self.phrases) and total_s - now_s > UNTRUSTED_S / 4:
+            window = self.reader.window(now_s, self.config.window_s)
+            matches = self._match_window(window, phrase)
+            if matches:
+                phrase = max(matches) + 1
+                now_s = self._append(window, matches)
             elif window.last:
                 break
             else:
-                at_s = window.end_s - self.config.window_s / 3
-            progress(at_s, total_s)
+                now_s = window.end_s - self.config.window_s / 3
+            progress(now_s, total_s)
         progress(total_s, total_s)
-        return self.heard
+        return self.aligned
 
-    def _found(self, window: Window, first: int) -> dict[int, list]:
-        """The segments heard in `window`: number -> (first frame, end, token) of each token."""
-        whole = 0, len(window.log_probs)
-        together = self._place(window, range(first, self._reach(window, first)), *whole)
-        found = self._trusted(window, together, ANCHOR_CHARACTERS)
-        if not found:
-            further = range(first, min(first + self.config.look_ahead, len(self.segments)))
-            alone = self._one_by_one(window, further, *whole, LEAP_CHARACTERS)
-            found = self._trusted(window, alone, LEAP_CHARACTERS)
+    def _match_window(self, window: Window, first: int) -> dict[int, list]:
+        """Return the matches, by phrase number, of phrases from `first` on in `window`."""
+        frames = len(window.log_probs)
+        expected = range(first, self._last_expected(window, first))
+        matches = self._align(window, expected, 0, frames)
+        matches = self._trusted(window, matches, ANCHOR_CHARACTERS)
+        if not matches:
+            further = range(first, min(first + self.config.look_ahead, len(self.phrases)))
+            matches = self._align_separately(window, further, 0, frames, SEARCH_CHARACTERS)
+            matches = self._trusted(window, matches, SEARCH_CHARACTERS)
         start = 0
         edge = first
-        for number in sorted(found):  # what was squeezed in between may yet be found by itself
+        for number in sorted(matches):  # try phrases between two matches by themselves
             between = range(edge, number)
-            stop = found[number][0][0]
-            found |= self._one_by_one(window, between, start, stop, ANCHOR_CHARACTERS // 2)
-            start = found[number][-1][1]
+            stop = matches[number][0][0]
+            matches |= self._align_separately(window, between, start, stop, ANCHOR_CHARACTERS // 2)
+            start = matches[number][-1][1]
             edge = number + 1
-        return found
+        return matches
 
-    def _reach(self, window: Window, first: int) -> int:
-        """The segment up to which the text fits into `window` at the pace measured so far."""
+    def _last_expected(self, window: Window, first: int) -> int:
+        """Return the phrase up to which the text fits into `window` at the current pace."""
         room = (window.end_s - window.start_s) * self.pace
         stop = first
-        while stop < len(self.segments) and (stop == first or room > 0):
+        while stop < len(self.phrases) and (stop == first or room > 0):
             room -= self._characters(stop)
             stop += 1
         return stop
 
-    def _characters(self, segment: int) -> int:
-        return sum(len(self.tokens[i].ids) + 1 for i in self.segments[segment])
+    def _characters(self, phrase: int) -> int:
+        return sum(len(self.tokens[i].ids) + 1 for i in self.phrases[phrase])
 
-    def _place(self, window: Window, segments: range, start: int, stop: int) -> dict[int, list]:
-        """`segments` in frames start..stop, wildcards between: those scoring well enough."""
-        targets, owners = self._targets(segments)
+    def _align(self, window: Window, phrases: range, start: int, stop: int) -> dict[int, list]:
+        """Align `phrases` with frames start..stop; return the matches that score well enough."""
+        ids, owners = self._targets(phrases)
         log_probs = window.log_probs[start:stop]
-        if len(segments) == 0 or frames_needed(targets) > len(log_probs):
+        if len(phrases) == 0 or frames_needed(ids) > len(log_probs):
             return {}
-        spans, costs = best_path(log_probs, targets)
-        sums = np.concatenate(([0.0], costs.double().cumsum(0).numpy()))
-        places: dict[int, dict[int, list]] = {}
+        spans, costs = best_path(log_probs, ids)
+        cost_before = np.concatenate(([0.0], costs.double().cumsum(0).numpy()))
+        spans_of: dict[int, dict[int, list]] = {}
         for span, owner in zip(spans, owners):
             if owner is not None:
-                segment, token = owner
-                places.setdefault(segment, {}).setdefault(token, []).append(span)
-        found = {}
-        for segment, by_token in places.items():
-            edges = {t: (own[0].start, own[-1].end) for t, own in by_token.items()}
-            (low, _) = edges[min(edges)]
-            (_, high) = edges[max(edges)]
-            if (sums[high] - sums[low]) / self._characters(segment) >= self.config.accept:
-                found[segment] = [(start + a, start + b, t) for t, (a, b) in edges.items()]
-        return found
+                phrase, token = owner
+                spans_of.setdefault(phrase, {}).setdefault(token, []).append(span)
+        matches = {}
+        for phrase, by_token in spans_of.items():
+            edges = {token: (own[0].start, own[-1].end) for token, own in by_token.items()}
+            low = edges[min(edges)][0]
+            high = edges[max(edges)][1]
+            score = (cost_before[high] - cost_before[low]) / self._characters(phrase)
+            if score >= self.config.accept:
+                matches[phrase] = [(start + a, start + b, token) for token, (a, b) in edges.items()]
+        return matches
 
-    def _targets(self, segments: range) -> tuple[Tensor, list]:
-        """Character ids of `segments`, and whose each is: (segment, token), None for the others."""
+    def _targets(self, phrases: range) -> tuple[Tensor, list]:
+        """Return character ids (N,), and for each its (phrase, token), None for wild and space."""
         ids = [self.wildcard]
         owners = [None]
-        for segment in segments:
-            for token in self.segments[segment]:
-                own = self.tokens[token].ids
-                if own and ids[-1] != self.wildcard and self.space:
-                    ids = [*ids, self.space]
-                    owners = [*owners, None]
-                ids += own
-                owners += [(segment, token)] * len(own)
+        for phrase in phrases:
+            for token in self.phrases[phrase]:
+                token_ids = self.tokens[token].ids
+                if token_ids and ids[-1] != self.wildcard and self.space:
+                    ids.append(self.space)
+                    owners.append(None)
+                ids += token_ids
+                owners += [(phrase, token)] * len(token_ids)
             ids.append(self.wildcard)
             owners.append(None)
         return torch.tensor(ids), owners
 
-    def _one_by_one(
-        self, window: Window, segments: range, start: int, stop: int, least: int
+    def _align_separately(
+        self, window: Window, phrases: range, start: int, stop: int, min_characters: int
     ) -> dict[int, list]:
-        """Each of `segments` with at least `least` characters sought alone, one after the other."""
-        found = {}
-        for segment in segments:
-            if self._characters(segment) >= least:
-                alone = self._place(window, range(segment, segment + 1), start, stop)
-                if alone:
-                    found |= alone
-                    start = alone[segment][-1][1]
-        return found
+        """Align each long enough phrase by itself, one after the other."""
+        matches = {}
+        for phrase in phrases:
+            if self._characters(phrase) >= min_characters:
+                match = self._align(window, range(phrase, phrase + 1), start, stop)
+                if match:
+                    matches |= match
+                    start = match[phrase][-1][1]
+        return matches
 
-    def _trusted(self, window: Window, found: dict[int, list], least: int) -> dict[int, list]:
-        """`found` up to its last anchor: away from the window's untrusted end, and long enough,
-        together with the pieces of text found just before it.
+    def _trusted(
+        self, window: Window, matches: dict[int, list], min_characters: int
+    ) -> dict[int, list]:
+        """Return `matches` up to the last anchor.
+
+        An anchor ends before the untrusted end of the window and, with the matches directly before
+        it, has at least `min_characters`.
         """
         if window.last:
-            return found
-        edge = len(window.log_probs) - EDGE_S / window.frame_s
+            return matches
+        edge = len(window.log_probs) - UNTRUSTED_S / window.frame_s
         anchor = -1
-        together = 0
-        for number in sorted(found):
-            together = self._characters(number) + (together if number - 1 in found else 0)
-            if together >= least and found[number][-1][1] <= edge:
+        characters = 0
+        for number in sorted(matches):
+            previous = characters if number - 1 in matches else 0
+            characters = self._characters(number) + previous
+            if characters >= min_characters and matches[number][-1][1] <= edge:
                 anchor = number
-        return {number: places for number, places in found.items() if number <= anchor}
+        return {number: match for number, match in matches.items() if number <= anchor}
 
-    def _keep(self, window: Window, found: dict[int, list]) -> float:
-        """Note the tokens of `found`; where the last one ends, in seconds."""
-        places = [place for number in sorted(found) for place in found[number]]
-        second = round(1 / window.frame_s)  # no further away does a pause belong to a word
+    def _append(self, window: Window, matches: dict[int, list]) -> float:
+        """Add the tokens of `matches` to `aligned`; return where the last one ends, in seconds."""
+        places = [place for number in sorted(matches) for place in matches[number]]
+        second = round(1 / window.frame_s)  # a pause further away does not belong to the word
         slack = round(SLACK_S / window.frame_s)
-        ends = [0]
-        starts = [start for start, _, _ in places[1:]] + [len(window.log_probs)]
-        for (start, end, number), following in zip(places, starts):
-            self.heard.append(
+        previous_end = 0
+        next_starts = [start for start, _, _ in places[1:]] + [len(window.log_probs)]
+        for (start, end, number), next_start in zip(places, next_starts):
+            earliest = max(previous_end - slack, start - second)
+            latest = min(next_start + slack, end + second)
+            self.aligned.append(
                 AlignedToken(
                     token=self.tokens[number],
                     number=number,
                     start_s=window.second(start),
                     end_s=window.second(end),
-                    before=window.pause(
-                        max(ends[-1] - slack, start - second), start + slack, near_end=True
-                    ),
-                    after=window.pause(
-                        end - slack, min(following + slack, end + second), near_end=False
-                    ),
+                    before=window.pause(earliest, start + slack, near_end=True),
+                    after=window.pause(end - slack, latest, near_end=False),
                 )
             )
-            ends.append(end)
+            previous_end = end
         spoken_s = (places[-1][1] - places[0][0]) * window.frame_s
-        self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, found)) / spoken_s
-        return self.heard[-1].end_s
+        self.pace = 0.5 * self.pace + 0.5 * sum(map(self._characters, matches)) / spoken_s
+        return self.aligned[-1].end_s
 
 
-def unheard(tokens: list[Token], heard: list[AlignedToken]) -> Iterator[range]:
-    """Runs of token numbers, with letters in them, that were not found in the recording."""
+def unmatched_tokens(tokens: list[Token], aligned: list[AlignedToken]) -> Iterator[range]:
+    """Yield runs of token numbers, with letters in them, that were not recognised."""
     start = 0
-    for number in [*(h.number for h in heard), len(tokens)]:
+    for number in [*(a.number for a in aligned), len(tokens)]:
         if any(token.ids for token in tokens[start:number]):
             yield range(start, number)
         start = number + 1

@@ -1,8 +1,7 @@
-"""From a folder of recordings to a checked manifest, and a ledger of all that was refused.
+"""Check a folder of recordings and write its manifest and data report.
 
-The whole way: read the tables (layouts.py), measure every clip (clip_stats.py), judge (rules.py),
-write what came of it. `check_dataset` does it for a notebook; `write_fixed` leaves a cleaned table
-for other tools. Originals are only read. Knows nothing of tokens or codes.
+`check_dataset` reads the tables (layouts.py), measures every clip (clip_stats.py) and checks them
+(checks.py). Originals are only read.
 """
 
 import dataclasses
@@ -21,8 +20,8 @@ from kit.dataset.clip_stats import measure_clips
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance
 from kit.dataset.layouts import read_dataset
 
-# What a field of a row is, where it is no text.
-KINDS = {"line": int, "seconds": int | float, "silence_s": int | float}
+# Types of the fields that are not str.
+FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
 
 
 def check_dataset(
@@ -33,55 +32,53 @@ def check_dataset(
     progress: Callable = lambda *_: None,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> DataReport:
-    """Read and check a folder or table; write manifest, ledger and warnings as JSONL under `into`.
+    """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
 
-    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so a check
-    that was killed goes on; the processes of `group` share them. `progress(done, total)` is called
-    along the way. Raises DatasetError when `source` is no dataset or vanishes; what was refused is
-    for `DataReport.require_usable`.
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
+    interrupted check is resumed; the processes of `group` share them. `progress(done, total)`
+    counts clips. Raises DatasetError when `source` is no dataset or disappears; for refused rows
+    call `DataReport.require_usable`.
     """
     into = Path(into)
-    found = read_dataset(source, config)
-    paths = [row.audio for row in found.rows]
+    dataset = read_dataset(source, config)
+    paths = [row.audio for row in dataset.rows]
     cache = into / "measures.jsonl"
     measures = measure_clips(
         paths, cache, config.longest_s, workers, progress=progress, group=group
     )
-    kept, refused, warned = judge_rows(found.rows, measures, config)
-    figures = {path: m for path, m in measures.items() if isinstance(m, ClipMeasure)}
-    ledger = DataReport(
-        layout=found.layout,
+    kept, refused, warned = judge_rows(dataset.rows, measures, config)
+    report = DataReport(
+        layout=dataset.layout,
         kept=kept,
-        refused=found.refused + refused,
+        refused=dataset.refused + refused,
         warned=warned,
-        measures=figures,
+        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
     )
-    write_data_report(ledger, into)
-    return ledger
+    write_data_report(report, into)
+    return report
 
 
-def write_data_report(ledger: DataReport, into: Path) -> None:
+def write_data_report(report: DataReport, into: Path) -> None:
     """Write manifest.jsonl, ledger.jsonl and warnings.jsonl into the folder `into`."""
-    write_manifest(ledger.kept, into)
-    for name, table in {"ledger": ledger.refused, "warnings": ledger.warned}.items():
-        _write_lines(Path(into) / f"{name}.jsonl", map(vars, table))
+    write_manifest(report.kept, into)
+    _write_lines(Path(into) / "ledger.jsonl", map(vars, report.refused))
+    _write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
 
 
 def write_manifest(rows: list[Utterance], folder: Path) -> None:
-    """Write what `read_manifest` reads; a recording below `folder` moves with it."""
+    """Write manifest.jsonl; recordings below `folder` get relative paths, so it can be moved."""
     folder = Path(os.path.abspath(folder))
-    lines = [dict(vars(row), audio=_movable(row.audio, folder)) for row in rows]
+    lines = []
+    for row in rows:
+        path = Path(os.path.abspath(row.audio))
+        inside = path.is_relative_to(folder)
+        audio = path.relative_to(folder).as_posix() if inside else str(path)
+        lines.append(dict(vars(row), audio=audio))
     _write_lines(folder / "manifest.jsonl", lines)
 
 
-def _movable(audio: str, folder: Path) -> str:
-    """The path `audio` from `folder` on, where it lies below that; else in full."""
-    path = Path(os.path.abspath(audio))
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
-
-
 def read_manifest(folder: Path) -> list[Utterance]:
-    """The checked manifest that 01_data_prep left in `folder`."""
+    """Read the manifest that 01_data_prep wrote to `folder`. Raises DatasetError."""
     path = Path(folder) / "manifest.jsonl"
     if not path.is_file():
         raise DatasetError(f"There is no {path}: run notebook 01_data_prep first.")
@@ -94,35 +91,33 @@ def read_manifest(folder: Path) -> list[Utterance]:
             except (ValueError, TypeError, RecursionError) as error:
                 raise DatasetError(
                     f"{path}, line {number} is damaged ({shorten(error)}): run 01_data_prep "
-                    "again, it writes the manifest anew."
+                    "again, which rewrites the manifest."
                 ) from error
     if not rows:
-        raise DatasetError(f"{path} holds no row: run notebook 01_data_prep again.")
+        raise DatasetError(f"{path} has no rows: run notebook 01_data_prep again.")
     return rows
 
 
 def _utterance(values: dict) -> Utterance:
-    """A row of the manifest. Raises TypeError for what is none."""
     row = Utterance(**values)
     for name, value in vars(row).items():
-        kind = KINDS.get(name, str)
-        if not isinstance(value, kind):
+        if not isinstance(value, FIELD_TYPES.get(name, str)):
             raise TypeError(f"`{name}` is {value!r}")
     return row
 
 
 def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
-    """A JSONL manifest of the rows that were kept, with their normalised texts and splits.
+    """Write the kept rows as a JSONL manifest for other tools, with normalised texts and splits.
 
-    Paths are relative to `root`, the dataset's folder (or a table in it), and `read_dataset(path,
-    config)` reads it back with `audio_root=root`. Raises DatasetError when `path` lies inside
-    `root`: originals stay as they are.
+    Paths are relative to `root`, the dataset's folder (or a table in it); `read_dataset(path,
+    config)` reads it with `audio_root=root`. Raises DatasetError when `path` is inside `root`:
+    originals are never changed.
     """
     path = Path(path).absolute()
     root = Path(root).absolute()
     root = root.parent if root.is_file() else root
     if path.resolve().is_relative_to(root.resolve()):
-        raise DatasetError(f"{path} lies among the originals in {root}; choose another folder.")
+        raise DatasetError(f"{path} is among the originals in {root}; choose another folder.")
     keys = ("id", "text", "speaker", "split", "seconds")
     lines = []
     for row in kept:

@@ -1,9 +1,7 @@
-"""A speech corpus with no download: espeak-ng speaks sentences built from everyday words.
+"""Make a speech corpus without a download: espeak-ng speaks random sentences of everyday words.
 
 `make_corpus` writes an LJSpeech folder (`metadata_SPLIT.csv` with `id|text|normalised|speaker`, and
-`wavs/`), so the embedded default and a user's own recordings take the very same path from there.
-Deterministic: one configuration, one folder, byte for byte. espeak-ng (GPL-3) is called through
-its C interface, never bundled. Knows nothing of tokens, codecs or models.
+`wavs/`), the same byte for byte for the same configuration.
 """
 
 import collections
@@ -27,8 +25,8 @@ from kit.text.espeak import SAMPLE_RATE, SPEAKERS, Espeak, run_module
 
 WORDS = CONFIGS / "words"
 CLIP_BYTES = 85_000  # of a spoken sentence, on average
-ROWS = ("subject", "verb")  # slots with a row of words for each form in which they agree
-FREE_WORDS = 8  # at most, in a sentence whose words stand in any order
+AGREEING = ("subject", "verb")  # slots with one row of words for each grammatical form
+MAX_FREE_WORDS = 8  # in a sentence of words in random order
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,21 +36,21 @@ class CorpusConfig:
     held_out: int = 250  # sentences of which no two neighbouring words occur in training
     unseen: int = 100  # sentences each holding words that never occur in training
     long: int = 30  # held-out sentences of about 20 words
-    free_order: int = 100  # held-out: known words, one after the other as chance has it
-    any_order: float = 0.33  # share of the training sentences whose words stand so, too
+    free_order: int = 100  # held-out sentences of known words in random order
+    any_order: float = 0.33  # share of the training sentences in random order, too
     max_words: int = 20  # longest training sentence, in words
-    speakers: int = 3  # how many of SPEAKERS take part
-    workers: int = 2  # processes that speak
+    speakers: int = 3  # of SPEAKERS
+    workers: int = 2  # processes
     seed: int = 0
 
     def __post_init__(self):
         spoken = sorted(path.stem for path in WORDS.glob("*.yaml"))
-        cure = (
-            f"the built-in corpus is there in {' and '.join(spoken)}. For another language name "
+        fix = (
+            f"the built-in corpus exists in {' and '.join(spoken)}. For another language name "
             f"recordings of your own (DATA, --data), or write configs/words/{self.language}.yaml "
             "with the slots of en.yaml beside it."
         )
-        require(self.language in spoken, self, "language", cure)
+        require(self.language in spoken, self, "language", fix)
         require(self.utterances >= 50, self, "utterances", "a corpus needs at least 50.")
         require_within(self, 0, 1e7, "utterances", "held_out", "unseen", "long", "free_order")
         require_within(self, 0, 1, "any_order")
@@ -67,14 +65,14 @@ class Grammar:
     def __init__(self, words: dict, rng: random.Random):
         self.words = words
         self.rng = rng
-        slots = [words["and"], *(words[slot] for slot, _ in words["order"] if slot not in ROWS)]
-        rows = [row for slot in ROWS for row in words[slot]]
+        slots = [words["and"], *(words[slot] for slot, _ in words["order"] if slot not in AGREEING)]
+        rows = [row for slot in AGREEING for row in words[slot]]
         self.known = sorted({word for items in (*slots, *rows) for word in items})
 
     def clause(self, rare: bool = False) -> list[str]:
-        """One clause: subject and verb agree; an adjective only before an object.
+        """Return a clause: subject and verb agree, an adjective needs an object.
 
-        A rare clause takes words of the `unseen` list where there are any; its verbs stay known.
+        A rare clause uses words of the `unseen` list where there are any.
         """
         agreement = self.rng.randrange(len(self.words["subject"]))
         present = {slot for slot, chance in self.words["order"] if self.rng.random() < chance}
@@ -85,16 +83,13 @@ class Grammar:
         ]
 
     def _word(self, slot: str, agreement: int, rare: bool) -> str:
-        if slot in ROWS:
+        if slot in AGREEING:
             return self.rng.choice(self.words[slot][agreement])
         known = self.words[slot]
         return self.rng.choice(self.words["unseen"].get(slot, known) if rare else known)
 
     def sentence(self, longest: int, rare: bool = False) -> list[str]:
-        """One to several clauses joined by a conjunction; most sentences are a single clause.
-
-        An expression of several words ("at school") is one item of the list.
-        """
+        """Return the words or expressions of one or more clauses, joined by a conjunction."""
         if not rare and self.rng.random() < 0.04:
             return [self.rng.choice(self.words["phrase"])]
         words = self.clause(rare)
@@ -106,12 +101,12 @@ class Grammar:
         return words
 
     def in_any_order(self, longest: int) -> list[str]:
-        """Known words as chance has them: nothing but the text says which one comes next."""
+        """Return known words in random order: nothing but the text predicts the next one."""
         return self.rng.choices(self.known, k=self.rng.randint(1, longest))
 
 
 def load_words(language: str) -> dict:
-    """The word list of `language`: items by slot, those of `subject` and `verb` in rows.
+    """Read the word list of `language`: items by slot, rows of items for `subject` and `verb`.
 
     Raises KitError, which names file and slot, for what is not written as in en.yaml.
     """
@@ -130,30 +125,29 @@ def load_words(language: str) -> dict:
         return checked(slot, value, str, "words with `, ` between them").split(", ")
 
     order = checked("order", words.get("order"), list, "a list of slots")
-    found = {"order": [checked("order", pair, list, "[slot, chance]") for pair in order]}
+    result = {"order": [checked("order", pair, list, "[slot, chance]") for pair in order]}
     for slot in ("and", "phrase", *(slot for slot, _ in order)):
-        if slot not in ROWS:
-            found[slot] = items(slot, words.get(slot))
-    for slot in ROWS:
+        if slot not in AGREEING:
+            result[slot] = items(slot, words.get(slot))
+    for slot in AGREEING:
         rows = checked(slot, words.get(slot), list, "a list of rows")
-        found[slot] = [items(slot, row) for row in rows]
-    if len(found["subject"]) != len(found["verb"]):
-        raise KitError(f"{path}: as many rows of `verb` as of `subject` expected; they agree.")
+        result[slot] = [items(slot, row) for row in rows]
+    if len(result["subject"]) != len(result["verb"]):
+        raise KitError(f"{path}: `verb` needs as many rows as `subject`, one for each form.")
     unseen = checked("unseen", words.get("unseen"), dict, "slots with words of their own")
-    found["unseen"] = {slot: items(slot, rare) for slot, rare in unseen.items()}
-    return found
+    result["unseen"] = {slot: items(slot, rare) for slot, rare in unseen.items()}
+    return result
 
 
 def sentences(config: CorpusConfig) -> dict[str, list[str]]:
-    """Texts by split. No two neighbours of `held_out`, `long`, `free_order` stand so in `train`.
+    """Return texts by split. No two neighbours of `held_out`, `long`, `free_order` are in `train`.
 
-    An expression of several words counts as one word here. Raises KitError when the word list
-    is too small for what is asked.
+    An expression counts as one word. Raises KitError when the word list is too small.
     """
     known = load_words(config.language)
     rng = random.Random(f"{config.language} {config.seed}")
     grammar = Grammar(known, rng)
-    # Its own chance: the sentences of the other splits are the same with and without them.
+    # A generator of its own, so that the other splits are the same with and without these.
     free = Grammar(known, random.Random(f"{config.language} {config.seed} any order"))
     held_out = _draw(lambda: grammar.sentence(8), config.held_out, lambda w: len(w) >= 3)
     long = _draw(lambda: grammar.sentence(22), config.long, lambda w: len(w) >= 18)
@@ -163,9 +157,9 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
         return len(words) >= 3 and not rare.isdisjoint(words)
 
     unseen = _draw(lambda: grammar.sentence(8, rare=True), config.unseen, has_rare)
-    longest = min(FREE_WORDS, config.max_words)
+    longest = min(MAX_FREE_WORDS, config.max_words)
     free_order = _draw(
-        lambda: free.in_any_order(FREE_WORDS), config.free_order, lambda w: len(w) >= 3
+        lambda: free.in_any_order(MAX_FREE_WORDS), config.free_order, lambda w: len(w) >= 3
     )
     banned = {pair for words in held_out + long + free_order for pair in zip(words, words[1:])}
 
@@ -187,22 +181,22 @@ def sentences(config: CorpusConfig) -> dict[str, list[str]]:
 
 
 def _draw(draw: Callable, count: int, keep: Callable, distinct: bool = True) -> list[list[str]]:
-    found = []
+    chosen = []
     seen = set()
     for _ in range(1000 * count + 1):
-        if len(found) == count:
-            return found
+        if len(chosen) == count:
+            return chosen
         words = draw()
         if keep(words) and not (distinct and tuple(words) in seen):
-            found.append(words)
+            chosen.append(words)
             seen.add(tuple(words))
-    raise KitError(f"The word list yields only {len(found)} of the {count} sentences asked for.")
+    raise KitError(f"The word list yields only {len(chosen)} of the {count} sentences asked for.")
 
 
 def speak_rows(job: dict) -> None:
     """Speak `job["rows"]` ((id, text) pairs) with one speaker into `job["folder"]`.
 
-    Where there is a `job["pace"]`, that many times as fast as the speaker does.
+    `job["pace"]`, if given, multiplies the speaker's speed.
     """
     espeak = Espeak(job["language"])
     espeak.speaker(job["speaker"], job.get("pace", 1.0))
@@ -210,11 +204,11 @@ def speak_rows(job: dict) -> None:
         soundfile.write(f"{job['folder']}/{name}.wav", espeak.say(text), SAMPLE_RATE)
 
 
-def _speak_apart(job: dict) -> int:
+def _speak_in_process(job: dict) -> int:
     mark = Path(job["folder"]).parent / "spoken" / digest(job)
     if mark.exists():
         return len(job["rows"])
-    # A fresh process per job of fixed content: espeak-ng carries state from one call to the next.
+    # A new process for each job: espeak-ng keeps state from one call to the next.
     run = run_module("kit.dataset.synthetic", job)
     if run.returncode:
         raise RuntimeError(f"espeak-ng could not speak the corpus: {run.stderr.strip()[-400:]}")
@@ -223,18 +217,18 @@ def _speak_apart(job: dict) -> int:
 
 
 def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda *_: None) -> Path:
-    """Write the corpus as an LJSpeech folder, or do nothing where it already stands whole.
+    """Write the corpus as an LJSpeech folder; resume an interrupted one, keep a finished one.
 
-    `progress(done, total)` is called as utterances are finished. The id of an utterance starts
-    with its split (train, held_out, unseen, long, free_order). Raises DiskError, before it starts,
-    when the disk has no room, and RuntimeError when speaking fails; what was spoken is kept.
+    `progress(done, total)` counts utterances. The id of an utterance starts with its split (train,
+    held_out, unseen, long, free_order). Raises DiskError, before it starts, when the disk is too
+    small, and RuntimeError when speaking fails.
     """
     folder = Path(folder).resolve()
     mark = folder / "complete"
-    key = digest(dataclasses.replace(config, workers=1))  # how many speak changes nothing
+    key = digest(dataclasses.replace(config, workers=1))  # the number of workers changes nothing
     if mark.exists() and mark.read_text(encoding="utf-8") == key:
         return folder
-    _forget_others(folder, key)
+    _remove_other_corpus(folder, key)
     wavs = folder / "wavs"
     make_folder(wavs)
     require_disk(folder, config.utterances * CLIP_BYTES)
@@ -250,7 +244,7 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
         jobs += [common | {"rows": own[i : i + 500]} for i in range(0, len(own), 500)]
     done = 0
     with ThreadPoolExecutor(config.workers) as pool:
-        for count in pool.map(_speak_apart, jobs):
+        for count in pool.map(_speak_in_process, jobs):
             done += count
             progress(done, len(rows))
     _write_tables(folder, rows)
@@ -258,8 +252,8 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
     return folder
 
 
-def _forget_others(folder: Path, key: str) -> None:
-    """Let nothing that another configuration left in `folder` pass for this one's."""
+def _remove_other_corpus(folder: Path, key: str) -> None:
+    """Remove what another configuration left in `folder`."""
     begun = folder / "begun"
     if not begun.exists() or begun.read_text(encoding="utf-8") != key:
         shutil.rmtree(folder / "spoken", ignore_errors=True)
@@ -270,7 +264,7 @@ def _forget_others(folder: Path, key: str) -> None:
 
 
 def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:
-    """`metadata.csv` for training, `metadata_NAME.csv` for each other split."""
+    """Write `metadata_SPLIT.csv` for each split."""
     tables = collections.defaultdict(list)
     for name, text, speaker in rows:
         split = name.rsplit("_", 1)[0]

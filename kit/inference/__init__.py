@@ -1,4 +1,1 @@
-"""Codes from text, sound from codes, a voice to take away, and how good all of it is.
-
-Knows nothing of training.
-"""
+"""Speaking with a trained model: decoding, sampling, number formats, export and evaluation."""

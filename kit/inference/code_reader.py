@@ -1,10 +1,7 @@
-"""What a reading's codes say, read back: a small network from audio codes to characters.
+"""A small CTC network from audio codes to characters, which ranks candidates without decoding them.
 
-A voice reads a text several times, and whoever heard it would know which reading to keep. This
-network is trained on the codes of the recordings and their texts, and never sees the model: it says
-how badly a reading's codes fit its text, without making sound of them. So CLVP ranks the readings
-of TorToiSe (Betker 2023); here by connectionist temporal classification (Graves et al. 2006), which
-some hours of speech can teach. Knows codes and characters; nothing of sound or the GPT.
+It is trained on the codes of the recordings and their texts, and never sees the GPT. TorToiSe ranks
+candidates by CLVP (Betker 2023); CTC (Graves et al. 2006) can be trained on a few hours of speech.
 
 Shapes: B batch, N codes, A alphabet + blank.
 """
@@ -26,10 +23,10 @@ from kit.base.config import build, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import load_module, save_module, saved_header
 
-READER = "reader.safetensors"  # in a run's folder, and in an exported voice's
-FOREIGN = 0.05  # share of codes that are another in training: a voice says some wrong ones
-MASKED_CODE_RATE = 0.08  # share that is not told
-WORST = 20.0  # nats a letter: of codes that are fewer than the letters, too
+READER = "reader.safetensors"  # in the folder of a run or an exported voice
+RANDOM_CODE_RATE = 0.05  # share of codes replaced in training, as a voice makes errors
+MASKED_CODE_RATE = 0.08  # share of codes masked in training
+MAX_MISMATCH = 20.0  # nats a letter; also for fewer codes than letters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,14 +34,14 @@ class CodeReaderConfig(FitConfig):
     width: int = 192  # channels
     blocks: int = 6  # residual blocks
     steps: int = 1600  # training steps of the first cycle ...
-    least_steps: int = 400  # ... or so many at least, where it would take longer than the minutes
-    minutes: float = 10.0  # no further cycle of them begins that would end after these
-    good: float = 0.05  # character error rate on held-out rows that is good enough
+    least_steps: int = 400  # ... at least this many if `minutes` is too short
+    minutes: float = 10.0  # no further cycle starts that would end later
+    good: float = 0.05  # stop at this character error rate on held-out rows
     batch: int = 24  # rows per training step, at most ...
     batch_frames: int = 12_000  # ... and codes
     lr: float = 2e-3
-    rows: int = 0  # recordings it learns from, at most; 0: there is none
-    # Of a speaker with few rows, each counts as so many, at most: as far as the most have.
+    rows: int = 0  # recordings to train on, at most; 0: no code reader
+    # A speaker's rows are repeated up to the number of the speaker with most, at most this often.
     most_repeats: int = 4
 
     def __post_init__(self):
@@ -59,8 +56,8 @@ class CodeReaderConfig(FitConfig):
 class CodeReader(nn.Module):
     """Codes -> characters of one `alphabet`; index 0 is the CTC blank.
 
-    A code stands for numbers of so many `levels`, of which each has an embedding: what codes share
-    is learnt once. Of a codec whose codes are not made of numbers, `levels` is its vocabulary.
+    A code is a tuple of numbers with `levels` values each (FSQ), and each number has an embedding.
+    For other codecs `levels` is (vocabulary size,).
     """
 
     def __init__(self, config: CodeReaderConfig, alphabet: str, levels: tuple):
@@ -68,52 +65,52 @@ class CodeReader(nn.Module):
         self.config = config
         self.alphabet = alphabet
         self.levels = tuple(levels)
-        # One more of each: of a code that is not told.
+        # One more embedding each, for a masked code.
         self.embeddings = nn.ModuleList(nn.Embedding(n + 1, config.width) for n in self.levels)
         self.blocks = nn.Sequential(*(ConvNeXtBlock(config.width) for _ in range(config.blocks)))
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, len(alphabet) + 1)
 
     def forward(self, codes: Tensor) -> Tensor:  # (B, N) -> (B, N, A) log-probabilities
-        """`codes` below 0 are not told."""
-        told = codes >= 0
+        """Codes below 0 are masked."""
+        known = codes >= 0
         rest = codes.clamp(min=0)
         h = 0
         for levels, embedding in zip(self.levels, self.embeddings):
-            h = h + embedding(torch.where(told, rest % levels, levels))
+            h = h + embedding(torch.where(known, rest % levels, levels))
             rest = rest // levels
         h = self.blocks(h.mT).mT
         return self.head(self.norm(h)).float().log_softmax(-1)
 
     @torch.inference_mode()
     def transcribe(self, codes: list[Tensor]) -> list[str]:
-        """What each row of codes (N,) says, as far as it can be told."""
+        """Return the transcript of each row of codes (N,)."""
         rows = self(pad_codes(codes).to(self.head.weight.device)).cpu()
         return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
 
     @torch.inference_mode()
     def text_mismatch(self, texts: list[str], codes: list[Tensor]) -> list[float]:
-        """How badly each row of codes (N,) fits its text: nats a letter, 0 the best."""
-        return self._nats(pad_codes(codes), codes, texts).clamp(max=WORST).tolist()
+        """Return how badly each row of codes (N,) matches its text: nats a letter, 0 is best."""
+        return self._nats(pad_codes(codes), codes, texts).clamp(max=MAX_MISMATCH).tolist()
 
     def loss(self, codes: list[Tensor], texts: list[str]) -> Tensor:
-        """CTC of a batch in training, in nats a letter; some codes are hidden, some are others."""
+        """Return the CTC loss of a batch in nats a letter, some codes masked or random."""
         row = pad_codes(codes)
-        chance = torch.rand(row.shape)
-        others = torch.randint(math.prod(self.levels), row.shape)
-        row = torch.where(chance < FOREIGN, others, row)
-        row = torch.where(chance > 1 - MASKED_CODE_RATE, -1, row)
-        # Fewer codes than letters: such a row has no way through, and teaches nothing.
+        draw = torch.rand(row.shape)
+        random_codes = torch.randint(math.prod(self.levels), row.shape)
+        row = torch.where(draw < RANDOM_CODE_RATE, random_codes, row)
+        row = torch.where(draw > 1 - MASKED_CODE_RATE, -1, row)
+        # A row with fewer codes than letters has infinite loss: it counts as 0.
         return self._nats(row, codes, texts, zero_infinity=True).mean()
 
     def _nats(
         self, row: Tensor, codes: list[Tensor], texts: list[str], zero_infinity: bool = False
     ) -> Tensor:
-        """CTC (B,) of each row of `row` (B, N), in nats a letter; infinite where none fits."""
+        """Return the CTC loss (B,) of `row` (B, N) in nats a letter; infinite if too short."""
         targets = [character_ids(self.alphabet, text) for text in texts]
         counts = torch.tensor([len(target) for target in targets])
         lengths = torch.tensor([len(c) for c in codes])
-        # (N, B, A); CTC is computed on the CPU, as its gradient on a GPU differs from run to run.
+        # (N, B, A); on the CPU, because CTC's gradient on a GPU is not deterministic.
         log_probs = self(row.to(self.head.weight.device)).transpose(0, 1).cpu()
         nats = F.ctc_loss(
             log_probs,
@@ -127,13 +124,13 @@ class CodeReader(nn.Module):
 
 
 def pad_codes(codes: list[Tensor]) -> Tensor:
-    """Rows of codes (N,) as one (B, N), a column at least; what is added is not told."""
+    """Pad rows of codes (N,) to (B, N) with -1, at least one column."""
     rows = pad_sequence([c.long() for c in codes], batch_first=True, padding_value=-1)
     return rows if rows.shape[1] else F.pad(rows, (0, 1), value=-1)
 
 
 def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:
-    """Weights and what makes them in one file; `parts` are the SHA-256 of what made its ids."""
+    """Write the reader to one file; `parts` maps tokenizer and codec files to their SHA-256."""
     save_module(
         path,
         reader,
@@ -145,9 +142,9 @@ def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = N
 
 
 def load_reader(path: Path) -> CodeReader:
-    """The reader saved at `path`. Raises KitError where it is missing or damaged."""
-    cure = "delete it, or run `reader()` of 02_train again."
-    return load_module(path, _from_header, KitError, cure)
+    """Load the reader at `path`. Raises KitError if it is missing or damaged."""
+    fix = "delete it, or run `reader()` of 02_train again."
+    return load_module(path, _from_header, KitError, fix)
 
 
 def _from_header(header: dict) -> CodeReader:
@@ -156,16 +153,15 @@ def _from_header(header: dict) -> CodeReader:
 
 
 def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
-    """The reader in a run's `folder` that knows the ids of `parts`; None where there is none.
+    """Load the reader in a run's `folder`; None if missing or trained with other `parts`.
 
-    Of a codec or tokenizer of before it would read other codes. Raises KitError where it is
-    damaged.
+    Raises KitError if it is damaged.
     """
     path = Path(folder) / READER
     try:
-        known = saved_header(path)["parts"]
+        saved_parts = saved_header(path)["parts"]
     except FileNotFoundError:
         return None
     except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
-        return load_reader(path)  # which says what is wrong with it
-    return load_reader(path) if known == parts else None
+        return load_reader(path)  # raises with the reason
+    return load_reader(path) if saved_parts == parts else None

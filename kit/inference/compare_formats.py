@@ -1,11 +1,9 @@
-"""One voice in several number formats, side by side: speed, size, agreement, CER.
+"""Compare a voice's number formats: speed, size, agreement, CER.
 
-How much a format changes is counted with teacher forcing: the recorded codes are given to two
-decoders one by one, as in speaking, and their logits compared. Speed is taken in rounds, every
-format in each, so that a slow moment of the machine hits all of them. Knows voices and rows of ids;
-nothing of plots.
+Logits are compared with teacher forcing on recorded codes. Speed is measured in rounds with every
+format in each, so that a slow moment of the machine affects all of them.
 
-Shapes: B rows spoken together, N codes of a row, V code vocabulary, M mels, T mel frames.
+Shapes: B batch, N codes, V code vocabulary, M mels, T mel frames.
 """
 
 import dataclasses
@@ -17,85 +15,104 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kit.base.config import require, require_within
 from kit.base.hardware import timings
 from kit.batches.code_cache import CodeCache
 from kit.inference.decoder import Decoder
 from kit.inference.generate import generate
-from kit.inference.linear_formats import weight_bytes
+from kit.inference.linear_formats import FORMATS, weight_bytes
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class InferConfig:
+    """The section `infer` of a preset: what speaking is timed with."""
+
+    lengths: tuple = (50, 100, 200)  # codes, with and without KV cache
+    batches: tuple = (1, 4, 16)  # texts at once
+    formats: tuple = ("fp32",)  # number formats of the weights
+    compiled: tuple = ()  # formats that are also timed compiled
+    rows: int = 64  # recordings whose next codes are compared between formats
+    sentences: int = 100  # spoken in each format
+
+    def __post_init__(self):
+        for field in ("lengths", "batches", "formats"):
+            require(len(getattr(self, field)) > 0, self, field, "must not be empty.")
+        for field in ("formats", "compiled"):
+            known = all(name in FORMATS for name in getattr(self, field))
+            require(known, self, field, f"must be of {', '.join(FORMATS)}.")
+        require_within(self, 1, 100_000, "lengths", "batches", "rows", "sentences")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedExample:
-    """One recording as ids: what teacher forcing gives to a decoder."""
+    """One recording as ids, for teacher forcing."""
 
     text: list[int]  # ids without START and STOP
-    codes: list[int]  # what was recorded, without START and STOP
+    codes: list[int]  # of the recording, without START and STOP
     cond: Tensor  # (M, T) log-mel of a reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatDifference:
-    """What a decoder changes beside another, along recorded rows (teacher forcing)."""
+    """How a decoder differs from a reference decoder on recorded examples."""
 
-    top1_agreement: float  # share of positions where both rank the same code first
+    top1_agreement: float  # share of positions with the same most likely code
     mean_logit_error: float
     max_logit_error: float
-    size_ratio: float  # bytes of the whole decoder against the other's
-    linear_size_ratio: float  # bytes of the trunk's and the code head's layers alone
+    size_ratio: float  # bytes of the decoder over the reference's
+    linear_size_ratio: float  # bytes of the layers and code head only
     positions: int  # compared
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatResult:
     name: str
-    ran: str  # what the format turned into on this machine
+    ran: str  # what this machine ran
     codes_per_s: float  # one sentence at a time
-    speedup: float  # against the first format, median of the rounds' ratios
-    weight_bytes: int  # of everything the decoder holds
-    cost: FormatDifference  # beside the first format
+    speedup: float  # over the first format, median of the rounds
+    weight_bytes: int  # of the decoder
+    cost: FormatDifference  # from the first format
     cer: float  # character error rate, 0.04 is 4 %
-    warm_up_s: float  # compiling, before the first sound; 0 for uncompiled ones
+    warm_up_s: float  # compile time; 0 if not compiled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FormatLimits:
-    """What a format may cost."""
+    """How much a format may change."""
 
-    min_agreement: float = 0.98  # share of codes both rank first
-    max_added_cer: float = 0.01  # above the first format's: 0.01 is one point
-
-
-# --- how much a format changes ----------------------------------------------------------------
+    min_agreement: float = 0.98  # share of positions with the same most likely code
+    max_added_cer: float = 0.01  # over the first format's
 
 
 def recorded_examples(
     cache: CodeCache, count: int, split: str = "held_out"
 ) -> list[RecordedExample]:
-    """The first `count` recorded rows of `split`: text, codes and a reference of the same clip."""
-    rows = []
-    for i in cache.rows_in_split(split)[:count].tolist():
-        reference = torch.from_numpy(cache.references[i])
-        text = cache.texts[i].tolist()
-        codes = cache.codes[i].tolist()
-        rows.append(RecordedExample(text=text, codes=codes, cond=reference))
-    return rows
+    """Return the first `count` recordings of `split`, each with its own clip as the reference."""
+    return [
+        RecordedExample(
+            text=cache.texts[i].tolist(),
+            codes=cache.codes[i].tolist(),
+            cond=torch.from_numpy(cache.references[i]),
+        )
+        for i in cache.rows_in_split(split)[:count].tolist()
+    ]
 
 
 @torch.inference_mode()
 def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
-    """Logits (N + 1, V) of every code of `row` and of its STOP, the codes before it given."""
+    """Return logits (N + 1, V) of every code of `row` and its STOP, with teacher forcing."""
     cond = row.cond[None].float().to(decoder.device)
     x, padding = decoder.prompt([row.text], cond)
     logits, cache = decoder.prefill(x, padding, len(row.codes) + 1)
-    found = [logits.clone()]
+    all_logits = [logits.clone()]
     codes = torch.tensor(row.codes, device=decoder.device)
     for position, code in enumerate(codes, start=1):
         logits = decoder.decode_one(code[None], position, cache)
-        found.append(logits.clone())  # a captured step writes into the same memory again
+        all_logits.append(logits.clone())  # a CUDA graph overwrites its output
     decoder.release(cache)
-    return torch.cat(found)
+    return torch.cat(all_logits)
 
 
 def compare_decoders(
@@ -104,42 +121,39 @@ def compare_decoders(
     rows: list[RecordedExample],
     full_logits: list[Tensor] | None = None,
 ) -> FormatDifference:
-    """What `small` changes beside `full` over `rows`.
+    """Return how `small` differs from `full` on `rows`.
 
-    `full_logits` are `teacher_forced_logits` of `full` for these rows, where they were found
-    already. Raises ValueError where there are no rows.
+    `full_logits`: the `teacher_forced_logits` of `full`, if already computed. Raises ValueError if
+    there are no rows.
     """
     if not rows:
-        raise ValueError("There are no rows to compare on: hold some recordings out.")
+        raise ValueError("There are no rows to compare on: hold out some recordings.")
     if full_logits is None:
         full_logits = [teacher_forced_logits(full, row) for row in rows]
-    wanted = torch.cat(full_logits)
-    found = wanted
+    expected = torch.cat(full_logits)
+    actual = expected
     if small is not full:
-        found = torch.cat([teacher_forced_logits(small, row) for row in rows])
-    # A code that is never said is -inf in both: no error.
-    error = torch.where(wanted == found, 0.0, (wanted - found).abs())
-    same = wanted.argmax(-1) == found.argmax(-1)
+        actual = torch.cat([teacher_forced_logits(small, row) for row in rows])
+    # -inf in both is no error.
+    error = torch.where(expected == actual, 0.0, (expected - actual).abs())
+    same = expected.argmax(-1) == actual.argmax(-1)
     return FormatDifference(
         top1_agreement=float(same.float().mean()),
         mean_logit_error=float(error.mean()),
         max_logit_error=float(error.max()),
         size_ratio=weight_bytes(small) / weight_bytes(full),
         linear_size_ratio=linear_bytes(small) / linear_bytes(full),
-        positions=len(wanted),
+        positions=len(expected),
     )
 
 
 def linear_bytes(decoder: Decoder) -> int:
-    """Bytes of what a number format changes: the linear layers of trunk and code head."""
+    """Return the bytes of the linear layers, which a number format changes."""
     return weight_bytes(decoder.layers) + weight_bytes(decoder.code_head)
 
 
-# --- how long speaking takes ------------------------------------------------------------------
-
-
 def median_seconds(work: Callable[[], object], repeats: int, warm: bool = True) -> float:
-    """Median time of `work()`; once more before that, untimed, when `warm`."""
+    """Return the median time of `work()`; `warm` runs it once before, untimed."""
     return statistics.median(timings(work, repeats, warm))
 
 
@@ -151,9 +165,9 @@ def speak_seconds(
     repeats: int = 3,
     warm: bool = True,
 ) -> float:
-    """Median seconds to generate `codes` codes for `batch` rows, one reading each, no codec.
+    """Return the median seconds to generate `codes` codes for `batch` rows, without the codec.
 
-    `warm` does it once before, untimed: the first time pays for what only happens once.
+    `warm` runs it once before, untimed, to compile and allocate.
     """
     decoder = voice.ready()
     reference = voice.reference(voice.speakers[0])
@@ -166,18 +180,15 @@ def speak_seconds(
 def time_to_first_audio_s(
     voice: Voice, text: str, config: GenerateConfig, repeats: int = 3
 ) -> float:
-    """Median seconds from `text` to the first piece of sound of `Voice.stream`, all included."""
+    """Return the median seconds from `text` to the first audio chunk of `Voice.stream`."""
     return median_seconds(lambda: next(voice.stream(text, voice.speakers[0], config)), repeats)
 
 
 def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> float:
-    """Seconds of work per second of speech on one core, one sentence at a time, vocoder included.
-
-    NaN when the voice said nothing at all.
-    """
+    """Return seconds of work per second of speech, on one core, with vocoder; NaN if silent."""
 
     def say(text: str) -> Tensor:
-        # Parts of a text in one batch would be another graph, compiled while the clock runs.
+        # batch=1: another batch size would be compiled while it is timed.
         return voice.speak([text], voice.speakers[0], config, batch=1)[0].wave
 
     threads = torch.get_num_threads()
@@ -193,23 +204,20 @@ def real_time_factor(voice: Voice, texts: list[str], config: GenerateConfig) -> 
     return took_s / speech_s if speech_s else math.nan
 
 
-# --- formats beside each other ----------------------------------------------------------------
-
-
 def voices_by_format(voice: Voice, formats: list[str], compiled: list[str]) -> dict[str, Voice]:
-    """`voice` in every format, under the format's name; the first is what others are held against.
+    """Return `voice` in every format, by name; the first is the reference.
 
-    A format this machine cannot run is left out, with a line that says why.
+    A format that this machine cannot run is left out, with a printed reason.
     """
-    wanted = [(name, name, False) for name in formats]
-    wanted += [(f"{name}, compiled", name, True) for name in compiled]
-    found = {}
-    for name, weights, compile in wanted:
+    variants = [(name, name, False) for name in formats]
+    variants += [(f"{name}, compiled", name, True) for name in compiled]
+    voices = {}
+    for name, weights, compile in variants:
         try:
-            found[name] = voice.in_format(weights, compile)
+            voices[name] = voice.in_format(weights, compile)
         except ValueError as reason:
             print(f"{name}: {reason}")
-    return found
+    return voices
 
 
 def measure_formats(
@@ -220,8 +228,8 @@ def measure_formats(
     error_rate: Callable[[Voice], float],
     rounds: int = 3,
 ) -> list[FormatResult]:
-    """Every voice's figures; speed from `rounds` readings of `codes` codes by each in turn."""
-    for voice in voices.values():  # compiles, and pays for what else only happens once
+    """Measure every voice; speed from `rounds` of generating `codes` codes by each in turn."""
+    for voice in voices.values():  # warm-up
         speak_seconds(voice, codes, config, repeats=1)
     seconds = {name: [] for name in voices}
     for _ in range(rounds):
@@ -230,10 +238,10 @@ def measure_formats(
     first = next(iter(voices))
     full = voices[first].decoder
     full_logits = [teacher_forced_logits(full, row) for row in rows]
-    found = []
+    results = []
     for name, voice in voices.items():
         ratios = [a / b for a, b in zip(seconds[first], seconds[name])]
-        measured = FormatResult(
+        result = FormatResult(
             name=name,
             ran=voice.decoder.ran,
             codes_per_s=codes / statistics.median(seconds[name]),
@@ -243,30 +251,30 @@ def measure_formats(
             cer=error_rate(voice),
             warm_up_s=sum(voice.decoder.warm_up_s.values()),
         )
-        found.append(measured)
-    return found
+        results.append(result)
+    return results
 
 
 def choose_format(
     formats: list[FormatResult], limits: FormatLimits = FormatLimits()
 ) -> tuple[FormatResult, str]:
-    """The fastest format within `limits`, and why the faster ones are not taken."""
+    """Return the fastest format within `limits`, and why faster ones were rejected."""
     first = formats[0]
-    against = []
-    for found in sorted(formats, key=lambda f: -f.codes_per_s):
+    rejected = []
+    for candidate in sorted(formats, key=lambda f: -f.codes_per_s):
         reasons = []
-        if found.cost.top1_agreement < limits.min_agreement:
-            reasons.append(f"agrees on {found.cost.top1_agreement:.1%} of the codes only")
-        if found.cer > first.cer + limits.max_added_cer:
-            reasons.append(f"CER {found.cer:.1%} against {first.cer:.1%}")
+        if candidate.cost.top1_agreement < limits.min_agreement:
+            reasons.append(f"agrees on only {candidate.cost.top1_agreement:.1%} of the codes")
+        if candidate.cer > first.cer + limits.max_added_cer:
+            reasons.append(f"CER {candidate.cer:.1%} against {first.cer:.1%}")
         if not reasons:
-            return found, "; ".join(against)
-        against.append(f"{found.name} is faster, but {' and '.join(reasons)}")
-    return first, "; ".join(against)
+            return candidate, "; ".join(rejected)
+        rejected.append(f"{candidate.name} is faster, but {' and '.join(reasons)}")
+    return first, "; ".join(rejected)
 
 
 def formats_table(formats: list[FormatResult]) -> list[tuple[str, ...]]:
-    """Rows for people: a header, then one a format."""
+    """Return table rows: a header, then one for each format."""
     header = ("", "codes/s", "speed", "MB", "same code", "logit error", "CER", "warm-up", "ran as")
     rows = [
         (

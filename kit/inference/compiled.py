@@ -1,7 +1,7 @@
-"""The decoder's step made fast: compiled for a CPU, replayed as a CUDA graph on a GPU.
+"""Fast decoder steps: compiled on a CPU, CUDA graphs on a GPU.
 
-Each batch size is made ready once, when it is first met; where that fails, the decoder goes on with
-eager steps and says why. Knows a decoder's `step`; nothing of its layers.
+Each batch size is prepared on first use; if that fails, the decoder falls back to eager steps and
+says why.
 """
 
 import threading
@@ -24,35 +24,31 @@ from kit.base.hardware import is_oom
 from kit.base.tensor_file import checksum
 from kit.inference.kv_cache import CacheMemory, KVCache
 
-# While one thread compiles, no other may run what is compiled. Reentrant: Python may collect a
-# stream that was dropped, and so release its cache, at any moment.
+# While one thread compiles, no other may run compiled code. Reentrant: Python may collect a dropped
+# stream, and so release its cache, at any moment.
 COMPILE_LOCK = threading.RLock()
-# A step that is a CUDA graph attends to a multiple of so many positions: shapes are fixed, so each
-# multiple is a graph of its own. At XTTS-v2's size, batch 1 in half precision, 255 positions too
-# many are 31 MB of keys and values, beside 900 MB of weights; a long text passes through four
-# graphs. Attention's mask must be aligned to 16.
+# A CUDA graph has fixed shapes, so there is one for each multiple of BUCKET positions. At XTTS-v2's
+# size, batch 1 in half precision, up to 255 unused positions are 31 MB of keys and values beside
+# 900 MB of weights; a long text needs four graphs. The mask must be aligned to 16.
 BUCKET = 256
 Case = tuple[int, int]
-Made = Tensor | tuple[Tensor, Tensor]  # logits; with the states they are made of, if those are kept
-Step = Callable[..., Made]  # (codes, code_index, input_pos, layers, mask) -> what is made
+Output = Tensor | tuple[Tensor, Tensor]  # logits; with hidden states, if those are kept
+Step = Callable[..., Output]  # (codes, code_index, input_pos, layers, mask)
 
 
 class PreparedSteps:
-    """Steps of `decoder`, made ready once for each case that they are called in."""
+    """Steps of `decoder`, prepared once for each case."""
 
     def __init__(self, decoder):
         self.decoder = decoder
         self.ready: dict[Case, Step] = {}
 
     def warm_up(self, case: Case, *args) -> Step:
-        """`step` made ready for `case`, of which `args` are an example."""
+        """Prepare the step for `case`, with `args` as an example."""
         raise NotImplementedError
 
-    def run(self, case: Case, *args) -> Made:
-        """The step of `case`, called with `args` (codes, code_index, input_pos, layers, mask).
-
-        Returns what the decoder's `one_step` does: logits (B, V), and states where they are kept.
-        """
+    def run(self, case: Case, *args) -> Output:
+        """Call the step of `case` with `args` (codes, code_index, input_pos, layers, mask)."""
         with COMPILE_LOCK:
             if case not in self.ready:
                 started = time.perf_counter()
@@ -62,7 +58,7 @@ class PreparedSteps:
 
 
 class CompiledSteps(PreparedSteps):
-    """Steps by torch.compile, on a CPU: for each batch size and number of threads."""
+    """Steps by torch.compile on a CPU, for each batch size and number of threads."""
 
     compiles = True
 
@@ -75,27 +71,27 @@ class CompiledSteps(PreparedSteps):
         )
         self.frozen = checksum(decoder.state_dict())
 
-    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Made:
+    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
         case = len(codes), torch.get_num_threads()
         return self.run(case, codes, code_index, input_pos, layers, mask)
 
     def warm_up(
         self, case: Case, codes: Tensor, code_index: int, input_pos: int, layers, mask
     ) -> Step:
-        """The quickest way to run `step` for this case."""
+        """Return the fastest step for this case."""
         torch._dynamo.mark_static(codes, 0)
         for keys_and_values in layers:
             for tensor in keys_and_values:
                 for dim in (0, 1, 3):
-                    torch._dynamo.mark_static(tensor, dim)  # the length alone may change
-        # 0 and 1 would be taken for constants.
+                    torch._dynamo.mark_static(tensor, dim)  # only the length may change
+        # 0 and 1 would be specialised as constants.
         args = (codes, 2, max(2, input_pos), layers, mask)
         try:
             with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
                 tuned_s = best_seconds(lambda: self.tuned(*args))
             if tuned_s <= best_seconds(lambda: self.decoder.one_step(*args)):
                 return self.tuned
-            # Tuning times kernels; beside other work it may pick the worst of them.
+            # On a busy machine tuning may pick a slow kernel.
             with quiet_inductor(self.frozen, freezing=True):
                 self.untuned(*args)
             return self.untuned
@@ -105,10 +101,10 @@ class CompiledSteps(PreparedSteps):
 
 
 class CudaGraphSteps(PreparedSteps):
-    """Steps as CUDA graphs, compiled where `compiles`: by number of rows and positions attended to.
+    """Steps as CUDA graphs, also compiled if `compiles`, by number of rows and positions.
 
-    Graphs have fixed shapes and fixed memory: positions are tensors, and keys and values are in the
-    first rows of the one cache that `memory` has for graphs.
+    Graphs have fixed shapes and memory: positions are tensors, keys and values are in the first
+    rows of the one cache that `memory` has for graphs.
     """
 
     def __init__(self, decoder, compiles: bool):
@@ -118,8 +114,8 @@ class CudaGraphSteps(PreparedSteps):
         if compiles:
             self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=False)
 
-    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Made:
-        if not self.memory.owns(layers):  # a second thread is speaking
+    def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
+        if not self.memory.owns(layers):  # a second thread is decoding
             with COMPILE_LOCK:
                 return self.decoder.one_step(codes, code_index, input_pos, layers, mask)
         counter = self.decoder.counter
@@ -129,19 +125,19 @@ class CudaGraphSteps(PreparedSteps):
         return self.run(case, codes, index, position, layers, mask)
 
     def bucket(self, positions: int) -> int:
-        """How many positions a step attends to, of which `positions` are written.
+        """Return how many positions a step attends to, of which `positions` are written.
 
-        All there are where a graph of its own would save less than half a bucket. So does every
-        compiled step: each length would be compiled, and tuned, anew.
+        All of them if a separate graph would save less than half a bucket, or if steps are
+        compiled, which is slow for each length.
         """
         longest = self.decoder.max_positions
         rounded = -(-positions // BUCKET) * BUCKET
         return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
 
     def warm_up(self, case: Case, *args) -> Step:
-        """`step` as a CUDA graph, compiled where it can be; `ran` says what could not.
+        """Return the step as a CUDA graph, compiled if possible; failures are added to `ran`.
 
-        Raises what PyTorch raises where memory is too small for so many rows.
+        Raises PyTorch's error if memory is too small for this many rows.
         """
         decoder = self.decoder
         if self.compiles:
@@ -161,13 +157,13 @@ class CudaGraphSteps(PreparedSteps):
             return decoder.one_step
 
     def graph(self, step: Step, case: Case, args: tuple) -> "StepGraph":
-        """`step` as a graph, in the memory that the other graphs work in."""
-        others = (made for made in self.ready.values() if isinstance(made, StepGraph))
-        first = next(others, None)
+        """Return `step` as a graph that shares the memory pool of the others."""
+        graphs = (ready for ready in self.ready.values() if isinstance(ready, StepGraph))
+        first = next(graphs, None)
         return StepGraph(step, case[1], args, first.graph.pool() if first else None)
 
     def clear_graphs(self) -> None:
-        """Forget all graphs, so that the memory they work in is freed."""
+        """Delete all graphs, to free their memory."""
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)  # none is running
         self.ready.clear()
@@ -176,8 +172,8 @@ class CudaGraphSteps(PreparedSteps):
 class GraphMemory(CacheMemory):
     """One cache that CUDA graphs write to, for the largest batch so far; smaller ones use its rows.
 
-    A graph reads and writes where the cache was when it was captured, so graphs live as long as
-    this cache. While a batch is using it, others (of a second thread) get memory without graphs.
+    A graph writes to the addresses at capture, so graphs live as long as this cache. While a batch
+    uses it, batches of other threads get other memory, without graphs.
     """
 
     def __init__(self, steps: CudaGraphSteps):
@@ -187,8 +183,8 @@ class GraphMemory(CacheMemory):
         super().__init__(len(decoder.layers), heads, width, decoder.cache_dtype, decoder.device)
         self.steps = steps
         self.graphs_memory: list[Tensor] = []  # a flat tensor for each layer
-        self.rows = 0  # that it has room for
-        # The cache that is using it; weak, for one that was dropped and never released.
+        self.rows = 0  # allocated
+        # The cache in use; weak, because it may be dropped without a release.
         self.user: weakref.ref[KVCache] | None = None
 
     @property
@@ -209,14 +205,14 @@ class GraphMemory(CacheMemory):
             for flat in self.graphs_memory:
                 keys, values = flat.view(2, self.rows, self.heads, -1, self.head_width)
                 layers.append((keys[:rows], values[:rows]))
-            # A graph attends to more than is written: what is masked must not be NaN.
+            # A graph attends to positions not yet written: masked values must not be NaN.
             torch._foreach_zero_([tensor for pair in layers for tensor in pair])
             cache = KVCache(layers=layers, memory=self.graphs_memory, mask=mask)
             self.user = weakref.ref(cache)
             return cache
 
     def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Whether `layers` of a cache are in the memory that graphs write to."""
+        """Return whether `layers` are in the memory that graphs write to."""
         memory = self.graphs_memory
         return bool(memory) and layers[0][0].data_ptr() == memory[0].data_ptr()
 
@@ -234,7 +230,7 @@ class GraphMemory(CacheMemory):
                 self.drop()
 
     def drop(self) -> None:
-        """Free the cache and the graphs that write to it."""
+        """Free the cache and its graphs."""
         self.steps.clear_graphs()
         self.graphs_memory = []
         self.rows = 0
@@ -249,39 +245,43 @@ class GraphMemory(CacheMemory):
 
 
 class StepGraph:
-    """A step as a CUDA graph: hundreds of kernels, started by one call.
+    """A step as a CUDA graph: hundreds of kernels launched by one call.
 
-    Not the compiler's own graphs (mode "reduce-overhead"): those can be replayed in one thread
-    alone, and need Triton. Attends to the first `positions` of the caches, which are written where
-    they lay when it was made. To be called by one thread at a time, always with those caches.
+    Not the compiler's graphs (mode "reduce-overhead"): those replay only in one thread and need
+    Triton. Attends to the first `positions` of the caches. Call it from one thread at a time, and
+    with the caches it was captured with.
     """
 
     def __init__(self, step: Step, positions: int, args: tuple, pool):
         codes, code_index, input_pos, layers, mask = args
-        self.seen = mask
+        self.last_mask = mask
         self.inputs = [t.clone() for t in (codes, code_index, input_pos)]
         self.mask = None if mask is None else mask[..., :positions].clone()
         attended = [(k[:, :, :positions], v[:, :, :positions]) for k, v in layers]
-        self.graph, self.made = capture_graph(lambda: step(*self.inputs, attended, self.mask), pool)
+        self.graph, self.output = capture_graph(
+            lambda: step(*self.inputs, attended, self.mask), pool
+        )
 
-    def __call__(self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask) -> Made:
-        for inside, now in zip(self.inputs, (codes, code_index, input_pos)):
-            inside.copy_(now)
-        if mask is not self.seen:  # one mask serves all the steps of a text
+    def __call__(
+        self, codes: Tensor, code_index: Tensor, input_pos: Tensor, _layers, mask
+    ) -> Output:
+        for static, value in zip(self.inputs, (codes, code_index, input_pos)):
+            static.copy_(value)
+        if mask is not self.last_mask:  # all steps of a text share one mask
             self.mask.copy_(mask[..., : self.mask.shape[-1]])
-            self.seen = mask
+            self.last_mask = mask
         self.graph.replay()
-        if isinstance(self.made, Tensor):
-            return self.made.clone()  # the next step writes over it
-        logits, states = self.made
+        if isinstance(self.output, Tensor):
+            return self.output.clone()  # the next step overwrites it
+        logits, states = self.output
         return logits.clone(), states.clone()
 
 
 def raise_if_oom(error: BaseException) -> None:
-    """Raise `error` again, or what it hides, where memory ran out: a smaller batch may fit."""
-    for each in (error, error.__context__):  # a capture that fails ends with an error of its own
-        if each and is_oom(each):
-            raise each
+    """Raise `error` or its cause again if memory ran out: a smaller batch may fit."""
+    for cause in (error, error.__context__):  # a failed capture raises an error of its own
+        if cause and is_oom(cause):
+            raise cause
 
 
 def first_line(error: Exception) -> str:

@@ -1,10 +1,9 @@
-"""The decoder: text in, then one new code a step, over a key-value cache allocated once.
+"""The GPT for inference: prefill a text, then decode one code a step over a preallocated KV cache.
 
-The model's own layers laid out for speaking: `prompt` and `prefill` read the text, `decode_one` is
-one step, in which nothing grows, nothing is copied, nothing waits for the device. Weights come in
-several number formats (linear_formats.py); `compile` makes one graph of a step (compiled.py). What
-was asked for and cannot run here is replaced, and `ran` says so. To be called under
-`torch.inference_mode()`. Knows the model; nothing of sampling, codecs or files.
+A step allocates nothing that grows, copies no cache and never waits for the device. Weights come in
+several number formats (linear_formats.py); steps can be compiled or captured as CUDA graphs
+(compiled.py). What this machine cannot run is replaced, and `ran` says so. Call it under
+`torch.inference_mode()`.
 
 Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D width, H heads,
 d = D / H, V code vocabulary, K latents.
@@ -27,28 +26,28 @@ from kit.base.tensor_file import is_finite
 from kit.inference.compiled import CompiledSteps, CudaGraphSteps
 from kit.inference.kv_cache import CacheMemory, KVCache, write
 from kit.inference.linear_formats import FORMATS, choose_layer
-from kit.model.alignment_head import AlignmentHead
 from kit.model.gpt import Conditioner, Layer, SpeechGPT
+from kit.model.text_attention import AlignmentHead
 
-# Log-mels (B, M, T), one reference a row; or for each row the pieces (M, T) of its reference, of
-# any lengths: what becomes of them is averaged.
+# Log-mels (B, M, T), one reference a row; or the segments (M, T) of each row's reference, of any
+# length, whose latents are averaged.
 Conditioning = Tensor | list[list[Tensor]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     weights: str = "fp32"  # fp32, bf16, fp16, int8 or int8-weight-only
-    # torch.compile, once for each batch size: seconds to minutes of warm-up, then faster steps. On
-    # a GPU in CUDA graphs, also where nothing can be compiled.
+    # torch.compile for each batch size: seconds to minutes of warm-up, then faster steps. On a GPU
+    # also CUDA graphs, even if nothing can be compiled.
     compile: bool = False
-    # On a GPU: CUDA graphs of plain steps, captured in less than a second. No effect on a CPU.
+    # On a GPU: CUDA graphs of eager steps, captured in under a second. No effect on a CPU.
     graphs: bool = False
-    # Also keep the state that foretold each code: some codecs make sound of them.
+    # Also keep the hidden state that predicted each code: some codecs decode from them.
     states: bool = False
-    alignment_head: AlignmentHead | None = None  # that follows the text, where one is known to
+    alignment_head: AlignmentHead | None = None  # the head that follows the text, if known
 
     def __post_init__(self):
-        unknown = f"there is no such format.{nearest(self.weights, FORMATS)}"
+        unknown = f"is not a number format.{nearest(self.weights, FORMATS)}"
         require(self.weights in FORMATS, self, "weights", unknown)
 
 
@@ -66,7 +65,7 @@ class DecoderLayer(nn.Module):
         self.ln_2, self.ln_2_bias = norm(layer.ln_2, dtype)
 
     def qkv(self, x: Tensor, rows: int) -> Tensor:
-        """Queries, keys and values of every head, (3, B, H, Q, d), of x (B * Q, D)."""
+        """Return queries, keys and values of every head, (3, B, H, Q, d), from x (B * Q, D)."""
         h = torch.layer_norm(x, x.shape[1:], self.ln_1, self.ln_1_bias)
         h = self.c_attn(h).view(rows, -1, 3, self.heads, x.shape[-1] // self.heads)
         return h.permute(2, 0, 3, 1, 4)
@@ -84,14 +83,14 @@ class DecoderLayer(nn.Module):
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:
-    """Weight and bias of a layer norm in `dtype`."""
+    """Return weight and bias of a layer norm in `dtype`."""
     return nn.Buffer(layer.weight.detach().to(dtype)), nn.Buffer(layer.bias.detach().to(dtype))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of new positions to all so far; causal among themselves where there is no mask."""
+    """Attend from the new positions to all so far; causal if there is no mask."""
     if q.shape[2] == 1 and q.device.type == "cpu" and torch.compiler.is_compiling():
-        # One query is no matrix: plain loops over the cache, which the compiler makes one of.
+        # With one query, plain elementwise code, which the compiler fuses into one loop.
         scores = (q * k).sum(-1) * q.shape[-1] ** -0.5  # (B, H, N)
         scores = scores if mask is None else scores + mask[:, 0]
         return (scores.softmax(-1)[..., None] * v).sum(2, keepdim=True)
@@ -100,9 +99,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """`model` made ready to speak, on the model's device. `ran` says in which format, and why.
+    """`model` prepared for decoding, on the model's device. `ran` says in which format, and why.
 
-    `traceable` takes the layers a compiler can follow, for those who bring their own.
+    `traceable` takes layers that `torch.export` can trace.
     """
 
     def __init__(
@@ -113,11 +112,11 @@ class Decoder(nn.Module):
         self.config = model.config
         self.device = model.final_norm.weight.device
         check_finite(model)
-        compiles, instead = will_compile(config.compile, self.device)
+        compiles, not_compiled = will_compile(config.compile, self.device)
         if compiles:
             keep_device_guard()
         linear, self.dtype, ran = choose_layer(config.weights, self.device, compiles or traceable)
-        self.ran = ran + instead
+        self.ran = ran + not_compiled
         self.conditioner = model.conditioner
         self.text_embedding = model.text_embedding
         self.text_position = model.text_position
@@ -133,16 +132,16 @@ class Decoder(nn.Module):
         self.cache_dtype = torch.float32 if eager_cpu else self.dtype
         graphs = (config.graphs or config.compile) and self.device.type == "cuda"
         self.max_positions = model.config.latents + model.config.max_text + model.config.max_code
-        if graphs:  # fused attention takes a mask by sixteens, others are copied for it
+        if graphs:  # fused attention needs a mask aligned to 16, or copies it
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
         self.memory = self.eager_memory()
-        self.row_limit: int | None = None  # of texts at a time, since memory ran out
+        self.row_limit: int | None = None  # texts at a time, set when memory ran out
         self.keeps_states = config.states
         self.alignment_head = config.alignment_head
-        self.compiled = None  # None: steps are eager
-        # By rows and threads; on a GPU by rows and positions attended to.
+        self.compiled = None  # None: eager steps
+        # By rows and threads; on a GPU by rows and positions.
         self.warm_up_s: dict[tuple[int, int], float] = {}
         if graphs:
             self.compiled = CudaGraphSteps(self, compiles)
@@ -150,98 +149,98 @@ class Decoder(nn.Module):
         elif compiles:
             self.compiled = CompiledSteps(self)
         if not (compiles or traceable):
-            # At hand, not by nn.Module's search: a tenth of a small model's step.
+            # Plain attributes skip nn.Module.__getattr__: a tenth of a small model's step.
             for module in (self, *self.layers.modules(), self.code_head):
                 vars(module).update(module._buffers)
                 vars(module).update(module._modules)
 
     @property
     def one_step(self) -> Callable:
-        """`step`, or `step_with_state` where states are kept."""
+        """`step`, or `step_with_state` if states are kept."""
         return self.step_with_state if self.keeps_states else self.step
 
     @property
     def can_drop_rows(self) -> bool:
-        """Whether rows may leave the batch: a graph has its batch size."""
+        """Whether rows may leave the batch; a graph has a fixed batch size."""
         return self.compiled is None
 
     @property
     def compiles(self) -> bool:
-        """Whether steps are compiled, anew for each batch size."""
+        """Whether steps are compiled, for each batch size."""
         return self.compiled is not None and self.compiled.compiles
 
-    def fall_back_to_eager(self, why: str) -> None:
-        """Run steps one by one from here on; `ran` then says `why`."""
-        self.ran += why
+    def fall_back_to_eager(self, reason: str) -> None:
+        """Run eager steps from now on, and add `reason` to `ran`."""
+        self.ran += reason
         self.compiled = None
         self.memory = self.eager_memory()
 
     def eager_memory(self) -> CacheMemory:
-        """Memory for caches of eager steps."""
+        """Return memory for the caches of eager steps."""
         heads = self.config.heads
         width = self.config.width // heads
         return CacheMemory(len(self.layers), heads, width, self.cache_dtype, self.device)
 
     def prompt(
-        self, texts: list[list[int]], cond: Conditioning, untold: bool = False
+        self, texts: list[list[int]], cond: Conditioning, with_uncond: bool = False
     ) -> tuple[Tensor, list[int]]:
-        """`latents | START text STOP | START` of every row, padded on the left, and the padding.
+        """Return `latents | START text STOP | START` of every row, padded left, and the padding.
 
-        Embeddings (B, P, D) in fp32. `cond` is the reference of each row, as `latents` takes them.
-        With `untold` as many rows follow (2B, P, D), of the same references without their text.
-        Raises SpeechError for an empty text, one longer than the model's positions, or damaged
-        mels.
+        Embeddings (B, P, D) in fp32. With `with_uncond` the same rows follow without their text,
+        (2B, P, D). Raises SpeechError for an empty or too long text and for damaged mels.
         """
         c = self.config
         for text in texts:
             if not 0 < len(text) <= c.max_text - 2:
                 raise SpeechError(
-                    f"A text of {len(text)} ids cannot be spoken: 1 to {c.max_text - 2} fit. "
-                    "Split it into sentences."
+                    f"A text has {len(text)} ids, but the model takes 1 to {c.max_text - 2}: split "
+                    "it into sentences."
                 )
         rows = []
         start = self.embed(torch.tensor([c.start_code], device=self.device), 0).float()
-        heard = self.latents(cond)
-        if untold:
+        latents = self.latents(cond)
+        if with_uncond:
             texts = [*texts, *[[]] * len(texts)]
-            heard = heard.repeat(2, 1, 1)
-        for text, latents in zip(texts, heard, strict=True):
+            latents = latents.repeat(2, 1, 1)
+        for text, row_latents in zip(texts, latents, strict=True):
             ids = torch.tensor([c.start_text, *text, c.stop_text], device=self.device)
-            said = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
-            rows.append(torch.cat((latents, said, start)))
+            embedded = self.text_embedding(ids) + self.text_position.weight[: len(ids)]
+            rows.append(torch.cat((row_latents, embedded, start)))
         padding = [max(map(len, rows)) - len(row) for row in rows]
         return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
 
     def latents(self, cond: Conditioning) -> Tensor:
-        """What references become, (B, K, D): log-mels (B, M, T), or pieces of each.
+        """Return the conditioning latents (B, K, D) of references.
 
         Raises SpeechError for mels that are not finite.
         """
         if isinstance(cond, Tensor):
             require_finite_mel(cond)
-            different, which = cond.unique_consecutive(dim=0, return_inverse=True)
-            return self.conditioner(different)[which]
-        found = {}
-        for pieces in cond:  # rows of one speaker share their pieces
-            if id(pieces) not in found:
-                found[id(pieces)] = mean_latents(self.conditioner, pieces)
-        return torch.stack([found[id(pieces)] for pieces in cond])
+            unique, index = cond.unique_consecutive(dim=0, return_inverse=True)
+            return self.conditioner(unique)[index]
+        by_id = {}
+        for segments in cond:  # rows of one speaker share the list
+            if id(segments) not in by_id:
+                by_id[id(segments)] = mean_latents(self.conditioner, segments)
+        return torch.stack([by_id[id(segments)] for segments in cond])
 
     def prefill(self, x: Tensor, padding: list[int], longest: int) -> tuple[Tensor, KVCache]:
-        """Read prompts (B, P, D): logits (B, V) of the first code, a cache for `longest` more.
+        """Run prompts (B, P, D); return logits (B, V) and a cache with room for `longest` codes.
 
-        Where states are kept, `cache.state` (B, D) is the one that foretells the first code.
+        If states are kept, `cache.state` (B, D) is the one that predicts the first code.
         """
         count = x.shape[1]
-        cache = self.new_cache(padding, count + longest + 1)  # never full: one more case to compile
+        cache = self.new_cache(
+            padding, count + longest + 1
+        )  # never full: that would be one more case to compile
         try:
             return self.read(x, cache), cache
-        except BaseException:  # out of memory: what the caller cannot release
+        except BaseException:  # the caller has no cache to release
             self.release(cache)
             raise
 
     def read(self, x: Tensor, cache: KVCache) -> Tensor:
-        """Logits (B, V) after prompts (B, P, D), which are now in `cache`."""
+        """Write prompts (B, P, D) to `cache`; return logits (B, V) of the next code."""
         b, count, d = x.shape
         mask = self.causal_mask(cache.mask, count)
         x = x.reshape(b * count, d).to(self.dtype)
@@ -254,60 +253,62 @@ class Decoder(nn.Module):
         return self.logits(last)
 
     def new_cache(self, padding: list[int], positions: int) -> KVCache:
-        """Room for `positions` of each row; `padding` says how many on its left are none."""
+        """Return a cache of `positions` for each row, the first `padding` of them masked."""
         rows = len(padding)
-        masked = any(padding) or (rows > 1 and not self.can_drop_rows)  # one graph, padded or not
+        masked = any(padding) or (
+            rows > 1 and not self.can_drop_rows
+        )  # the same graph with or without padding
         mask = self.padding_mask(padding) if masked else None
         return self.memory.new_cache(rows, positions, mask)
 
     def padding_mask(self, padding: list[int]) -> Tensor:
-        """A mask (B, 1, 1, N), -inf where a row has padding, of every position there may be."""
+        """Return a mask (B, 1, 1, N) over all positions, -inf at padding."""
         padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
         mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
         return mask[:, None, None].to(self.cache_dtype)
 
     def causal_mask(self, mask: Tensor | None, count: int) -> Tensor | None:
-        """`mask` of the first `count` positions, each of which sees none later; none stays none."""
+        """Return `mask` for the first `count` positions as queries, causal; None stays None."""
         if mask is None:
             return None
-        late = torch.full((count, count), float("-inf"), device=mask.device).triu(1)
-        mask = mask[..., :count] + late
-        # A padding query sees itself, or its softmax would be NaN and spread.
+        later = torch.full((count, count), float("-inf"), device=mask.device).triu(1)
+        mask = mask[..., :count] + later
+        # A padding query attends to itself, or its softmax would be NaN and spread.
         mask.diagonal(dim1=-2, dim2=-1).zero_()
         return mask.to(self.cache_dtype)
 
     def release(self, cache: KVCache) -> None:
-        """Say that `cache` is done with: the next batch takes its memory again."""
+        """Let the next batch reuse the memory of `cache`."""
         self.memory.release(cache)
 
     def tidy(self) -> None:
-        """Give back what large batches took; what a text alone takes is kept for the next one."""
+        """Free the memory of large batches; keep that of a single text for the next one."""
         self.memory.tidy()
         self.row_limit = None
 
     def rows_that_fit(self) -> int | None:
-        """Rows that free memory holds caches for; None where no limit is known."""
+        """Return how many rows' caches fit in free memory; None: no known limit."""
         return self.memory.rows_that_fit(self.max_positions)
 
     def free_memory(self) -> None:
-        """Give back all memory that no text is using, after it ran out."""
+        """Free all memory that no text is using, after memory ran out."""
         gc.collect()
         self.memory.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def decode_one(self, codes: Tensor, code_index: int, cache: KVCache) -> Tensor:
-        """Logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows.
+        """Return logits (B, V) of the code after `codes` (B,), the `code_index`-th of their rows.
 
-        Where states are kept, `cache.state` (B, D) is the one that foretells it.
+        If states are kept, `cache.state` (B, D) is the one that predicts it.
         """
         input_pos = cache.length
         cache.length += 1
         step = self.compiled or self.one_step
-        made = step(codes, code_index, input_pos, cache.layers, cache.mask)
+        output = step(codes, code_index, input_pos, cache.layers, cache.mask)
         if not self.keeps_states:
-            return made
-        logits, cache.state = made
+            return output
+        logits, cache.state = output
         return logits
 
     def step(
@@ -318,7 +319,7 @@ class Decoder(nn.Module):
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
     ) -> Tensor:
-        """`decode_one` as one graph: nothing but tensors and two positions go in."""
+        """`decode_one` as one graph: the arguments are tensors and two positions."""
         return self.logits(self.last_layer(codes, code_index, input_pos, layers, mask))
 
     def step_with_state(
@@ -329,7 +330,7 @@ class Decoder(nn.Module):
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits (B, V), as `step` has them, and the states (B, D) they are made of."""
+        """Return the logits (B, V) of `step` and the states (B, D) they are computed from."""
         state = self.final_state(self.last_layer(codes, code_index, input_pos, layers, mask))
         return self.code_head(state).float(), state
 
@@ -341,9 +342,9 @@ class Decoder(nn.Module):
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
     ) -> Tensor:
-        """What the last layer makes of `codes`, (B, D)."""
+        """Return the output (B, D) of the last layer for `codes` (B,)."""
         x = self.embed(codes, code_index)
-        if isinstance(input_pos, Tensor):  # the whole cache is looked at
+        if isinstance(input_pos, Tensor):  # attention covers the full cache
             mask = self.mask_unwritten(layers[0][0], mask, input_pos)
         elif mask is not None:
             mask = mask[..., : input_pos + 1]
@@ -352,7 +353,7 @@ class Decoder(nn.Module):
         return x
 
     def mask_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
-        """`mask` (B, 1, 1, N), or none, with what is not written yet in `keys` hidden, too."""
+        """Return `mask` (B, 1, 1, N), or None, with positions not yet written masked, too."""
         positions = keys.shape[2]
         if mask is None:
             mask = keys.new_zeros(1, 1, 1, positions)
@@ -360,39 +361,41 @@ class Decoder(nn.Module):
         return mask[..., :positions].masked_fill(unwritten, float("-inf"))
 
     def embed(self, codes: Tensor, code_index: int | Tensor) -> Tensor:
-        """Codes (B,), the `code_index`-th of their rows, as the trunk takes them (B, D)."""
+        """Return embeddings (B, D) of codes (B,), the `code_index`-th of their rows."""
         return F.embedding(codes, self.code_embedding) + self.code_position[code_index]
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the last layer made, (B, D) -> logits (B, V) in fp32."""
+        """Return logits (B, V) in fp32 from the last layer's output (B, D)."""
         return self.code_head(self.final_state(x)).float()
 
     def final_state(self, x: Tensor) -> Tensor:
-        """What the last layer made, (B, D), after both norms: the state that foretells a code."""
+        """Return the last layer's output (B, D) after both norms, which predicts the next code."""
         x = torch.layer_norm(x, x.shape[1:], self.ln_f, self.ln_f_bias)
         return torch.layer_norm(x, x.shape[1:], self.final_norm, self.final_norm_bias)
 
 
-def mean_latents(conditioner: Conditioner, pieces: list[Tensor]) -> Tensor:
-    """The mean (K, D) of what a reference's pieces (M, T) become, as XTTS-v2 has it.
+def mean_latents(conditioner: Conditioner, segments: list[Tensor]) -> Tensor:
+    """Return the mean latents (K, D) of a reference's segments (M, T), as XTTS-v2 does.
 
     Raises SpeechError for mels that are not finite.
     """
-    heard = []
-    for mel in pieces:
+    latents = []
+    for mel in segments:
         require_finite_mel(mel)
-        heard.append(conditioner(mel[None])[0])
-    return torch.stack(heard).mean(0)
+        latents.append(conditioner(mel[None])[0])
+    return torch.stack(latents).mean(0)
 
 
 def require_finite_mel(mel: Tensor) -> None:
     """Raise SpeechError for log-mels that are not finite."""
     if not torch.isfinite(mel).all():
-        raise SpeechError("A reference is not finite: make it again from a sound recording.")
+        raise SpeechError(
+            "A reference has NaN or infinite values: make it again from an undamaged recording."
+        )
 
 
 def check_finite(model: SpeechGPT) -> None:
-    """Raises SpeechError for damaged weights: rounded, NaN would pass for a number."""
+    """Raise SpeechError for weights that are not finite: rounded to int8, NaN is a number."""
     for name, values in model.named_parameters():
         if not is_finite(name, values):
             raise SpeechError(

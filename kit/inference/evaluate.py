@@ -1,9 +1,10 @@
-"""How good is the voice: figures anyone can measure again, with their noise floor beside them.
+"""Measure how good a voice is: errors, endings, pace, speaker conditioning and forgetting.
 
-Speaks held-out sentences, lets the recogniser write down what it hears, and counts: character
-error rate, how often the model found its own end, how long it took against the recording. The same
-recogniser on the recordings, and on the codec's round trip, gives the floor. Knows a `Voice` and a
-manifest; nothing of training.
+The voice speaks held-out sentences and a recogniser transcribes them: character error rate, share
+of sentences that end by STOP, duration beside the recordings. The same recogniser on the
+recordings, and on the codec's round trip of them, gives the noise floor.
+
+Shapes: L samples, N codes with the STOP after them, V code vocabulary, M mels, T mel frames.
 """
 
 import dataclasses
@@ -11,45 +12,65 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from kit.audio.clip import load_wave
+from kit.audio.clip import load_wave, resampled
 from kit.audio.codec import Codec
 from kit.audio.recognizer import SpeechRecognizer, cer
+from kit.base.config import require_within
 from kit.base.files import write_atomic
 from kit.base.hardware import on_device
 from kit.base.wav import encode_wav
 from kit.dataset.data_report import Utterance
+from kit.inference.generate import GeneratedCodes
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice
 from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
 
-# A held-out loss so many times the training loss is that of a corpus known by heart.
-OVERFIT_RATIO = 1.5
+OVERFIT_RATIO = 1.5  # held-out loss over training loss, above which the model has overfitted
+BATCH = 16  # examples at a time when measuring the loss of a speaker
+MIN_GAIN = 0.001  # share of the loss that a speaker's own reference must save to count as used
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """The section `evaluate` of a preset."""
+
+    sentences: int = 250  # held-out sentences that the voice speaks
+    worst_cer: float = 0.12  # a voice whose CER, less that of the recordings, is higher fails
+
+    def __post_init__(self):
+        require_within(self, 1, 100_000, "sentences")
+        require_within(self, 0, 1, "worst_cer")
+
+
+# --- error rates --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
     cer: float  # character error rate of the transcripts, 0.04 is 4 %
     eos_rate: float  # share of sentences that ended by STOP
-    duration_ratio: float  # seconds spoken / seconds of recorded speech, all sentences together
+    duration_ratio: float  # seconds spoken / seconds recorded, all sentences together
     sentences: int
     runaway_rate: float = 0.0  # share of sentences that took over twice as long as recorded
-    heard: tuple[str, ...] = ()
+    heard: tuple[str, ...] = ()  # the transcripts
 
     def figures(self) -> dict:
-        """The numbers alone, for the report."""
+        """Return the numbers without the transcripts, for the report."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "heard"}
 
 
 def transcribe(
     recognizer: SpeechRecognizer, waves: list[Tensor], sample_rate: int, batch: int = 25
 ) -> list[str]:
-    """What the recogniser hears in each waveform (L,) of `sample_rate` Hz; empty is silence."""
-    heard = []
+    """Return the transcript of each waveform (L,) at `sample_rate` Hz; "" for silence."""
+    transcripts = []
     for start in range(0, len(waves), batch):
-        heard += recognizer.transcribe_waves(waves[start : start + batch], sample_rate)
-    return heard
+        transcripts += recognizer.transcribe_waves(waves[start : start + batch], sample_rate)
+    return transcripts
 
 
 def score(
@@ -59,17 +80,19 @@ def score(
     config: GenerateConfig,
     batch: int = 64,
 ) -> tuple[Scores, list[Speech]]:
-    """Speak every row's text in its own speaker's voice, `batch` at a time, and measure."""
-    speech = voice.speak([r.text for r in rows], [r.speaker for r in rows], config, batch)
-    heard = transcribe(recognizer, [s.wave for s in speech], voice.codec.sample_rate)
-    seconds = [len(s.wave) / voice.codec.sample_rate for s in speech]
+    """Speak the text of every row in its own speaker's voice, `batch` at a time, and score it."""
+    texts = [row.text for row in rows]
+    speech = voice.speak(texts, [row.speaker for row in rows], config, batch)
+    sample_rate = voice.codec.sample_rate
+    transcripts = transcribe(recognizer, [s.wave for s in speech], sample_rate)
+    seconds = [len(s.wave) / sample_rate for s in speech]
     scores = Scores(
-        cer=cer(heard, [r.text for r in rows]),
+        cer=cer(transcripts, texts),
         eos_rate=sum(s.stopped for s in speech) / len(speech),
         duration_ratio=sum(seconds) / sum(r.speech_s for r in rows),
         runaway_rate=sum(s > 2 * r.speech_s for s, r in zip(seconds, rows)) / len(rows),
         sentences=len(rows),
-        heard=tuple(heard),
+        heard=tuple(transcripts),
     )
     return scores, speech
 
@@ -77,38 +100,37 @@ def score(
 def hearing(
     voice: Voice, rows: list[Utterance], recognizer: SpeechRecognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
-    """A gate for training: what a model, in place of the voice's own, makes of `rows`.
+    """Return a function for the training loop that scores a model on `rows`.
 
-    While it speaks, codec, reader and recogniser are on the model's device.
+    It speaks with `voice`'s other parts, which are on the model's device meanwhile.
     """
 
-    def listen(model: SpeechGPT) -> dict:
-        heard = dataclasses.replace(voice, model=model, decoder=None)
+    def evaluate(model: SpeechGPT) -> dict:
+        current = dataclasses.replace(voice, model=model, decoder=None)
         device = model.final_norm.weight.device
         with on_device(device, voice.codec, voice.reader, recognizer):
-            return score(heard, rows, recognizer, config)[0].figures()
+            return score(current, rows, recognizer, config)[0].figures()
 
-    return listen
+    return evaluate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """What the recogniser makes of recordings: every other figure is read against it."""
+    """Errors of the recogniser itself, beside which every other error rate is read."""
 
     cer: float  # character error rate on the recordings
-    cer_codec: float  # on the recordings after the codec: no voice built on it can be below
-    heard: tuple[str, ...]  # after the codec
+    cer_codec: float  # on the recordings after the codec: a voice cannot do better
+    heard: tuple[str, ...]  # transcripts after the codec
 
 
 def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
-    """The recogniser's own errors on `rows`, and those on the codec's round trip."""
+    """Return the recogniser's errors on the recordings of `rows` and on the codec's round trip."""
     input_sample_rate = recognizer.input_sample_rate
     recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
-    waves = [load_wave(row.audio, codec.sample_rate) for row in rows]
-    again = [codec.round_trip(wave) for wave in waves]
+    copies = [codec.round_trip(load_wave(row.audio, codec.sample_rate)) for row in rows]
     texts = [row.text for row in rows]
     before = transcribe(recognizer, recordings, input_sample_rate)
-    after = transcribe(recognizer, again, codec.sample_rate)
+    after = transcribe(recognizer, copies, codec.sample_rate)
     return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), heard=tuple(after))
 
 
@@ -119,9 +141,9 @@ def save_samples(
     folder: Path,
     most: int = 3,
 ) -> list[dict]:
-    """Write the first few waveforms of each variant; returns rows for the report's `samples`.
+    """Write the first few waveforms of each variant; return rows for the report's `samples`.
 
-    Raises DiskError with the cure where they cannot be written.
+    Raises DiskError.
     """
     rows = []
     for variant, (texts, waves) in named.items():
@@ -132,49 +154,49 @@ def save_samples(
     return rows
 
 
-def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
-    """What a recogniser's own error on recordings means for its figures; "" where it can judge.
+# --- checks that a voice must pass -------------------------------------------------------------
 
-    None: the error is not known.
+
+def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
+    """Return why the recogniser's error on recordings is too high to judge by; "" if it is not.
+
+    None: the error is unknown.
     """
     if cer_on_recordings is None or cer_on_recordings <= worst_cer:
         return ""
     return (
         f"the recogniser itself mistakes {cer_on_recordings:.1%} of the letters of recordings: it "
-        f"cannot say whether a voice stays below {worst_cer:.1%}, only which is better; trust "
-        "your ears, give it more `minutes` (preset, section `recognizer`) or more recordings, or "
-        "let Whisper listen in its place (--set recognizer.whisper=base)"
+        f"cannot tell whether a voice is below {worst_cer:.1%}, only which voice is better; "
+        "listen yourself, give it more `minutes` (preset, section `recognizer`) or more "
+        "recordings, or use Whisper instead (--set recognizer.whisper=base)"
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing a voice is asked for."""
+    """One requirement of a voice."""
 
     what: str
     found: str
     wanted: str
-    problem: str  # in words, with what to do; "" where it passes
+    problem: str  # what is wrong and what to do; "" if it passes
 
 
 def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
-    """What may make a voice clearer, by its loss on what it trained on, and on held-out speech.
-
-    None: not known.
-    """
+    """Return what may make a voice clearer, given training and held-out loss (None: unknown)."""
     if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
         return "train longer"
     return (
-        f"it knows its recordings by heart (loss {loss:.2f}, of held-out ones "
-        f"{held_out_loss:.2f}), so more steps teach it nothing; more recordings would, or a voice "
-        "to begin with (START_FROM in 01_data_prep, --start-from)"
+        f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
+        "steps do not help; more recordings would, or a base voice (START_FROM in 01_data_prep, "
+        "--start-from)"
     )
 
 
 def gate_checks(
     scores: Scores, floor_cer: float, worst_cer: float, cure: str = "train longer"
 ) -> list[Check]:
-    """All that a voice is asked for before it is used; `cure` is `suggest_fix`'s."""
+    """Return every check of a voice before it is used; `cure` is what `suggest_fix` returns."""
     unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {cure}"
     endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {cure}"
     runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
@@ -214,5 +236,143 @@ def gate_checks(
 
 
 def problems_of(checks: list[Check]) -> list[str]:
-    """Reasons why a voice should not be used yet; none when it may."""
+    """Return the reasons why a voice should not be used yet."""
     return [check.problem for check in checks if check.problem]
+
+
+# --- speaker conditioning ------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabeledClip:
+    text: str
+    speaker: str
+    wave: Tensor  # (L,) at the codec's `sample_rate`
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeakerLoss:
+    """Loss in nats a code over a speaker's recordings.
+
+    If the model uses its reference, codes of a speaker cost less with that speaker's reference than
+    with another's. If it ignores references, all its speakers sound alike.
+    """
+
+    own: float  # with a reference of that speaker
+    other: float  # with a reference of another speaker
+
+    @property
+    def uses_reference(self) -> bool:
+        return self.other - self.own > MIN_GAIN * self.own
+
+
+def loss_by_speaker(voice: Voice, clips: list[LabeledClip]) -> dict[str, SpeakerLoss]:
+    """Return the loss on each speaker's clips; {} for a voice with one speaker.
+
+    The other speaker is the next by name. Clips that are too long for the model, or of a speaker
+    without a reference, are left out.
+    """
+    names = voice.speakers
+    if len(names) < 2:
+        return {}
+    losses = {}
+    for name, other in zip(names, names[1:] + names[:1]):
+        examples = encode_clips(voice, [clip for clip in clips if clip.speaker == name])
+        if examples:
+            losses[name] = SpeakerLoss(
+                own=mean_loss(voice, examples, name), other=mean_loss(voice, examples, other)
+            )
+    return losses
+
+
+def encode_clips(voice: Voice, clips: list[LabeledClip]) -> list[tuple[list[int], list[int]]]:
+    """Return text ids and codes of the clips that fit in the model, short ones first."""
+    config = voice.model.config
+    examples = []
+    for clip in clips:
+        wave = resampled(clip.wave, voice.codec.sample_rate, voice.codec.input_sample_rate)
+        codes = voice.codec.encode(wave[None])[0].tolist()
+        ids = voice.ids(clip.text)
+        if len(ids) + 2 <= config.max_text and len(codes) + 2 <= config.max_code:
+            examples.append((ids, codes))
+    return sorted(examples, key=lambda example: len(example[1]))
+
+
+@torch.inference_mode()
+def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker: str) -> float:
+    """Return the loss in nats a code of `examples` with the reference of `speaker`."""
+    device = voice.model.final_norm.weight.device
+    reference = voice.reference(speaker).to(device)
+    loss_sum = 0.0
+    targets = 0
+    for first in range(0, len(examples), BATCH):
+        texts, codes = zip(*examples[first : first + BATCH])
+        batch = pack(voice.model.config, texts, codes, reference.expand(len(texts), -1, -1))
+        _, code_loss = voice.model(batch.to(device))
+        loss_sum += code_loss.item()
+        targets += len(batch.code_targets)
+    return loss_sum / targets
+
+
+# --- forgetting ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BaseSample:
+    """A sentence as the base model spoke it."""
+
+    base_ids: list[int]  # its text, by the base model's tokenizer
+    tuned_ids: list[int]  # by the fine-tuned model's tokenizer
+    spoken: GeneratedCodes
+    mel: Tensor  # (M, T) reference that it was spoken with
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BaseDivergence:
+    """Cross-entropy in nats a code, under the base model's distribution."""
+
+    base: float  # of the base model itself: its entropy
+    tuned: float  # of the fine-tuned model
+
+    @property
+    def forgotten(self) -> float:
+        """The Kullback-Leibler divergence: 0 if nothing was forgotten."""
+        return self.tuned - self.base
+
+
+@torch.inference_mode()
+def measure_divergence(
+    base: SpeechGPT, tuned: SpeechGPT, samples: list[BaseSample]
+) -> BaseDivergence:
+    """Return how far `tuned` has moved from `base`, averaged over all codes of `samples`.
+
+    Both models must be in eval mode. Needs no recordings and no recogniser (Li and Hoiem 2016,
+    arXiv:1606.09282, train against this divergence).
+    """
+    base_nats = []
+    tuned_nats = []
+    for sample in samples:
+        base_log_probs = code_log_probs(base, sample.base_ids, sample)
+        tuned_log_probs = code_log_probs(tuned, sample.tuned_ids, sample)
+        weights = base_log_probs.exp()
+        base_nats.append(-(weights * base_log_probs).sum(-1))
+        tuned_nats.append(-(weights * tuned_log_probs).sum(-1))
+    return BaseDivergence(
+        base=float(torch.cat(base_nats).mean()), tuned=float(torch.cat(tuned_nats).mean())
+    )
+
+
+@torch.inference_mode()
+def code_log_probs(model: SpeechGPT, ids: list[int], sample: BaseSample) -> Tensor:
+    """Return log-probabilities (N, V) of every code at each position of `sample`, on the CPU.
+
+    The last position is that of STOP if the sample was stopped by it.
+    """
+    # The layout used for speaking, whatever the model was trained with.
+    config = dataclasses.replace(model.config, text_stop_input=True, stop_targets=1)
+    codes = sample.spoken.codes.tolist()
+    device = model.final_norm.weight.device
+    batch = pack(config, [ids], [codes], sample.mel[None].float()).to(device)
+    indices = batch.code_indices[: len(codes) + sample.spoken.stopped]
+    states = model.hidden(batch).flatten(0, 1)[indices]
+    return model.code_head(states).float().log_softmax(-1).cpu()

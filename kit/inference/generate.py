@@ -1,11 +1,11 @@
-"""Text ids and a reference in, audio codes out: prompts of unequal length, each with its own end.
+"""Generate audio codes from text ids and references, in batches of texts of different lengths.
 
-Finished rows leave the batch. Whether a row ended by STOP or by the length limit is always told;
-one that was cut is read again, cooler, before that is accepted. Knows the decoder and the sampler;
-nothing of text, codecs or files.
+Finished rows leave the batch. Each result says whether it ended by STOP or was truncated at its
+length limit; a truncated text is generated again at a lower temperature.
 
-Shapes: B rows still speaking, R rows asked for, V code vocabulary, M mels, T mel frames. With
-guidance every row is read twice, 2B in all: those with their text, then those without.
+Shapes: R rows requested, B rows still active, V code vocabulary, N codes, D width, P prompt. With
+classifier-free guidance every row goes through the model twice, 2B in all: first with its text,
+then without.
 """
 
 import dataclasses
@@ -22,45 +22,51 @@ from kit.base.hardware import is_oom
 from kit.base.notes import Note
 from kit.inference.decoder import Conditioning, Decoder
 from kit.inference.monotonic_alignment import alignment_scores
-from kit.inference.sampling import GenerateConfig, Noise, candidate_seed, guided, penalize, sample
+from kit.inference.sampling import (
+    GenerateConfig,
+    Noise,
+    apply_cfg,
+    candidate_seed,
+    penalize,
+    sample,
+)
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
-# How badly each row of codes (N,) says its text, given as piece ids: nats a letter.
+# (text ids, codes (N,)) of several rows -> how badly each row's codes match its text, nats a letter
 TextMismatch = Callable[[list[list[int]], list[Tensor]], list[float]]
-CHECK_EVERY = 16  # steps on a GPU between looks at who has finished: each look waits for it
+CHECK_EVERY = 16  # steps on a GPU between checks for finished rows: each check is a GPU sync
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratedCodes:
     codes: Tensor  # (N,) without STOP
-    stopped: bool  # False: cut at the length limit, the model did not find its end
-    log_prob: float  # mean over its codes and STOP, nats, before temperature and filters
-    temperature: float  # it was read at: lower than asked for where a reading was cut before
-    # (N, D) in fp32, each the one that foretold its code: at START and at every code but the last.
-    # None where the decoder keeps no states.
+    stopped: bool  # False: truncated at the length limit
+    log_prob: float  # mean over the codes and STOP, nats, before temperature and filters
+    temperature: float  # used; lower than requested after a retry
+    # (N, D) in fp32, the hidden state that predicted each code. None if the decoder keeps none.
     states: Tensor | None = None
 
     def states_from(self, first: int) -> Tensor | None:
-        """The states of the codes from `first` on, where there are any."""
+        """Return the states of the codes from `first` on, if there are any."""
         return None if self.states is None else self.states[first:]
 
 
 @dataclasses.dataclass(kw_only=True)
 class DecodedBatch:
-    """What a batch has said so far."""
+    """The codes of a batch so far."""
 
-    codes: Tensor  # (R, longest), STOP where nothing was said yet
+    codes: Tensor  # (R, longest), STOP where nothing was generated yet
     log_probs: Tensor  # (R, longest)
-    limits: list[int]  # codes each row may have
-    stop: int  # the code that ends a row
-    states: Tensor | None = None  # (R, longest, D) that foretold the codes, where they are kept
-    steps: int = 0  # columns that are decided
+    limits: list[int]  # maximum number of codes of each row
+    stop: int  # the STOP code
+    states: Tensor | None = None  # (R, longest, D) that predicted the codes, if kept
+    steps: int = 0  # columns that are filled
 
     def add(
         self, rows: Tensor, n: int, codes: Tensor, log_probs: Tensor, states: Tensor | None
     ) -> None:
-        """The n-th codes (B,) of `rows` (B,), and what they were foretold with."""
+        """Store the n-th codes (B,) of `rows` (B,)."""
         self.codes[rows, n] = codes
         self.log_probs[rows, n] = log_probs
         if self.states is not None:
@@ -68,35 +74,32 @@ class DecodedBatch:
         self.steps = n + 1
 
     def spoken(self, temperature: float) -> list[GeneratedCodes]:
-        """Every row up to its end. Raises SpeechError when a logit was not finite."""
-        codes = self.codes.cpu()
-        scores = self.log_probs.cpu()
-        if not torch.isfinite(scores).all():
+        """Return every row up to its end. Raises SpeechError if a logit was not finite."""
+        log_probs = self.log_probs.cpu()
+        if not torch.isfinite(log_probs).all():
             raise SpeechError(
-                "The model's logits are not finite: its numbers outgrow this format. Take bf16 or "
-                "fp32 weights, or an earlier checkpoint."
+                "The model's logits are not finite: its activations overflow this number format. "
+                "Use bf16 or fp32 weights, or an earlier checkpoint."
             )
-        found = []
-        for number, (row, score, limit) in enumerate(zip(codes, scores, self.limits)):
-            ends = (row[: limit + 1] == self.stop).nonzero()
-            stopped = len(ends) > 0
-            end = int(ends[0]) if stopped else limit
-            spoken = GeneratedCodes(
-                codes=row[:end],
+        results = []
+        for row, codes in enumerate(self.codes.cpu()):
+            end = self.limits[row]
+            stops = (codes[: end + 1] == self.stop).nonzero()
+            stopped = len(stops) > 0
+            if stopped:
+                end = int(stops[0])
+            states = None
+            if self.states is not None:  # a copy: a view would keep those of the whole batch
+                states = self.states[row, :end].to("cpu", torch.float32, copy=True)
+            result = GeneratedCodes(
+                codes=codes[:end],
                 stopped=stopped,
-                log_prob=float(score[: end + stopped].mean()),
+                log_prob=float(log_probs[row, : end + stopped].mean()),
                 temperature=temperature,
-                states=self.states_of(number, end),
+                states=states,
             )
-            found.append(spoken)
-        return found
-
-    def states_of(self, row: int, end: int) -> Tensor | None:
-        """The states (N, D) of the first `end` codes of a row, on the CPU, where they are kept."""
-        if self.states is None:
-            return None
-        # A copy: a view would hold those of the whole batch.
-        return self.states[row, :end].to("cpu", torch.float32, copy=True)
+            results.append(result)
+        return results
 
 
 def generate(
@@ -106,36 +109,40 @@ def generate(
     config: GenerateConfig,
     text_mismatch: TextMismatch | None = None,
 ) -> list[GeneratedCodes]:
-    """Codes for every row of `texts` (piece ids) in the voice of `cond`, as a decoder takes it.
+    """Return codes for every text (ids) with its row of `cond` as the reference.
 
-    With several `candidates` each text is read that often, and the best reading is kept: a slip (a
-    word left out, said twice) has a lower mean log-probability than what was meant, also by the
-    model that made it, its attention leaves the text's order (`follow`), and whoever reads its
-    codes back reads something else (`reread`, by `text_mismatch`). One that ended by itself goes
-    before one that was cut; where all were cut, the text is read again at half the temperature,
-    `retries` times at most. `guidance` takes a model that was taught for it.
-    Raises SpeechError for texts that do not fit, SpeechError for logits that are not finite.
+    Each text gets the best of `candidates` (see `best_of`). If all were truncated, it is generated
+    again at half the temperature, at most `retries` times. `guidance` needs a model trained with
+    `text_dropout`. Raises SpeechError for texts that do not fit and for non-finite logits.
     """
     if len(cond) != len(texts):
-        raise SpeechError(f"{len(texts)} texts and {len(cond)} references: give one for each.")
+        raise SpeechError(
+            f"Got {len(texts)} texts and {len(cond)} references: pass one reference for each text."
+        )
     decoder = model if isinstance(model, Decoder) else Decoder(model)
     config = without_unsupported_cfg(config, decoder.config)
-    found = best_of(decoder, texts, cond, config, text_mismatch)
-    for _ in range(config.retries if config.temperature and not config.exact_codes else 0):
-        cut = [i for i, row in enumerate(found) if not row.stopped]
-        if not cut:
+    results = best_of(decoder, texts, cond, config, text_mismatch)
+    if not config.temperature or config.exact_codes:
+        return results
+    for _ in range(config.retries):
+        truncated = [i for i, result in enumerate(results) if not result.stopped]
+        if not truncated:
             break
         config = replace(config, temperature=config.temperature / 2)
-        again = best_of(
-            decoder, [texts[i] for i in cut], select_rows(cond, cut), config, text_mismatch
+        retried = best_of(
+            decoder,
+            [texts[i] for i in truncated],
+            select_rows(cond, truncated),
+            config,
+            text_mismatch,
         )
-        again = dict(zip(cut, again))
-        found = [again.get(i, row) for i, row in enumerate(found)]
-    return found
+        for i, result in zip(truncated, retried):
+            results[i] = result
+    return results
 
 
 def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
-    """`config`, without guidance for a model that has never learnt to speak without a text."""
+    """Return `config`, without guidance if the model was trained without `text_dropout`."""
     return config if model.text_dropout else replace(config, guidance=1.0)
 
 
@@ -146,23 +153,29 @@ def best_of(
     config: GenerateConfig,
     text_mismatch: TextMismatch | None,
 ) -> list[GeneratedCodes]:
-    """The best of each text's candidates: the likeliest, which also follows and says its text."""
-    many = config.candidates if config.temperature else 1  # greedy readings are all alike
-    each = [text for text in texts for _ in range(many)]
-    seeds = [candidate_seed(config, text, i % many) for i, text in enumerate(each)]
-    heard = select_rows(cond, [i for i in range(len(texts)) for _ in range(many)])
-    rows = decode(decoder, each, heard, config, seeds)
-    worth = [row.log_prob for row in rows]
-    if many > 1 and config.follow and decoder.alignment_head:
-        sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
-        worth = [score + config.follow * nats for score, nats in zip(worth, sure)]
-    if many > 1 and config.reread and text_mismatch:
-        astray = text_mismatch(each, [row.codes for row in rows])
-        worth = [score - config.reread * nats for score, nats in zip(worth, astray)]
+    """Return the best of each text's candidates.
+
+    A word left out or repeated lowers the mean log-probability, breaks the order in which attention
+    follows the text (`follow`), and shows in what the codes say (`reread`, by `text_mismatch`).
+    Candidates that ended by STOP come before truncated ones.
+    """
+    count = config.candidates if config.temperature else 1  # greedy candidates would be the same
+    repeated = [text for text in texts for _ in range(count)]
+    seeds = [candidate_seed(config, text, i % count) for i, text in enumerate(repeated)]
+    cond = select_rows(cond, [i // count for i in range(len(repeated))])
+    rows = decode(decoder, repeated, cond, config, seeds)
+    codes = [row.codes for row in rows]
+    scores = [row.log_prob for row in rows]
+    if count > 1 and config.follow and decoder.alignment_head:
+        alignment = alignment_scores(decoder, repeated, cond, codes)
+        scores = [score + config.follow * nats for score, nats in zip(scores, alignment)]
+    if count > 1 and config.reread and text_mismatch:
+        mismatch = text_mismatch(repeated, codes)
+        scores = [score - config.reread * nats for score, nats in zip(scores, mismatch)]
     best = []
-    for first in range(0, len(rows), many):
-        group = range(first, first + many)
-        best.append(rows[max(group, key=lambda i: (rows[i].stopped, worth[i]))])
+    for first in range(0, len(rows), count):
+        candidates = range(first, first + count)
+        best.append(rows[max(candidates, key=lambda i: (rows[i].stopped, scores[i]))])
     return best
 
 
@@ -173,68 +186,50 @@ def decode(
     config: GenerateConfig,
     seeds: list[int],
 ) -> list[GeneratedCodes]:
-    """One reading of every row, each drawn from its own seed; as many at a time as memory holds.
+    """Return one candidate for every text, each from its own seed, in batches that fit in memory.
 
-    Where memory runs out, the rows are decoded again, half as many at a time, from the same seeds.
-    Raises SpeechError where it is too small for a single row.
+    If memory runs out, the batch is decoded again in halves, from the same seeds. Raises
+    SpeechError if it is too small for one text.
     """
-    spoken = []
-    while len(spoken) < len(texts):
-        count = batch_size_that_fits(decoder, config, len(texts) - len(spoken))
-        rows = range(len(spoken), len(spoken) + count)
+    results = []
+    while len(results) < len(texts):
+        first = len(results)
+        count = batch_size_that_fits(decoder, config, len(texts) - first)
+        rows = list(range(first, first + count))
+        if not decoder.can_drop_rows:  # few batch sizes, few graphs: pad with the first row
+            rows += [first] * (2 ** (count - 1).bit_length() - count)
+        batch_texts = [texts[i] for i in rows]
+        batch_seeds = [seeds[i] for i in rows]
+        batch_cond = select_rows(cond, rows)
         try:
-            spoken += decode_batch(
-                decoder,
-                [texts[i] for i in rows],
-                select_rows(cond, rows),
-                config,
-                seeds[rows.start :],
-            )
+            stream = decode_stream(decoder, batch_texts, batch_cond, config, batch_seeds)
+            results += deque(stream, maxlen=1).pop().spoken(config.temperature)[:count]
             continue
         except (RuntimeError, MemoryError) as error:
             if count == 1 or not is_oom(error):
                 raise
-        # Out of the handler the error lets go of the tensors it holds.
+        # Outside the handler, where the error no longer holds on to tensors.
         decoder.row_limit = count // 2
         decoder.free_memory()
         warnings.warn(
-            f"Memory ran out with {count} texts at a time: now {count // 2} at a time.",
+            f"Out of memory with a batch of {count} texts: continuing with {count // 2}.",
             category=Note,
             stacklevel=2,
         )
-    return spoken
+    return results
 
 
 def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
-    """How many of `rows` are decoded at a time."""
+    """Return how many of `rows` to decode at a time."""
     rows = min(rows, decoder.row_limit or rows)
     limit = decoder.rows_that_fit()
     if limit is None:
         return rows
     if config.uses_cfg:
         limit //= 2
-    if not decoder.can_drop_rows:  # it is filled up to a power of two
+    if not decoder.can_drop_rows:  # batches are padded to a power of two
         limit = 2 ** (limit.bit_length() - 1) if limit else 0
     return max(1, min(rows, limit))
-
-
-def decode_batch(
-    decoder: Decoder,
-    texts: list[list[int]],
-    cond: Conditioning,
-    config: GenerateConfig,
-    seeds: list[int],
-) -> list[GeneratedCodes]:
-    """One reading of every row, in one batch; `seeds` may be more."""
-    count = len(texts)
-    seeds = seeds[:count]
-    if not decoder.can_drop_rows:  # few batch sizes, few graphs: fill up with the first row
-        more = 2 ** (count - 1).bit_length() - count
-        texts = [*texts, *texts[:1] * more]
-        seeds = [*seeds, *seeds[:1] * more]
-        cond = select_rows(cond, [*range(count), *[0] * more])
-    said = deque(decode_stream(decoder, texts, cond, config, seeds), maxlen=1).pop()
-    return said.spoken(config.temperature)[:count]
 
 
 @torch.inference_mode()
@@ -245,73 +240,62 @@ def decode_stream(
     config: GenerateConfig,
     seeds: list[int],
 ) -> Iterator[DecodedBatch]:
-    """A code a step for every row; yields what was said at each look at who has finished.
+    """Decode one code a step for every row; yield the codes so far at each check for finished rows.
 
-    Raises SpeechError where memory runs out with a single row.
+    Raises SpeechError if memory runs out with a single row, PyTorch's own errors with several.
     """
-    try:
-        yield from decode_steps(decoder, texts, cond, config, seeds)
-    except (RuntimeError, MemoryError) as error:
-        if len(texts) > 1 or not is_oom(error):
-            raise
-        raise SpeechError(
-            f"Memory ran out speaking a single text of {len(texts[0])} ids. Close what else uses "
-            f"{decoder.device}, take a smaller number format (int8), or split the text."
-        ) from error
-
-
-def decode_steps(
-    decoder: Decoder,
-    texts: list[list[int]],
-    cond: Conditioning,
-    config: GenerateConfig,
-    seeds: list[int],
-) -> Iterator[DecodedBatch]:
-    """As `decode_stream`, with PyTorch's own errors where memory runs out."""
     c = decoder.config
-    x, padding = decoder.prompt(texts, cond, untold=config.uses_cfg)
-    limits = [length_limit(c, config, len(text)) for text in texts]
-    said = empty_batch(decoder, limits)
-    live = ActiveRows.at_start(x, padding, limits, config, c, seeds)
-    longest = said.codes.shape[1]
-    logits, cache = decoder.prefill(x, padding, longest)
+    cache = None
     try:
+        x, padding = decoder.prompt(texts, cond, with_uncond=config.uses_cfg)
+        batch = empty_batch(decoder, [length_limit(c, config, len(text)) for text in texts])
+        active = ActiveRows.start(x, padding, batch.limits, config, c, seeds)
+        longest = batch.codes.shape[1]
+        logits, cache = decoder.prefill(x, padding, longest)
         for n in range(longest):
-            codes, score = sample_codes(logits, live, config, c, n)
-            state = None if cache.state is None else cache.state[: len(codes)]
-            said.add(live.rows, n, codes, score, state)
-            live.done |= (codes == c.stop_code) | (live.limits <= n)
+            codes, log_probs = sample_codes(logits, active, config, c, n)
+            states = None if cache.state is None else cache.state[: len(codes)]
+            batch.add(active.rows, n, codes, log_probs, states)
+            active.done |= (codes == c.stop_code) | (active.limits <= n)
             if decoder.device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
-                yield said
-                ended = int(live.done.sum())
-                if ended == len(live.done):
+                yield batch
+                done = int(active.done.sum())
+                if done == len(active.done):
                     return
-                if decoder.can_drop_rows and ended >= len(live.done) / 2:
-                    going_on = ~live.done
-                    codes = codes[going_on]
-                    read_on = repeat_for_cfg(going_on, config)
-                    live.keep(going_on, read_on)
-                    cache.keep(read_on)
+                if decoder.can_drop_rows and done >= len(active.done) / 2:
+                    kept = ~active.done
+                    kept_with_cfg = repeat_for_cfg(kept, config)
+                    codes = codes[kept]
+                    active.keep(kept, kept_with_cfg)
+                    cache.keep(kept_with_cfg)
             if config.repetition_penalty != 1:
-                live.seen.scatter_(1, codes[:, None], True)
+                active.seen.scatter_(1, codes[:, None], True)
             if config.kv_cache:
                 logits = decoder.decode_one(repeat_for_cfg(codes, config), n + 1, cache)
             else:
                 new = decoder.embed(repeat_for_cfg(codes, config), n + 1)
-                live.x = torch.cat((live.x, new[:, None]), dim=1)
+                active.x = torch.cat((active.x, new[:, None]), dim=1)
                 decoder.release(cache)
-                logits, cache = decoder.prefill(live.x, live.padding, 0)
-    finally:  # also where whoever listens has heard enough
-        decoder.release(cache)
+                logits, cache = decoder.prefill(active.x, active.padding, 0)
+    except (RuntimeError, MemoryError) as error:
+        if len(texts) > 1 or not is_oom(error):
+            raise
+        raise SpeechError(
+            f"Out of memory speaking a single text of {len(texts[0])} ids. Close other programs on "
+            f"{decoder.device}, use a smaller number format (int8), or split the text."
+        ) from error
+    finally:  # also if the caller stops listening early
+        if cache is not None:
+            decoder.release(cache)
 
 
 def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
-    """What holds for `rows` (B,), for all that are read: with guidance (2B,)."""
+    """Return `rows` (B,), with guidance twice (2B,)."""
     return rows.repeat(2) if config.uses_cfg else rows
 
 
 def empty_batch(decoder: Decoder, limits: list[int]) -> DecodedBatch:
-    """Room for the codes of rows with these limits, before the first one."""
+    """Allocate the codes of rows with these limits."""
     c = decoder.config
     device = decoder.device
     shape = (len(limits), max(limits) + 1)
@@ -329,18 +313,18 @@ def empty_batch(decoder: Decoder, limits: list[int]) -> DecodedBatch:
 
 @dataclasses.dataclass(kw_only=True)
 class ActiveRows:
-    """The rows still speaking, and what each takes along from step to step."""
+    """The rows that are not finished, and their state from step to step."""
 
-    rows: Tensor  # (B,) which of the rows asked for
-    limits: Tensor  # (B,) codes each may have
-    done: Tensor  # (B,) bool, at its end since the last look
-    seen: Tensor  # (B, V) bool, codes it has said
-    x: Tensor  # (B or 2B, P, D) its prompt; without a cache, all it has said, too
-    padding: list[int]  # positions on the left that are none, of each row of `x`
+    rows: Tensor  # (B,) indices of the rows requested
+    limits: Tensor  # (B,) maximum number of codes
+    done: Tensor  # (B,) bool, finished since the last check
+    seen: Tensor  # (B, V) bool, codes generated so far
+    x: Tensor  # (B or 2B, P, D) prompts; without a KV cache, also everything generated
+    padding: list[int]  # positions of padding on the left of each row of `x`
     noise: Noise | None  # None: greedy
 
     @staticmethod
-    def at_start(
+    def start(
         x: Tensor,
         padding: list[int],
         limits: list[int],
@@ -348,10 +332,10 @@ class ActiveRows:
         c: GPTConfig,
         seeds: list[int],
     ) -> "ActiveRows":
-        """Every row, before its first code."""
+        """Return every row, before its first code."""
         device = x.device
         count = len(limits)
-        drawn = config.temperature > 0
+        sampled = config.temperature > 0
         return ActiveRows(
             rows=torch.arange(count, device=device),
             limits=torch.tensor(limits, device=device),
@@ -359,52 +343,53 @@ class ActiveRows:
             seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
             x=x,
             padding=padding,
-            noise=Noise(seeds, config.choices(c.code_vocab), device) if drawn else None,
+            noise=Noise(seeds, config.choices(c.code_vocab), device) if sampled else None,
         )
 
-    def keep(self, rows: Tensor, read: Tensor) -> None:
-        """Go on with the rows of this mask (B,) alone; `read` is that of the rows of `x`."""
+    def keep(self, rows: Tensor, prompts: Tensor) -> None:
+        """Drop all but the rows of the mask `rows` (B,); `prompts` is the mask of `x`."""
         self.rows = self.rows[rows]
         self.limits = self.limits[rows]
         self.done = self.done[rows]
         self.seen = self.seen[rows]
-        self.x = self.x[read]
-        self.padding = [p for p, kept in zip(self.padding, read.tolist()) if kept]
+        self.x = self.x[prompts]
+        self.padding = [p for p, kept in zip(self.padding, prompts.tolist()) if kept]
         if self.noise:
             self.noise.keep(rows)
 
 
 def sample_codes(
-    logits: Tensor, live: ActiveRows, config: GenerateConfig, c: GPTConfig, n: int
+    logits: Tensor, active: ActiveRows, config: GenerateConfig, c: GPTConfig, n: int
 ) -> tuple[Tensor, Tensor]:
-    """The n-th code of every row (B,), and its log-probability, told the text and unfiltered."""
-    told = logits
+    """Return the n-th code of every row (B,) and its unfiltered log-probability with the text."""
+    cond_logits = logits
     if config.uses_cfg:
-        told, untold = logits.chunk(2)
-        logits = guided(told, untold, config.guidance)
+        cond_logits, uncond_logits = logits.chunk(2)
+        logits = apply_cfg(cond_logits, uncond_logits, config.guidance)
         logits[:, c.start_code] = float("-inf")
-    told[:, c.start_code] = float("-inf")
-    expected = told.log_softmax(-1)
+    cond_logits[:, c.start_code] = float("-inf")
+    log_probs = cond_logits.log_softmax(-1)
     if n < config.exact_codes:
         logits[:, c.stop_code] = float("-inf")
     if config.repetition_penalty != 1:
-        logits = penalize(logits, live.seen, config.repetition_penalty)
-    codes = sample(logits, config, live.noise.next() if live.noise else None)
-    return codes, expected.gather(1, codes[:, None])[:, 0]
+        logits = penalize(logits, active.seen, config.repetition_penalty)
+    codes = sample(logits, config, active.noise.next() if active.noise else None)
+    return codes, log_probs.gather(1, codes[:, None])[:, 0]
 
 
 def select_rows(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
-    """The references of these rows."""
+    """Return the references of these rows."""
     if isinstance(cond, Tensor):
         return cond[list(rows)]
     return [cond[row] for row in rows]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
-    """How many codes a text of `text_ids` pieces may take before it is cut, and told to be."""
+    """Return the maximum number of codes for a text of `text_ids` ids."""
     if config.exact_codes >= model.max_code:
         raise SpeechError(
-            f"exact_codes = {config.exact_codes}: the model has {model.max_code - 1} positions."
+            f"exact_codes is {config.exact_codes}, but the model has positions for "
+            f"{model.max_code - 1} codes: lower it."
         )
-    wanted = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
-    return min(model.max_code - 1, wanted)
+    limit = config.exact_codes or int(config.max_codes_per_text_id * text_ids) + 40
+    return min(model.max_code - 1, limit)

@@ -1,9 +1,8 @@
 """Linear layers for inference in every number format: fp32, bf16, fp16, int8.
 
-One new code a step is a row times every weight: the time goes into reading the weights, so fewer
-bytes are more speed. int8 has one scale per output channel (Dettmers et al. 2022); biases are kept
-as they are. On a CPU most weights are packed once, the way FBGEMM's, oneDNN's and torch's own
-kernels read them. `choose_layer` picks what can run here and says so. Knows `nn.Linear` alone.
+Decoding one code is bound by reading the weights, so fewer bytes are faster. int8 has one scale per
+output channel (Dettmers et al. 2022). On a CPU most weights are packed once for FBGEMM, oneDNN or
+torch's own kernels. `choose_layer` picks what this machine can run and says so.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -19,13 +18,13 @@ from kit.base.compiler import best_seconds
 from kit.base.hardware import DTYPES, gpu_precision
 
 FORMATS = ("fp32", "bf16", "fp16", "int8", "int8-weight-only")
-FEW_ROWS = 16  # beyond these a product is no longer bound by reading its weights
-SEVERAL_ROWS = 5  # from here on a product is a matrix product, and does well in int8
-AT_ONCE = 256  # rows of a long prompt: what lies between its products stays in the caches
+FEW_ROWS = 16  # up to here a matmul is bound by reading its weights
+INT8_MATMUL_ROWS = 5  # from here on int8 matmuls are faster
+CHUNK_ROWS = 256  # of a long prompt: intermediate results stay in the CPU's caches
 
 
 class PlainLinear(nn.Module):
-    """The layer itself, in `dtype`; fp32 shares the model's own weights."""
+    """The layer in `dtype`; fp32 shares the model's weights."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -38,17 +37,17 @@ class PlainLinear(nn.Module):
 
 
 class SplitByThread(PlainLinear):
-    """A few rows by one matrix-vector product a thread, each of its share of the outputs; CPU only.
+    """For few rows, one matrix-vector product a thread over its share of the outputs; CPU only.
 
-    On some processors a row's weights are read three times as fast as by MKL's own threads, on
-    others half as fast: `split_is_faster` finds out.
+    Three times as fast as MKL's own threads on some processors, half as fast on others:
+    `split_is_faster` measures it.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__(linear, dtype)
         threads = range(1, torch.get_num_threads() + 1)
-        shares = max(n for n in threads if len(self.bias) % n == 0)
-        self.shares = self.weight.unflatten(0, (shares, -1)), self.bias.view(shares, -1, 1)
+        count = max(n for n in threads if len(self.bias) % n == 0)
+        self.shares = self.weight.unflatten(0, (count, -1)), self.bias.view(count, -1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > FEW_ROWS:
@@ -59,7 +58,7 @@ class SplitByThread(PlainLinear):
 
 
 class OneDnn(nn.Module):
-    """bf16 weights laid out as oneDNN reads them; CPU only."""
+    """bf16 weights packed for oneDNN; CPU only."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
@@ -74,10 +73,10 @@ class OneDnn(nn.Module):
 
 
 class Fbgemm16(nn.Module):
-    """fp16 weights packed by FBGEMM, products and activations in fp32; CPU only.
+    """fp16 weights packed by FBGEMM, matmuls and activations in fp32; CPU only.
 
-    The half precision of processors without bf16; at XTTS-v2's size quicker than bf16 where both
-    are (docs/measurements-archive.md).
+    For processors without bf16; at XTTS-v2's size faster than bf16, too
+    (docs/measurements-archive.md).
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
@@ -93,7 +92,7 @@ class Fbgemm16(nn.Module):
 
 
 class DynamicInt8(nn.Module):
-    """int8 times int8: activations are scaled as they come, one scale for all rows; CPU only."""
+    """int8 weights and activations, quantised dynamically with one scale for all rows; CPU only."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):
         super().__init__()
@@ -101,10 +100,10 @@ class DynamicInt8(nn.Module):
         rounded, scale = int8(weight)
         zeros = torch.zeros(len(scale), dtype=torch.long)
         with warnings.catch_warnings(category=UserWarning, action="ignore"):  # torch will drop it
-            whole = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
-        self.packed = torch.ops.quantized.linear_prepack(whole, bias.detach().float())
+            quantized = torch._make_per_channel_quantized_tensor(rounded, scale.double(), zeros, 0)
+        self.packed = torch.ops.quantized.linear_prepack(quantized, bias.detach().float())
         self.packed_bytes = rounded.numel() + 4 * (len(scale) + len(bias))
-        # Processors without VNNI add pairs of products in 16 bits: 7 bits of x keep that in range.
+        # Without VNNI, pairs of products are added in 16 bits: 7-bit activations do not overflow.
         self.seven_bits = not torch.cpu._is_vnni_supported()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,96 +111,92 @@ class DynamicInt8(nn.Module):
 
 
 class WeightOnlyInt8(nn.Module):
-    """int8 weights, expanded inside the product; activations stay in `dtype`."""
+    """int8 weights, dequantised for every matmul; activations stay in `dtype`."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
         weight, bias = parts(linear)
         if weight.device.type == "cpu" and weight.shape[1] % 16:
             raise ValueError(
-                f"int8-weight-only takes inputs in groups of 16 on a CPU; this layer has "
-                f"{weight.shape[1]}. Take int8, or a width that divides."
+                "int8-weight-only needs a multiple of 16 inputs on a CPU, and this layer has "
+                f"{weight.shape[1]}: use int8, or another width."
             )
         rounded, scale = int8(weight)
         self.weight = nn.Buffer(rounded)
         self.scale = nn.Buffer(scale.to(dtype))
         self.bias = nn.Buffer(bias.detach().to(dtype))
-        # Of many rows: where a CPU emulates bf16, fp32 is ten times as fast.
+        # For many rows fp32 is ten times as fast as emulated bf16.
         emulated = weight.device.type == "cpu" and not has_bf16()
-        self.product_dtype = torch.float32 if emulated else dtype
+        self.matmul_dtype = torch.float32 if emulated else dtype
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and len(x) <= FEW_ROWS:
             return torch._weight_int8pack_mm(x, self.weight, self.scale) + self.bias
-        # Whole numbers are up to 127 times too large: fp16 would overflow.
-        y = F.linear((x / 128).to(self.product_dtype), self.weight.to(self.product_dtype))
+        # The unscaled int8 weights are up to 127 times too large: fp16 would overflow.
+        y = F.linear((x / 128).to(self.matmul_dtype), self.weight.to(self.matmul_dtype))
         return torch.addcmul(self.bias, y.to(x.dtype), self.scale * 128)
 
 
 class CompiledInt8(nn.Module):
-    """int8 weights of a compiled step: prompts and several rows are multiplied in int8, too.
+    """int8 weights of a compiled step; prompts and several rows also use int8 matmuls; CPU only.
 
-    Activations then have a scale for each row, so rows do not touch each other; CPU only. Where a
-    processor's int8 products overflow, the weights are expanded to fp32 for them.
+    Activations have one scale per row, so rows do not affect each other. If int8 matmuls overflow
+    on this processor, the weights are dequantised to fp32.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.bfloat16):
         super().__init__()
         weight, bias = parts(linear)
         rounded, scale = int8(weight)
-        self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast with many inputs
+        self.weight = nn.Buffer(rounded.t().contiguous())  # (I, O): twice as fast for many inputs
         self.scale = nn.Buffer(scale.float())
         self.bias = nn.Buffer(bias.detach().float())
         self.exact = int8_matmul_is_exact()
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) < SEVERAL_ROWS and torch.compiler.is_compiling():
+        if len(x) < INT8_MATMUL_ROWS and torch.compiler.is_compiling():
             scale = self.scale.to(x.dtype)
             bias = self.bias.to(x.dtype)
             return torch._weight_int8pack_mm(x, self.weight.t().contiguous(), scale) + bias
-        return torch.cat([self.products(rows) for rows in x.split(AT_ONCE)])
+        return torch.cat([self.matmul(rows) for rows in x.split(CHUNK_ROWS)])
 
-    def products(self, x: Tensor) -> Tensor:
+    def matmul(self, x: Tensor) -> Tensor:
         if not self.exact:
             return torch.addcmul(self.bias, x.float() @ self.weight.float(), self.scale).to(x.dtype)
         scale = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-8) / 127
         y = torch._int_mm((x / scale).round().to(torch.int8), self.weight)
-        # Not two products: the compiler takes those for a pattern, whose kernel is slow.
+        # Not two multiplications: the compiler would match a pattern with a slow kernel.
         y = torch.addcmul(self.bias, y * scale, self.scale).to(x.dtype)
-        # Kept in memory of its own, or attention works its query out anew for every key.
+        # Forces a separate buffer, or attention would recompute its query for every key.
         return y.as_strided(y.shape, y.stride())
 
 
 def choose_layer(
     weights: str, device: torch.device, compiled: bool
 ) -> tuple[type[nn.Module], torch.dtype, str]:
-    """The layer and the dtype of activations for a format of `FORMATS`, and what runs, in words."""
+    """Return the layer, the activation dtype and a description of what runs for a format."""
     cpu = device.type == "cpu"
     half = "bf16" if cpu or torch.cuda.is_bf16_supported(False) else "fp16"
     low = DTYPES[half]
     eager_cpu = cpu and not compiled
     if weights == "int8" and eager_cpu and has_fbgemm():
-        return DynamicInt8, torch.float32, "int8 weights and products (dynamic)"
+        return DynamicInt8, torch.float32, "int8 weights and activations (dynamic)"
     if weights == "int8" and cpu and compiled:
-        products = (
-            "int8" if int8_matmul_is_exact() else "fp32 (int8 ones overflow on this processor)"
-        )
-        ran = (
-            f"int8 weights; {SEVERAL_ROWS} rows or more: {products} products; "
-            "fewer: bf16 activations"
-        )
+        exact = int8_matmul_is_exact()
+        matmul = "int8" if exact else "fp32 (int8 overflows on this processor)"
+        ran = f"int8 weights; {matmul} matmuls from {INT8_MATMUL_ROWS} rows, bf16 for fewer"
         return CompiledInt8, low, ran
     if weights.startswith("int8"):
-        why = " (int8 products: none on this device)" if weights == "int8" else ""
-        return WeightOnlyInt8, low, f"int8 weights, {half} activations{why}"
+        reason = " (this device has no int8 matmuls)" if weights == "int8" else ""
+        return WeightOnlyInt8, low, f"int8 weights, {half} activations{reason}"
     if weights == "bf16" and half == "fp16":
         return PlainLinear, low, "fp16: this GPU has no bf16"
     if weights == "bf16" and cpu and not has_bf16():
-        instead = "fp16" if eager_cpu and has_fbgemm() else "fp32"
-        kind, dtype, ran = choose_layer(instead, device, compiled)
-        return kind, dtype, f"{ran}; this processor has no bf16 products"
+        fallback = "fp16" if eager_cpu and has_fbgemm() else "fp32"
+        layer, dtype, ran = choose_layer(fallback, device, compiled)
+        return layer, dtype, f"{ran}; this processor has no bf16 products"
     if weights == "fp32" and eager_cpu and split_is_faster(torch.get_num_threads()):
-        return SplitByThread, torch.float32, "fp32, shared out among threads"
+        return SplitByThread, torch.float32, "fp32, split by thread"
     if weights == "bf16" and eager_cpu and torch.backends.mkldnn.is_available():
         return OneDnn, torch.bfloat16, "bf16, packed for this CPU"
     if weights == "fp16" and eager_cpu and has_fbgemm():
@@ -210,24 +205,24 @@ def choose_layer(
 
 
 def default_format(device: torch.device) -> str:
-    """The format to speak in on `device`: a GPU's own half precision; fp32 where it has none."""
+    """Return the default format on `device`: a GPU's half precision, else fp32."""
     if device.type != "cuda":
         return "fp32"
     return gpu_precision(torch.cuda.get_device_capability(device)).value
 
 
 def has_fbgemm() -> bool:
-    """Whether this build of torch has packed int8 and fp16 products for this processor."""
-    there = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
-    return there and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
+    """Return whether this build of torch has packed int8 and fp16 matmuls for this processor."""
+    available = hasattr(torch, "_make_per_channel_quantized_tensor")  # until torch drops it
+    return available and torch.backends.quantized.engine in ("x86", "fbgemm", "onednn")
 
 
-@functools.cache  # every layer asks, and no processor changes
+@functools.cache
 def split_is_faster(threads: int) -> bool:
-    """Whether a row times a matrix is quicker as a product for each of `threads`: timed, 10 ms."""
+    """Return whether `SplitByThread` is faster for a row, measured in 10 ms."""
     if threads == 1 or not torch.backends.mkl.is_available():
         return False
-    linear = nn.utils.skip_init(nn.Linear, 1024, 1024)  # draws nothing: seeds mean what they mean
+    linear = nn.utils.skip_init(nn.Linear, 1024, 1024)  # does not use the random generator
     row = torch.ones(1, 1024)
     with torch.inference_mode():
         for tensor in (linear.weight, linear.bias):
@@ -236,22 +231,19 @@ def split_is_faster(threads: int) -> bool:
         return best_seconds(lambda: shares(row)) < best_seconds(lambda: linear(row))
 
 
-@functools.cache  # every layer asks, and no processor changes
+@functools.cache
 def int8_matmul_is_exact() -> bool:
-    """Whether sums of int8 products are right on this CPU, found by making the largest there are.
+    """Return whether int8 matmuls are exact on this CPU, measured with the largest values.
 
-    Without VNNI instructions oneDNN adds pairs of them in 16 bits, where they overflow: a product
-    of random matrices was wrong by a fifth, and by all where every number is 127.
+    Without VNNI instructions oneDNN adds pairs of products in 16 bits, which overflow: a matmul of
+    random matrices was wrong by a fifth.
     """
     largest = torch.full((64, 64), 127, dtype=torch.int8)
     return bool((torch._int_mm(largest, largest) == 64 * 127**2).all())
 
 
 def has_bf16() -> bool:
-    """Whether oneDNN multiplies in bf16 on this processor, asked of it by packing a small weight.
-
-    True where torch has no oneDNN to ask.
-    """
+    """Return whether oneDNN has bf16 matmuls on this processor; True if torch has no oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return True
     try:
@@ -262,25 +254,22 @@ def has_bf16() -> bool:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of everything `model` stores, packed weights included."""
+    """Return the bytes of everything `model` stores, packed weights included."""
     tensors = [*model.parameters(), *model.buffers()]
     packed = sum(getattr(m, "packed_bytes", 0) for m in model.modules())
     return packed + sum(t.numel() * t.element_size() for t in tensors)
 
 
 def parts(linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Weight (O, I) and bias (O,), zeros where the layer has none."""
+    """Return weight (O, I) and bias (O,), zeros if the layer has none."""
     bias = linear.bias if linear.bias is not None else linear.weight.new_zeros(len(linear.weight))
     return linear.weight, bias
 
 
 def int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers (O, I) in -127..127 and the scale (O,) of each row.
-
-    Raises ValueError for weights that are not finite: there is no whole number for them.
-    """
+    """Return int8 weights (O, I) in -127..127 and scales (O,). Raises ValueError if not finite."""
     weight = weight.detach().float()
     if not torch.isfinite(weight).all():
-        raise ValueError("These weights are damaged: not finite. Load an earlier checkpoint.")
+        raise ValueError("The weights are damaged (not finite): load an earlier checkpoint.")
     scale = weight.abs().amax(dim=1).clamp(min=1e-8) / 127
     return (weight / scale[:, None]).round().to(torch.int8), scale

@@ -1,11 +1,10 @@
-"""Does a reading go along its text? What the alignment head says of it, once it was read.
+"""Score how well generated codes follow their text, by the attention of the alignment head.
 
-A voice that is about to leave a word out, or to say it twice, first looks elsewhere in the text.
-So the best way through the head's attention that goes from the first piece to the last, without a
-step back (monotonic alignment search, Kim et al. 2020), says how sure the reading was of its place.
-Knows the decoder; nothing of sampling.
+A voice that skips or repeats a word first attends elsewhere in the text. The score is that of the
+best monotonic path through the attention from the first text token to the last (monotonic alignment
+search, Kim et al. 2020).
 
-Shapes: B rows, P prompt, Q codes with START, T text pieces with START and STOP, D width.
+Shapes: B rows, P prompt, Q codes with START, T text tokens with START and STOP, D width.
 """
 
 import math
@@ -17,77 +16,76 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kit.inference.decoder import Conditioning, Decoder
 
-FLOOR = 0.01  # of a piece's share of the attention: below that it is not looked at
-# Numbers of the widest layer that are made at once: what stays near a CPU's core, twice as fast
-# there as 64 readings together; on a GPU 128 MB.
-AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
+FLOOR = 0.01  # of a token's share of the attention
+# Elements of the widest activation in a batch: what stays in a CPU's cache, twice as fast there as
+# 64 rows together; 128 MB on a GPU.
+BATCH_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
 
 
 @torch.inference_mode()
 def alignment_scores(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> list[float]:
-    """How surely each reading, `codes` (N,) of a text, follows it: nats a code, 0 is the best.
+    """Return how well each row of `codes` (N,) follows its text: nats a code, 0 is the best.
 
-    Of the decoder's alignment head. A reading of fewer codes than pieces is the worst there is.
+    Rows with fewer codes than text tokens get the worst score.
     """
     longest = decoder.config.latents + max(map(len, texts)) + max(map(len, codes))
-    rows = max(1, AT_ONCE[decoder.device.type] // (longest * 4 * decoder.config.width))
-    found = []
+    rows = max(1, BATCH_ELEMENTS[decoder.device.type] // (longest * 4 * decoder.config.width))
+    scores = []
     for first in range(0, len(texts), rows):
         part = slice(first, first + rows)
-        looks, pieces = text_attention(decoder, texts[part], cond[part], codes[part])
-        lengths = torch.tensor([len(each) + 1 for each in codes[part]])
-        found += best_path_scores(looks.cpu(), pieces, lengths).tolist()
-    return found
+        attention, tokens = text_attention(decoder, texts[part], cond[part], codes[part])
+        lengths = torch.tensor([len(row) + 1 for row in codes[part]])
+        scores += best_path_scores(attention.cpu(), tokens, lengths).tolist()
+    return scores
 
 
 def text_attention(
     decoder: Decoder, texts: list[list[int]], cond: Conditioning, codes: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """How the alignment head shares its looks at the text among the pieces, (B, Q, T) in fp32.
+    """Return the alignment head's attention to the text, (B, Q, T) in fp32, and text tokens (B,).
 
-    Rows end with their last piece, shorter ones have zeros before their first; and how many
-    pieces (B,) each has.
+    Shorter texts are padded with zeros on the left.
     """
     c = decoder.config
     layer, head = decoder.alignment_head
     x, padding = decoder.prompt(texts, cond)
     prompt = x.shape[1]
-    said = pad_sequence(list(codes), batch_first=True, padding_value=c.stop_code)
-    said = said.to(decoder.device)
-    at = torch.arange(1, said.shape[1] + 1, device=decoder.device)
-    x = torch.cat((x, decoder.embed(said, at).float()), dim=1)
+    padded = pad_sequence(list(codes), batch_first=True, padding_value=c.stop_code)
+    padded = padded.to(decoder.device)
+    code_index = torch.arange(1, padded.shape[1] + 1, device=decoder.device)
+    x = torch.cat((x, decoder.embed(padded, code_index).float()), dim=1)
     b, count, d = x.shape
     mask = decoder.causal_mask(decoder.padding_mask(padding) if any(padding) else None, count)
     shape = (2, b, c.heads, count, d // c.heads)
     keys, values = torch.empty(shape, dtype=decoder.cache_dtype, device=x.device)
     x = x.reshape(b * count, d).to(decoder.dtype)
-    for each in decoder.layers[:layer]:
-        x = each(x, keys, values, 0, mask)
+    for lower in decoder.layers[:layer]:
+        x = lower(x, keys, values, 0, mask)
     q, k, _ = decoder.layers[layer].qkv(x, b)
-    pieces = torch.tensor([len(text) + 2 for text in texts])
-    most = int(pieces.max())
-    start = prompt - 1  # where the codes' START is
+    tokens = torch.tensor([len(text) + 2 for text in texts])
+    longest = int(tokens.max())
+    start = prompt - 1  # index of the codes' START
     q = q[:, head, start:].float() * q.shape[-1] ** -0.5
-    scores = q @ k[:, head, start - most : start].float().mT
-    before = torch.arange(most) < (most - pieces)[:, None]
-    before = before[:, None].to(scores.device)
-    return scores.masked_fill(before, float("-inf")).softmax(-1), pieces
+    scores = q @ k[:, head, start - longest : start].float().mT
+    padding = torch.arange(longest) < (longest - tokens)[:, None]
+    padding = padding[:, None].to(scores.device)
+    return scores.masked_fill(padding, float("-inf")).softmax(-1), tokens
 
 
-def best_path_scores(looks: Tensor, pieces: Tensor, lengths: Tensor) -> Tensor:
-    """Mean log-share (B,) along the best way from each row's first piece to its last.
+def best_path_scores(attention: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+    """Return the mean log-attention (B,) along the best path from the first token to the last.
 
-    `looks` (B, Q, T) as `text_attention` has it, of which the first `lengths` (B,) codes count.
-    Each code stays with a piece or goes on to the next.
+    `attention` (B, Q, T) and `tokens` (B,) as from `text_attention`; only the first `lengths` (B,)
+    codes count. Each code stays at a token or moves to the next.
     """
-    gains = (looks + FLOOR).log()
-    most = looks.shape[2]
-    first = F.one_hot(most - pieces, most).bool()
-    best = gains[:, 0].masked_fill(~first, -math.inf)
-    for n in range(1, looks.shape[1]):
-        onward = F.pad(best[:, :-1], (1, 0), value=-math.inf)
-        longer = gains[:, n] + torch.maximum(best, onward)
-        best = torch.where((n < lengths)[:, None], longer, best)
+    log_attention = (attention + FLOOR).log()
+    longest = attention.shape[2]
+    first = F.one_hot(longest - tokens, longest).bool()
+    best = log_attention[:, 0].masked_fill(~first, -math.inf)
+    for n in range(1, attention.shape[1]):
+        advanced = F.pad(best[:, :-1], (1, 0), value=-math.inf)
+        extended = log_attention[:, n] + torch.maximum(best, advanced)
+        best = torch.where((n < lengths)[:, None], extended, best)
     return (best[:, -1] / lengths).clamp(min=math.log(FLOOR))

@@ -1,7 +1,4 @@
-"""What a voice keeps of its speakers: how each sounds to the GPT, and to a codec that asks for it.
-
-One file, `references.safetensors`, with the habits of the voice beside it. Runs no model and reads
-no text.
+"""The file `references.safetensors`: each speaker's log-mel and vector, and the voice's pace.
 
 Shapes: M mels, T frames, S speaker width, L samples.
 """
@@ -19,19 +16,19 @@ from kit.base.config import build, require_within
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
 from kit.base.tensor_file import contents, file_bytes
-from kit.model.alignment_head import AlignmentHead
+from kit.model.text_attention import AlignmentHead
 
-VECTORS = "__speakers__"  # the tensor (speakers, S), in the order that the header tells
+VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How a voice reads: as the recordings were spoken that it was trained on."""
+    """What a voice learnt from its recordings: length, pace, and its alignment head."""
 
-    longest_text: int = 0  # ids said in one go; 0: not known
-    pace: float = 0.0  # codes a text id takes where it is slow; 0: not known
-    alignment_layer: int = -1  # of the head that follows the text; -1: none is known to
+    longest_text: int = 0  # text ids of the longest recording; 0: unknown
+    pace: float = 0.0  # codes a text id, of slow recordings; 0: unknown
+    alignment_layer: int = -1  # of the head that follows the text; -1: unknown
     alignment_head: int = -1  # in that layer
 
     def __post_init__(self):
@@ -40,26 +37,26 @@ class Habits:
 
     @property
     def head(self) -> AlignmentHead | None:
-        """The head of the voice's model that follows the text, where one is known to."""
+        """The head of the model that follows the text, if known."""
         if min(self.alignment_layer, self.alignment_head) < 0:
             return None
         return AlignmentHead(self.alignment_layer, self.alignment_head)
 
     def with_alignment_head(self, head: AlignmentHead | None) -> "Habits":
-        """These habits, with `head` as the one that follows the text."""
+        """Return these with `head` as the alignment head."""
         layer, number = head or (-1, -1)
         return dataclasses.replace(self, alignment_layer=layer, alignment_head=number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpeakerReferences:
-    """What a references file holds."""
+    """The contents of a references file."""
 
     mels: dict[str, Tensor]  # speaker -> log-mel (M, T)
-    vectors: dict[str, Tensor]  # speaker -> (S,), where the codec asks who speaks
-    pieces: dict[str, list[int]]  # speaker -> frames of each piece; not there: it is one
+    vectors: dict[str, Tensor]  # speaker -> (S,), if the codec takes speaker vectors
+    pieces: dict[str, list[int]]  # speaker -> frames of each segment; missing: one segment
     habits: Habits
-    front_end: MelConfig  # what made the log-mels
+    front_end: MelConfig  # of the log-mels
 
 
 def save_references(
@@ -70,13 +67,13 @@ def save_references(
     vectors: dict[str, Tensor] | None = None,
     pieces: dict[str, list[int]] | None = None,
 ) -> None:
-    """Write a `SpeakerReferences` to `path`: log-mels as half floats, vectors as floats.
+    """Write a `SpeakerReferences` to `path`: log-mels in fp16, vectors in fp32.
 
-    Raises SpeechError for a speaker with a name that such files keep for themselves.
+    Raises SpeechError for a reserved speaker name.
     """
     for name in RESERVED:
         if name in references:
-            raise SpeechError(f"No speaker can be called `{name}`: name them otherwise.")
+            raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
     tensors = {name: mel.half().contiguous() for name, mel in references.items()}
     header = dataclasses.asdict(habits)
     header["front_end"] = dataclasses.asdict(front_end)
@@ -89,16 +86,16 @@ def save_references(
 
 
 def load_references(path: Path) -> SpeakerReferences:
-    """What `save_references` wrote. Raises SpeechError when it is missing or damaged."""
+    """Load what `save_references` wrote. Raises SpeechError if it is missing or damaged."""
     if not path.is_file():
         raise SpeechError(f"There is no {path}: run notebook 02_train.")
     try:
         tensors, header = contents(path)
-        # Earlier versions did not note it: theirs was always the one that is the default now.
+        # Missing in older files, which always had the default.
         front_end = front_end_config(header.pop("front_end", {}))
         names = header.pop("vectors", [])
         pieces = header.pop("pieces", {})
-        # Copies: what is still mapped from a file keeps Windows from writing that file again.
+        # Copies: Windows cannot overwrite a file that is still memory-mapped.
         mels = {name: tensor.clone() for name, tensor in tensors.items()}
         stacked = mels.pop(VECTORS, torch.zeros(0, 0))
         require_pieces(mels, pieces)
@@ -114,18 +111,18 @@ def load_references(path: Path) -> SpeakerReferences:
 
 
 def require_pieces(mels: dict[str, Tensor], pieces: dict[str, list[int]]) -> None:
-    """Raise ValueError unless `pieces` cut `mels` without a rest."""
+    """Raise ValueError unless the segments `pieces` add up to `mels`."""
     for name, frames in pieces.items():
-        there = mels[name].shape[-1]
-        if min(frames, default=0) < 1 or sum(frames) != there:
-            raise ValueError(f"the reference of {name!r} has {there} frames, its pieces {frames}")
+        total = mels[name].shape[-1]
+        if min(frames, default=0) < 1 or sum(frames) != total:
+            raise ValueError(f"the reference of {name!r} has {total} frames, its segments {frames}")
 
 
 def prepare_reference(wave: Tensor, sample_rate: int, front_end: Mel, frames: int) -> list[Tensor]:
-    """The log-mels (M, T) of a reference (L,) as a voice was trained to hear one.
+    """Return the log-mels (M, T) of a reference (L,), as in training.
 
-    The loudest `frames` of it (0: the whole); but where the front end listens in pieces, each of
-    them. Raises SpeechError for one that no voice can be heard in.
+    Its loudest `frames` (0: all), or every segment if the front end works in segments. Raises
+    SpeechError for a recording without speech.
     """
     require_reference(wave, sample_rate)
     if front_end.in_pieces:

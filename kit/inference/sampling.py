@@ -1,15 +1,13 @@
-"""From logits to the next code: the filters everybody uses, in the order transformers has them.
+"""Sample the next code from logits, with the filters of transformers in its order.
 
-Guidance by the text (Ho & Salimans 2022), repetition penalty (Keskar et al. 2019), temperature,
-top-k, top-p (Holtzman et al. 2020), then one draw. Every row draws from a stream of its own, set by
-the seed and by its text: with the same logits it says the same, whichever others share its batch.
-Knows logits alone.
+Classifier-free guidance (Ho & Salimans 2022), repetition penalty (Keskar et al. 2019), temperature,
+top-k, top-p (Holtzman et al. 2020), then one draw. Every row has its own random stream, seeded by
+`seed` and its text, so a result does not depend on the other rows of its batch.
 
-Shapes: B rows, V code vocabulary, K codes that are left to choose from.
+Shapes: B rows, V code vocabulary, K codes left after top-k.
 """
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
@@ -17,9 +15,9 @@ from torch import Tensor
 from kit.base.config import require, require_types, require_within
 from kit.base.files import digest
 
-MIN_TEMPERATURE = 1e-6  # below this the best code is drawn anyway, and the division would overflow
-MANY = 64  # candidates, at most
-MAX_RETRIES = 20  # each at half the temperature: after so many nothing is left to halve
+MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
+MAX_CANDIDATES = 64
+MAX_RETRIES = 20  # each halves the temperature
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,63 +26,55 @@ class GenerateConfig:
     top_k: int = 20  # 0 keeps all
     top_p: float = 0.95
     repetition_penalty: float = 1.0
-    # How far from what it would say without a text, where a voice has learnt that, too
-    # (`model.text_dropout`): 1 as far as it is, 2 twice as far. Each row is then read twice.
+    # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
+    # runs every row twice.
     guidance: float = 1.0
-    # Readings drawn of each text; the best by likelihood, `follow` and `reread` is kept.
+    # Candidates for each text; the best by log-probability, `follow` and `reread` is kept.
     candidates: int = 1
-    # What a nat of following the text weighs beside a nat of likelihood, where the model has a head
-    # that does; 0: likelihood alone.
+    # Weight of the alignment score, in nats a code, beside the log-probability, if the model has an
+    # alignment head; 0: off.
     follow: float = 3.0
-    # What a nat a letter weighs by which a reading does not say its text, where the voice has what
-    # reads codes back (code_reader.py); 0: it is not asked.
+    # Weight of the text mismatch, in nats a letter, if the voice has a code reader
+    # (code_reader.py); 0: off.
     reread: float = 1.0
-    retries: int = 2  # of a reading that was cut at its limit, each at half the temperature before
-    max_codes_per_text_id: float = 12.0  # length limit: so many codes a text id, plus 40, at most
+    retries: int = 2  # of a truncated text, each at half the temperature
+    max_codes_per_text_id: float = 12.0  # length limit: this many codes a text id, plus 40
     seed: int = 0
-    exact_codes: int = 0  # speak just this many codes and never STOP before (for timing)
-    kv_cache: bool = True  # off recomputes the whole row for every code: same codes, for the lesson
+    exact_codes: int = 0  # generate exactly this many codes (for timing); 0: off
+    kv_cache: bool = True  # off: recompute the full row for every code; same codes, for comparison
 
     def __post_init__(self):
         require_types(GenerateConfig, vars(self))
-        warm = 0 <= self.temperature <= 100
-        require(warm, self, "temperature", "must lie in 0 (greedy) to 100 (almost anything).")
+        in_range = 0 <= self.temperature <= 100
+        require(in_range, self, "temperature", "must lie in 0 (greedy) to 100 (almost random).")
         require(0 < self.top_p <= 1, self, "top_p", "must lie in (0, 1].")
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
-        penalty = 0 < self.repetition_penalty < math.inf
-        require(penalty, self, "repetition_penalty", "must be more than 0; 1 is none.")
-        guided = 1 <= self.guidance <= 100
-        require(guided, self, "guidance", "must lie in 1 (none) to 100.")
-        some = 0 < self.candidates <= MANY
-        require(some, self, "candidates", f"must lie in 1 to {MANY}: all are read at once.")
-        patient = 0 <= self.retries <= MAX_RETRIES
-        require(patient, self, "retries", f"must lie in 0 (none) to {MAX_RETRIES}.")
-        for field in ("follow", "reread"):
-            weight = 0 <= getattr(self, field) <= 1e6
-            require(weight, self, field, "must lie in 0 (off) to a million.")
-        require(self.exact_codes >= 0, self, "exact_codes", "must be 0 (off) or more.")
-        require_within(self, 0, 1e6, "repetition_penalty", "exact_codes")
-        longest = 0 <= self.max_codes_per_text_id <= 1e6
-        require(longest, self, "max_codes_per_text_id", "must lie in 0 to a million.")
+        positive = self.repetition_penalty > 0
+        require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
+        require_within(self, 1, 100, "guidance")
+        require_within(self, 1, MAX_CANDIDATES, "candidates")
+        require_within(self, 0, MAX_RETRIES, "retries")
+        require_within(self, 0, 1e6, "follow", "reread", "repetition_penalty", "exact_codes")
+        require_within(self, 0, 1e6, "max_codes_per_text_id")
 
     @property
     def uses_cfg(self) -> bool:
-        """Whether each row is also read without its text."""
+        """Whether each row also goes through the model without its text."""
         return self.guidance != 1
 
     @property
     def rows_per_text(self) -> int:
-        """How many rows go through the model together for each text."""
+        """Rows in the model for each text."""
         return self.candidates * (1 + self.uses_cfg)
 
     def choices(self, vocabulary: int) -> int:
-        """How many codes are left to choose from after top-k."""
+        """Return the number of codes left after top-k."""
         return min(self.top_k or vocabulary, vocabulary)
 
 
-def guided(told: Tensor, untold: Tensor, guidance: float) -> Tensor:
-    """Logits (B, V) that lean to the text: those read with it, away from those read without it."""
-    return torch.lerp(untold, told, guidance)
+def apply_cfg(cond_logits: Tensor, uncond_logits: Tensor, guidance: float) -> Tensor:
+    """Return logits (B, V) moved from those without the text towards those with it."""
+    return torch.lerp(uncond_logits, cond_logits, guidance)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -93,19 +83,19 @@ def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
-    """Logits (B, V) -> the K best, best first, and their codes; what top-p cuts is -inf."""
-    warmth = max(config.temperature, MIN_TEMPERATURE)
-    best, codes = (logits / warmth).topk(config.choices(logits.shape[-1]))
+    """Return the K best of logits (B, V), best first, and their codes; -inf beyond top-p."""
+    temperature = max(config.temperature, MIN_TEMPERATURE)
+    best, codes = (logits / temperature).topk(config.choices(logits.shape[-1]))
     if config.top_p < 1:
-        shares = best.softmax(-1)
-        best = best.masked_fill(shares.cumsum(-1) - shares > config.top_p, float("-inf"))
+        probs = best.softmax(-1)
+        best = best.masked_fill(probs.cumsum(-1) - probs > config.top_p, float("-inf"))
     return best, codes
 
 
 def sample(logits: Tensor, config: GenerateConfig, noise: Tensor | None) -> Tensor:
-    """One code for each row of (B, V): the best at temperature 0, else drawn with `noise` (B, K).
+    """Return one code for each row of (B, V): the best if `noise` (B, K) is None, else a sample.
 
-    The largest of p / e, with exponential noise e, is a draw from p: nothing waits for the device.
+    The largest of p / e, with exponential noise e, is a sample from p, without a GPU sync.
     """
     if noise is None:
         return logits.argmax(-1)
@@ -114,7 +104,7 @@ def sample(logits: Tensor, config: GenerateConfig, noise: Tensor | None) -> Tens
 
 
 def candidate_seed(config: GenerateConfig, text: list[int], candidate: int) -> int:
-    """The seed of one reading of `text` (ids): the same whatever else is read beside it."""
+    """Return the seed of one candidate of `text` (ids), whatever else is in its batch."""
     return int(digest(config.seed, text, candidate), 16)
 
 

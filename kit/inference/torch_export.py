@@ -1,7 +1,6 @@
-"""The decoder as programs that need no kit: `torch.export`, for those who serve elsewhere.
+"""Export the decoder as `torch.export` programs that run without this kit.
 
-`prefill.pt2` reads a text, `decode_one.pt2` makes one code, and a README.md tells how to call
-them. Knows the decoder and voices; nothing of codecs.
+`prefill.pt2` processes a text, `decode_one.pt2` generates a code, README.md says how to call them.
 
 Shapes: T text ids, K latents, D width, H heads, d = D / H, N positions of the cache, V code
 vocabulary.
@@ -26,7 +25,7 @@ from kit.model.sequence import GPTConfig
 MANUAL = """# A speech GPT as two programs
 
 Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch {torch}.
-A .pt2 file may hold pickles, which run code when they are read: load none you do not trust.
+A .pt2 file may hold pickles, which run code when loaded: only load files that you trust.
 
 ```python
 import torch
@@ -42,8 +41,8 @@ def speak(ids, speaker):
     prompt = len(ids) + {before}
     logits, cache = prefill(torch.tensor(ids), latents[speaker])
     for code_index in range(1, {codes}):
-        code = logits.argmax(-1)  # the best; or draw one
-        if code == {stop}:  # STOP; without it the model did not find its end
+        code = logits.argmax(-1)  # greedy; or sample
+        if code == {stop}:  # STOP; without it the text is truncated
             break
         codes.append(int(code))
         input_pos = torch.tensor([prompt + code_index - 1])
@@ -58,15 +57,15 @@ def speak(ids, speaker):
 
 `logits` (1, {vocabulary}) float32, START ({start}) is -inf; `cache` {cache} float32:
 layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
-`code_index` says which code of the text it is, from 1; `input_pos` where it stands in the cache.
+`code_index` is the number of the code in the text, from 1; `input_pos` its position in the cache.
 
-Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text as
-`kit.text.normalize` leaves it (language `{language}`). Codes become sound in the voice's codec.
+Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text normalised by
+`kit.text.normalize` (language `{language}`). The voice's codec decodes codes to audio.
 """
 
 
 class Prefill(nn.Module):
-    """The decoder's `prompt` and `prefill` of one row, over tensors alone."""
+    """`Decoder.prompt` and `Decoder.prefill` for one row."""
 
     def __init__(self, decoder: Decoder, model: SpeechGPT):
         super().__init__()
@@ -79,11 +78,11 @@ class Prefill(nn.Module):
         c = self.config
         decoder = self.decoder
         ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
-        said = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
+        embedded = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
         start = decoder.embed(text.new_full((1,), c.start_code), 0)
-        x = torch.cat((latents, said, start))
+        x = torch.cat((latents, embedded, start))
         cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
-        # Attention is told what is later: of a length that varies it cannot be seen here.
+        # An explicit causal mask: the length is dynamic.
         later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
         for layer, (k, v) in zip(decoder.layers, cache):
             x = layer(x, k, v, 0, later)
@@ -91,7 +90,7 @@ class Prefill(nn.Module):
 
 
 class DecodeOne(nn.Module):
-    """The decoder's `step` of one row: every shape is fixed."""
+    """`Decoder.step` for one row, with fixed shapes."""
 
     def __init__(self, decoder: Decoder):
         super().__init__()
@@ -106,7 +105,7 @@ class DecodeOne(nn.Module):
 
 
 def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
-    """Logits without START, which is never said."""
+    """Set the logit of START, which is never generated, to -inf."""
     logits[:, config.start_code].fill_(float("-inf"))
     return logits
 
@@ -115,9 +114,8 @@ def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
 def export_program(voice: Voice, folder: Path) -> Path:
     """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
 
-    `prefill.pt2` reads a text, `decode_one.pt2` makes one code; `latents.safetensors` holds what
-    the conditioner makes of each speaker. README.md tells inputs, shapes and a loop that speaks.
-    The kit never loads a .pt2: it may hold pickles.
+    `latents.safetensors` holds each speaker's conditioning latents; README.md describes inputs,
+    shapes and a decoding loop. The kit never loads a .pt2: it may hold pickles.
     """
     folder = prepare(Path(folder))
     model = voice.model
@@ -130,32 +128,36 @@ def export_program(voice: Voice, folder: Path) -> Path:
     decoder.text_position = None
     latents = {}
     for name in voice.speakers:
-        pieces = [mel.cpu() for mel in voice.reference_segments(name)]
-        latents[name] = mean_latents(model.conditioner, pieces).contiguous()
+        segments = [mel.cpu() for mel in voice.reference_segments(name)]
+        latents[name] = mean_latents(model.conditioner, segments).contiguous()
     with atomic_path(folder / "latents.safetensors") as file:
         safetensors.torch.save_file(latents, file)
     write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
-    given = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
+    example = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
     lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
-    save_program(folder / "prefill.pt2", Prefill(decoder, model), given, (lengths, None))
-    ones = torch.ones(3, 1, dtype=torch.long).unbind()  # one tensor thrice would be one input
+    save_program(folder / "prefill.pt2", Prefill(decoder, model), example, (lengths, None))
+    ones = torch.ones(
+        3, 1, dtype=torch.long
+    ).unbind()  # the same tensor three times would be one input
     cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
     save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
     write_atomic(folder / "README.md", manual(voice, decoder.max_positions))
     return folder
 
 
-def save_program(path: Path, module: nn.Module, given: tuple, dynamic: tuple | None = None) -> None:
-    """Trace `module` on inputs like `given` and write it, without those inputs."""
+def save_program(
+    path: Path, module: nn.Module, example: tuple, dynamic: tuple | None = None
+) -> None:
+    """Trace `module` with `example` inputs and write it without them."""
     keep_device_guard()
-    program = torch.export.export(module, given, dynamic_shapes=dynamic)
+    program = torch.export.export(module, example, dynamic_shapes=dynamic)
     program.example_inputs = None
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         torch.export.save(program, file)
 
 
 def manual(voice: Voice, positions: int) -> str:
-    """README.md of the programs."""
+    """Return the README.md of the programs."""
     c = voice.model.config
     return MANUAL.format(
         torch=torch.__version__,

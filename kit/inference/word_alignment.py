@@ -1,7 +1,6 @@
-"""Where a transcript differs from its text, word by word: left out, doubled, merged, replaced.
+"""Align a transcript with its text word by word, and name each error.
 
-The cheapest way from one to the other (Levenshtein's, over words), in which two words may also
-become one, and one two. Knows words alone.
+The cheapest edit path over words (Levenshtein), in which two words may also become one or one two.
 """
 
 import collections
@@ -13,7 +12,6 @@ import math
 from kit.audio.recognizer import edit_distance
 from kit.text.normalize import letters
 
-# Kinds of error, and what each means.
 KINDS = {
     "left out": "a word that was not heard",
     "doubled": "a word that was heard twice",
@@ -23,15 +21,15 @@ KINDS = {
     "replaced": "another word was heard",
     "misspelt": "a letter or a few are others: often the recogniser's mistake",
 }
-MERGE_COST = 0.5  # what it costs that two words become one, or one two: less than a word left out
-MISSPELT = 0.5  # share of letters that may differ in a word that is still the same
-CACHE_SIZE = 50_000  # pairs of words whose difference is not counted anew
-STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # words of the text, words heard
+MERGE_COST = 0.5  # of two words becoming one, or one two; less than a word left out
+MISSPELT = 0.5  # share of letters that may differ in the same word
+CACHE_SIZE = 50_000  # pairs of words
+STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # (words of the text, words heard)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordPair:
-    """A word or two of a text, and what was heard in their place."""
+    """One or two words of a text, and what was heard instead."""
 
     words: tuple[str, ...]  # of the text; none for one that was added
     heard: tuple[str, ...]  # none for one that was left out
@@ -39,26 +37,26 @@ class WordPair:
 
 
 def align_words(text: str, heard: str) -> list[WordPair]:
-    """The words of `text` beside those of `heard`, in order; punctuation does not count."""
+    """Return the words of `text` paired with those of `heard`, in order, without punctuation."""
     words = letters(text).split()
-    said = letters(heard).split()
-    if words == said:
+    heard_words = letters(heard).split()
+    if words == heard_words:
         return [WordPair(words=(word,), heard=(word,), kind="") for word in words]
-    best = {(0, 0): (0.0, None)}  # (words read, words heard): what it cost, and the last pair
-    for i, j in itertools.product(range(len(words) + 1), range(len(said) + 1)):
-        ways = []
+    best = {(0, 0): (0.0, None)}  # (words, heard words) so far: cost and last pair
+    for i, j in itertools.product(range(len(words) + 1), range(len(heard_words) + 1)):
+        options = []
         for di, dj in STEPS:
             if (i - di, j - dj) in best:
-                mine = tuple(words[i - di : i])
-                theirs = tuple(said[j - dj : j])
-                cost, kind = word_cost(mine, theirs)
-                pair = WordPair(words=mine, heard=theirs, kind=kind)
-                ways.append((best[i - di, j - dj][0] + cost, pair))
-        if ways:
-            best[i, j] = min(ways, key=lambda way: way[0])
+                text_part = tuple(words[i - di : i])
+                heard_part = tuple(heard_words[j - dj : j])
+                cost, kind = word_cost(text_part, heard_part)
+                pair = WordPair(words=text_part, heard=heard_part, kind=kind)
+                options.append((best[i - di, j - dj][0] + cost, pair))
+        if options:
+            best[i, j] = min(options, key=lambda option: option[0])
     pairs = []
     i = len(words)
-    j = len(said)
+    j = len(heard_words)
     while i or j:
         pair = best[i, j][1]
         pairs.append(pair)
@@ -69,9 +67,9 @@ def align_words(text: str, heard: str) -> list[WordPair]:
 
 @functools.lru_cache(CACHE_SIZE)
 def word_cost(words: tuple[str, ...], heard: tuple[str, ...]) -> tuple[float, str]:
-    """What it costs to hear `heard` for `words`, and the kind of error; infinite where it is none.
+    """Return the cost of hearing `heard` for `words`, or infinity, and the kind of error.
 
-    One word or none on either side, or two on one of them.
+    At most one word on either side, or two on one of them.
     """
     if not heard:
         return 1.0, "left out"
@@ -84,62 +82,62 @@ def word_cost(words: tuple[str, ...], heard: tuple[str, ...]) -> tuple[float, st
         if doubled <= MISSPELT:
             return MERGE_COST + doubled, "doubled"
         return _joint(heard, words[0], "split")
-    off = difference(words[0], heard[0])
-    if off == 0:
+    distance = difference(words[0], heard[0])
+    if distance == 0:
         return 0.0, ""
-    return off, "misspelt" if off <= MISSPELT else "replaced"
+    return distance, "misspelt" if distance <= MISSPELT else "replaced"
 
 
 def _joint(two: tuple[str, ...], one: str, kind: str) -> tuple[float, str]:
-    """The cost of `one` for both words of `two`: it has to be nearer to both than to either."""
+    """Return the cost of `one` for both words of `two`: finite if nearer to both than to one."""
     both = "".join(two)
     if abs(len(both) - len(one)) > MISSPELT * max(len(both), len(one)):
-        return math.inf, kind  # told by the lengths alone, which is much quicker
-    off = difference(both, one)
-    nearer = off < min(difference(word, one) for word in two)
-    return (MERGE_COST + off if nearer and off <= MISSPELT else math.inf), kind
+        return math.inf, kind  # known from the lengths, much faster
+    distance = difference(both, one)
+    nearer = distance < min(difference(word, one) for word in two)
+    return (MERGE_COST + distance if nearer and distance <= MISSPELT else math.inf), kind
 
 
 @functools.lru_cache(CACHE_SIZE)
 def difference(word: str, other: str) -> float:
-    """Share of letters that differ, 0 to 1."""
+    """Return the share of letters that differ, 0 to 1."""
     return edit_distance(word, other) / max(len(word), len(other))
 
 
 def count_kinds(pairs: list[WordPair]) -> dict[str, int]:
-    """How often each of KINDS occurs."""
-    found = collections.Counter(pair.kind for pair in pairs)
-    return {kind: found[kind] for kind in KINDS}
+    """Return how often each of KINDS occurs."""
+    counts = collections.Counter(pair.kind for pair in pairs)
+    return {kind: counts[kind] for kind in KINDS}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordStats:
-    """How often one word of the texts was there, and how often it was heard wrong."""
+    """How often a word was in the texts, and how often it was heard wrong."""
 
     word: str
     count: int
     wrong: int
-    kinds: tuple[str, ...]  # of its errors, the commonest first
-    heard: tuple[str, ...]  # in its place, the commonest first
+    kinds: tuple[str, ...]  # of error, most frequent first
+    heard: tuple[str, ...]  # instead, most frequent first
 
 
 def word_stats(pairs: list[WordPair]) -> list[WordStats]:
-    """Every word of the texts, those that were wrong most often first."""
+    """Return every word of the texts, most errors first."""
     by_word = collections.defaultdict(list)
     for pair in pairs:
         for word in pair.words:
             by_word[word].append(pair)
     records = []
-    for word, mine in by_word.items():
-        wrong = [pair for pair in mine if pair.kind]
+    for word, word_pairs in by_word.items():
+        wrong = [pair for pair in word_pairs if pair.kind]
         kinds = collections.Counter(pair.kind for pair in wrong)
         heard = collections.Counter(" ".join(pair.heard) for pair in wrong)
         record = WordStats(
             word=word,
-            count=len(mine),
+            count=len(word_pairs),
             wrong=len(wrong),
             kinds=tuple(kind for kind, _ in kinds.most_common()),
-            heard=tuple(said for said, _ in heard.most_common()),
+            heard=tuple(words for words, _ in heard.most_common()),
         )
         records.append(record)
     return sorted(records, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))

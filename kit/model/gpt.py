@@ -1,10 +1,9 @@
-"""The one model: an autoregressive GPT over audio codes, laid out as XTTS-v2's GPT is.
+"""The model: an autoregressive GPT over audio codes, with the layout of XTTS-v2's GPT.
 
-A row of the sequence is `conditioning latents | START text STOP | START codes STOP...`, packed
-without a gap, so attention is plain causal with no mask and SDPA's fast backends apply. Five
-million parameters or 441 million: the same code, another `GPTConfig`. Sizes and names follow the
-published XTTS-v2 (Casanova et al. 2024) and GPT-2 (Radford et al. 2019); the perceiver resampler
-is Flamingo's (Alayrac et al. 2022). Knows nothing of audio files, optimisers or devices.
+An example is `conditioning latents | START text STOP | START codes STOP...`, packed without gaps,
+so attention is plain causal without a mask and SDPA's fast backends apply. Sizes and names follow
+XTTS-v2 (Casanova et al. 2024) and GPT-2 (Radford et al. 2019); the perceiver resampler is
+Flamingo's (Alayrac et al. 2022).
 
 Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel frames, V vocabulary.
 """
@@ -16,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kit.model.guided_attention import guided_attention_loss
 from kit.model.sequence import Batch, GPTConfig
+from kit.model.text_attention import guided_attention_loss
 
-HEAD_ROWS = 64  # targets: a multiple of so many is read off at once
+HEAD_ROWS = 64  # the number of targets is padded to a multiple of this
 IGNORE_INDEX = -100
 
 
@@ -52,8 +51,8 @@ def explicit_attention(q, k, v, dropout_p=0.0, is_causal=False) -> Tensor:
 
 
 def attention_weights(q: Tensor, k: Tensor, is_causal: bool = False) -> Tensor:
-    """How much each query looks at each key: (B, H, queries, keys) in fp32, each row sums to 1."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # scaled first: the plain product may overflow fp16
+    """Return attention weights (B, H, queries, keys) in fp32; each row sums to 1."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # scaled first: q @ k may overflow fp16
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
@@ -89,8 +88,8 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """GPT-2's stack of layers, with a final norm. `recompute` lists the checkpointed layers.
 
-    In training every layer goes through `run_layer`, which may be a compiled one: the layers share
-    its one graph. Validation does without, so it never costs a recompilation.
+    In training every layer goes through `run_layer`, which may be compiled: all layers share one
+    graph. Validation calls the layers directly, so it never recompiles.
     """
 
     def __init__(self, config: GPTConfig):
@@ -102,7 +101,7 @@ class Trunk(nn.Module):
         self.run_layer = run_layer
 
     def forward(self, x: Tensor, look: Callable | None = None) -> Tensor:
-        """States (B, S, D) from x (B, S, D); `look(layer, x)` is shown the layer in the middle."""
+        """Return states (B, S, D) from x (B, S, D); `look` gets the middle layer and its input."""
         x = self.drop(x)
         for i, layer in enumerate(self.h):
             if look and i == len(self.h) // 2:
@@ -112,7 +111,7 @@ class Trunk(nn.Module):
 
 
 def run_layer(layer: Layer, x: Tensor, recompute: bool) -> Tensor:
-    """One layer of a training pass; `recompute` keeps its input alone for the backward pass."""
+    """Run one layer in training; `recompute` keeps only its input for the backward pass."""
     return checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
 
 
@@ -130,8 +129,8 @@ class CondBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, D, T)
         x = self.norm(x)
-        # Head-major: each head's q, k, v lie together. A linear layer over (B, T, D) leaves a
-        # head's numbers side by side, as fused attention asks for; a 1 x 1 convolution does not.
+        # Head-major: q, k, v of a head are together. A linear layer over (B, T, D) keeps a head's
+        # values contiguous, as fused attention needs; a 1 x 1 convolution does not.
         qkv = F.linear(x.mT, self.qkv.weight[..., 0], self.qkv.bias)
         q, k, v = qkv.unflatten(-1, (self.heads, 3, -1)).permute(3, 0, 2, 1, 4)
         h = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, T, D)
@@ -139,7 +138,7 @@ class CondBlock(nn.Module):
 
 
 class PerceiverLayer(nn.Module):
-    """K latents look at the reference and at themselves, then a GEGLU feed-forward."""
+    """K latents attend to the reference and themselves, then a GEGLU feed-forward."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -163,7 +162,7 @@ class PerceiverLayer(nn.Module):
 
 
 class Conditioner(nn.Module):
-    """Reference log-mel (B, M, T) -> K latents (B, K, D) that say whose voice it is."""
+    """Reference log-mel (B, M, T) -> K speaker conditioning latents (B, K, D)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -203,7 +202,7 @@ class SpeechGPT(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """GPT-2's: normal 0.02, residual projections smaller by the root of their number."""
+        """Initialise as GPT-2: normal 0.02, residual projections over the root of their number."""
         trunk = [m for m in self.gpt.modules() if isinstance(m, nn.Linear)]
         for module in (*trunk, self.text_head, self.code_head):
             nn.init.normal_(module.weight, std=0.02)
@@ -217,42 +216,41 @@ class SpeechGPT(nn.Module):
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Joint ids and joint positions (B, S) -> (B, S, D)."""
         table = torch.cat((self.text_embedding.weight, self.code_embedding.weight))
-        where = torch.cat((self.text_position.weight, self.code_position.weight))
-        return F.embedding(tokens, table) + F.embedding(positions, where)
+        position_table = torch.cat((self.text_position.weight, self.code_position.weight))
+        return F.embedding(tokens, table) + F.embedding(positions, position_table)
 
     def inputs(self, batch: Batch) -> Tensor:
-        """What enters the trunk, (B, K + S, D): the reference's latents, then the tokens."""
+        """Return the trunk's input (B, K + S, D): the reference's latents, then the tokens."""
         latents = self.conditioner(batch.cond)
         return torch.cat((latents, self.embed(batch.tokens, batch.positions)), dim=1)
 
     def hidden(self, batch: Batch, look: Callable | None = None) -> Tensor:
-        """States (B, S, D) after both norms, one for every token (the latents' are dropped)."""
+        """Return states (B, S, D) after both norms, one for every token, without the latents."""
         x = self.inputs(batch)
         x = self.gpt(x, look) if look else self.gpt(x)
         return self.final_norm(x)[:, self.config.latents :]
 
     @torch.no_grad()
     def attention(self, batch: Batch) -> list[Tensor]:
-        """Each layer's attention weights (B, H, K + S, K + S), queries by keys, without dropout.
+        """Return each layer's attention weights (B, H, K + S, K + S), queries by keys.
 
-        To be looked at: fused attention never holds them.
+        For inspection: fused attention never materialises them.
         """
         self.eval()
         x = self.inputs(batch)
-        found = []
+        weights = []
         for layer in self.gpt.h:
             q, k, _ = layer.attn.qkv(layer.ln_1(x))
-            found.append(attention_weights(q, k, is_causal=True))
+            weights.append(attention_weights(q, k, is_causal=True))
             x = layer(x)
-        return found
+        return weights
 
     def forward(self, batch: Batch, text_width: int = 0) -> tuple[Tensor, ...]:
-        """Summed cross-entropy in nats over text targets and over code targets, in fp32.
+        """Return the summed cross-entropy over text targets and over code targets, nats in fp32.
 
-        With `text_width`, the batch's `max_text_tokens`, also how far the attention is from
-        following the text, summed over codes.
-        Sums, not means: the caller divides by the counts of the whole effective batch, so that
-        gradients do not depend on how it was split.
+        With `text_width`, the batch's `max_text_tokens`, also the guided attention loss. Sums, not
+        means: the caller divides by the counts of the effective batch, so that gradients do not
+        depend on how it was split.
         """
         guide = []
 
@@ -265,14 +263,13 @@ class SpeechGPT(nn.Module):
         return text_loss, code_loss, *guide
 
 
-def summed_loss(head: nn.Linear, states: Tensor, at: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed, of `targets` (N,) as `head` reads them off `states[at]`.
+def summed_loss(head: nn.Linear, states: Tensor, indices: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed cross-entropy in nats of `targets` (N,) given `states[indices]`.
 
-    Their number is another in every batch; padded to a multiple of HEAD_ROWS there are few shapes
-    of products, as wherever rows are padded to fixed lengths. What is added counts nothing.
+    N differs in every batch; padding to a multiple of HEAD_ROWS keeps the number of shapes small.
     """
-    added = -len(at) % HEAD_ROWS
-    logits = head(states.index_select(0, F.pad(at, (0, added)))).float()
+    added = -len(indices) % HEAD_ROWS
+    logits = head(states.index_select(0, F.pad(indices, (0, added)))).float()
     return F.cross_entropy(
         logits,
         F.pad(targets, (0, added), value=IGNORE_INDEX),
@@ -282,5 +279,5 @@ def summed_loss(head: nn.Linear, states: Tensor, at: Tensor, targets: Tensor) ->
 
 
 def weighted_loss(config: GPTConfig, sums: tuple[Tensor, ...], text: int, code: int) -> Tensor:
-    """`text_weight` * mean text loss + mean code loss over `text` and `code` targets."""
+    """Return `text_weight` * mean text loss + mean code loss over `text` and `code` targets."""
     return config.text_weight * sums[0] / text + sums[1] / code

@@ -1,12 +1,10 @@
-"""Low-rank adapters in place: a model's matrices stay as they are, small ones beside them learn.
+"""LoRA (Hu et al. 2021): train small adapters beside a model's frozen matrices.
 
-A linear layer W becomes W + alpha / rank * B A with A (rank, in) and B (out, rank); B begins at 0,
-so the model begins as its base to the last bit. Names of the base's tensors stay, and `merged` is
-the plain model that everything but training takes. Knows one model; nothing of optimisers or files.
-
-LoRA: Hu et al. 2021. Where the data are few, adapters on all matrices of a layer learn as well as
-all of it would, those on attention alone do not, and an alpha of 32 suits any rank (Schulman et al.
-2025, "LoRA Without Regret").
+A linear layer W becomes W + alpha / rank * B A with A (rank, in) and B (out, rank). B starts at 0,
+so the model starts bit-equal to its base. The base's tensor names stay; `merged` returns a plain
+model. With little data, adapters on all matrices of a layer learn as well as full fine-tuning,
+adapters on attention only do not, and an alpha of 32 suits any rank (Schulman et al. 2025, "LoRA
+Without Regret").
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 
 TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-# Embeddings, positions and heads: what grows with a vocabulary, and by which field of GPTConfig.
+# Embeddings, positions and heads, and the field of GPTConfig with their number of rows.
 TABLES = {
     "text_embedding.weight": "text_vocab",
     "code_embedding.weight": "code_vocab",
@@ -37,11 +35,11 @@ TABLES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """How large the adapters are, and beside which matrices of each layer they lie."""
+    """Size of the adapters, and the matrices of each layer that have one."""
 
     rank: int = 16
-    alpha: float = 32.0  # an adapter counts alpha / rank times
-    dropout: float = 0.0  # of what goes into the adapters
+    alpha: float = 32.0  # adapters are scaled by alpha / rank
+    dropout: float = 0.0  # of the adapters' input
     targets: tuple = TARGETS  # matrices of each layer of the trunk
 
     def __post_init__(self):
@@ -55,9 +53,9 @@ class LoRAConfig:
 
 
 class LoRALinear(nn.Linear):
-    """`base` with an adapter: x (..., in) -> (..., out). Holds the parameters of `base` itself."""
+    """`base` with an adapter: x (..., in) -> (..., out). Shares the parameters of `base`."""
 
-    exact: Callable[[], Tensor] | None = None  # gives `weight` where that is rounded
+    exact: Callable[[], Tensor] | None = None  # returns `weight` in fp32 if it is rounded
 
     def __init__(self, base: nn.Linear, config: LoRAConfig, generator: torch.Generator):
         super().__init__(base.in_features, base.out_features, device="meta")
@@ -72,30 +70,30 @@ class LoRALinear(nn.Linear):
         self.lora_B = nn.Parameter(wide.to(base.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = F.linear(self.drop(x), self.lora_A)  # (..., rank): scaled here it is cheapest
+        low = F.linear(self.drop(x), self.lora_A)  # (..., rank): the cheapest place to scale
         return F.linear(x, self.weight, self.bias) + F.linear(self.scale * low, self.lora_B)
 
     def round_weight(self, dtype: torch.dtype, exact: Callable[[], Tensor]) -> None:
-        """Hold the frozen matrix in `dtype`; `exact()` gives it in fp32 to whoever merges."""
+        """Keep the frozen matrix in `dtype`; `exact()` returns it in fp32 for merging."""
         self.weight = nn.Parameter(self.weight.detach().to(dtype), requires_grad=False)
         self.exact = exact
 
     @torch.no_grad()
     def merged_weight(self) -> Tensor:
-        """The one matrix (out, in) that does the same without dropout, in fp32."""
+        """Return the equivalent matrix (out, in) in fp32, without dropout."""
         weight = self.exact().to(self.lora_A.device) if self.exact else self.weight
         return torch.addmm(weight, self.lora_B, self.lora_A, alpha=self.scale)
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter `name` is one that `add_adapters` has added."""
+    """Return whether `name` is a parameter of an adapter."""
     return name.endswith((".lora_A", ".lora_B"))
 
 
 def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
-    """Put an adapter beside each target of `model`, in place; what it computes stays the same.
+    """Add an adapter to each target of `model`, in place; its output stays the same.
 
-    They are drawn apart from torch's random numbers, so the dropout of a first step stays as well.
+    Uses a generator of its own, so torch's random state, and with it dropout, stays the same.
     """
     generator = torch.Generator(device="cpu").manual_seed(torch.initial_seed())
     for layer in model.gpt.h:
@@ -106,14 +104,14 @@ def add_adapters(model: SpeechGPT, config: LoRAConfig) -> None:
 
 
 def adapted_layers(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
-    """Each matrix of `model` beside which an adapter lies, by its name."""
+    """Yield each layer of `model` with an adapter, and its name."""
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
             yield name, module
 
 
 def merged_state(model: SpeechGPT) -> dict[str, Tensor]:
-    """The tensors of `model` under its base's names, adapters merged; the others are not copied."""
+    """Return the tensors of `model` by the base's names, adapters merged; others are not copied."""
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     plain = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
     for name, module in adapted_layers(model):
@@ -122,10 +120,9 @@ def merged_state(model: SpeechGPT) -> dict[str, Tensor]:
 
 
 def merged(model: SpeechGPT) -> SpeechGPT:
-    """`model` without adapters, doing what it does with them: itself where it has none.
+    """Return a plain model with the adapters merged; `model` itself if it has none.
 
-    What had no adapter is shared with `model`, so this costs the memory of the targets alone, and
-    holds as long as `model` is not trained on.
+    Other tensors are shared with `model`, so it is valid until `model` is trained further.
     """
     if not any(adapted_layers(model)):
         return model
@@ -136,10 +133,10 @@ def merged(model: SpeechGPT) -> SpeechGPT:
 
 
 def rows_from_base(config: GPTConfig, base: GPTConfig) -> dict[str, int]:
-    """How many rows the tables of a model of `config` have from one of `base`, if not all."""
-    found = {}
+    """Return the number of rows from `base` of each table that is larger in `config`."""
+    rows_by_table = {}
     for name, field in TABLES.items():
         rows = getattr(base, field)
         if rows < getattr(config, field):
-            found[name] = rows
-    return found
+            rows_by_table[name] = rows
+    return rows_by_table

@@ -1,8 +1,7 @@
-"""A row of the sequence: how long it may be, which ids stand where, and what it is to predict.
+"""The input sequence: sizes, ids and targets of an example, and batches of examples.
 
-`START text STOP | START codes STOP...`, without a gap; several rows make a `Batch`, the batches of
-one optimiser step an `EffectiveBatch`. Sizes and names follow XTTS-v2 (Casanova et al. 2024). Knows
-ids alone; no layer and no weight.
+An example is `START text STOP | START codes STOP...` without gaps; several make a `Batch`, and the
+batches of one optimiser step an `EffectiveBatch`. Names follow XTTS-v2 (Casanova et al. 2024).
 
 Shapes: B batch, S packed sequence, M mels, T mel frames.
 """
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from kit.base.config import require, require_within
 
-# Rows are given as many positions as the corpus needs, up to XTTS-v2's own: longer ones cost memory
-# and time that no preset reckons with.
+# A model gets as many positions as the corpus needs, up to those of XTTS-v2: more would cost memory
+# and time that no preset plans for.
 MAX_TEXT_POSITIONS = 404
 MAX_CODE_POSITIONS = 608
 TEXT_EXTRA = 2  # positions of START and STOP
@@ -27,29 +26,29 @@ class GPTConfig:
     layers: int = 6
     width: int = 256
     heads: int = 4
-    text_vocab: int = 514  # pieces, START and STOP included
+    text_vocab: int = 514  # tokens, START and STOP included
     code_vocab: int = 1602  # codes, START and STOP included
     max_text: int = 160  # text positions
     max_code: int = 608  # code positions
-    latents: int = 8  # conditioning latents in front of every row
+    latents: int = 8  # conditioning latents before every example
     cond_blocks: int = 1  # attention blocks of the conditioning encoder
     perceiver_layers: int = 1
     perceiver_heads: int = 4
     perceiver_head_width: int = 64
     n_mels: int = 80
     dropout: float = 0.0
-    # Of the rows in training, so many have no text: the model learns what is likely of itself, too,
-    # and can be guided away from that when it speaks (`generate.guidance`).
+    # Share of training examples without text, so that classifier-free guidance works
+    # (`generate.guidance`).
     text_dropout: float = 0.0
     stop_targets: int = 4  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
-    # Where START and STOP stand in each vocabulary; None: the last but one id, and the last.
+    # Ids of START and STOP; None: the last but one, and the last.
     start_text_id: int | None = None
     stop_text_id: int | None = None
     start_code_id: int | None = None
     stop_code_id: int | None = None
-    # Whether a row in training holds text STOP. XTTS-v2 was trained with it hidden from all that
-    # follows, which is the row without it; spoken from, a row holds it always, there and here.
+    # Whether training examples contain text STOP. XTTS-v2 was trained with it masked, which equals
+    # leaving it out; in inference it is always there.
     text_stop_input: bool = True
 
     def __post_init__(self):
@@ -75,14 +74,14 @@ class GPTConfig:
             require(apart, self, f"start_{kind}_id", "must be another id than STOP's.")
 
     def max_code_s(self, frame_rate: float) -> float:
-        """Seconds of audio the code positions hold at `frame_rate` codes a second."""
+        """Return the seconds of audio that fit at `frame_rate` codes a second."""
         return (self.max_code - self.stop_targets - 1) / frame_rate
 
     def with_positions(self, text_ids: int, codes: int) -> "GPTConfig":
-        """This model with positions for rows of up to `text_ids` ids and `codes` codes.
+        """Return this with positions for examples of up to `text_ids` ids and `codes` codes.
 
-        A tenth more than the longest row needs, in steps of 16; at least what it has, and never
-        more than `MAX_TEXT_POSITIONS` and `MAX_CODE_POSITIONS` unless it has more already.
+        A tenth more than that, in steps of 16; at least what it has, and at most
+        `MAX_TEXT_POSITIONS` and `MAX_CODE_POSITIONS` unless it has more already.
         """
         text = text_ids + TEXT_EXTRA
         code = codes + self.stop_targets
@@ -115,9 +114,9 @@ def _roomy(positions: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Packed rows and where their targets are. `pack` makes it; `positions` count per segment.
+    """Packed examples and the indices of their targets, made by `pack`.
 
-    Text ids come first in the joint table, code ids after them; so do positions.
+    In the joint tables text ids come first, then code ids; so do positions, counted per segment.
     """
 
     tokens: Tensor  # (B, S) ids in the joint text + code table; padding only at the end
@@ -130,7 +129,7 @@ class Batch:
 
     @property
     def lengths(self) -> Tensor:
-        """Real tokens of each row, (B,): its last is a code, and every code has a target."""
+        """Tokens of each row without padding, (B,): the last is a code, each code has a target."""
         rows, width = self.tokens.shape
         ends = self.code_indices.new_zeros(rows)
         return ends.scatter_reduce_(
@@ -144,7 +143,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EffectiveBatch:
-    """What one optimiser step sees: micro-batches, and where the data stream stands after it."""
+    """Micro-batches of one optimiser step, and the position of the data stream after it."""
 
     micro: list[Batch]
     position: dict
@@ -159,15 +158,15 @@ class EffectiveBatch:
 
     @property
     def tokens(self) -> int:
-        """Real tokens, padding left out."""
+        """Number of tokens without padding."""
         return sum(int(m.lengths.sum()) for m in self.micro)
 
 
 def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int = 0) -> Batch:
-    """Rows of text ids and code ids (without START and STOP) -> a Batch of packed rows.
+    """Pack text ids and code ids (without START and STOP) into a Batch.
 
-    `pad_to` pads every row to that many tokens (fixed shapes for compile). Raises ValueError
-    for a row longer than the positions: rows are refused by the ledger, never cut here.
+    `pad_to` pads every row to that many tokens (fixed shapes for compile). Raises ValueError for a
+    row longer than the positions: the data report rejects such rows, they are never truncated.
     """
     rows = [_pack_row(config, list(t), list(c)) for t, c in zip(texts, codes, strict=True)]
     longest = max(pad_to, *(len(r["tokens"]) for r in rows))
@@ -176,7 +175,9 @@ def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int 
         return torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in rows])
 
     def flat(name: str) -> Tensor:
-        return torch.tensor([i * longest + at for i, row in enumerate(rows) for at in row[name]])
+        return torch.tensor(
+            [i * longest + index for i, row in enumerate(rows) for index in row[name]]
+        )
 
     def joined(name: str) -> Tensor:
         return torch.tensor([target for row in rows for target in row[name]])
@@ -193,7 +194,7 @@ def pack(config: GPTConfig, texts: list, codes: list, cond: Tensor, pad_to: int 
 
 
 def collate(config: GPTConfig, parts: list[tuple], position: dict) -> EffectiveBatch:
-    """Micro-batches of (texts, codes, references) -> what one optimiser step sees."""
+    """Pack micro-batches of (texts, codes, references) for one optimiser step."""
     return EffectiveBatch(micro=[pack(config, *part) for part in parts], position=position)
 
 

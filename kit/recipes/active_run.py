@@ -1,8 +1,29 @@
-"""A run and the machine it works on: what every recipe is given."""
+"""A run with the machine it works on, its checked settings, and its copy on another disk.
 
+KIT_MIRROR names the folder of the copies, on Google Drive or a share; without it none are made. A
+run's folder and the code cache beside it stay on the local disk, so training never waits for a
+network.
+"""
+
+import atexit
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
+import os
+import re
+import tarfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 
+import yaml
+
+from kit.audio.codec import codec_config
+from kit.audio.ctc_recognizer import RecognizerConfig
+from kit.audio.spectrogram import front_end_config
+from kit.base.config import build, merge
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import atomic_path, digest
+from kit.base.formatting import nearest, shorten
 from kit.base.hardware import (
     Choice,
     Hardware,
@@ -11,56 +32,105 @@ from kit.base.hardware import (
     set_cuda_defaults,
     use_threads,
 )
+from kit.base.mirror import WAIT_S, Mirror
 from kit.base.run import SETTINGS, Run, find_run
 from kit.base.tables import flat
+from kit.batches.batching import DataConfig
+from kit.batches.encoding import cache_key
+from kit.dataset.alignment import AlignConfig
+from kit.dataset.archive import ArchiveConfig
+from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.huggingface import HubConfig
+from kit.dataset.manifest import read_manifest, write_manifest
+from kit.dataset.synthetic import CorpusConfig
+from kit.inference.code_reader import CodeReaderConfig
+from kit.inference.compare_formats import InferConfig
+from kit.inference.evaluate import EvaluateConfig
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice_files import SoundConfig
+from kit.model.lora import LoRAConfig
+from kit.model.sequence import GPTConfig
 from kit.notebook.result import Result
-from kit.recipes.keeping import Kept, pack_clips
-from kit.recipes.settings import check_settings
+from kit.text.train_tokenizer import TokenizerConfig
+from kit.training.config import TrainConfig
 from kit.training.ranks import ALONE, Ranks
+from kit.training.switches import SpeedConfig
+from kit.training.trainable import FinetuneConfig
+from kit.tuning.session_plan import TimeBudget
+from kit.tuning.trials import TrialConfig
 
+COPY_EVERY_S = 10.0
+# Folders of many recordings, which 01_data_prep makes again from their source.
+NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests")
+CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 SETTINGS_SHOWN = 6
+_COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
+
+# The class that checks each section of a preset; the others are checked against the preset itself.
+SECTIONS = {
+    "corpus": CorpusConfig,
+    "archive": ArchiveConfig,
+    "hub": HubConfig,
+    "manifest": ManifestConfig,
+    "text": TokenizerConfig,
+    "data": DataConfig,
+    "model": GPTConfig,
+    "train": TrainConfig,
+    "finetune": FinetuneConfig,
+    "lora": LoRAConfig,
+    "promise": TimeBudget,
+    "speed": SpeedConfig,
+    "recognizer": RecognizerConfig,
+    "align": AlignConfig,
+    "generate": GenerateConfig,
+    "evaluate": EvaluateConfig,
+    "infer": InferConfig,
+    "sound": SoundConfig,
+    "reader": CodeReaderConfig,
+    "trials": TrialConfig,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActiveRun(Run):
     """A run's folder, preset and record, with the machine and what was chosen for it.
 
-    In a notebook it shows itself as a table, with the reason of each choice.
+    A notebook shows it as a table, with the reason of each choice.
     """
 
     hw: Hardware
-    threads: Choice  # how many threads torch uses
+    threads: Choice  # of torch
     precision: Choice  # "fp32", "fp16" or "bf16"
-    kept: Kept | None = None  # what keeps it elsewhere, too (KIT_MIRROR)
-    ranks: Ranks = ALONE  # the processes that work on it together: see `orders.py`
+    kept: "RunCopy | None" = None  # its copy on another disk (KIT_MIRROR)
+    ranks: Ranks = ALONE  # the processes that share its work: see `shared_jobs.py`
 
     def record(self, **figures) -> dict:
-        """As `Run.record`. What is recorded is kept: it waits until all that is new was copied."""
+        """As `Run.record`; returns only after everything new was copied to the other disk."""
         report = super().record(**figures)
         if self.kept:
             pack_clips(self.folder)
             self.kept.flush()
         return report
 
-    def bring_checkpoints(self) -> None:
-        """Fetch what is kept of them, where this machine has not got them."""
+    def fetch_checkpoints(self) -> None:
+        """Fetch the copies of checkpoints that are not on this machine."""
         if self.kept:
-            self.kept.bring_checkpoints()
+            self.kept.fetch_checkpoints()
 
     def hold_shared_lock(self, what: str) -> AbstractContextManager:
-        """While it is held, no other machine that keeps this run does `what`."""
+        """Lock out `what` on other machines that share the copy."""
         return self.kept.run.hold_shared_lock(what) if self.kept else nullcontext()
 
     def __str__(self) -> str:
         return (
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
-            + (f"set {self.settings_in_words()}, " if self.settings else "")
+            + (f"set {self.first_settings()}, " if self.settings else "")
             + f"{self.hw.name}, {self.precision.value}, {self.threads.value} threads"
         )
 
-    def settings_in_words(self) -> str:
-        """The first few values laid over the preset: a run that begins with a voice has dozens."""
+    def first_settings(self) -> str:
+        """The first settings of the run: one that starts from a base model has dozens."""
         values = [f"{name} = {value}" for name, value in flat(self.settings)]
         more = len(values) - SETTINGS_SHOWN
         if more > 1:
@@ -70,8 +140,8 @@ class ActiveRun(Run):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        chosen = {"precision": self.precision, "threads": self.threads}
-        reasons = {name: f"{c.value}: {c.reason}" for name, c in chosen.items()}
+        choices = {"precision": self.precision, "threads": self.threads}
+        reasons = {name: f"{c.value}: {c.reason}" for name, c in choices.items()}
         if self.kept:
             reasons["kept in"] = str(self.kept.run.kept)
         return Result(line=str(self), figures=reasons)._repr_html_()
@@ -82,12 +152,12 @@ def active_run(
     preset: str = "",
     use: str = "",
     settings: dict | None = None,
-    kept: Kept | None = None,
+    kept: "RunCopy | None" = None,
 ) -> ActiveRun:
-    """The run `name` (empty: KIT_RUN's) with this machine; sets the threads torch uses.
+    """Open or create the run `name` (empty: KIT_RUN's), and set torch's number of threads.
 
-    `settings` are sections of plain values to lay over the preset for the rest of the run's life.
-    `kept` is what keeps it elsewhere, too.
+    `settings` are sections of plain values applied over the preset, and saved with the run. `kept`
+    is its copy on another disk.
     """
     run = find_run(preset, use, name)
     check_settings(settings or {}, run.preset)  # before anything is written
@@ -95,7 +165,7 @@ def active_run(
     if settings:
         run = run.save_settings(settings)
     if kept:
-        kept.bring_codes(run)
+        kept.fetch_codes(run)
     set_cuda_defaults()
     hw = detect()
     threads = use_threads(hw)
@@ -111,3 +181,180 @@ def active_run(
         precision=choose_precision(hw),
         kept=kept,
     )
+
+
+def parse_settings(words: list[str]) -> dict:
+    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML.
+
+    Raises KitError for what is not `section.key=value`.
+    """
+    sections = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise KitError(
+                f"--set {shorten(word)}: write section.key=value, for instance --set train.lr=1e-4."
+            )
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError) as error:
+            message = f"--set {shorten(word)} has no plain value: {shorten(error)}"
+            raise KitError(message) from error
+        if isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)  # 1e-4, which YAML takes for a word
+        sections.setdefault(section, {})[key] = value
+    return sections
+
+
+def check_settings(sections: dict, preset: dict) -> None:
+    """Raise KitError for an unknown setting (with the nearest known one) or a wrong value."""
+    for section, values in sections.items():
+        if section not in preset:
+            raise KitError(f"There is no section `{section}`.{nearest(section, preset)}")
+        merged = merge(preset[section], values)
+        try:
+            if section == "codec":  # the `kind` of these two decides which class checks it
+                codec_config(merged)
+            elif section == "front_end":
+                front_end_config(merged)
+            elif section in SECTIONS:
+                build(SECTIONS[section], merged)
+            else:
+                for key, value in values.items():
+                    _check_plain(section, key, value, preset[section])
+        except KitError as error:
+            # Name the section, as the user wrote it, instead of the class.
+            message = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
+            raise KitError(message) from error
+
+
+def _check_plain(section: str, key: str, value, known: dict) -> None:
+    if key not in known:
+        raise KitError(f"{section} has no setting `{key}`.{nearest(key, known)}")
+    is_number = isinstance(known[key], int | float) and not isinstance(known[key], bool)
+    kind = int | float if is_number else type(known[key])
+    if not isinstance(value, kind) or (is_number and isinstance(value, bool)):
+        raise KitError(
+            f"{section}.{key} must be like {known[key]!r}, got {value!r} ({type(value).__name__})."
+        )
+
+
+def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy | None":
+    """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
+
+    Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
+    folder, and OSError if it cannot be read: starting the run from nothing would be worse.
+    """
+    mirror = os.environ.get("KIT_MIRROR")
+    if not mirror:
+        return None
+    if not Path(mirror).is_dir():
+        raise KitError(
+            f"KIT_MIRROR = {mirror}: there is no such folder. Is the disk mounted? Create the "
+            "folder if runs are to be kept there."
+        )
+    if Path(mirror).resolve() == folder.parent.resolve():
+        raise KitError(
+            f"KIT_MIRROR = {mirror} is the folder that holds the runs themselves: name one on "
+            "another disk, or none."
+        )
+    if folder not in _COPIES:
+        _COPIES[folder] = RunCopy(folder, Path(mirror), say)
+    _COPIES[folder].begin()
+    return _COPIES[folder]
+
+
+class RunCopy:
+    """Copies a run and its part of the code cache to `mirror` as long as this process lives."""
+
+    def __init__(self, folder: Path, mirror: Path, say: Callable[[str], None]):
+        self.run = Mirror(folder, mirror / folder.name, NOT_COPIED, say=say)
+        codes = folder.parent / "codes"
+        self.codes = Mirror(codes, mirror / "codes", one_run=False, say=say)
+        self.over = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Fetch the run's files, and copy changes in the background from now on."""
+        self.run.fetch(lambda name: not name.startswith("checkpoints/"))
+        unpack_clips(self.run.folder)
+        if self.thread is None:
+            self.run.say(f"This run is kept in {self.run.kept}.")
+            self.thread = threading.Thread(target=self._copy_changes, name="kept", daemon=True)
+            self.thread.start()
+            atexit.register(self.stop)
+
+    def fetch_checkpoints(self) -> None:
+        self.run.fetch(lambda name: name.startswith("checkpoints/"))
+
+    def fetch_codes(self, run: Run) -> None:
+        """Fetch the shards made with this run's codec, and the index that 01_data_prep recorded."""
+        codec = run.folder / "codec.safetensors"
+        if not codec.is_file():
+            return
+        front_end = front_end_config(run.section("front_end"))
+        key = cache_key(codec, front_end, build(DataConfig, run.section("data")))
+        index = Path(run.figure("data", "codes") or "none").name
+        self.codes.fetch(lambda name: name.startswith(f"codes-{key}-") or name == index)
+
+    def _copy_changes(self) -> None:
+        while not self.over.wait(COPY_EVERY_S):
+            self.flush(0.0)
+
+    def flush(self, wait_s: float = WAIT_S) -> bool:
+        """Copy what is new, codes before the record that names them; returns whether it worked."""
+        codes_copied = self.codes.keep(wait_s)
+        return self.run.keep(wait_s) and codes_copied
+
+    def stop(self) -> None:
+        """Copy for the last time, and end."""
+        self.over.set()
+        self.flush()
+
+
+def pack_clips(folder: Path) -> None:
+    """Pack the manifest's held-out recordings into one file, if the manifest has changed since.
+
+    Copying hundreds of small files would take minutes, and fetching them as long.
+    """
+    manifest = folder / "manifest.jsonl"
+    archive_path = folder / CLIPS
+    if not manifest.is_file():
+        return
+    changed_ns = manifest.stat().st_mtime_ns
+    if archive_path.is_file() and archive_path.stat().st_mtime_ns >= changed_ns:
+        return
+    try:
+        rows = [row for row in read_manifest(folder) if row.split != "train"]
+    except DatasetError:  # damaged, or no rows yet: the code that needs it reports that
+        return
+    with atomic_path(archive_path) as part, tarfile.open(part, "w") as archive:
+        for row in rows:
+            if Path(row.audio).is_file():
+                archive.add(row.audio, arcname=_clip_name(row))
+
+
+def unpack_clips(folder: Path) -> None:
+    """Unpack held-out recordings that are missing, and write their new paths to the manifest."""
+    archive_path = folder / CLIPS
+    if not archive_path.is_file() or not (folder / "manifest.jsonl").is_file():
+        return
+    rows = read_manifest(folder)
+    missing = {r.id for r in rows if r.split != "train" and not Path(r.audio).is_file()}
+    if not missing:
+        return
+    with tarfile.open(archive_path) as archive:
+        archive.extractall(folder / "clips", filter="data")
+    for number, row in enumerate(rows):
+        clip = folder / "clips" / _clip_name(row)
+        if row.id in missing and clip.is_file():
+            rows[number] = dataclasses.replace(row, audio=str(clip))
+    write_manifest(rows, folder)
+    packed_ns = archive_path.stat().st_mtime_ns
+    os.utime(folder / "manifest.jsonl", ns=(packed_ns, packed_ns))  # so it is not packed again
+
+
+def _clip_name(row: Utterance) -> str:
+    return digest(row.id, row.split) + Path(row.audio).suffix

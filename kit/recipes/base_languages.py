@@ -1,7 +1,7 @@
-"""What a voice that was begun from another one has kept of the languages that one spoke.
+"""How well a fine-tuned model keeps the languages of its base model.
 
-A few everyday sentences in each of them (configs/sentences/everyday.yaml): the first voice reads
-them, the fine-tuned one is asked what it would have said (kit/inference/forgetting.py).
+The base model speaks a few everyday sentences (configs/sentences/everyday.yaml) in each of its
+languages; `divergences` compares the fine-tuned model's predictions with its own.
 """
 
 import dataclasses
@@ -14,28 +14,28 @@ from kit.base.config import CONFIGS
 from kit.base.errors import KitError, SpeechError
 from kit.base.formatting import shorten
 from kit.base.hardware import on_device
+from kit.inference.evaluate import BaseDivergence, BaseSample, measure_divergence
 from kit.inference.generate import GeneratedCodes, generate
-from kit.inference.kl_from_base import BaseDivergence, BaseSample, measure_divergence
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.weights import load_model
 from kit.notebook.plots import grouped_bars
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.start_from import MODEL, TOKENIZER
+from kit.recipes.base_model import MODEL, TOKENIZER
 from kit.releases.xtts_v2.tokenizer import tag_of
 from kit.text.normalize import normalize
 from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 
 SENTENCES = CONFIGS / "sentences" / "everyday.yaml"
-HEARD = 3  # languages of which a sentence is there to listen to
+PLAYED_LANGUAGES = 3  # with a sentence to listen to
 
 
 class BaseLanguages:
-    """The sentences that the voice `run` began with can say, in all languages but the run's.
+    """The sentences that the base model of `run` can say, in every language but the run's own.
 
-    `voice` is one of the run's, for its codec and its first speaker, who reads all of them; the
-    sentences are drawn as `sampling` says, each once. They are those of the file `sentences`.
+    They come from the YAML file `sentences`. `voice` gives the codec and the first speaker, who
+    reads all of them; each is sampled once as `sampling` says.
     """
 
     def __init__(
@@ -46,33 +46,30 @@ class BaseLanguages:
         self.speaker = voice.speakers[0]
         self.sampling = dataclasses.replace(sampling, candidates=1, retries=0)
         self.model = load_model(run.path(MODEL)).to(run.hw.device)
-        self.texts = self.sayable(sentences)
+        self.texts = self.speakable(sentences)
         self.spoken: dict[str, list[GeneratedCodes]] = {}
 
-    def sayable(self, sentences: Path) -> dict[str, list[str]]:
-        """By language, those of `sentences` whose every letter the first voice has."""
-        found = {}
+    def speakable(self, sentences: Path) -> dict[str, list[str]]:
+        """By language, those of `sentences` that the base model has every letter of."""
+        speakable = {}
         for language, texts in sentences_in(sentences).items():
             if tag_of(language) != tag_of(self.voice.language):
                 tokenizer = load_tokenizer(self.run.path(TOKENIZER), language)
-                own = [text for text in texts if self.ids_of(tokenizer, text)]
-                if own:
-                    found[language] = own
-        return found
+                known = [text for text in texts if self.ids_of(tokenizer, text)]
+                if known:
+                    speakable[language] = known
+        return speakable
 
     def ids_of(self, tokenizer: BaseTokenizer, text: str) -> list[int]:
-        """The ids of `text`; none where it has letters or a language that are not there.
-
-        Nor where it has more than the model has positions for.
-        """
+        """The ids of `text`; [] if letters or the language are unknown, or it is too long."""
         try:
             ids = tokenizer.encode_checked(text)
         except SpeechError:
             return []
         return ids if len(ids) + 2 <= self.model.config.max_text else []
 
-    def readings(self) -> dict[str, list[GeneratedCodes]]:
-        """By language, each sentence as the first voice reads it; read once."""
+    def base_readings(self) -> dict[str, list[GeneratedCodes]]:
+        """By language, each sentence as the base model says it; generated once."""
         if not self.spoken:
             for language, texts in self.texts.items():
                 tokenizer = load_tokenizer(self.run.path(TOKENIZER), language)
@@ -86,42 +83,38 @@ class BaseLanguages:
     def read(
         self, voice: Voice, tokenizer: BaseTokenizer, texts: list[str]
     ) -> list[GeneratedCodes]:
-        """`texts` in the first speaker's voice."""
+        """Generate the codes of `texts` in the first speaker's voice."""
         decoder = voice.ready()
         ids = [tokenizer.encode_checked(text) for text in texts]
         cond = voice.conditioning([self.speaker] * len(ids), decoder.device)
         return generate(decoder, ids, cond, self.sampling)
 
-    def heard(self, model=None) -> list[Sound]:
-        """The first sentence of some languages, as `model` says it; None: the first voice."""
+    def sounds(self, model=None) -> list[Sound]:
+        """The first sentence of some languages, as `model` says it (None: the base model)."""
         voice = self.voice_of(self.model if model is None else model)
         sounds = []
-        for language in list(self.texts)[:HEARD]:
+        for language in list(self.texts)[:PLAYED_LANGUAGES]:
             text = self.texts[language][0]
             if model is None:
-                spoken = self.readings()[language][0]
+                spoken = self.base_readings()[language][0]
             else:
                 tokenizer = load_tokenizer(self.run.path("tokenizer.model"), language)
                 spoken = self.read(voice, tokenizer, [text])[0]
             with on_device(self.run.hw.device, voice.codec):
                 wave = voice.sound(spoken.codes, spoken.states, self.speaker).numpy()
-            sounds.append(
-                Sound(
-                    caption=f"{language}: {text}",
-                    wave=wave,
-                    sample_rate_hz=voice.codec.sample_rate,
-                )
-            )
+            caption = f"{language}: {text}"
+            rate_hz = voice.codec.sample_rate
+            sounds.append(Sound(caption=caption, wave=wave, sample_rate_hz=rate_hz))
         return sounds
 
-    def surprises(self, tuned) -> dict[str, BaseDivergence]:
-        """By language, what `tuned` has forgotten; it spells with the run's grown tokenizer."""
+    def divergences(self, tuned) -> dict[str, BaseDivergence]:
+        """By language, how far `tuned` has moved from the base model; uses both tokenizers."""
         mel = self.voice.reference(self.speaker)
-        found = {}
-        for language, spoken in self.readings().items():
+        divergences = {}
+        for language, spoken in self.base_readings().items():
             base = load_tokenizer(self.run.path(TOKENIZER), language)
             grown = load_tokenizer(self.run.path("tokenizer.model"), language)
-            readings = [
+            samples = [
                 BaseSample(
                     base_ids=base.encode_checked(text),
                     tuned_ids=grown.encode_checked(text),
@@ -130,52 +123,55 @@ class BaseLanguages:
                 )
                 for text, row in zip(self.texts[language], spoken)
             ]
-            found[language] = measure_divergence(self.model, tuned, readings)
-        return found
+            divergences[language] = measure_divergence(self.model, tuned, samples)
+        return divergences
 
     def forgetting(self, tuned) -> Result:
         """How much of each language `tuned` has forgotten, drawn and recorded."""
-        found = self.surprises(tuned)
-        if not found:
+        divergences = self.divergences(tuned)
+        if not divergences:
             return Result(
-                line="Nothing to forget: of the languages that the kit has sentences in, the voice "
-                "that this run began with spells none but the run's own."
+                line="Nothing to forget: of the languages that the kit has sentences in, the base "
+                "model can spell only the run's own."
             )
-        forgotten = {language: each.forgotten for language, each in found.items()}
+        forgotten = {language: each.forgotten for language, each in divergences.items()}
         self.run.record(finetune={"forgotten_nats": forgotten})
         groups = {
-            "itself": [each.base for each in found.values()],
-            "fine-tuned": [each.tuned for each in found.values()],
+            "base model": [each.base for each in divergences.values()],
+            "fine-tuned": [each.tuned for each in divergences.values()],
         }
-        title = "Surprise at what the first voice would say next"
+        title = "Cross-entropy of what the base model would say next"
         worst = max(forgotten, key=forgotten.get)
         mean = sum(forgotten.values()) / len(forgotten)
         return Result(
-            line=f"Forgotten, on average over {', '.join(found)}: {mean:.3g} nats a code; most in "
-            f"{worst}, {forgotten[worst]:.3g}. 0 is nothing; who guesses is surprised by "
+            line=f"Forgotten, on average over {', '.join(divergences)}: {mean:.3g} nats per code; "
+            f"most in {worst}, {forgotten[worst]:.3g}. 0 means nothing; random guessing would cost "
             f"{math.log(self.model.config.code_vocab):.3g}.",
-            pictures=(grouped_bars(list(found), groups, "nats a code", title),),
+            pictures=(grouped_bars(list(divergences), groups, "nats per code", title),),
         )
 
 
 def sentences_in(path: Path) -> dict[str, list[str]]:
-    """The sentences of a YAML file, by language, as the kit spells them.
+    """Read a YAML file of sentences by language, and normalise them.
 
-    Raises KitError for a file that is missing or holds anything else, SpeechError for a text that
-    cannot be spelt.
+    Raises KitError for a file that is missing or has another layout, SpeechError for a text that
+    cannot be normalised.
     """
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise KitError(f"{path} holds no sentences that can be read: {shorten(error)}") from error
-    lists = found.values() if isinstance(found, dict) else [found]
-    texts = [text for each in lists for text in (each if isinstance(each, list) else [each])]
-    whole = isinstance(found, dict) and all(isinstance(each, list) for each in lists)
-    if not whole or not all(isinstance(text, str) for text in [*found, *texts]):
+    valid = isinstance(content, dict) and all(
+        isinstance(language, str)
+        and isinstance(texts, list)
+        and all(isinstance(text, str) for text in texts)
+        for language, texts in content.items()
+    )
+    if not valid:
         raise KitError(
-            f"{path}: sentences stand in lists, by their language, as in {SENTENCES} "
+            f"{path}: write sentences in lists, by their language, as in {SENTENCES} "
             '(en: ["a sentence.", "another one."]).'
         )
-    if CONFIGS in Path(path).parents:  # the kit's own are spelt so already
-        return found
-    return {language: [normalize(t, language) for t in texts] for language, texts in found.items()}
+    if CONFIGS in Path(path).parents:  # the kit's own are normalised
+        return content
+    return {lang: [normalize(text, lang) for text in texts] for lang, texts in content.items()}

@@ -1,8 +1,7 @@
-"""Which switches pay on this device: each alone, each beside those before it, all of them.
+"""Notebook 05: which switches pay off on this device, alone and together.
 
-`Benchmark(run)` is notebook 05. Every variant trains the same batches in a process of its own; each
-result is kept, so an interrupted benchmark goes on where it was. What pays is written down for
-notebook 02.
+Every variant trains on the same batches in a process of its own. Results are cached, so an
+interrupted benchmark resumes. What pays off is written to a file for notebook 02.
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.trained_parts import finetuning_of
+from kit.recipes.base_model import finetuning_of
 from kit.training.switches import LABELS
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.trial_results import (
@@ -40,20 +39,18 @@ from kit.tuning.trials import (
     variants,
 )
 
-OFFLOAD_AND_EMA = ("ema+ema_offload", "ema")  # the variants with it, and without
-
 
 def measured_effects(run: ActiveRun) -> dict[str, str]:
-    """What each switch alone did when it was measured: {"sdpa": "1.08x, -0.20 GiB here"}.
+    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
 
     {} before notebook 05 has run; a switch that did not run has no entry.
     """
-    found = run.report().get("bench", {}).get("preset", {})
-    variants = found.get("variants", {})
-    here = found.get("device") == run.hw.name
-    where = "here" if here else f"on {found.get('device', 'another machine')}"
-    # EMA on the CPU is measured beside the EMA it moves; all others beside nothing.
-    pairs = {name: (name, "baseline") for name in LABELS} | {"ema_offload": OFFLOAD_AND_EMA}
+    bench = run.report().get("bench", {}).get("preset", {})
+    variants = bench.get("variants", {})
+    same_device = bench.get("device") == run.hw.name
+    where = "here" if same_device else f"on {bench.get('device', 'another machine')}"
+    pairs = {name: (name, "baseline") for name in LABELS}
+    pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
     effects = {}
     for name, (on, off) in pairs.items():
         after = variants.get(on, {})
@@ -67,11 +64,11 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
 
 
 class Benchmark:
-    """The switches of a training step, measured and chosen; `run()` is all of it.
+    """Measures the switches of a training step and chooses among them; `run()` is every step.
 
-    `steps` are timed in each of `rounds`; 0 takes the preset's number. `model` "xtts" measures the
-    released XTTS-v2's size in place of the preset's; `goal` "memory" also keeps switches that save
-    a tenth of the memory at a small cost. Raises KitError for any other model.
+    `steps` are timed in each of `rounds`; 0 takes the preset's number. `model` "xtts" measures a
+    model of the released XTTS-v2's size instead of the preset's; `goal` "memory" also keeps
+    switches that save a tenth of the memory at a small cost. Raises KitError for any other model.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class Benchmark:
         self.decisions: list[Decision] = []
 
     def run(self) -> Iterator[Result]:
-        """Every step, in order; `python -m kit benchmark`."""
+        """Run every step, in order; `python -m kit benchmark`."""
         yield self.about()
         yield self.measure()
         yield self.choose()
@@ -111,30 +108,29 @@ class Benchmark:
         yield self.summary()
 
     def _task(self) -> Task:
-        """What every variant trains: the preset's model, or XTTS-v2's, on made-up rows.
+        """What every variant trains: the preset's model, or XTTS-v2's, on synthetic rows.
 
-        The rows are as long as the corpus's own where 01 has run: only lengths matter for speed.
+        They are as long as the rows of the corpus if 01 has run: only lengths matter for speed.
         """
         run = self.active
-        # A benchmark that goes on keeps its threads: other numbers could not be compared.
-        begun = run.figure("bench", "threads")
-        threads = begun or int(run.threads.value)
+        # A resumed benchmark keeps its number of threads, so that timings can be compared.
+        threads = run.figure("bench", "threads") or int(run.threads.value)
         run.record(bench={"threads": threads})
         if self.model == "xtts":
             return published_task(run.hw, threads)
         rows = ()
         if run.figure("data", "codes"):
             cache = CodeCache(run.index())
-            some = cache.sample_of_split("train")
-            texts = cache.lengths(some, "texts").tolist()
-            rows = tuple(zip(texts, cache.lengths(some, "codes").tolist()))
+            sample = cache.sample_of_split("train")
+            texts = cache.lengths(sample, "texts").tolist()
+            rows = tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
         task = preset_task(run.preset, run.hw, threads, rows)
         return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:
-        """What is trained, and for how long."""
+        """The model, its batches, and the number of steps."""
         task = self.task
-        shape = {
+        figures = {
             "parameters": f"{count_parameters(task.model):,}",
             "micro-batch": task.data.micro_batch,
             "rows": len(task.rows),
@@ -142,19 +138,19 @@ class Benchmark:
             "rounds": self.config.rounds,
         }
         hw = self.active.hw
-        return Result(line=f"{hw.device}: {hw.name}, {task.threads} threads", figures=shape)
+        return Result(line=f"{hw.device}: {hw.name}, {task.threads} threads", figures=figures)
 
     def measure(self) -> Result:
-        """Train every variant. A switch this device lacks becomes a row with its reason.
+        """Train every variant that was not measured before.
 
-        What was measured before is not measured again.
+        A switch that is not available here becomes a row with the reason.
         """
         self.measured = self._trials(self.variants, "trials")
         count = sum(row.loss is not None for row in self.measured)
         return Result(line=f"{count} of {len(self.measured)} variants ran")
 
     def choose(self) -> Result:
-        """Keep each switch that pays; the set of them is measured once more as it is."""
+        """Keep each switch that pays off, and measure the chosen set once more."""
         self.decisions = choose_switches(self.measured, self.goal)
         self.measured = self._trials([*self.variants, chosen(self.decisions)], "chosen set")
         lines = [
@@ -163,11 +159,11 @@ class Benchmark:
         ]
         return Result(line="\n".join(lines))
 
-    def _trials(self, wanted: list, label: str) -> list[Trial]:
-        return run_trials(self.task, self.config, self.folder, wanted, Ticker(label))
+    def _trials(self, sets: list, label: str) -> list[Trial]:
+        return run_trials(self.task, self.config, self.folder, sets, Ticker(label))
 
     def speed(self) -> Result:
-        """Steps a second, from the baseline at the top to the chosen set at the bottom."""
+        """Steps per second, from the baseline at the top to the chosen set at the bottom."""
         rows = [row for row in self.measured if row.loss is not None]
         names = [row.label for row in rows]
         picture = bars(names, [row.steps_per_s for row in rows], "steps/s", "Speed")
@@ -190,22 +186,26 @@ class Benchmark:
         return Result(line=f"{len(self.measured)} variants", grid=trial_cells(self.measured))
 
     def write(self) -> Result:
-        """The winning set goes beside the run, with its reasons as comments."""
+        """Write the chosen set to the run's folder, with the reasons as comments."""
         path = self.path
         write_choice(self.decisions, path, f"{self.active.hw.name}, torch {versions()['torch']}")
         on = [name for name, kept in load_choice(path).items() if kept]
-        found = {"chosen": on, "goal": self.goal, "variants": trial_figures(self.measured)}
-        found["device"] = self.active.hw.name
-        self.active.record(bench={self.model or "preset": found})
+        figures = {
+            "chosen": on,
+            "goal": self.goal,
+            "variants": trial_figures(self.measured),
+            "device": self.active.hw.name,
+        }
+        self.active.record(bench={self.model or "preset": figures})
         return Result(line=path.read_text(encoding="utf-8").strip())
 
     @property
     def path(self):
-        """Where the winning set is written; that of XTTS-v2's size is not for notebook 02."""
+        """The file of the chosen set; notebook 02 reads only speed.yaml."""
         return self.active.path("speed-xtts.yaml" if self.model else "speed.yaml")
 
     def summary(self) -> Result:
-        """What was written, and what comes next."""
+        """What was written, and the next step."""
         line = (
             f"In {self.active.folder}: {self.path.name}, bench/ with every result, report.json.\n"
             "Next: 02_train, which takes the switches of speed.yaml."

@@ -1,55 +1,69 @@
-"""Is the voice intelligible? Held-out sentences, spoken and heard, against the recordings.
+"""Notebook 03: is the voice intelligible? And the checklist of a whole run.
 
-Each step draws what it found and records its own figures. What was spoken and heard before, by the
-same weights with the same settings, is not spoken again.
+Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings.
+Results are cached: the same weights with the same settings are not evaluated twice.
 """
 
 from collections.abc import Iterator
 
 from kit.base.config import build
 from kit.base.files import file_digest
-from kit.inference.evaluate import Scores, problems_of, save_samples
-from kit.inference.settings import EvaluateConfig
-from kit.inference.speaker_conditioning import LabeledClip, loss_by_speaker
-from kit.inference.word_alignment import count_kinds
+from kit.base.formatting import format_gib
+from kit.base.run import Run
+from kit.dataset.data_report import ManifestConfig
+from kit.inference.evaluate import (
+    Check,
+    EvaluateConfig,
+    LabeledClip,
+    Scores,
+    SpeakerLoss,
+    gate_checks,
+    loss_by_speaker,
+    problems_of,
+    save_samples,
+    suggest_fix,
+)
+from kit.inference.word_alignment import WordPair, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
-from kit.notebook.plots import Figure, curves
+from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.result import Result
-from kit.recipes import evaluation_results as results
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.evaluation_readings import EvaluationReadings
-from kit.recipes.sounds import mel_picture, players_of
+from kit.recipes.evaluation_data import EvaluationData
+from kit.recipes.training_samples import mel_picture, players_of
+from kit.training.config import TrainConfig
 from kit.training.logs import held_out_losses, read_log
 
-SAMPLES = 3  # recordings that go to samples/
-TOLD = 48  # recordings that are told whose voice they are
+SAMPLES = 3  # recordings saved to samples/
+SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
+WORST_WORDS = 12  # in the table
+MIN_HOURS = 1.0  # of speech, to train a model from scratch
 
 
 class Evaluation:
-    """The voices of a run, and a method for each thing that is asked of them.
+    """The evaluation of a run; `run()` is all of it.
 
-    `sentences` 0 leaves their number to the preset. Raises KitError where a notebook before has
-    not run yet, SpeechError and KitError for files that are missing or damaged.
+    `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
+    not run yet, SpeechError and KitError for missing or damaged files.
     """
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
         self.active_run = run
-        self.config = build(EvaluateConfig, run.section("evaluate"))
-        self.data = EvaluationReadings(run, sentences or self.config.sentences)
-        self.weights = list(self.data.voices)[-1]  # of the voice to hear, until it is known better
+        config = build(EvaluateConfig, run.section("evaluate"))
+        self.data = EvaluationData(run, sentences or config.sentences)
+        self.weights = list(self.data.voices)[-1]  # until `best_of_several` knows the better ones
 
     def __str__(self) -> str:
         data = self.data
         speakers = data.voices["raw"].speakers
-        named = ", ".join(data.voices)
-        lines = [f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {named}"]
+        weights = ", ".join(data.voices)
+        lines = [f"{len(data.held_out)} held-out sentences, voices {speakers}, weights: {weights}"]
         if "ema" not in data.voices:
             lines.append(
-                "One set of weights: training kept no average (`ema` was off), so the last are "
-                "judged."
+                "One set of weights: training kept no average (`ema` was off), so the last ones "
+                "are evaluated."
             )
         if data.left_out:
-            lines.append(f"{data.left_out} left out: they have letters no training text has.")
+            lines.append(f"{data.left_out} left out: they have letters that no training text has.")
         return "\n".join(lines)
 
     __repr__ = __str__  # the plain-text side of a cell's output
@@ -58,7 +72,7 @@ class Evaluation:
         return Result(line=str(self))._repr_html_()
 
     def run(self) -> Iterator[Result]:
-        """Every step in turn."""
+        """Run every step in turn."""
         yield self.hear()
         yield self.floor()
         yield self.compare_weights()
@@ -72,9 +86,9 @@ class Evaluation:
         yield self.samples()
 
     def hear(self, number: int = 0) -> Result:
-        """Held-out sentence `number`, from 0: recorded, after the codec, and as the voice says it.
+        """Play held-out sentence `number`, from 0: recording, codec, and the voice.
 
-        The voice reads it once with the last weights, then as it speaks from here on.
+        The voice speaks once with the last weights, then with `self.weights` and `best_of`.
         """
         data = self.data
         row = data.held_out[number]
@@ -87,29 +101,28 @@ class Evaluation:
             "raw, read once": once.wave,
             self.best_of(self.weights): spoken.wave,
         }
-        line = f"{row.text} | heard: {data.written_down(spoken.wave)}"
         return Result(
-            line=line,
+            line=f"{row.text} | heard: {data.transcribe(spoken.wave)}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
             sounds=players_of(waves, data.rate_hz),
         )
 
     def floor(self) -> Result:
-        """What the recogniser makes of the recordings themselves, and of the codec's copies."""
-        found = self.data.floor("held_out")
-        line = f"CER on recordings {found.cer:.2%}, after the codec {found.cer_codec:.2%}"
-        figures = {"cer_floor": found.cer, "cer_codec": found.cer_codec}
-        return self.recorded(line, figures, self.error_bars({}))
+        """The recogniser's errors on the recordings, and on what the codec makes of them."""
+        floor = self.data.floor("held_out")
+        line = f"CER on recordings {floor.cer:.2%}, after the codec {floor.cer_codec:.2%}"
+        figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
+        return self.record(line, figures, self.error_bars({}))
 
     def compare_weights(self) -> Result:
-        """The last weights, and their average where there is one: every sentence read once."""
+        """Every sentence spoken once with the last weights, and with their average if any."""
         scores = self.scores_read_once()
-        figures = {f"cer_{name}": found.cer for name, found in scores.items()}
-        line = f"CER read once: {results.error_rates(scores)}"
-        return self.recorded(line, figures, self.error_bars(scores), results.scores_table(scores))
+        figures = {f"cer_{name}": score.cer for name, score in scores.items()}
+        line = f"CER read once: {error_rates(scores)}"
+        return self.record(line, figures, self.error_bars(scores), scores_table(scores))
 
     def best_of_several(self) -> Result:
-        """The better weights, reading each sentence several times and keeping the likeliest."""
+        """The better weights, with the most likely of several candidates for each sentence."""
         best = self.data.best
         self.weights = best
         chosen = self.data.spoken["held_out"].scores
@@ -119,14 +132,11 @@ class Evaluation:
         scores = self.scores_read_once()
         line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
         scores[self.best_of(best)] = chosen
-        return self.recorded(line, figures, self.error_bars(scores), results.scores_table(scores))
+        return self.record(line, figures, self.error_bars(scores), scores_table(scores))
 
     def harder_sentences(self) -> Result:
-        """Words that training never saw, long sentences, known words in any order.
-
-        Each beside a floor of its own.
-        """
-        scores = {split: heard.scores for split, heard in self.data.spoken.items()}
+        """Unseen words, long sentences and known words in any order, each with its own floor."""
+        scores = {split: spoken.scores for split, spoken in self.data.spoken.items()}
         floors = {split: self.data.floor(split) for split in scores}
         figures = {}
         for split in scores:
@@ -134,92 +144,107 @@ class Evaluation:
                 figures[split] = scores[split].figures()
                 figures[split]["cer_floor"] = floors[split].cer
                 figures[split]["cer_codec"] = floors[split].cer_codec
-        line = f"CER by kind of sentence: {results.error_rates(scores)}"
-        picture = results.split_bars(floors, scores)
-        return self.recorded(line, figures, picture, results.scores_table(scores))
+        groups = {
+            "the voice": [100 * score.cer for score in scores.values()],
+            "codec": [100 * floor.cer_codec for floor in floors.values()],
+            "recordings": [100 * floor.cer for floor in floors.values()],
+        }
+        title = "Character error rate by kind of sentence"
+        picture = grouped_bars(list(scores), groups, "%", title)
+        line = f"CER by kind of sentence: {error_rates(scores)}"
+        return self.record(line, figures, picture, scores_table(scores))
 
     def whose_voice(self) -> Result:
-        """What a code costs, told the speaker's own reference, and told somebody else's."""
+        """Loss per code with the speaker's own reference, and with another speaker's."""
         data = self.data
-        voice = data.voices[self.weights]
-        recordings = [
+        clips = [
             LabeledClip(text=row.text, speaker=row.speaker, wave=data.recording(row))
-            for row in data.held_out[:TOLD]
+            for row in data.held_out[:SPEAKER_CLIPS]
         ]
-        costs = loss_by_speaker(voice, recordings)
-        if not costs:
-            return Result(line="Whose voice: there is one, so nobody is taken for another.")
-        figures = {"whose_voice": {name: vars(found) for name, found in costs.items()}}
+        losses = loss_by_speaker(data.voices[self.weights], clips)
+        if not losses:
+            return Result(line="Whose voice: there is one speaker, so nothing to tell apart.")
+        figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         self.active_run.record(eval=figures)
-        deaf = problems_of(results.whose_voice_checks(self.active_run))
-        line = "\n".join([f"Whose voice: {results.whose_voice(costs)}", *deaf])
-        pictures = [results.whose_voice_bars(costs)]
+        costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
+        line = f"Whose voice: nats per code with the own reference (another's): {', '.join(costs)}"
+        problems = problems_of(speaker_checks(self.active_run))
+        groups = {
+            "own reference": [loss.own for loss in losses.values()],
+            "another's": [loss.other for loss in losses.values()],
+        }
+        title = "Does the model use the speaker reference?"
+        pictures = [grouped_bars(list(losses), groups, "nats per code", title)]
+        line = "\n".join([line, *problems])
         return Result(line=line, pictures=pictures, figures=figures, shown=False)
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""
         lines = held_out_losses(read_log(self.active_run.path("train.jsonl")))
-        at_the_end = {name: values[-1] for name, (_, values) in lines.items()}
-        figures = {f"{name.lower()}_loss": loss for name, loss in at_the_end.items()}
-        told = ", ".join(f"{name} {loss:.3f}" for name, loss in at_the_end.items())
-        line = f"Held-out loss at the end: {told}"
-        if "EMA" in at_the_end:
-            below = 100 * (1 - at_the_end["EMA"] / at_the_end["raw"])
-            where = "below" if below >= 0 else "above"
-            line += f"\nAt the end EMA is {abs(below):.1f} % {where} raw."
-        return self.recorded(line, figures, curves(lines, "step", "held-out loss"))
+        final = {name: values[-1] for name, (_, values) in lines.items()}
+        figures = {f"{name.lower()}_loss": loss for name, loss in final.items()}
+        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in final.items())
+        line = f"Held-out loss at the end: {losses}"
+        if "EMA" in final:
+            percent = 100 * (1 - final["EMA"] / final["raw"])
+            where = "below" if percent >= 0 else "above"
+            line += f"\nAt the end EMA is {abs(percent):.1f} % {where} raw."
+        return self.record(line, figures, curves(lines, "step", "held-out loss"))
 
     def word_errors(self) -> Result:
-        """How words go wrong, and which, beside the recogniser's own mistakes on the codec."""
+        """Kinds of word errors and the worst words, beside the recogniser's own errors."""
         pairs = self.data.word_pairs()
         on_codec = self.data.codec_word_pairs()
         counts = count_kinds(pairs)
         words = sum(len(pair.words) for pair in pairs)
         errors = {kind.replace(" ", "_"): count for kind, count in counts.items()}
-        return self.recorded(
-            f"{sum(counts.values()):,} errors among {words:,} words; of the held-out sentences "
-            f"number {self.data.worst_sentence()} has most",
+        groups = {"the voice": counts.values(), "codec": count_kinds(on_codec).values()}
+        title = f"Word errors among {words:,} words"
+        return self.record(
+            f"{sum(counts.values()):,} errors among {words:,} words; held-out sentence number "
+            f"{self.data.worst_sentence()} has the most",
             {"words": words, "word_errors": errors},
-            results.kind_bars(pairs, on_codec),
-            results.worst_words_table(pairs, on_codec),
+            grouped_bars(list(counts), groups, "errors", title),
+            worst_words_table(pairs, on_codec),
         )
 
     def verdict(self) -> Result:
-        """The gate: intelligible, ends its sentences, keeps its pace, hears who is to speak."""
+        """The gate: is it intelligible, does it end, keep its pace and use the reference?"""
         floor_cer = self.data.floor("held_out").cer
         scores = self.data.spoken["held_out"].scores
-        checks = results.voice_checks(self.active_run, scores, floor_cer)
+        checks = voice_checks(self.active_run, scores, floor_cer)
         problems = problems_of(checks)
         line = "Not yet: " + "; ".join(problems) if problems else "The voice passes."
-        figures = {"gate": problems or "passed"}
-        return self.recorded(line, figures, grid=results.checks_table(checks))
+        grid = [("", "asked of a voice", "found", "wanted")]
+        for check in checks:
+            grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
+        return self.record(line, {"gate": problems or "passed"}, grid=grid)
 
     def judges(self) -> Result:
-        """What judges that nobody here trained found, where they were asked: `make judges`."""
-        found = self.active_run.report().get("judges", {})
-        if not found:
-            run = f"make judges RUN={self.active_run.name}"
-            line = f"Not judged by others (Whisper, DNSMOS, whose voice it is): {run}"
+        """The scores of independent models, if `make judges` has been run."""
+        judged = self.active_run.report().get("judges", {})
+        if not judged:
+            command = f"make judges RUN={self.active_run.name}"
+            line = f"Not judged by others (Whisper, DNSMOS, speaker similarity): {command}"
             return Result(line=line)
-        cer = {name: one["cer"] for name, one in found["heard"].items()}
-        told = ", ".join(f"{name} {error:.1%}" for name, error in cer.items())
-        line = f"Whisper's CER: {told}"
-        weights = file_digest(self.active_run.folder / WEIGHTS["raw"])
-        if found["weights"] != weights:
+        scores = judged["heard"]
+        errors = ", ".join(f"{name} {score['cer']:.1%}" for name, score in scores.items())
+        line = f"Whisper's CER: {errors}"
+        if judged["weights"] != file_digest(self.active_run.folder / WEIGHTS["raw"]):
             line += "\nOf other weights than the last ones: run `make judges` again."
-        return Result(line=line, grid=results.judges_table(found["heard"]))
+        return Result(line=line, grid=judges_table(scores))
 
     def samples(self) -> Result:
-        """The first sentences of each kind as files in samples/, for whoever gets the report."""
+        """Save the first sentences of each kind in samples/, for readers of the report."""
         data = self.data
         folder = self.active_run.folder
         rows = data.held_out[:SAMPLES]
         recordings = ([row.text for row in rows], [data.recording(row) for row in rows])
         written = save_samples({"recording": recordings}, "held_out", data.rate_hz, folder)
-        for reading in (*data.by_weights.values(), *data.spoken.values()):
-            written += reading.samples
+        for spoken in (*data.by_weights.values(), *data.spoken.values()):
+            written += spoken.samples
         self.active_run.record(samples=written)
-        first = {split: reading.samples[0] for split, reading in data.spoken.items()}
+        first = {split: spoken.samples[0] for split, spoken in data.spoken.items()}
         waves = {split: data.sample_wave(sample) for split, sample in first.items()}
         captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
         return Result(
@@ -228,22 +253,214 @@ class Evaluation:
             sounds=players_of(captions, data.rate_hz),
         )
 
-    def recorded(
+    def record(
         self, line: str, figures: dict, picture: Figure | None = None, grid: list = ()
     ) -> Result:
-        """What a step found, its figures now in the run's record under `eval`."""
+        """Record `figures` under `eval` in the run's report; returns the step's result."""
         self.active_run.record(eval=figures)
         pictures = [picture] if picture else []
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
     def best_of(self, weights: str) -> str:
-        """How the voice speaks from here on, in words."""
         return f"{weights}, best of {self.data.sampling.candidates}"
 
     def scores_read_once(self) -> dict[str, Scores]:
-        return {name: heard.scores for name, heard in self.data.by_weights.items()}
+        return {name: spoken.scores for name, spoken in self.data.by_weights.items()}
 
     def error_bars(self, scores: dict[str, Scores]) -> Figure:
-        """`scores` by name, beside the floor of the held-out sentences."""
-        data = self.data
-        return results.error_bars(data.floor("held_out"), scores, len(data.held_out))
+        """Character error rates of the recordings, of the codec, and of `scores`."""
+        floor = self.data.floor("held_out")
+        percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
+        for name, score in scores.items():
+            percent[name] = 100 * score.cer
+        title = f"Character error rate, {len(self.data.held_out)} held-out sentences"
+        return bars(list(percent), percent.values(), "%", title)
+
+
+def error_rates(scores: dict[str, Scores]) -> str:
+    return ", ".join(f"{name} {score.cer:.2%}" for name, score in scores.items())
+
+
+def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
+    """Rows of a table of `scores` by name, the headings first."""
+    grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
+    for name, score in scores.items():
+        row = (
+            f"{score.cer:.2%}",
+            f"{score.eos_rate:.1%}",
+            f"{score.duration_ratio:.2f} x",
+            f"{score.runaway_rate:.1%}",
+            str(score.sentences),
+        )
+        grid.append((name, *row))
+    return grid
+
+
+def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
+    """Rows of a table of the scores of independent models, the headings first."""
+    grid = [("", "Whisper CER", "DNSMOS, 1 to 5", "same voice, at most 1", "clips")]
+    for name, score in scores.items():
+        row = (f"{score['cer']:.1%}", f"{score['dnsmos']:.2f}", f"{score['similarity']:.3f}")
+        grid.append((name, *row, str(score["clips"])))
+    return grid
+
+
+def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
+    """Rows of a table of the words with the most errors, the headings first."""
+    wrong_on_codec = {word.word: word.wrong for word in word_stats(on_codec)}
+    grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
+    for word in word_stats(pairs)[:WORST_WORDS]:
+        if word.wrong:
+            counts = (word.count, word.wrong, wrong_on_codec[word.word])
+            heard = " | ".join(words or "nothing" for words in word.heard[:3])
+            grid.append((word.word, *map(str, counts), ", ".join(word.kinds), heard))
+    return grid
+
+
+def voice_checks(run: Run, scores: Scores, floor_cer: float) -> list[Check]:
+    """Check `scores` of the voice against the CER of the recordings and the run's settings."""
+    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
+    train = run.report().get("train", {})
+    fix = suggest_fix(train.get("loss"), train.get("val_loss"))
+    return gate_checks(scores, floor_cer, worst_cer, fix) + speaker_checks(run)
+
+
+def speaker_checks(run: Run) -> list[Check]:
+    """Check the recorded losses by speaker; [] for a voice with one speaker."""
+    recorded = run.report().get("eval", {}).get("whose_voice", {})
+    if not recorded:
+        return []
+    train = build(TrainConfig, run.section("train"))
+    alike = [name for name, loss in recorded.items() if not SpeakerLoss(**loss).uses_reference]
+    problem = (
+        f"{', '.join(alike)}: the model ignores the speaker reference, so they may sound alike; "
+        "train longer, or with a lower train.conditioner_lr "
+        f"(it was {train.conditioner_lr or train.lr:g})"
+    )
+    check = Check(
+        what="uses the speaker reference",
+        found=f"{len(recorded) - len(alike)} of {len(recorded)} speakers",
+        wanted="all of them",
+        problem=problem if alike else "",
+    )
+    return [check]
+
+
+class Checklist:
+    """What must be right before a voice is used, read from the run's report, in order.
+
+    What was not recorded is not passed: its row names the command that measures it.
+    """
+
+    def __init__(self, run: Run):
+        self.active_run = run
+        self.report = run.report()
+
+    def result(self) -> Result:
+        """The list as a table, and the verdict as a line."""
+        checks = self.checks()
+        rows = [("", "checked", "found", "wanted", "what to do")]
+        for check in checks:
+            mark = "to do" if check.problem else "pass"
+            rows.append((mark, check.what, check.found, check.wanted, check.problem))
+        problems = problems_of(checks)
+        if not problems:
+            return Result(line=f"All {len(checks)} checks pass: the voice is ready.", grid=rows)
+        passed = len(checks) - len(problems)
+        line = f"{passed} of {len(checks)} checks pass. Next: {problems[0]}"
+        return Result(line=line, grid=rows)
+
+    def checks(self) -> list[Check]:
+        """Every check, passed or not."""
+        max_percent = build(ManifestConfig, self.active_run.section("manifest")).refuse_percent
+        table = (
+            ("enough recordings", f"{MIN_HOURS:g} hour or more", "prepare", self.recordings),
+            (
+                "few rejected clips",
+                f"at most {max_percent:g} % of the hours",
+                "prepare",
+                lambda: self.rejected(max_percent),
+            ),
+            (
+                "the tokenizer knows the letters",
+                "no bytes, every text comes back",
+                "prepare",
+                self.tokens,
+            ),
+            ("texts match their sound", "judged", "prepare", self.alignment),
+            ("the preset suits the machine", "the one for its memory", "setup", self.preset),
+            ("a step fits into memory", "within the limit", "train", self.memory),
+            ("training is finished", "to its end", "train", self.trained),
+        )
+        checks = []
+        for what, wanted, command, check in table:
+            try:
+                found, problem = check()
+            except KeyError:  # a figure that is not in the report: `command` records it
+                found = "not yet"
+                problem = self.command(command)
+            checks.append(Check(what=what, found=found, wanted=wanted, problem=problem))
+        return checks + self.voice()
+
+    def recordings(self) -> tuple[str, str]:
+        data = self.report["data"]
+        found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
+        more = "record more: a model trained from scratch learns little from less than an hour"
+        return found, more if data["hours"] < MIN_HOURS else ""
+
+    def rejected(self, max_percent: float) -> tuple[str, str]:
+        data = self.report["data"]
+        found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
+        too_many = data["refused_percent"] > max_percent
+        return found, "ledger.jsonl names each row and its fix" if too_many else ""
+
+    def tokens(self) -> tuple[str, str]:
+        text = self.report["text"]
+        complete = text["byte_rate"] == 0 and text["round_trip"] == 1
+        found = f"{text['byte_rate']:.2%} bytes, {text['round_trip']:.1%} come back"
+        fix = "look for stray letters in the texts (`uncovered` in text)"
+        return found, "" if complete else fix
+
+    def alignment(self) -> tuple[str, str]:
+        note = self.report["data"]["alignment"]
+        listen = "listen to some clips: the recogniser could not judge them"
+        return note, listen if note.startswith("not judged") else ""
+
+    def preset(self) -> tuple[str, str]:
+        suitable = self.report["setup"]["preset for this machine"]
+        own = self.active_run.preset_name
+        if own == suitable:
+            return own, ""
+        fix = f"begin a new run with --preset {suitable}, or keep `{own}` on purpose"
+        return f"{own}; {suitable} suits this machine", fix
+
+    def memory(self) -> tuple[str, str]:
+        sizes = self.report["train"]["longest_step_bytes"]
+        needed = sizes.get("reserved") or sizes["measured"] or sizes["planned"]
+        found = f"{format_gib(needed)} of {format_gib(sizes['limit'])}"
+        fix = "take --use low_memory, or the preset of a smaller tier"
+        return found, fix if needed > sizes["limit"] else ""
+
+    def trained(self) -> tuple[str, str]:
+        train = self.report["train"]
+        fix = f"{self.command('train')} resumes where it stopped"
+        return f"{train['steps']:,} steps", "" if train["finished"] else fix
+
+    def voice(self) -> list[Check]:
+        """The gate's checks of the figures that evaluation has recorded."""
+        figures = self.report.get("eval", {})
+        if "cer" not in figures:
+            what = "the voice is intelligible"
+            problem = self.command("evaluate")
+            return [Check(what=what, found="not yet", wanted="the gate passed", problem=problem)]
+        scores = Scores(
+            cer=figures["cer"],
+            eos_rate=figures["eos_rate"],
+            duration_ratio=figures["duration_ratio"],
+            runaway_rate=figures["runaway_rate"],
+            sentences=figures["sentences"],
+        )
+        return voice_checks(self.active_run, scores, figures["cer_floor"])
+
+    def command(self, name: str) -> str:
+        return f"python -m kit {name} --run {self.active_run.name}"

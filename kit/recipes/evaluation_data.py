@@ -1,6 +1,11 @@
-"""What an evaluation works with: a run's voices, and the texts that they are to say."""
+"""What an evaluation works with: a run's voices, the texts, and what the recogniser hears.
+
+Results are cached in the run's folder beside a digest of everything they depend on, so nothing is
+spoken twice.
+"""
 
 import dataclasses
+import functools
 
 import soundfile
 import torch
@@ -10,20 +15,46 @@ from kit.audio.clip import load_wave
 from kit.audio.codec import load_codec
 from kit.audio.recognizer import load_recognizer
 from kit.base.errors import KitError
+from kit.base.files import digest, file_digest
+from kit.base.result_cache import cached_result
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.evaluate import transcribe
-from kit.inference.voice_files import load_voices
+from kit.inference.code_reader import READER
+from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score, transcribe
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice_files import SOUND, load_voices
+from kit.inference.word_alignment import WordPair, align_words
+from kit.model.weights import WEIGHTS
+from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.prepare_source import sampling_of
+from kit.recipes.run_source import sampling_of
+
+# Splits: words that training never saw, long sentences, and known words in any order.
+HARDER = ("unseen", "long", "free_order")
+OTHER_FILES = (  # beside the model's weights, that speaking and transcribing depend on
+    "codec.safetensors",
+    "tokenizer.model",
+    "references.safetensors",
+    "recognizer.safetensors",
+    SOUND,  # optional, as the next
+    READER,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpokenTexts:
+    """Some texts as a voice has spoken them."""
+
+    scores: Scores
+    samples: list[dict]  # the first few, as rows of the report: text, wav, split
 
 
 class EvaluationData:
-    """Voices by their weights ("raw", and "ema" where training kept an average), and texts.
+    """Voices by weights ("raw", and "ema" if training kept an average), and the texts to speak.
 
-    The held-out texts are the first `sentences` of the split in manifest order, less those with
-    letters that no training text has. Raises KitError where a notebook before has not run yet,
-    SpeechError and KitError for files that are missing or damaged.
+    The held-out texts are the first `sentences` of the split in manifest order, without those that
+    have letters no training text has. Raises KitError if an earlier notebook has not run yet,
+    SpeechError and KitError for missing or damaged files.
     """
 
     def __init__(self, run: ActiveRun, sentences: int):
@@ -34,39 +65,141 @@ class EvaluationData:
         self.language = run.require_figure("data", "language", "01_data_prep")
         self.voices = load_voices(run.folder, self.language, run.hw.device)
         codec = load_codec(run.path("codec.safetensors"))
-        self.codec = codec.to(run.hw.device)  # of codes alone
+        self.codec = codec.to(run.hw.device)  # decodes codes alone, without hidden states
         self.rate_hz = self.codec.sample_rate
         self.front_end = self.voices["raw"].front_end
         self.sampling = sampling_of(run)
         self.read_once = dataclasses.replace(self.sampling, candidates=1)
-        written = rows_in_split(self.rows, "held_out")[:sentences]
-        self.held_out = self.sayable(written)
-        self.left_out = len(written) - len(self.held_out)
+        rows = rows_in_split(self.rows, "held_out")[:sentences]
+        self.held_out = self.speakable(rows)
+        self.left_out = len(rows) - len(self.held_out)
         if not self.held_out:
             raise KitError(
                 f"The run `{run.name}` has no held-out sentence that the voice can say: give some "
                 "rows of the table the split `held_out` and run 01_data_prep and 02_train again."
             )
 
-    def sayable(self, rows: list[Utterance]) -> list[Utterance]:
+    def speakable(self, rows: list[Utterance]) -> list[Utterance]:
         """Those of `rows` whose letters the training text has."""
         return [row for row in rows if self.voices["raw"].can_speak(row.text)]
 
     def split(self, name: str) -> list[Utterance]:
-        """The rows of a split that are spoken; there may be none."""
+        """The rows of a split that the voice can speak."""
         if name == "held_out":
             return self.held_out
-        return self.sayable(rows_in_split(self.rows, name))
+        return self.speakable(rows_in_split(self.rows, name))
 
     def recording(self, row: Utterance) -> Tensor:
         """The waveform (L,) of a row."""
         return load_wave(row.audio, self.rate_hz)
 
     def sample_wave(self, sample: dict) -> Tensor:
-        """The waveform (L,) of a sample that was written."""
+        """The waveform (L,) of a saved sample."""
         samples = soundfile.read(self.run.folder / sample["wav"], dtype="float32")[0]
         return torch.from_numpy(samples)
 
-    def written_down(self, wave: Tensor) -> str:
-        """What the recogniser hears in `wave` (L,)."""
+    def transcribe(self, wave: Tensor) -> str:
+        """The recogniser's transcript of `wave` (L,)."""
         return transcribe(self.recognizer, [wave], self.rate_hz)[0]
+
+    def floor(self, split: str) -> NoiseFloor:
+        """The recogniser's errors on the recordings of `split`."""
+        rows = self.split(split)
+
+        def measure() -> dict:
+            return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
+
+        path = self.run.path("heard", f"{split}-recordings.json")
+        figures = cached_result(path, digest(self.digests, as_dicts(rows)), measure)
+        figures["heard"] = tuple(figures["heard"])
+        return NoiseFloor(**figures)
+
+    def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
+        """Speak the texts of `split` with `weights`, and transcribe and score them.
+
+        The first few are saved in samples/, with `label` in the names of the files.
+        """
+        rows = self.split(split)
+        model = file_digest(self.run.folder / WEIGHTS[weights])
+
+        def measure() -> dict:
+            scores, speech = score(self.voices[weights], rows, self.recognizer, config)
+            waves = {label: ([s.text for s in speech], [s.wave for s in speech])}
+            samples = save_samples(waves, split, self.rate_hz, self.run.folder)
+            return {"scores": dataclasses.asdict(scores), "samples": samples}
+
+        def has_samples(result: dict) -> bool:
+            return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
+
+        path = self.run.path("heard", f"{split}-{label}.json")
+        key = digest(self.digests, model, config, as_dicts(rows))
+        result = cached_result(path, key, measure, has_samples)
+        scores = result["scores"]
+        scores["heard"] = tuple(scores["heard"])
+        return SpokenTexts(scores=Scores(**scores), samples=result["samples"])
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Digests of what results depend on beside the model's weights."""
+        files = [self.run.folder / name for name in OTHER_FILES]
+        return [self.language, *(file_digest(path) for path in files if path.is_file())]
+
+    @functools.cached_property
+    def by_weights(self) -> dict[str, SpokenTexts]:
+        """The held-out texts by each set of weights, one candidate each."""
+        spoken = {}
+        tick = Ticker("spoken")
+        for name in self.voices:
+            spoken[name] = self.speak("held_out", name, self.read_once, name)
+            tick(len(spoken), len(self.voices), f"{name}: CER {spoken[name].scores.cer:.2%}")
+        return spoken
+
+    @functools.cached_property
+    def best(self) -> str:
+        """The weights with the lower error rate; the average if they are equal."""
+        cer = {name: spoken.scores.cer for name, spoken in self.by_weights.items()}
+        return "ema" if "ema" in cer and cer["ema"] <= cer["raw"] else "raw"
+
+    @functools.cached_property
+    def spoken(self) -> dict[str, SpokenTexts]:
+        """The texts of every split by the best weights, the most likely of several candidates."""
+        spoken = {"held_out": self.speak("held_out", self.best, self.sampling, "best")}
+        for split in HARDER:
+            if self.split(split):
+                spoken[split] = self.speak(split, self.best, self.sampling, self.best)
+        return spoken
+
+    def word_pairs(self) -> list[WordPair]:
+        """The words of all texts, aligned with the transcripts of the voice."""
+        pairs = []
+        for split, spoken in self.spoken.items():
+            pairs += aligned(self.split(split), spoken.scores.heard)
+        return pairs
+
+    def codec_word_pairs(self) -> list[WordPair]:
+        """The same words, aligned with the transcripts of the recordings after the codec."""
+        pairs = []
+        for split in self.spoken:
+            pairs += aligned(self.split(split), self.floor(split).heard)
+        return pairs
+
+    def worst_sentence(self) -> int:
+        """The number of the held-out sentence with the most word errors, from 0."""
+        transcripts = self.spoken["held_out"].scores.heard
+        errors = [
+            sum(bool(pair.kind) for pair in align_words(row.text, line))
+            for row, line in zip(self.held_out, transcripts)
+        ]
+        return errors.index(max(errors))
+
+
+def aligned(rows: list[Utterance], transcripts: tuple[str, ...]) -> list[WordPair]:
+    """The words of `rows` aligned with `transcripts`, one text after the other."""
+    pairs = []
+    for row, line in zip(rows, transcripts, strict=True):
+        pairs += align_words(row.text, line)
+    return pairs
+
+
+def as_dicts(rows: list[Utterance]) -> list[dict]:
+    return [dataclasses.asdict(row) for row in rows]

@@ -1,16 +1,25 @@
-"""Fine-tuning: a released voice and a person's recordings in, that voice in their language out.
+"""Notebook 07: fine-tune a base model, such as a released XTTS-v2, on recordings.
 
-`FineTune(run)` is notebook 07: the recipes of 01 and 02 with a voice to begin with, and around them
-what only such a run has to ask: can the voice's tokenizer spell the language, how does it speak
-before and after, and what has it forgotten? Each step draws what it found.
+The recipes of notebooks 01 and 02 with a base model, and around them what only such a run asks: can
+the tokenizer spell the language, how does the voice sound before and after, what has it forgotten?
 """
 
+import copy
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
+import torch
+
+from kit.audio.reference import load_reference
+from kit.base.files import write_atomic
 from kit.base.hardware import on_device
+from kit.base.wav import encode_wav
+from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
+from kit.dataset.manifest import read_manifest
 from kit.inference.export import export_voice
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -19,29 +28,62 @@ from kit.model.gpt import SpeechGPT
 from kit.model.warm_start import extend_positions
 from kit.model.weights import WEIGHTS
 from kit.notebook.result import Result, Sound
-from kit.recipes import prepare_results as results
+from kit.recipes import prepare as results
 from kit.recipes.active_run import ActiveRun, active_run
 from kit.recipes.base_languages import BaseLanguages
-from kit.recipes.export_coqui import export_for_coqui
+from kit.recipes.base_model import (
+    RELEASE,
+    WITH_THEM,
+    first_model,
+    folder_of,
+    load_base_tokenizer,
+    release_weights,
+)
 from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_source import sampling_of
-from kit.recipes.release_files import RELEASE
-from kit.recipes.spoken_samples import spoken_samples
-from kit.recipes.start_from import first_model, folder_of, tokenizer_of_start
-from kit.recipes.start_from_xtts import release_weights
+from kit.recipes.run_source import sampling_of
 from kit.recipes.train import Training
+from kit.recipes.training_samples import spoken_samples
+from kit.releases.xtts_v2.model import load_xtts, save_xtts
+from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
 from kit.text.tokenizer_report import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+README = """# A fine-tuned XTTS-v2
+
+For coqui-tts (`pip install coqui-tts "transformers<5.24"`: a later one breaks its generation); the
+kit speaks from the folder `export` beside this one.
+
+    from TTS.tts.configs.xtts_config import XttsConfig
+    from TTS.tts.models.xtts import Xtts
+    config = XttsConfig()
+    config.load_json("config.json")
+    model = Xtts.init_from_config(config)
+    model.load_checkpoint(config, checkpoint_dir=".", strict=True)
+{teach}    latents, speaker = model.get_conditioning_latents(audio_path=["reference.wav"])
+    made = model.inference("...", "{tag}", latents, speaker)["wav"]  # 24 kHz
+
+Neither this model nor its speech may be used commercially: it is made from XTTS-v2, which is under
+the Coqui Public Model License (https://coqui.ai/cpml). Whoever is given it, or its speech, must be
+given that licence, too.
+"""
+TEACH = """\
+    # coqui-tts does not normalise texts in this language.
+    from kit.releases.xtts_v2.tokenizer import teach_language
+    teach_language(model.tokenizer, "{language}")
+"""
+# Languages in which coqui-tts 0.28 normalises texts itself.
+CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
+
 
 class FineTune:
-    """A run that begins with the voice `start_from`: every step of it, in the order of `run`.
+    """A run that starts from the model `start_from`; `run()` is every step of it.
 
-    `start_from` is a folder or `hf://OWNER/NAME`, as `Preparation` takes it, and so are `data` and
-    `language`; `licence` "CPML" accepts that of a released XTTS-v2, without which nothing is read.
-    `steps`, `session_hours` and `quota_gb` are as `Training` takes them. `rehearsal` is the share
-    of an epoch's rows in which the voice says what it could say before (None: as the run's settings
-    have it).
+    `start_from`, `data`, `language` and `licence` are as `Preparation` takes them; `licence` "CPML"
+    accepts that of a released XTTS-v2, without which nothing is read. `steps`, `session_hours` and
+    `quota_gb` are as `Training` takes them. `rehearsal` is the share of an epoch's rows in which
+    the voice repeats sentences of its base model's languages (None: the run's setting).
     """
 
     def __init__(
@@ -60,12 +102,12 @@ class FineTune:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
         self.start_from = start_from
         self.licence = licence
-        self.length = {"steps": steps, "session_hours": session_hours, "quota_gb": quota_gb}
+        self.duration = {"steps": steps, "session_hours": session_hours, "quota_gb": quota_gb}
         self.prepare = Preparation(run, data, language, start_from=start_from, licence=licence)
         self.active_run = self.prepare.active_run
 
     def run(self) -> Iterator[Result]:
-        """Every step with nobody watching; what was finished before is not done again."""
+        """Run every step without a notebook; finished steps are not repeated."""
         yield self.begun()
         yield self.recordings()
         yield self.spelling()
@@ -82,13 +124,13 @@ class FineTune:
         return self.prepare.source.language
 
     def begun(self) -> Result:
-        """Which voice it is, under which licence, and how large."""
-        found = self.active_run.report().get("start_from", {})
+        """The base model, its licence and its size."""
+        source = self.active_run.report().get("start_from", {})
         model = self.prepare.model
         parameters = count_parameters(model)
         figures = {
-            "it is": found.get("release") or "none that is known by its hash",
-            "licence": found.get("licence") or "its owner's to say",
+            "it is": source.get("release") or "none that is known by its hash",
+            "licence": source.get("licence") or "its owner's to say",
             "parameters": f"{parameters:,}",
             "layers": model.layers,
             "width": model.width,
@@ -99,27 +141,24 @@ class FineTune:
         return Result(line=line, figures=figures)
 
     def recordings(self) -> Result:
-        """The recordings and their ledger. Raises DatasetError where too much was refused."""
+        """Check the recordings. Raises DatasetError if too many were rejected."""
         checked = self.prepare.check()
         usable = self.prepare.require_usable()
         return dataclasses.replace(checked, line=f"{checked.line}\n{usable.line}")
 
     def spelling(self) -> Result:
-        """What the voice's own tokenizer makes of the held-out texts."""
+        """How the base model's tokenizer spells the held-out texts."""
         rows = self.prepare.checked.kept
         texts = [row.text for row in rows_in_split(rows, "held_out") or rows]
-        base = tokenizer_of_start(self.active_run, self.language)
-        return results.of_spelling({"its own pieces": tokenizer_report(base, texts)})
+        base = load_base_tokenizer(self.active_run, self.language)
+        return results.compare_tokenizers({"its own pieces": tokenizer_report(base, texts)})
 
     def grow(self) -> Result:
-        """Add the pieces that the texts can teach behind its own; the same picture, before, after.
-
-        Ids that were there stay what they are.
-        """
+        """Add tokens learned from the texts behind its own, whose ids stay; before and after."""
         return self.prepare.train_tokenizer()
 
     def to_codes(self) -> Result:
-        """All that is left of 01_data_prep, in one go: a line each, and the codec to listen to."""
+        """The rest of 01_data_prep in one go: a line each, and the codec to listen to."""
         prepare = self.prepare
         codec = prepare.train_codec()
         steps = [codec, prepare.train_recognizer(), prepare.align(), prepare.cut_long()]
@@ -132,22 +171,22 @@ class FineTune:
 
     @cached_property
     def training(self) -> Training:
-        """The training of 02_train, from what `to_codes` left."""
+        """The training of 02_train, with what `to_codes` wrote."""
         run = self.active_run
-        return Training(active_run(run.name, kept=run.kept), **self.length)
+        return Training(active_run(run.name, kept=run.kept), **self.duration)
 
     @cached_property
     def sampling(self) -> GenerateConfig:
         return sampling_of(self.active_run)
 
-    def first_voice(self) -> BaseLanguages:
-        """The voice that the run began with, and its languages; not kept: it is as large again."""
-        return BaseLanguages(self.training.active, self.training.data.voice(), self.sampling)
-
     @cached_property
     def base_languages(self) -> BaseLanguages:
-        """The same, once training is over."""
-        return self.first_voice()
+        """The base model and its languages, for the steps after training."""
+        return self.load_base()
+
+    def load_base(self) -> BaseLanguages:
+        """Load the base model; not cached before training, as it is large."""
+        return BaseLanguages(self.training.active, self.training.data.voice(), self.sampling)
 
     @property
     def sentence(self) -> str:
@@ -156,20 +195,21 @@ class FineTune:
         return rows[0].text if rows else ""
 
     def before(self) -> Result:
-        """How the voice speaks before it has learnt anything: the language, and those it knew."""
-        sounds = self.first_words() + self.first_voice().heard()
+        """How the voice sounds before the first step: in the run's language and in its own."""
+        sounds = self.untrained_sounds() + self.load_base().sounds()
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
 
-    def first_words(self) -> list[Sound]:
-        """The run's sentence by the model that training begins with."""
+    def untrained_sounds(self) -> list[Sound]:
+        """The run's sentence by the model that training starts with."""
         training = self.training
         run = training.active
         model = first_model(run, training.model, tokenizer=training.data.tokenizer)
         voice = dataclasses.replace(training.data.voice(), model=model.eval().to(run.hw.device))
         with on_device(run.hw.device, voice.codec):
-            return self.said(voice, "before")
+            return self.speak(voice, "before")
 
-    def said(self, voice: Voice, when: str) -> list[Sound]:
+    def speak(self, voice: Voice, when: str) -> list[Sound]:
+        """The run's sentence by `voice`, once; [] if no held-out sentence can be spoken."""
         if not self.sentence:
             return []
         once = dataclasses.replace(self.sampling, candidates=1, retries=0)
@@ -180,42 +220,37 @@ class FineTune:
 
     @cached_property
     def voice(self) -> Voice:
-        """The voice as training left it: with the weights that 03 chose, or their average.
+        """The trained voice, with the weights that 03 chose, else their average.
 
-        Raises SpeechError where training has not ended.
+        Raises SpeechError if training is not finished.
         """
         run = self.training.active
-        best = run.figure("eval", "weights")
-        averaged = (run.folder / WEIGHTS["ema"]).is_file()
-        kind = best or ("ema" if averaged else "raw")
-        voice = load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
-        return voice
+        has_average = (run.folder / WEIGHTS["ema"]).is_file()
+        kind = run.figure("eval", "weights") or ("ema" if has_average else "raw")
+        return load_voice(run.folder, WEIGHTS[kind], self.language, run.hw.device)
 
     @cached_property
     def tuned(self) -> SpeechGPT:
-        """Its model, with all positions of the one it began as."""
+        """The trained model, with all positions of the base model."""
         return extend_positions(self.voice.model, self.base_languages.model)
 
     def after(self) -> Result:
-        """The same sentences before, during and after training, and those in the languages before.
-
-        Two sounds for each of those: as it was, and as it is.
-        """
-        sounds = self.first_words()
+        """The same sentences before, during and after training, in old and new languages."""
+        sounds = self.untrained_sounds()
         sounds += spoken_samples(self.training.samples_folder)
-        sounds += self.said(self.voice, "after")
-        pairs = zip(self.base_languages.heard(), self.base_languages.heard(self.tuned))
+        sounds += self.speak(self.voice, "after")
+        pairs = zip(self.base_languages.sounds(), self.base_languages.sounds(self.tuned))
         for before, after in pairs:
             sounds.append(dataclasses.replace(before, caption=f"before, {before.caption}"))
             sounds.append(dataclasses.replace(after, caption=f"after, {after.caption}"))
         return Result(line=f"The same sentences, {len(sounds)} times", sounds=sounds)
 
     def forgetting(self) -> Result:
-        """How much is left of the languages that the voice spoke before."""
+        """How much of the base model's languages is lost."""
         return self.base_languages.forgetting(self.tuned)
 
     def export(self, weights: str = "fp16") -> Result:
-        """The voice in the kit's folder `export`; of a released XTTS-v2 also as coqui-tts's files.
+        """Write the voice to `export`, and one from an XTTS-v2 also to `coqui`, for coqui-tts.
 
         `weights` is "fp16" or "fp32".
         """
@@ -224,7 +259,8 @@ class FineTune:
         release, _ = folder_of(run, self.start_from, self.licence)
         if release_weights(release):
             coqui = run.path("coqui")
-            folders.append(export_for_coqui(run, self.voice, release, coqui, weights))
+            export_for_coqui(run, self.voice, release, coqui, weights)
+            folders.append(coqui)
         grid = [("file", "MB")]
         exported = {}
         for folder in folders:
@@ -232,5 +268,37 @@ class FineTune:
             exported[folder.name] = {"weights": weights, "bytes": sum(sizes.values())}
             grid += [(f"{folder.name}/{name}", f"{size / 1e6:.1f}") for name, size in sizes.items()]
         run.record(finetune={"exported": exported})
-        line = "\n".join(f"{folder}: a voice to take away" for folder in folders)
+        line = "\n".join(f"{folder}: the voice, ready to copy" for folder in folders)
         return Result(line=line, grid=grid)
+
+
+def export_for_coqui(
+    run: ActiveRun, voice: Voice, release: Path, folder: Path, weights: str
+) -> None:
+    """Write `voice` to `folder` as an XTTS-v2; what training did not change comes from `release`.
+
+    Writes model.pth and model.safetensors, config.json, vocab.json, dvae.pth, mel_stats.pth; a
+    recording of the first speaker, the licence, and a README. `weights` is fp32 or fp16. Raises
+    KitError for a release that is missing or damaged, DiskError if the disk is full.
+    """
+    xtts = load_xtts(release)
+    model = extend_positions(voice.model, xtts.model)
+    settings = copy.deepcopy(xtts.config)
+    tag = tag_of(voice.language)
+    languages = settings.setdefault("languages", [])
+    if tag not in languages:
+        languages.append(tag)
+    vocabulary = load_vocabulary(run.folder / "tokenizer.model")
+    tuned = dataclasses.replace(xtts, model=model, config=settings, vocabulary=vocabulary)
+    save_xtts(tuned, folder, DTYPES[weights])
+    teach = "" if tag in CLEANED else TEACH.format(language=voice.language)
+    write_atomic(folder / "README.md", README.format(teach=teach, tag=tag))
+    for name in WITH_THEM:
+        if (release / name).is_file():
+            shutil.copyfile(release / name, folder / name)
+    cache = CodeCache(run.index())
+    reference_id = cache.rows[reference_rows(cache)[voice.speakers[0]]]["id"]
+    audio = next(row.audio for row in read_manifest(run.folder) if row.id == reference_id)
+    rate_hz = voice.codec.input_sample_rate
+    wave = load_reference(audio, rate_hz)
+    write_atomic(folder / "reference.wav", encode_wav(wave.numpy(), rate_hz))

@@ -1,7 +1,7 @@
-"""More than a folder of clips: recordings of any length, and text of any size.
+"""Add data to a prepared run: clips cut from long recordings, and text of any size.
 
-Works on a run that has been prepared: its recogniser finds the words of a long recording, its
-recordings say whether pieces learned from more text fit.
+The run's recogniser finds the words of a long recording; tokenizers are compared on the run's
+held-out text.
 """
 
 from pathlib import Path
@@ -18,31 +18,32 @@ from kit.base.files import write_atomic
 from kit.batches.lengths import manifest_limits
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.long_recordings.cut import SegmentConfig
 from kit.dataset.manifest import read_manifest
+from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import Segmenter, UnusedAudio, find_recordings
 from kit.model.sequence import GPTConfig
 from kit.notebook.plots import timeline
 from kit.notebook.progress_line import Ticker
-from kit.notebook.result import Result, Sound
+from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.training_samples import players_of
 from kit.text.tokenizer import Tokenizer
 from kit.text.tokenizer_report import tokenizer_report
 from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
 
-EXAMPLE_CLIPS = 12  # of the run, one after the other, are the example of a long recording
+EXAMPLE_CLIPS = 12  # clips of the run in the example of a long recording
 EXAMPLE_PAUSE_S = 0.6  # of silence between them
-MOST_SHOWN = 20  # recordings, or losses, in a table
-HEARD = 2  # clips with a player
+MAX_ROWS = 20  # in a table
+PLAYED = 2  # clips with a player
 COMPARED = ("vocab_size", "tokens_per_word", "characters_per_token", "byte_rate", "round_trip")
 
 
 class LongRecordings:
-    """Long recordings `NAME.wav`, each with its transcript `NAME.txt`, become a dataset of clips.
+    """Cut long recordings `NAME.wav` with transcripts `NAME.txt` into a dataset of clips.
 
-    `folder` holds them, and is only read; "" makes an example out of the run's own clips. The run's
-    recogniser must know the voice or ones like it. No clip is longer than `longest_s` (0: than what
-    the model can have positions for).
+    `folder` holds them and is only read; "" makes an example of the run's own clips. The run's
+    recogniser must be trained on similar voices. No clip is longer than `longest_s` (0: the most
+    that the model has positions for).
     """
 
     def __init__(self, run: ActiveRun, folder: str = "", longest_s: float = 0.0):
@@ -64,24 +65,25 @@ class LongRecordings:
 
     @property
     def lasting(self) -> Path:
-        """Where the clips lie for other notebooks: on Colab those have machines of their own."""
+        """The folder of the clips for other notebooks, which run on other machines on Colab."""
         kept = self.active_run.kept
         return kept.run.kept / self.into.relative_to(self.active_run.folder) if kept else self.into
 
     def show(self) -> Result:
-        """The recordings: how long each is, and how many words its transcript has."""
+        """Show how long each recording is and how many words its transcript has."""
         rows = [("recording", "seconds", "words of its transcript")]
         recordings = find_recordings(self.folder)
-        for audio in recordings[:MOST_SHOWN]:
-            text = audio.with_suffix(".txt")
+        for audio in recordings[:MAX_ROWS]:
+            transcript = audio.with_suffix(".txt")
             words = "none"
-            if text.is_file():
-                words = str(len(text.read_text(encoding="utf-8-sig", errors="replace").split()))
+            if transcript.is_file():
+                text = transcript.read_text(encoding="utf-8-sig", errors="replace")
+                words = str(len(text.split()))
             rows.append((audio.name, f"{soundfile.info(audio).duration:.1f}", words))
         return Result(line=f"{len(recordings)} recordings in {self.folder}", grid=rows)
 
     def cut(self) -> Result:
-        """Find the words, cut in the pauses, and say of every second in no clip why."""
+        """Align the transcripts, cut at pauses, and give a reason for every second in no clip."""
         cutter = Segmenter(
             recognizer=self.recognizer,
             cuts=self.cuts,
@@ -95,66 +97,68 @@ class LongRecordings:
         if clips:
             line += f"\nNow set DATA to {self.lasting} and RUN to a new name, in 01_data_prep."
         first = find_recordings(self.folder)[0]
+        lost = [loss for loss in losses if loss.file == first.name]
+        sounds = []
+        for name, text in clips[:PLAYED]:
+            wave = load_wave(str(self.into / "wavs" / f"{name}.wav"), self.codec.sample_rate)
+            sounds += players_of({text: wave}, self.codec.sample_rate)
         return Result(
             line=line,
-            pictures=[_timeline(first, [loss for loss in losses if loss.file == first.name])],
-            sounds=[self._sound(*clip) for clip in clips[:HEARD]],
-            grid=_rows(losses),
+            pictures=[_timeline(first, lost)],
+            sounds=sounds,
+            grid=_losses_table(losses),
         )
-
-    def _sound(self, name: str, text: str) -> Sound:
-        rate = self.codec.sample_rate
-        wave = load_wave(str(self.into / "wavs" / f"{name}.wav"), rate)
-        return Sound(caption=text, wave=wave.numpy(), sample_rate_hz=rate)
 
 
 def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None:
-    """A recording of the first clips of one speaker, in a row, and its transcript in `folder`."""
+    """Join the first clips of one speaker into a recording in `folder`, with its transcript."""
     audio = folder / "example.wav"
     if audio.is_file():
         return
-    here = [row for row in rows if Path(row.audio).is_file()]  # on a fresh machine few of them
-    if not here:
+    local = [row for row in rows if Path(row.audio).is_file()]  # on a fresh machine maybe none
+    if not local:
         raise DatasetError(
             "None of the run's recordings are on this machine: set LONG to a folder of long ones, "
             "or run 01_data_prep here."
         )
-    chosen = [row for row in here if row.speaker == here[0].speaker][:EXAMPLE_CLIPS]
+    clips = [row for row in local if row.speaker == local[0].speaker][:EXAMPLE_CLIPS]
     pause = np.zeros(round(EXAMPLE_PAUSE_S * sample_rate), dtype=np.float32)
     parts = []
-    for row in chosen:
+    for row in clips:
         parts += [load_wave(row.audio, sample_rate).numpy(), pause]
     folder.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{row.text.rstrip('.')}.\n" for row in chosen)
+    text = "".join(f"{row.text.rstrip('.')}.\n" for row in clips)
     write_atomic(audio.with_suffix(".txt"), text)
     soundfile.write(audio, np.concatenate(parts), sample_rate, "PCM_16")
 
 
 def _timeline(audio: Path, losses: list[UnusedAudio]):
-    """Clips are what lies between the losses."""
+    """The clips, which are between the losses, and the losses."""
     lost = sorted((loss.start_s, loss.end_s) for loss in losses if loss.end_s > loss.start_s)
-    kept = []
-    end_s = 0.0
-    for start_s, next_s in [*lost, (soundfile.info(audio).duration,) * 2]:
-        if start_s - end_s > 0.01:
-            kept.append((end_s, start_s))
-        end_s = next_s
-    return timeline(kept, lost, audio.name)
+    duration_s = soundfile.info(audio).duration
+    clips = []
+    clip_start_s = 0.0
+    for start_s, end_s in [*lost, (duration_s, duration_s)]:
+        if start_s - clip_start_s > 0.01:
+            clips.append((clip_start_s, start_s))
+        clip_start_s = end_s
+    return timeline(clips, lost, audio.name)
 
 
-def _rows(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
-    """The longest losses as a table."""
+def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
+    """The longest losses; empty where there are none."""
+    if not losses:
+        return []
     rows = [("recording", "from (s)", "to (s)", "why it is in no clip")]
-    for loss in sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MOST_SHOWN]:
+    for loss in sorted(losses, key=lambda loss: loss.start_s - loss.end_s)[:MAX_ROWS]:
         rows.append((loss.file, f"{loss.start_s:.1f}", f"{loss.end_s:.1f}", loss.reason))
-    return rows if losses else []
+    return rows
 
 
 class MoreText:
-    """Text pieces learned from a file of any size: lines, CSV, TSV, JSONL or a JSON array.
+    """Train a tokenizer on a file of any size: lines, CSV, TSV, JSONL or a JSON array.
 
-    `path` is streamed, never loaded; of a table its column `text` is read. "" takes the run's own
-    manifest.
+    `path` is streamed; in a table the column `text` is read. "" takes the run's own manifest.
     """
 
     def __init__(self, run: ActiveRun, path: str = ""):
@@ -163,7 +167,7 @@ class MoreText:
         self.language = run.require_figure("data", "language", "01_data_prep")
 
     def compare(self) -> Result:
-        """A tokenizer of this text beside the run's own, both on recordings' held-out text."""
+        """Compare a tokenizer trained on this text with the run's own, on held-out text."""
         run = self.active_run
         rows = read_manifest(run.folder)
         lines = [row.text for row in rows_in_split(rows, "train")]

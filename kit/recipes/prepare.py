@@ -1,74 +1,121 @@
-"""From recordings to batches: ledger, tokenizer, codec, recogniser, and codes on disk.
+"""Prepare a run: from recordings to batches. The steps are the cells of 01_data_prep.
 
-Every step keeps what it made in the run's folder and records its own figures; where that lies
-already, made from the same recordings with the same settings, it is used again. Processes that
-torchrun has started share the long ones (prepare_ranks.py).
+Every step keeps its files in the run's folder and records its figures. Files made earlier from the
+same recordings with the same settings are used again. Under torchrun the ranks share the long steps
+(shared_jobs.py).
 """
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
+from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
 from kit.audio.ctc_recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base.config import build
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
+from kit.base.files import digest, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.batches.batching import DataConfig
+from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
 from kit.batches.code_cache import CodeCache
+from kit.batches.code_stream import CodeStream, loader_settings, timed_batches
 from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
-from kit.dataset.data_report import ManifestConfig, Utterance, rows_in_split
+from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
+from kit.dataset.data_report import (
+    DataReport,
+    ManifestConfig,
+    Utterance,
+    by_kind,
+    findings_table,
+    rows_in_split,
+)
+from kit.dataset.layouts import read_dataset
+from kit.dataset.long_alignment import LongAlignConfig
 from kit.dataset.manifest import check_dataset, write_data_report, write_fixed
-from kit.model.sequence import GPTConfig
+from kit.dataset.segment_plan import SegmentConfig
+from kit.dataset.segmentation import Segmenter
+from kit.model.sequence import GPTConfig, collate
+from kit.notebook.plots import bars, curves, histogram, measures
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
-from kit.recipes import prepare_results as results
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.prepare_batches import first_batches, record_lengths
-from kit.recipes.prepare_clips import align_texts, cut_too_long, cutter_for
-from kit.recipes.prepare_networks import fitted_codec, fitted_recognizer
-from kit.recipes.prepare_ranks import encoding_group, group_of
-from kit.recipes.prepare_source import RunSource, choose_source
-from kit.recipes.prepare_text import fitted_pieces
+from kit.recipes.base_model import (
+    BEGUN,
+    base_tokenizer_digest,
+    describe_base_voice,
+    load_base_tokenizer,
+    start_from_base,
+)
+from kit.recipes.prepare_networks import train_or_load_codec, train_or_load_recognizer
 from kit.recipes.rehearsal import Rehearsal
-from kit.recipes.start_from import BEGUN, begun_from, tokenizer_of_start, told_start
+from kit.recipes.run_source import RunSource, choose_source
+from kit.recipes.shared_jobs import encoding_group, group_of, recognizer_group
 from kit.recipes.training_data import TrainingData
-from kit.text.grow_tokenizer import grown_vocabulary_advice
+from kit.recipes.training_samples import mel_picture, players_of
+from kit.text.grow_tokenizer import grow_tokenizer, grown_vocabulary_advice
+from kit.text.normalize import language_example, normalize, unicode_script
+from kit.text.tokenizer import load_tokenizer
 from kit.text.tokenizer_report import count_tokens, tokenizer_report
-from kit.text.train_tokenizer import TokenizerConfig
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
 from kit.training.trainable import FinetuneConfig
 
-# What a step leaves for those after it.
-LEFT_BY = {
-    "checked": "check",
-    "tokenizer": "train_tokenizer",
-    "codec": "train_codec",
-    "recognizer": "train_recognizer",
-    "matched": "align",
-    "aligned": "align",
-    "cut": "cut_long",
-    "ledger": "fit_positions",
-    "cache": "encode",
-    "stream": "make_batches",
-}
+STEP_S = 0.2  # an average training step: loading a batch is compared with it
+WORST_DRAWN = 100  # clips in the picture of the alignment
+WORST_PLAYED = 3  # of them with a player
+LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be aligned scores minus infinity
+
+
+class MadeBy:
+    """An attribute that the step `step` sets. Read before that, it raises KitError naming the step.
+
+    Setting it on an instance replaces this.
+    """
+
+    def __init__(self, step: str):
+        self.step = step
+
+    def __set_name__(self, owner: type, name: str):
+        self.name = name
+
+    def __get__(self, preparation: "Preparation", owner: type):
+        raise KitError(
+            f"There is no `{self.name}` yet: `{self.step}()` makes it. In a notebook, run the "
+            "cells from the top."
+        )
 
 
 class Preparation:
-    """What stands between recordings and training, a method a step, in the order of `run`.
+    """The steps from recordings to batches, one method each, in the order of `run`.
 
-    `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left empty
-    they are what the run was begun with; a new one takes the built-in corpus, in Amharic. Clips
-    longer than `longest_s` are left out (0: those that the model can have no positions for), and
-    more refused hours than `refuse_percent` end the preparation (None: as the run's settings say).
-    Text pieces are learned from the recordings' texts, or from the file `text`, of any size; or
-    from the phonemes of the former, where `phonemes` is a language by espeak-ng's name, such as
-    "en-us". `start_from` is a folder with a voice to begin with, an export or another run's: its
-    codec is taken as it is, and the text pieces are added to its own. That of a released XTTS-v2 is
-    taken with `licence` "CPML", by which its licence is accepted.
+    `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left
+    empty, both stay as the run was begun; a new run takes the built-in corpus, in Amharic. Clips
+    longer than `longest_s` are rejected (0: only those too long for the model). Raises DatasetError
+    when more than `refuse_percent` of the hours is rejected (None: as in the run's settings).
+
+    The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
+    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes.
+    `start_from` is a folder with a base voice, an export or another run: its codec is used as it
+    is, and its tokenizer is extended. A released XTTS-v2 needs `licence` "CPML", which accepts its
+    licence.
     """
+
+    checked = MadeBy("check")
+    folder = MadeBy("check")
+    tokenizer = MadeBy("train_tokenizer")
+    codec = MadeBy("train_codec")
+    recognizer = MadeBy("train_recognizer")
+    matched = MadeBy("align")
+    aligned = MadeBy("align")
+    cut = MadeBy("cut_long")
+    ledger = MadeBy("fit_positions")
+    cache = MadeBy("encode")
+    stream = MadeBy("make_batches")
 
     def __init__(
         self,
@@ -82,7 +129,7 @@ class Preparation:
         start_from: str = "",
         licence: str = "",
     ):
-        run = begun_from(run, start_from, licence)
+        run = start_from_base(run, start_from, licence)
         self.active_run = run
         pieces = run.section("text")
         asked = RunSource(
@@ -104,16 +151,8 @@ class Preparation:
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.ledger_path = run.path("ledger.jsonl")
 
-    def __getattr__(self, name: str):  # only where there is no such attribute yet
-        if name in LEFT_BY:
-            raise KitError(
-                f"There is no `{name}` yet: `{LEFT_BY[name]}()` makes it. In a notebook, run the "
-                "cells from the top."
-            )
-        raise AttributeError(name)
-
     def run(self) -> Iterator[Result]:
-        """Every step, in order; what was finished before is not done again."""
+        """Take every step in order; finished work is not repeated."""
         yield self.check()
         yield self.require_usable()
         yield self.train_tokenizer()
@@ -130,17 +169,17 @@ class Preparation:
 
     @property
     def rehearses(self) -> bool:
-        """Whether the run asks for rehearsal, and begins with a voice that can."""
-        asked = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
-        return bool(asked and read_run_file(self.active_run.folder / BEGUN))
+        """Whether the settings ask for rehearsal and the run has a base voice."""
+        share = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
+        return bool(share and read_run_file(self.active_run.folder / BEGUN))
 
     @property
     def rows(self) -> list[Utterance]:
-        """The recordings that training gets, in the order of the code cache."""
+        """The utterances for training, in the order of the code cache."""
         return self.ledger.kept
 
     def check(self) -> Result:
-        """Fetch or speak the recordings and measure every clip; the ledger lists what is unfit."""
+        """Fetch or synthesise the recordings and measure every clip."""
         run = self.active_run
         self.source.begin(run)
         self.folder = self.source.fetch(run)
@@ -148,13 +187,14 @@ class Preparation:
             self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
         )
         self.source.set_permanent(run)
-        found = results.of_ledger(self.checked, self.folder, self.source.language)
-        return dataclasses.replace(found, line="\n".join([*self.source_lines, found.line]))
+        return data_report_result(
+            self.checked, self.folder, self.source.language, self.source_lines
+        )
 
     def require_usable(self) -> Result:
-        """Raise DatasetError where too much was refused; else leave a cleaned table.
+        """Write the table of the clips that are kept; DatasetError when too much was rejected.
 
-        What is too long does not count yet: it is cut once there is a recogniser.
+        Clips that are too long do not count yet: they are cut once there is a recogniser.
         """
         self.checked.before_segmentation().require_usable(self.rules, self.ledger_path)
         rows = self.checked.kept
@@ -165,89 +205,178 @@ class Preparation:
             minutes = sum(finding.seconds for finding in too_long) / 60
             line += (
                 f"\nToo long for a row: {len(too_long):,} of the recordings, {minutes:.1f} "
-                "minutes. They are cut at their pauses once the recogniser is trained on these."
+                "minutes. They are cut at pauses once the recogniser is trained on the others."
             )
         return Result(line=line)
 
     def train_tokenizer(self) -> Result:
-        """Learn text pieces from the training text; held-out text says whether they fit."""
+        """Train the tokenizer, or extend the base voice's; judge it on held-out text.
+
+        It is trained again only when the texts or the settings have changed.
+        """
         run = self.active_run
-        rows = self.checked.kept
-        lines = [row.text for row in rows_in_split(rows, "train")]
-        held_out = [row.text for row in rows_in_split(rows, "held_out")]
-        self.tokenizer = fitted_pieces(run, self.source, self.pieces, lines)
-        fitness = tokenizer_report(self.tokenizer, held_out or lines)
-        run.record(text=fitness)
-        base = tokenizer_of_start(run, self.source.language)
-        before = tokenizer_report(base, held_out or lines) if base else None
+        source = self.source
+        lines = [row.text for row in rows_in_split(self.checked.kept, "train")]
+        held_out = [row.text for row in rows_in_split(self.checked.kept, "held_out")] or lines
+        path = run.path("tokenizer.model")
+        key_path = run.path("tokenizer.key")  # what `path` was made from
+        base = load_base_tokenizer(run, source.language)
+        made_from = [self.pieces, lines, source.language, source.text_stamp() or ""]
+        if base is not None:
+            made_from.append(base_tokenizer_digest(run))
+        key = digest(*made_from)
+        if not path.exists() or read_run_file(key_path) != key:
+            more_text = Path(source.text) if source.text else None
+            if base is None:
+                train_fitted_tokenizer(lines, path, self.pieces, more_text, source.language)
+            else:
+                grow_tokenizer(base, lines, path, self.pieces, more_text, source.language)
+            write_atomic(key_path, key)
+        self.tokenizer = load_tokenizer(path, source.language)
+
+        report = tokenizer_report(self.tokenizer, held_out)
+        run.record(text=report)
         counts = count_tokens(self.tokenizer, lines, run.path("count.json"))
-        advice = grown_vocabulary_advice(self.tokenizer, counts, base)
-        found = results.of_tokenizer(self.tokenizer, fitness, advice, lines, self.source.language)
-        if before is None:
-            return found
-        return results.of_growth(found, before, fitness, told_start(run, self.tokenizer))
+        size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
+        line = f"{self.tokenizer.vocab_size} ids; vocabulary advice: {size}, {reason}"
+        pictures = ()
+        if base is not None:
+            before = tokenizer_report(base, held_out)
+            spelling = compare_tokenizers({"its own pieces": before, "with new ones": report})
+            line = f"{describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling.line}"
+            pictures = spelling.pictures
+        example = language_example(source.language) or f"{lines[0]} 2017"
+        grid = [
+            ("text", "what becomes of it"),
+            (example, normalize(example, source.language)),
+            (lines[0], " | ".join(self.tokenizer.pieces(lines[0]))),
+        ]
+        return Result(line=line, pictures=pictures, grid=grid, figures=report)
 
     def train_codec(self) -> Result:
-        """Train the codec on these recordings, unless one of the same settings is there."""
+        """Train the codec, or load the one trained with these settings; play a round trip."""
         rows = self.checked.kept
         path = self.active_run.path("codec.safetensors")
-        self.codec, how = fitted_codec(self.active_run, self.codec_config, rows, path)
+        self.codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows, path)
+        codec = self.codec
         example = next(iter(rows_in_split(rows, "held_out")), rows[0])
-        with on_device(self.active_run.hw.device, self.codec):
-            return results.of_codec(self.codec, how, example, self.front_end)
+        wave = load_wave(example.audio, codec.sample_rate)
+        with on_device(self.active_run.hw.device, codec):
+            round_trips = codec.round_trips(wave)
+            picture = mel_picture(
+                {"recording": wave, **round_trips}, codec.sample_rate, self.front_end
+            )
+        waves = {f"recording: {example.text}": wave, **round_trips}
+        return Result(
+            line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}",
+            pictures=[picture],
+            sounds=players_of(waves, codec.sample_rate),
+        )
 
     def train_recognizer(self) -> Result:
-        """Train the recogniser on these recordings, unless one of the same settings is there."""
+        """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
         config = build(RecognizerConfig, run.section("recognizer"))
         path = run.path("recognizer.safetensors")
-        ears = Mel(recognizer_mel(self.front_end.config))
-        rows = self.checked.kept
-        language = self.source.language
-        self.recognizer, how = fitted_recognizer(run, config, rows, ears, path, language)
-        return Result(line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {how}")
+        front_end = Mel(recognizer_mel(self.front_end.config))
+        self.recognizer, origin = train_or_load_recognizer(
+            run, config, self.checked.kept, front_end, path, self.source.language
+        )
+        return Result(
+            line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {origin}"
+        )
 
     def align(self) -> Result:
-        """Lay each text over its recording; what does not fit leaves the rows for the ledger."""
-        heard = align_texts(self.active_run, self.checked, self.recognizer)
-        self.matched = heard.matched
+        """Align each text with its recording; reject the clips whose text does not fit."""
+        run = self.active_run
+        config = build(AlignConfig, run.section("align"))
+        rows = config.draw(self.checked.kept)
+        with on_device(run.hw.device, self.recognizer):
+            alignments = align_clips_cached(
+                rows,
+                self.checked.digests(rows),
+                self.recognizer,
+                config,
+                run.path("aligned.json"),
+                Ticker("aligned"),
+                recognizer_group(run),
+            )
+        self.matched = match(rows, alignments, config)
         self.aligned = self.checked.without(self.matched.mismatched)
-        self.active_run.record(data={"alignment": self.matched.note})
-        return results.of_alignment(heard, self.aligned, self.codec.sample_rate)
+        run.record(data={"alignment": self.matched.note})
+        return self._alignment_result(rows, alignments)
+
+    def _alignment_result(self, rows: list[Utterance], alignments: list[Alignment]) -> Result:
+        """The fit of the worst clips and the limit; players for the worst of all."""
+        pairs = worst(rows, alignments, WORST_DRAWN)
+        scores = [max(alignment.score, LOWEST_DRAWN) for _, alignment in pairs]
+        lines = {"the worst clips": (range(1, len(scores) + 1), scores)}
+        for kind, lowest in self.matched.limits.items():
+            lines[f"limit, clips {kind}"] = ([1, len(scores)], [max(lowest, LOWEST_DRAWN)] * 2)
+        sounds = []
+        for row, alignment in pairs[:WORST_PLAYED]:
+            try:
+                wave = load_wave(row.audio, self.codec.sample_rate)
+            except DatasetError:
+                continue  # a clip that cannot be read has its reason in the data report
+            caption = f"{alignment.score:.2f}, most at {alignment.worst_at_s:.1f} s | {row.text}"
+            sounds += players_of({caption: wave}, self.codec.sample_rate)
+        return Result(
+            line=f"{self.matched.note}\n{len(self.aligned.kept):,} utterances stay, "
+            f"{self.aligned.lost_percent:.2f} % of the hours are refused",
+            pictures=[curves(lines, "clip, the worst first", "fit (nats a character)")],
+            sounds=sounds,
+        )
 
     def cut_long(self) -> Result:
-        """Cut what is too long for the model at its pauses; the originals stay as they are."""
+        """Cut recordings that are too long at their pauses; the originals are not changed."""
+        too_long = {finding.id for finding in self.aligned.too_long}
         if not self.matched.judged:
             self.cut = self.aligned
-            line = "Nothing is cut: the recogniser cannot say where words are."
-            left = len(self.cut.too_long)
-            if left:
-                line += f" Too long for a row, and so refused: {left:,} of the recordings."
+            line = "Nothing is cut: the recogniser is not good enough to find the words."
+            if too_long:
+                line += f" Refused as too long for a row: {len(too_long):,} of the recordings."
             return Result(line=line)
-        cutter = cutter_for(self.rules, self.recognizer)
-        clips, count = cut_too_long(self.active_run, self.aligned, self.folder, self.rules, cutter)
+        cutter = Segmenter(
+            recognizer=self.recognizer,
+            cuts=SegmentConfig(max_s=self.rules.longest_s),
+            walk=LongAlignConfig(language=self.rules.language),
+        )
+        run = self.active_run
+        rows = []
+        if too_long:
+            rows = [row for row in read_dataset(self.folder, self.rules).rows if row.id in too_long]
+        with on_device(run.hw.device, self.recognizer):
+            clips = cutter.segment_rows(
+                rows, run.path("long"), Ticker("seconds heard"), recognizer_group(run)
+            )
         self.cut = self.aligned.with_clips(clips)
-        return Result(line=f"{len(clips)} clips from {count} recordings that were too long")
+        return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
 
     def fit_positions(self) -> Result:
-        """Give the model positions for the longest rows; write the manifest of what stays."""
+        """Size the model's position tables for the longest rows; write the manifest."""
         frame_rate = self.codec_config.frame_rate
         self.model, beyond = fit_positions(self.model, self.cut.kept, self.tokenizer, frame_rate)
         self.ledger = self.cut.without(beyond)
         write_data_report(self.ledger, self.active_run.folder)
         self.ledger.require_usable(self.rules, self.ledger_path)
-        figures = results.figures_of(self.ledger)
-        figures["language"] = self.source.language
-        figures["positions"] = {"max_text": self.model.max_text, "max_code": self.model.max_code}
+        figures = {
+            "hours": self.ledger.kept_s / 3600,
+            "utterances": len(self.rows),
+            "refused": len(self.ledger.refused),
+            "refused_percent": self.ledger.lost_percent,
+            "language": self.source.language,
+            "positions": {"max_text": self.model.max_text, "max_code": self.model.max_code},
+        }
         self.active_run.record(data=figures)
         return Result(
             line=f"{self.model.max_text} text positions, {self.model.max_code} code positions; "
-            f"{len(beyond)} rows are too long for any",
+            f"{len(beyond)} rows are too long for them",
             figures=figures,
         )
 
     def encode(self) -> Result:
-        """Send every recording through the codec, once: the code cache is shared by all runs."""
+        """Encode every recording once, into the code cache that all runs share."""
         run = self.active_run
         with on_device(run.hw.device, self.codec, self.front_end):
             index = build_cache(
@@ -270,24 +399,132 @@ class Preparation:
         )
 
     def measure_lengths(self) -> Result:
-        """How long the rows are, the limit that keeps nearly all, and lengths to pad them to."""
+        """Show row lengths, a limit that keeps nearly all rows, and lengths to pad to."""
         report = length_report(self.cache, self.codec.frame_rate)
-        return record_lengths(self.active_run, report, self.cache)
+        fixed = report.fixed_lengths
+        self.active_run.record(data={"fixed_lengths": fixed})
+        sample = self.cache.sample_of_split("train")
+        lengths = {
+            "text pieces": self.cache.lengths(sample, "texts").tolist(),
+            "codes": self.cache.lengths(sample, "codes").tolist(),
+            "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
+        }
+        return Result(
+            line=f"limit {report.limit_codes} codes, {report.limit_tokens} tokens; "
+            f"{len(report.beyond)} rows ({report.beyond_share:.2%}) are longer\n"
+            f"fixed lengths for torch.compile: {', '.join(map(str, fixed))} tokens",
+            pictures=[histogram(lengths, marks={"tokens": fixed})],
+            figures=report.table(),
+        )
 
     def make_batches(self) -> Result:
-        """The stream that training reads, its first batches, and what padding they need."""
+        """Make the stream that training reads; show its first batch and the padding it needs."""
         self.model = dataclasses.replace(
             self.model,
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,
             n_mels=self.front_end.config.n_mels,
         )
-        self.stream, result = first_batches(
-            self.active_run, self.cache, self.model, self.data_config, fixed_lengths(self.cache)
+        config = self.data_config
+        self.stream = CodeStream(self.cache, "train", config, partial(collate, self.model))
+        waste = padding_waste(self.stream.lengths, config)
+        padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
+        waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
+        first, batch_s = timed_batches(self.stream)
+        self.active_run.record(
+            data={
+                "padding": waste["neighbours in length"],
+                "padding_any_order": waste["any order"],
+                "padding_fixed_lengths": waste["neighbours, fixed lengths"],
+                "batch_s": batch_s,
+            }
         )
-        return result
+        grid = tuple(first.micro[0].tokens.shape)
+        percent = [100 * share for share in waste.values()]
+        return Result(
+            line=f"first micro-batch {grid}, {first.tokens} tokens in the batch; position after it "
+            f"{first.position}\n{loader_settings(self.active_run.hw, batch_s, STEP_S).reason}",
+            pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
+        )
 
     def rehearse(self) -> Result:
-        """Let the voice that the run begins with say what it can, to be read along in training."""
+        """Let the base voice speak sentences that training mixes in, so that it forgets less."""
         run = self.active_run
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
+
+
+def data_report_result(report: DataReport, folder: Path, language: str, lines: list[str]) -> Result:
+    """Histograms of the kept clips, minutes by kind of finding, and the rejected clips.
+
+    `lines` stand before its own.
+    """
+    pictures = []
+    if report.kept:
+        clips = [report.measures[row.audio] for row in report.kept]
+        panels = {
+            "duration (s)": [clip.seconds for clip in clips],
+            "signal to noise (dB)": [clip.snr_db for clip in clips if clip.snr_db is not None],
+            "characters per second": [len(row.text) / row.seconds for row in report.kept],
+        }
+        pictures.append(histogram(panels))
+    kinds = by_kind(report.refused + report.warned)
+    if kinds:
+        minutes = [seconds / 60 for _, seconds in kinds.values()]
+        pictures.append(bars(list(kinds), minutes, unit="minutes", title="Ledger"))
+    speakers = len({row.speaker for row in report.kept})
+    lines = [
+        *lines,
+        f"recordings in {folder}: {report.layout}",
+        f"{len(report.kept):,} utterances, {report.kept_s / 3600:.2f} hours, {speakers} speakers, "
+        f"{report.lost_percent:.2f} % refused",
+    ]
+    if not kinds:
+        lines.append("No clip was refused, and there are no warnings.")
+    warning = script_warning(report.kept, language)
+    if warning:
+        lines.append(warning)
+    return Result(line="\n".join(lines), pictures=pictures, grid=findings_table(report.refused))
+
+
+def script_warning(rows: list[Utterance], language: str) -> str:
+    """A warning when most letters are in a script that `language` is not written in, else ""."""
+    scripts = Counter()
+    for row in rows:
+        scripts.update(unicode_script(letter) for letter in row.text[:20] if letter.isalpha())
+    expected = {unicode_script(letter) for letter in language_example(language) if letter.isalpha()}
+    if not expected or not scripts:
+        return ""
+    commonest = max(scripts, key=scripts.get)
+    if commonest in expected:
+        return ""
+    return (
+        f"Most letters of these texts are {commonest.capitalize()}; `{language}` is written in "
+        f"{'/'.join(expected).capitalize()}, and numbers are spelt out in it. For another language "
+        "begin a new run with its code: LANGUAGE in 01_data_prep or of make voice, --language."
+    )
+
+
+def compare_tokenizers(reports: dict[str, dict]) -> Result:
+    """Compare tokenizers on the same held-out text; `reports` holds `tokenizer_report`s by name."""
+    lines = []
+    for name, report in reports.items():
+        lines.append(
+            f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
+            f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
+            f"{report['covered']:.1%} of the letters have a piece, "
+            f"{report['round_trip']:.0%} of the texts come back as they were"
+        )
+    first = next(iter(reports.values()))
+    if first["uncovered"]:
+        lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
+    scripts = ", ".join(f"{name} {share:.0%}" for name, share in first["scripts"].items())
+    lines.append(f"held-out letters: {scripts}")
+    panels = {
+        "pieces a character": {name: r["tokens_per_character"] for name, r in reports.items()},
+        "% unknown, bytes": {
+            name: 100 * (r["byte_rate"] + r["unknown_rate"]) for name, r in reports.items()
+        },
+        "% of letters it has": {name: 100 * r["covered"] for name, r in reports.items()},
+        "% of texts come back": {name: 100 * r["round_trip"] for name, r in reports.items()},
+    }
+    return Result(line="\n".join(lines), pictures=(measures(panels),))

@@ -1,4 +1,4 @@
-"""Codec and recogniser of a run: trained on its recordings, or taken as they lie there.
+"""Train or load the codec (with its vocoder) and the recogniser of a run.
 
 Shapes: L samples.
 """
@@ -35,47 +35,48 @@ from kit.releases.whisper import (
     whisper_unavailable,
 )
 
-CODEC_CLIPS = 2000  # recordings the codec learns from, at most
-HELD_OUT_CLIPS = 32  # recordings that say how good it is
-WHISPERS = "whisper"  # beside the runs: one serves them all
-THERE = "the one of before, with these settings, is used again"
+CODEC_CLIPS = 2000  # most recordings the codec is trained on
+HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
+WHISPERS = "whisper"  # a folder beside the runs, which share it
+REUSED = "the one of before, with these settings, is used again"
 
 
-def fitted_codec(
+def train_or_load_codec(
     run: ActiveRun, config: CodecConfig, rows: list[Utterance], path: Path
 ) -> tuple[Codec, str]:
-    """The codec at `path` with these settings, trained on `rows` where there is none; and how.
+    """Load the codec at `path` or, if its settings differ, train one on `rows`.
 
-    One that was trained elsewhere is taken as it was released; KitError and DownloadError say why
-    it cannot be had. Interrupted, it goes on after the last part that was trained to its end.
+    Returns it with its origin in words. A released codec is downloaded, not trained; raises
+    KitError and DownloadError where that fails. Interrupted training resumes after its last
+    finished stage.
     """
-    there = same_codec(path, config)
-    if there:
-        return there, THERE
+    codec = load_matching_codec(path, config)
+    if codec:
+        return codec, REUSED
     torch.manual_seed(0)
     codec = make_codec(config)
     release = codec.load_release(Ticker("bytes"))
     if release:
         save_codec(codec.eval(), path)
         return codec, release
-    unseen = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
-    fit_schedule = codec.fit_schedule(unseen)
+    held_out = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
+    fit_schedule = codec.fit_schedule(held_out)
     if fit_schedule is None:
         save_codec(codec.eval(), path)
         return codec, "it needs no training"
     train = rows_in_split(rows, "train")
-    chosen = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
-    waves = [load_wave(row.audio, codec.input_sample_rate) for row in chosen]
+    sample = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
+    waves = [load_wave(row.audio, codec.input_sample_rate) for row in sample]
     codec = trained_codec(run, codec, fit_schedule, waves, path)
-    return codec, codec_in_words(run.report()["codec"])
+    return codec, describe_codec_training(run.report()["codec"])
 
 
 def trained_codec(
     run: ActiveRun, codec: Codec, fit_schedule: FitSchedule, waves: list[Tensor], path: Path
 ) -> Codec:
-    """`codec`, trained on `waves` (L,), recorded and left at `path`.
+    """Train `codec` on `waves` (L,) in up to three stages; record them and save it at `path`.
 
-    What it is after each part of the training lies beside `path` until all have ended.
+    The first two stages are saved beside `path` until all are done.
     """
     device = run.hw.device
 
@@ -86,48 +87,52 @@ def trained_codec(
         return figures
 
     def train_adversarial(codec: Codec) -> dict:
-        return {"sharpened": followed(codec.train_adversarial(waves, device), "sharpening step")}
+        return {"sharpened": run_steps(codec.train_adversarial(waves, device), "sharpening step")}
 
     def train_vocoder(codec: Codec) -> dict:
-        return {"vocoder": followed(codec.train_vocoder(waves, device), "vocoder step")}
+        return {"vocoder": run_steps(codec.train_vocoder(waves, device), "vocoder step")}
 
     fitted = path.with_name("codec-fitted.safetensors")
     sharpened = path.with_name("codec-sharpened.safetensors")
-    for train, left in ((fit, fitted), (train_adversarial, sharpened), (train_vocoder, path)):
-        there = same_codec(left, codec.config)
-        if there:
-            codec = there
+    stages = ((fit, fitted), (train_adversarial, sharpened), (train_vocoder, path))
+    for train, stage_path in stages:
+        finished = load_matching_codec(stage_path, codec.config)
+        if finished:
+            codec = finished
         else:
             run.record(codec=train(codec))
-            save_codec(codec, left)
+            save_codec(codec, stage_path)
     fitted.unlink()
     sharpened.unlink()
     return codec
 
 
-def same_codec(path: Path, config: CodecConfig) -> Codec | None:
-    """The codec at `path`, where it has these settings; None where there is none, or another."""
+def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
+    """The codec at `path`; None where there is none or its settings differ."""
     codec = load_codec(path) if path.exists() else None
     return codec if codec and codec.config == config else None
 
 
-def codec_in_words(figures: dict) -> str:
-    """How it was trained, of what `fitted_codec` recorded."""
-    told = figures["ending"]
-    if figures["held_out"] is not None:  # there were held-out recordings
-        told = f"held-out loss {figures['held_out']:.3f} {told}"
-    if figures.get("cut_short"):  # earlier versions did not note it
+def describe_codec_training(figures: dict) -> str:
+    """How the codec was trained, from the figures in the run's record."""
+    text = figures["ending"]
+    if figures["held_out"] is not None:
+        text = f"held-out loss {figures['held_out']:.3f} {text}"
+    if figures.get("cut_short"):  # missing from records of older versions
         minutes = max(30, 3 * figures.get("minutes", 0))
-        told += f" (`--set codec.minutes={minutes:g}` and no other work beside it make it clearer)"
+        text += (
+            f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
+            "meanwhile)"
+        )
     if figures["sharpened"]["steps"]:
-        told += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
+        text += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
     if figures["vocoder"]["steps"]:
-        told += f"; its vocoder trained in {figures['vocoder']['steps']:,} steps"
-    return told
+        text += f"; its vocoder trained in {figures['vocoder']['steps']:,} steps"
+    return text
 
 
-def followed(training: Iterable[tuple[int, int]], what: str) -> dict:
-    """Go through a training that yields (step, steps), with progress; its steps and seconds."""
+def run_steps(training: Iterable[tuple[int, int]], what: str) -> dict:
+    """Run a training that yields (step, steps), with progress; return its steps and seconds."""
     began_s = time.perf_counter()
     step = 0
     ticker = Ticker(what)
@@ -136,7 +141,7 @@ def followed(training: Iterable[tuple[int, int]], what: str) -> dict:
     return {"steps": step, "seconds": time.perf_counter() - began_s}
 
 
-def fitted_recognizer(
+def train_or_load_recognizer(
     run: ActiveRun,
     config: RecognizerConfig,
     rows: list[Utterance],
@@ -144,36 +149,36 @@ def fitted_recognizer(
     path: Path,
     language: str,
 ) -> tuple[SpeechRecognizer, str]:
-    """The recogniser at `path` with these settings, else one trained on `rows`; and how.
+    """Load the recogniser at `path` or, if its settings differ, train one on `rows`.
 
-    With `config.whisper` that one listens in its place, where it is installed.
+    Returns it with its origin in words. With `config.whisper` it is that Whisper, if installed.
     """
-    if config.whisper and not whisper_unavailable():
+    missing = whisper_unavailable() if config.whisper else ""
+    if config.whisper and not missing:
         return whisper_recognizer(run, config.whisper, rows, path, language)
-    own = dataclasses.replace(config, whisper="")
-    model, how = trained_recognizer(run, own, rows, front_end, path)
-    return (
-        model,
-        f"{how}. Whisper does not listen: {whisper_unavailable()}" if config.whisper else how,
-    )
+    config = dataclasses.replace(config, whisper="")
+    model, origin = trained_recognizer(run, config, rows, front_end, path)
+    if missing:
+        origin += f". Whisper is not used: {missing}"
+    return model, origin
 
 
 def trained_recognizer(
     run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel, path: Path
 ) -> tuple[Recognizer, str]:
-    """The kit's own recogniser at `path` with these settings, else trained on `rows`; and how."""
-    there = load_recognizer(path) if path.exists() else None
-    same_kind = isinstance(there, Recognizer)
-    if same_kind and (there.config, there.front_end.config) == (config, front_end.config):
-        return there, THERE
+    """The kit's own recogniser: loaded from `path` or, if its settings differ, trained."""
+    model = load_recognizer(path) if path.exists() else None
+    same_kind = isinstance(model, Recognizer)
+    if same_kind and (model.config, model.front_end.config) == (config, front_end.config):
+        return model, REUSED
     train = rows_in_split(rows, "train")
-    chosen = random.Random(1).sample(train, min(config.utterances, len(train)))
-    texts = [row.text for row in chosen]
+    sample = random.Random(1).sample(train, min(config.utterances, len(train)))
+    texts = [row.text for row in sample]
     torch.manual_seed(0)
     model = Recognizer(config, alphabet_of(texts), front_end.config)
-    mels = [load_mel(row.audio, front_end) for row in chosen]
-    unseen = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
-    fit_schedule = recognizer_schedule(model, unseen)
+    mels = [load_mel(row.audio, front_end) for row in sample]
+    held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
+    fit_schedule = recognizer_schedule(model, held_out)
     steps = train_recognizer(
         model, mels, texts, run.hw.device, run.precision.value, fit_schedule=fit_schedule
     )
@@ -185,31 +190,33 @@ def trained_recognizer(
 def whisper_recognizer(
     run: ActiveRun, name: str, rows: list[Utterance], path: Path, language: str
 ) -> tuple[WhisperRecognizer, str]:
-    """The Whisper `name`, and what its own errors and its time on held-out recordings are.
+    """The Whisper `name`; its error rate and speed on held-out recordings are recorded.
 
     Raises KitError and DownloadError where its files cannot be had.
     """
     folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
     train = rows_in_split(rows, "train")
     model = new_whisper(folder, language, alphabet_of([row.text for row in train]))
-    there = load_recognizer(path) if path.exists() else None
-    if there and there.fingerprint() == model.fingerprint():
-        return there, THERE
-    unseen = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
-    waves = [load_wave(row.audio, model.input_sample_rate) for row in unseen]
+    saved = load_recognizer(path) if path.exists() else None
+    if saved and saved.fingerprint() == model.fingerprint():
+        return saved, REUSED
+    judged = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
+    texts = [row.text for row in judged]
+    rate_hz = model.input_sample_rate
+    waves = [load_wave(row.audio, rate_hz) for row in judged]
     began_s = time.perf_counter()
-    error = cer(
-        model.transcribe_waves(waves, model.input_sample_rate), [row.text for row in unseen]
-    )
+    error = cer(model.transcribe_waves(waves, rate_hz), texts)
     took_s = time.perf_counter() - began_s
-    factor = took_s / sum(len(wave) / model.input_sample_rate for wave in waves)
-    figures = {"held_out": error, "whisper": name, "real_time_factor": factor}
-    run.record(recognizer=figures)
+    factor = took_s / sum(len(wave) / rate_hz for wave in waves)
+    run.record(recognizer={"held_out": error, "whisper": name, "real_time_factor": factor})
     save_whisper(model, path)
-    told = f"Whisper ({name}) listens in `{language}`: held-out errors {error:.1%}"
-    return model, f"{told}, {factor:.2f} s a second of sound"
+    origin = (
+        f"Whisper ({name}) transcribes `{language}`: held-out errors {error:.1%}, "
+        f"{factor:.2f} s a second of sound"
+    )
+    return model, origin
 
 
 def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
-    """The recordings that judge codec and recogniser, and that neither learns from."""
+    """Held-out recordings for judging codec and recogniser; neither is trained on them."""
     return rows_in_split(rows, "held_out")[:HELD_OUT_CLIPS]

@@ -1,9 +1,8 @@
-"""What a voice could say before, said again while it learns something else.
+"""Rehearsal against forgetting: the base voice speaks sentences that fine-tuning mixes in.
 
-Before the first step the voice that a run begins with reads sentences in the languages that it
-speaks, in the voices of the run's recordings. What it says stays on disk as codes, and training
-reads a share of it along (`finetune.rehearsal`). Nobody needs recordings for that: the voice is its
-own teacher (pseudorehearsal, Robins 1995, doi:10.1080/09540099550039318).
+Before the first step the base voice speaks sentences in its languages, in the voices of the run's
+recordings. Its codes are saved, and training mixes a share of them in (`finetune.rehearsal`). No
+other recordings are needed (pseudorehearsal, Robins 1995, doi:10.1080/09540099550039318).
 """
 
 import dataclasses
@@ -31,19 +30,19 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_languages import BaseLanguages
-from kit.recipes.prepare_source import sampling_of
-from kit.recipes.start_from import BEGUN, TOKENIZER
+from kit.recipes.base_model import BEGUN, TOKENIZER
+from kit.recipes.run_source import sampling_of
 from kit.text.tokenizer import load_tokenizer
 from kit.training.trainable import FinetuneConfig
 
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"
 FILE = "rehearsal.safetensors"
-AT_ONCE = 32  # rows that are spoken together
+AT_ONCE = 32  # rows in a batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RehearsalRow:
-    """A sentence that the voice is to read, for the `number`-th time."""
+    """A sentence for the base voice to speak, for the `number`-th time."""
 
     language: str
     text: str
@@ -53,118 +52,119 @@ class RehearsalRow:
 
 @dataclasses.dataclass(kw_only=True)
 class Rehearsed:
-    """What was read so far: codes (N,) by reading, None where no end was found."""
+    """The rows spoken so far, with their codes (N,); None where the voice did not stop."""
 
     codes: dict[RehearsalRow, np.ndarray | None]
-    seconds: float  # that speaking has taken
+    seconds: float  # spent on speaking
 
     @property
     def whole(self) -> dict[RehearsalRow, np.ndarray]:
-        """The readings that can be learnt from: without an end they would teach to find none."""
-        return {reading: codes for reading, codes in self.codes.items() if codes is not None}
+        """The rows to train on: those where the voice stopped."""
+        return {row: codes for row, codes in self.codes.items() if codes is not None}
 
     def save(self, path: Path, key: str) -> None:
-        rows = [dataclasses.asdict(reading) for reading in self.codes]
-        for row, codes in zip(rows, self.codes.values()):
-            row["whole"] = codes is not None
-        codes = [np.zeros(0, np.int32) if codes is None else codes for codes in self.codes.values()]
+        rows = []
+        arrays = []
+        for row, codes in self.codes.items():
+            rows.append({**dataclasses.asdict(row), "whole": codes is not None})
+            arrays.append(np.zeros(0, np.int32) if codes is None else codes)
         tensors = {
             "key": as_bytes(key),
             "rows": as_bytes(rows),
-            "codes": np.concatenate(codes),
-            "code_counts": np.array([len(row) for row in codes]),
+            "codes": np.concatenate(arrays),
+            "code_counts": np.array([len(codes) for codes in arrays]),
             "seconds": np.array([self.seconds]),
         }
         write_atomic(path, pack_tensors(tensors))
 
 
-def load_rehearsed(path: Path, key: str) -> Rehearsed:
-    """What lies at `path`; nothing where that was not read as `key` says.
+def load_rehearsal(path: Path, key: str) -> Rehearsed:
+    """Load the rows saved at `path`; none if they were saved under another key.
 
     Raises DamagedFileError for a file that is missing or damaged.
     """
     table = load_tensors(path)
     if from_bytes(table["key"]) != key:
         return Rehearsed(codes={}, seconds=0.0)
-    found = {}
-    for row, codes in zip(
-        from_bytes(table["rows"]), split_by(table["codes"], table["code_counts"])
-    ):
-        whole = row.pop("whole")
-        found[RehearsalRow(**row)] = codes if whole else None
-    return Rehearsed(codes=found, seconds=float(table["seconds"][0]))
+    codes_by_row = {}
+    arrays = split_by(table["codes"], table["code_counts"])
+    for fields, codes in zip(from_bytes(table["rows"]), arrays):
+        stopped = fields.pop("whole")
+        codes_by_row[RehearsalRow(**fields)] = codes if stopped else None
+    return Rehearsed(codes=codes_by_row, seconds=float(table["seconds"][0]))
 
 
 def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
-    """How codes are drawn for it: just as likely as the voice finds them.
+    """Sample from the voice's unchanged distribution.
 
-    Colder, or of fewer codes, they would teach to expect less than it does: what is to be kept is
-    all that it expects (docs/measurements-archive.md).
+    A lower temperature or a cut tail would teach a narrower distribution than the one to keep
+    (docs/measurements-archive.md).
     """
-    warm = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "repetition_penalty": 1.0,
-        "guidance": 1.0,
-    }
-    once = {"candidates": 1, "retries": 0}
-    return sampling_of(run, **warm, **once)
+    return sampling_of(
+        run,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        guidance=1.0,
+        candidates=1,
+        retries=0,
+    )
 
 
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
-    """Changes with the voice that reads, how it draws, and whose voice it reads in."""
+    """A digest of the base voice, its sampling and the reference clips."""
     arrays = {name: mel.numpy() for name, mel in references.items()}
     return digest(read_run_file(run.folder / BEGUN), arrays_digest(arrays), rehearsal_sampling(run))
 
 
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:
-    """`count` readings of `texts` (by language), as evenly as can be, with `speakers` in turns."""
-    longest = max(map(len, texts.values()), default=0)
-    found = []
-    for number in itertools.count():
-        for row in range(longest):
-            for language, sentences in texts.items():
-                if len(found) == count:
-                    return found
-                if row < len(sentences):
-                    speaker = speakers[(len(found) + number) % len(speakers)]
-                    reading = RehearsalRow(
-                        language=language, text=sentences[row], speaker=speaker, number=number
-                    )
-                    found.append(reading)
-        if not found:
-            return found
+    """`count` rows spread evenly over languages, `texts` (by language) and `speakers`.
 
-
-def rehearsed_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
-    """What was read for `run` before training, in the voices of `references`.
-
-    Raises KitError where that was not done, or was done otherwise; DamagedFileError for a damaged
-    file.
+    Fewer texts than `count` are repeated, in other voices.
     """
-    cure = (
+    longest = max(map(len, texts.values()), default=0)
+    if not longest:
+        return []
+    rows = []
+    for number in itertools.count():
+        for index in range(longest):
+            for language, sentences in texts.items():
+                if len(rows) == count:
+                    return rows
+                if index < len(sentences):
+                    rows.append(
+                        RehearsalRow(
+                            language=language,
+                            text=sentences[index],
+                            speaker=speakers[(len(rows) + number) % len(speakers)],
+                            number=number,
+                        )
+                    )
+
+
+def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
+    """Load what was spoken for `run`, in the voices of `references`.
+
+    Raises KitError where nothing was, or with other settings; DamagedFileError for a damaged file.
+    """
+    fix = (
         "run 01_data_prep (python -m kit prepare; in 07 the cell with `to_codes`) again, or set "
         "finetune.rehearsal to 0."
     )
     if not run.figure("finetune", "rehearsal"):
+        raise KitError(f"finetune.rehearsal is set, but nothing was spoken for it: {fix}")
+    rehearsed = load_rehearsal(run.folder / FILE, rehearsal_key(run, references))
+    if not rehearsed.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
         raise KitError(
-            f"finetune.rehearsal is asked for, and nothing was spoken to rehearse: {cure}"
+            "The rehearsal rows were spoken by another voice, other recordings or another "
+            f"`generate`: {fix}"
         )
-    found = load_rehearsed(run.folder / FILE, rehearsal_key(run, references))
-    if not found.codes and run.report()["finetune"]["rehearsal"]["spoken"]:
-        raise KitError(
-            "What was spoken to rehearse was of another voice, other recordings or another "
-            f"`generate`: {cure}"
-        )
-    return found
+    return rehearsed
 
 
 class Rehearsal:
-    """The voice that `run` began with, and what it is to read.
-
-    `voice` is one of the run's, for its speakers.
-    """
+    """The run's base voice and the rows it speaks; the speakers are those of `voice`."""
 
     def __init__(self, run: ActiveRun, voice: Voice):
         self.run = run
@@ -177,74 +177,71 @@ class Rehearsal:
         self.most_codes = MAX_CODE_POSITIONS - build(GPTConfig, run.section("model")).stop_targets
 
     def speak(self) -> Result:
-        """Read what was not read before; interrupted, it goes on where it was."""
-        wanted = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
-        spoken = self.spoken_before(wanted)
-        left = [reading for reading in wanted if reading not in spoken.codes]
+        """Speak the rows that are missing; interrupted, it resumes."""
+        rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
+        rehearsed = self.spoken_before(rows)
+        missing = [row for row in rows if row not in rehearsed.codes]
         decoder = Decoder(self.base.model)
         ticker = Ticker("spoken to rehearse")
-        for part in chunks(left, AT_ONCE):
+        for batch in chunks(missing, AT_ONCE):
             began_s = time.monotonic()
-            spoken.codes.update(zip(part, self.read(decoder, part)))
-            spoken.seconds += time.monotonic() - began_s
-            spoken.save(self.run.path(FILE), self.key)
-            ticker(len(spoken.codes), len(wanted))
-        return self.result(spoken)
+            rehearsed.codes.update(zip(batch, self.read(decoder, batch)))
+            rehearsed.seconds += time.monotonic() - began_s
+            rehearsed.save(self.run.path(FILE), self.key)
+            ticker(len(rehearsed.codes), len(rows))
+        return self.result(rehearsed)
 
-    def spoken_before(self, wanted: list[RehearsalRow]) -> Rehearsed:
-        """What of `wanted` was read already."""
+    def spoken_before(self, rows: list[RehearsalRow]) -> Rehearsed:
+        """Those of `rows` that are saved already."""
         path = self.run.path(FILE)
-        found = Rehearsed(codes={}, seconds=0.0)
+        saved = Rehearsed(codes={}, seconds=0.0)
         if path.is_file():
             try:
-                found = load_rehearsed(path, self.key)
+                saved = load_rehearsal(path, self.key)
             except DamagedFileError as error:
                 print(f"{error} It is spoken again.")
-        codes = {reading: found.codes[reading] for reading in wanted if reading in found.codes}
-        return Rehearsed(codes=codes, seconds=found.seconds)
+        codes = {row: saved.codes[row] for row in rows if row in saved.codes}
+        return Rehearsed(codes=codes, seconds=saved.seconds)
 
-    def read(self, decoder: Decoder, part: list[RehearsalRow]) -> list[np.ndarray | None]:
-        """The codes of each of `part`; None where the voice found no end in time."""
+    def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
+        """The codes of each row of `batch`; None where the voice did not stop in time."""
         ids = []
-        for reading in part:
-            tokenizer = load_tokenizer(self.run.path(TOKENIZER), reading.language)
-            ids.append(tokenizer.encode_checked(reading.text))
-        seeds = [candidate_seed(self.sampling, i, r.number) for i, r in zip(ids, part)]
-        cond = self.voice.conditioning([reading.speaker for reading in part], decoder.device)
-        said = decode(decoder, ids, cond, self.sampling, seeds)
-        found = []
-        for row in said:
-            whole = row.stopped and 0 < len(row.codes) <= self.most_codes
-            found.append(row.codes.numpy().astype(np.int32) if whole else None)
-        return found
+        for row in batch:
+            tokenizer = load_tokenizer(self.run.path(TOKENIZER), row.language)
+            ids.append(tokenizer.encode_checked(row.text))
+        seeds = [candidate_seed(self.sampling, i, row.number) for i, row in zip(ids, batch)]
+        cond = self.voice.conditioning([row.speaker for row in batch], decoder.device)
+        codes = []
+        for output in decode(decoder, ids, cond, self.sampling, seeds):
+            usable = output.stopped and 0 < len(output.codes) <= self.most_codes
+            codes.append(output.codes.numpy().astype(np.int32) if usable else None)
+        return codes
 
-    def result(self, spoken: Rehearsed) -> Result:
-        """What there is to rehearse, recorded."""
-        whole = spoken.whole
-        languages = list(dict.fromkeys(reading.language for reading in whole))
+    def result(self, rehearsed: Rehearsed) -> Result:
+        """Record and describe what training can mix in."""
+        rows = rehearsed.whole
+        spoken = len(rehearsed.codes)
+        lost = spoken - len(rows)
+        languages = list(dict.fromkeys(row.language for row in rows))
         figures = {
-            "spoken": len(spoken.codes),
-            "rows": len(whole),
+            "spoken": spoken,
+            "rows": len(rows),
             "languages": languages,
-            "seconds": spoken.seconds,
+            "seconds": rehearsed.seconds,
         }
         self.run.record(finetune={"rehearsal": figures})
-        if not spoken.codes:
+        if not spoken:
             line = (
-                "Nothing to rehearse: of the languages that the kit has sentences in, the voice "
-                "that this run began with spells none but the run's own."
+                "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
+                "in, but the run's own."
             )
-            return Result(line=line)
-        line = (
-            f"To rehearse: {len(whole)} rows in {len(languages)} languages "
-            f"({', '.join(languages)}), spoken in {clock(spoken.seconds)}"
-        )
-        lost = len(spoken.codes) - len(whole)
-        if lost:
-            line += f"; {lost} more found no end and are left out"
-        if not whole:
+        elif not rows:
+            line = f"Nothing is rehearsed: of {spoken} sentences the base voice ended none in time."
+        else:
             line = (
-                f"Nothing is rehearsed: of {lost} sentences the voice that this run began with "
-                "found the end of none."
+                f"To rehearse: {len(rows)} rows in {len(languages)} languages "
+                f"({', '.join(languages)}), spoken in {clock(rehearsed.seconds)}"
             )
+            if lost:
+                line += f"; {lost} more did not end in time and are left out"
         return Result(line=line)

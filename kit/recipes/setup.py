@@ -1,7 +1,6 @@
-"""What machine this is, what follows from it, and whether the run's preset fits here.
+"""Notebook 00: what this machine is, what suits it, and whether the run's preset fits.
 
-`Setup(run)` is notebook 00: each step looks at one thing, records what it found and returns a
-Result. Nothing is trained but a few steps of a throwaway model, to time one.
+Nothing is trained but a few steps of a throwaway model, to time one.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.prepare_source import RunSource
+from kit.recipes.run_source import RunSource
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import plan_bytes
@@ -35,14 +34,14 @@ from kit.tuning.trials import step_seconds
 
 
 class Setup:
-    """The machine against the run's preset, in steps; `run()` is all of them."""
+    """Compares the machine with the run's preset; `run()` is every step."""
 
     def __init__(self, run: ActiveRun):
         self.active = run
         self.train = build(TrainConfig, run.section("train"))
 
     def run(self) -> Iterator[Result]:
-        """Every step, in order; `python -m kit setup`."""
+        """Run every step, in order; `python -m kit setup`."""
         yield self.machine()
         yield self.choices()
         yield self.products()
@@ -53,7 +52,7 @@ class Setup:
         yield self.summary()
 
     def machine(self) -> Result:
-        """The run's folder and preset, the device, and the versions figures depend on."""
+        """The run, the device, and the versions of libraries."""
         run = self.active
         hw = run.hw
         figures = {
@@ -72,35 +71,35 @@ class Setup:
         return Result(line=line, figures=figures)
 
     def choices(self) -> Result:
-        """What follows from the machine, each with its reason."""
+        """What suits the machine, each choice with its reason."""
         run = self.active
         hw = run.hw
-        found: dict[str, Choice] = {
+        choices: dict[str, Choice] = {
             "threads": run.threads,
             "precision": run.precision,
             "attention kernel": attention_backend(hw, run.precision.value),
             "torch.compile": compiler_available(hw.device, hw.capability),
             "preset for this machine": choose_preset(hw),
         }
-        run.record(setup={name: choice.value for name, choice in found.items()})
-        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in found.items()}
-        line = ", ".join(f"{name}: {choice.value}" for name, choice in found.items())
+        run.record(setup={name: choice.value for name, choice in choices.items()})
+        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in choices.items()}
+        line = ", ".join(f"{name}: {choice.value}" for name, choice in choices.items())
         return Result(line=line, figures=reasons)
 
     def products(self) -> Result:
-        """One product of training size in each precision this device knows, measured just now."""
+        """Time one matmul of training size in each precision of this device."""
         hw = self.active.hw
         times = matmul_ms(hw)
         if not times:
             return Result(line=f"No {hw.name} is here to be timed.")
         rows, inner, columns = PRODUCT[hw.device]
-        title = f"One {rows} x {inner} x {columns} product on the {hw.name}"
+        title = f"One {rows} x {inner} x {columns} matmul on the {hw.name}"
         picture = bars(list(times), list(times.values()), "ms", title)
-        told = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
-        return Result(line=f"{title}: {told}", pictures=[picture])
+        timings = ", ".join(f"{precision} {ms:.3g} ms" for precision, ms in times.items())
+        return Result(line=f"{title}: {timings}", pictures=[picture])
 
     def memory(self) -> Result:
-        """A step's planned memory by part, and its fullest moment against what the device has."""
+        """The planned memory of a training step by part, and its peak beside the device's."""
         run = self.active
         work = Workload(
             hw=run.hw,
@@ -112,23 +111,23 @@ class Setup:
             **run.section("memory"),
         )
         plan = plan_bytes(work.model, work.step)
-        room_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
+        limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
         run.record(train={"planned_bytes": plan.peak_bytes})
-        fits = plan.peak_bytes <= room_bytes
-        verdict = "It fits." if fits else change(work, room_bytes)
+        fits = plan.peak_bytes <= limit_bytes
+        verdict = "It fits." if fits else change(work, limit_bytes)
         picture = memory_bars(
             plan.parts,
             plan.peak_bytes,
             measured_bytes=None,
-            limit_bytes=room_bytes,
+            limit_bytes=limit_bytes,
             device_bytes=run.hw.memory_bytes,
             title=f"{work.step.rows} rows of {work.step.length} tokens on the {run.hw.name}",
         )
-        line = f"The fullest moment is {plan.fullest}.\n{verdict}"
+        line = f"Memory peaks during {plan.fullest}.\n{verdict}"
         return Result(line=line, pictures=[picture])
 
     def advice(self) -> Result:
-        """What else suits this machine."""
+        """Other settings that suit this machine."""
         hw = self.active.hw
         advice = recommend(hw)
         settings = ", ".join(f"{each.setting}: {format_setting(each.value)}" for each in advice)
@@ -136,7 +135,7 @@ class Setup:
         return Result(line=line, figures=advice_table(advice))
 
     def use(self) -> Result:
-        """What the chosen use changes, with its reasons."""
+        """The settings of the chosen use, with its reasons."""
         use = self.active.use
         self.active.record(setup={"use": use or "none"})
         if not use:
@@ -145,7 +144,7 @@ class Setup:
         return Result(line=f"use: {use}", figures=advice_table(overlay(use).advice))
 
     def time(self) -> Result:
-        """How long training will take; on a CPU from a few real steps of the preset's model."""
+        """How long training will take; on a CPU, a few real steps are timed."""
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
@@ -157,12 +156,12 @@ class Setup:
         if own.minutes > promise.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "
-                f"{own.minutes:g} minutes, and what prepares them takes longer, too: "
-                "01_data_prep and 02_train say how long."
+                f"{own.minutes:g} minutes, and preparing them takes longer, too: 01_data_prep and "
+                "02_train say how long."
             )
         return Result(line=line)
 
     def summary(self) -> Result:
-        """What was written, and what comes next."""
+        """What was written, and the next step."""
         next_step = f"01_data_prep, or python -m kit prepare --run {self.active.name}"
         return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: {next_step}")

@@ -1,46 +1,109 @@
-"""Type a sentence, hear it; what each way of running the model costs; a voice to take away.
+"""Notebook 04: say a sentence, measure what each way of running the voice costs, and export it."""
 
-Each step draws what it found and records its own figures.
-"""
-
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 
 import torch
 
+from kit.audio.recognizer import load_recognizer
+from kit.audio.reference import load_reference
+from kit.base.config import build
 from kit.base.errors import SpeechError
-from kit.inference.evaluate import save_samples
+from kit.base.files import digest, file_digest
+from kit.base.formatting import nearest
+from kit.base.result_cache import read_result, save_result
+from kit.batches.code_cache import CodeCache
+from kit.dataset.data_report import rows_in_split
+from kit.dataset.manifest import read_manifest
+from kit.inference.compare_formats import (
+    FormatResult,
+    InferConfig,
+    choose_format,
+    formats_table,
+    measure_formats,
+    median_seconds,
+    real_time_factor,
+    recorded_examples,
+    speak_seconds,
+    time_to_first_audio_s,
+    voices_by_format,
+)
+from kit.inference.evaluate import save_samples, score
 from kit.inference.export import export_voice, load_export
 from kit.inference.torch_export import export_program
-from kit.inference.voice import remark
+from kit.inference.voice import Speech, Voice, remark
+from kit.inference.voice_files import load_voice
 from kit.notebook.panel.speak_panel import SpeakPanel
-from kit.notebook.result import Result
+from kit.notebook.plots import bars, curves
+from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_voice import RunVoice
-from kit.recipes.sounds import mel_picture
-from kit.recipes.speak_costs import SpeakingCosts
+from kit.recipes.run_source import sampling_of
+from kit.recipes.training_samples import mel_picture
 
+BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
+STEPS = ("first_sound", "kv_cache", "batches", "compare_formats", "real_time_factor")
 SETTINGS = {  # of GenerateConfig
-    "temperature": "0 takes the likeliest code, 1 draws as the model weighs them",
-    "top_k": "only so many of the likeliest codes are drawn from; 0: all",
-    "top_p": "only the likeliest that make up this share",
-    "guidance": "how far from what is likely without the text; 1: not at all",
-    "candidates": "readings of a text; the best is kept: likely, and along the text",
-    "follow": "what going along the text weighs beside being likely; 0: nothing",
-    "retries": "of a reading that found no end, each at half the temperature",
+    "temperature": "0 takes the most likely code, 1 samples from the model's own probabilities",
+    "top_k": "sample only from this many of the most likely codes; 0: all",
+    "top_p": "sample only from the most likely codes that make up this share",
+    "guidance": "how far to move away from what is likely without the text; 1: not at all",
+    "candidates": "readings of a text; the best one is kept: likely, and following the text",
+    "follow": "weight of following the text, beside being likely; 0: none",
+    "retries": "of a reading that never ended, each at half the temperature",
     "seed": "another number, another reading",
 }
 
 
-class Speaking(RunVoice):
-    """The voice of a run, ready to speak; what its ways of running cost is asked of `costs`."""
+class Speaking:
+    """The voice of a run, ready to speak; `run()` is all of the notebook.
+
+    `sentence` and `story` are what it says; if empty, an example of its language and a few held-out
+    sentences. Raises KitError if an earlier notebook has not run yet, SpeechError for a missing or
+    damaged file.
+    """
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
-        super().__init__(run, sentence, story)
+        self.active_run = run
+        self.config = build(InferConfig, run.section("infer"))
+        self.weights = run.require_figure("eval", "weights", "03_evaluate_ema")
+        self.weights_file = run.folder / f"model-{self.weights}.safetensors"
+        language = run.require_figure("data", "language", "01_data_prep")
+        self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
+        self.speaker = self.voice.speakers[0]
+        self.rate_hz = self.voice.codec.sample_rate
+        self.sampling = sampling_of(run)
+        self.read_once = dataclasses.replace(self.sampling, candidates=1)
+        rows = rows_in_split(read_manifest(run.folder), "held_out")
+        self.held_out = [row for row in rows if self.voice.can_speak(row.text)]
+        self.sentence = sentence or self.example()
+        self.story = story or ". ".join(row.text for row in self.held_out[:4])
         self.costs = SpeakingCosts(self)
 
+    def __str__(self) -> str:
+        note = self.voice.audio_note()
+        return (
+            f"voices {self.voice.speakers}, {self.weights} weights, "
+            f"{self.active_run.threads.value} threads, {self.active_run.hw.name}"
+            + (f"; {note}" if note else "")
+        )
+
+    __repr__ = __str__  # what a cell shows that ends with it
+
+    def example(self) -> str:
+        """The kit's own sentence in Amharic; in other languages the first held-out one."""
+        if self.voice.language == "am" and self.voice.can_speak(BREAD):
+            return BREAD
+        return self.held_out[0].text
+
+    @cached_property
+    def voices(self) -> dict[str, Voice]:
+        """The voice in every number format of the preset, by the format's name, fp32 first."""
+        return voices_by_format(self.voice, self.config.formats, self.config.compiled)
+
     def run(self) -> Iterator[Result]:
-        """Every step in turn; what was measured of this voice before is not measured again."""
+        """Run every step; measurements of the same voice on the same machine are reused."""
         yield self.say()
         yield self.formats()
         yield self.stream()
@@ -52,69 +115,88 @@ class Speaking(RunVoice):
     def say(
         self, text: str = "", speaker: str = "", weights: str = "", reference: str = ""
     ) -> Result:
-        """`text`, of any length, as sound, its spectrogram, and the parts it was said in.
+        """Say `text` (of any length); shows its sound, spectrogram, and the parts it was split in.
 
-        Empty: the example, the first speaker, fp32. With a `reference`, a recording's path, whoever
-        speaks in it speaks. Raises as `speech` does.
+        Defaults: the example, the first speaker, fp32. With `reference`, the path of a recording,
+        the voice is that of the recording. Raises as `speech` does.
         """
         if speaker and reference:
             raise SpeechError(
-                f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Name "
-                "one of the two."
+                f"Who is to speak: {speaker!r} of this voice, or who speaks in {reference}? Give "
+                "only one of the two."
             )
         text = text or self.sentence
         speech = self.speech(text, speaker or self.speaker, weights, reference)
         line = f"{len(speech.wave) / self.rate_hz:.1f} s of speech"
-        end = remark(speech, self.sampling)
+        note = remark(speech, self.sampling)
         grid = []
         if len(speech.parts) > 1:
             line = f"{len(speech.parts)} parts, {line}"
-            end = end or "every part found its end"
+            note = note or "every part ended by itself"
             grid.append(("said in one go", "text ids"))
             grid.extend((part, str(len(self.voice.ids(part)))) for part in speech.parts)
         waves = {"What was said": speech.wave}
         return Result(
-            line=f"{line}; {end}" if end else line,
+            line=f"{line}; {note}" if note else line,
             pictures=[mel_picture(waves, self.rate_hz, self.voice.front_end)],
             sounds=[self.sound(speech, speech.text)],
             grid=grid,
         )
 
-    def panel(self) -> None:
-        """Show a text box, the voices, the number formats and a button that speaks.
+    def speech(self, text: str, speaker: str, weights: str = "", reference: str = "") -> Speech:
+        """Speak `text` with the preset's settings, in the number format `weights`.
 
-        A recording of somebody, uploaded, takes the place of the voices.
+        Empty `weights` is the default of this device (`Voice.in_format`). With `reference`, the
+        path of a recording, its speaker replaces `speaker`. Raises SpeechError for a text, speaker,
+        format or recording that cannot be used, DatasetError for a recording that cannot be read.
         """
+        if weights and weights not in self.voices:
+            hint = nearest(weights, self.voices)
+            raise SpeechError(f"This voice is not ready in the format {weights!r}.{hint}")
+        voice = self.voices[weights] if weights else self.voice
+        if reference:
+            rate_hz = voice.codec.input_sample_rate
+            path = Path(reference).expanduser()
+            speaker = path.name
+            voice = voice.with_speaker(speaker, load_reference(str(path), rate_hz), rate_hz)
+        return voice.speak([text], speaker, self.sampling)[0]
+
+    def sound(self, speech: Speech, caption: str) -> Sound:
+        """A player for `speech`."""
+        return Sound(caption=caption, wave=speech.wave.numpy(), sample_rate_hz=self.rate_hz)
+
+    def panel(self) -> None:
+        """Show a text box, the voices, the number formats, an upload for a reference, a button."""
         choices = {"voice": self.voice.speakers, "weights": list(self.voices)}
         SpeakPanel(self.panel_speech, self.sentence, choices, reference=True).run()
 
     def panel_speech(
         self, text: str, choice: dict[str, str], reference: str = ""
     ) -> tuple[bytes, str]:
-        """`text` as a WAV file, and what a listener should know of it; mostly nothing."""
+        """`text` as a WAV file, and a note if something went wrong, else ""."""
         speech = self.speech(text, choice["voice"], choice["weights"], reference)
         return self.sound(speech, text).wav_bytes(), remark(speech, self.sampling)
 
     def settings(self) -> Result:
-        """How the codes are drawn."""
+        """The sampling settings with their meanings."""
         grid = [("setting", "now", "what it does")]
         for name, meaning in SETTINGS.items():
             grid.append((name, str(getattr(self.sampling, name)), meaning))
-        return Result(line="How the voice draws its codes", grid=grid)
+        return Result(line="How codes are sampled", grid=grid)
 
     def formats(self) -> Result:
-        """What the number formats turned into on this machine."""
+        """What each number format became on this machine."""
         ran = {name: voice.decoder.ran for name, voice in self.voices.items()}
         return Result(line=f"The voice is ready in {len(ran)} number formats", figures=ran)
 
     def say_in_each_format(self) -> Result:
-        """The same sentence in every number format, read once; kept as the run's typed samples."""
+        """The same sentence once in every number format, saved as the run's typed samples."""
         sounds = []
         waves = {}
         for name, voice in self.voices.items():
             speech = voice.speak([self.sentence], self.speaker, self.read_once)[0]
-            cut = "" if speech.stopped else " (cut at the length limit)"
-            sounds.append(self.sound(speech, name + cut))
+            note = "" if speech.stopped else " (cut at the length limit)"
+            sounds.append(self.sound(speech, name + note))
             waves[name.replace(", ", "-")] = ([self.sentence], [speech.wave])
         samples = self.active_run.report().get("samples", [])
         samples = [sample for sample in samples if sample["split"] != "typed"]
@@ -123,28 +205,27 @@ class Speaking(RunVoice):
         return Result(line=f"{self.sentence}, in {len(sounds)} number formats", sounds=sounds)
 
     def stream(self) -> Result:
-        """The sentence as it comes, piece by piece, against what is made in one go."""
-        pieces = []
-        cut = ""
+        """The sentence streamed in chunks, compared with the sentence made in one go."""
+        chunks = []
+        note = ""
         try:
-            for piece in self.voice.stream(self.sentence, self.speaker, self.sampling):
-                pieces.append(piece)
-        except SpeechError as error:  # a stream says after its sound that it found no end
-            if not pieces:
+            for chunk in self.voice.stream(self.sentence, self.speaker, self.sampling):
+                chunks.append(chunk)
+        except SpeechError as error:  # raised after the sound, if the model never ended it
+            if not chunks:
                 raise
-            cut = f"\n{error}"
-        once = replace(self.read_once, retries=0)
-        whole = self.voice.speak([self.sentence], self.speaker, once)[0].wave
-        joined = torch.cat(pieces)
-        apart = float((joined - whole).abs().max())
-        lengths_s = ", ".join(f"{len(piece) / self.rate_hz:.2f}" for piece in pieces)
+            note = f"\n{error}"
+        once = dataclasses.replace(self.read_once, retries=0)
+        complete = self.voice.speak([self.sentence], self.speaker, once)[0].wave
+        difference = float((torch.cat(chunks) - complete).abs().max())
+        lengths_s = ", ".join(f"{len(chunk) / self.rate_hz:.2f}" for chunk in chunks)
         return Result(
-            line=f"Pieces of {lengths_s} s; the largest difference to the whole is {apart:.1e} of "
-            f"full scale{cut}"
+            line=f"Chunks of {lengths_s} s; the largest difference from the sound made in one go "
+            f"is {difference:.1e} of full scale{note}"
         )
 
     def export(self, weights: str = "fp16") -> Result:
-        """The voice in one folder, its weights fp32, fp16, bf16 or int8; read back, it speaks."""
+        """The voice in one folder, its weights fp32, fp16, bf16 or int8; loaded again to speak."""
         folder = self.active_run.path("export")
         export_voice(self.voice, folder, weights, self.sampling)
         exported = load_export(folder, self.active_run.hw.device)
@@ -152,7 +233,7 @@ class Speaking(RunVoice):
         again = exported.speak([self.sentence], self.speaker, self.read_once)[0]
         same = "the same codes as before"
         if not torch.equal(again.codes, before.codes):
-            same = f"other codes than before, as {weights} rounds the weights"
+            same = f"codes differ from before, as {weights} rounds the weights"
         size_mb = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         return Result(
             line=f"{folder}: {size_mb:.1f} MB; {same}",
@@ -160,9 +241,168 @@ class Speaking(RunVoice):
         )
 
     def programs(self) -> Result:
-        """The decoder as `torch.export` programs, for those who serve elsewhere."""
+        """The decoder as `torch.export` programs, to serve it elsewhere."""
         folder = export_program(self.voice, self.active_run.path("programs"))
         grid = [("file", "MB")]
         for file in sorted(folder.iterdir()):
             grid.append((file.name, f"{file.stat().st_size / 1e6:.1f}"))
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
+
+
+class SpeakingCosts:
+    """Measures `speaking`, the voice of a run, and records the figures under `infer`."""
+
+    def __init__(self, speaking: Speaking):
+        self.speaking = speaking
+        self.lengths = speaking.config.lengths  # codes
+
+    def run(self) -> Iterator[Result]:
+        """Yield every measurement; those of the same voice on the same machine are reused."""
+        for step in STEPS:
+            figures = read_result(self.cache_path(step), self.fingerprint)
+            if figures is None:
+                yield getattr(self, step)()
+            else:
+                self.speaking.active_run.record(infer=figures)
+                line = f"{step}: measured before, of this voice on this machine"
+                yield Result(line=line, figures=figures, shown=False)
+
+    @property
+    def fp32_voice(self) -> Voice:
+        """The baseline of comparisons; by default a GPU speaks in half precision."""
+        return next(iter(self.speaking.voices.values()))
+
+    def cache_path(self, step: str) -> Path:
+        return self.speaking.active_run.path("measured", f"{step}.json")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that measurements depend on: weights, settings, machine."""
+        own = self.speaking
+        weights = file_digest(own.weights_file)
+        return digest(weights, own.config, own.sampling, own.story, own.active_run.hw.name)
+
+    def record(
+        self, step: str, line: str, pictures: list, figures: dict, grid: list = ()
+    ) -> Result:
+        """Save `figures` of `step` in the cache and in the report; returns the step's result."""
+        save_result(self.cache_path(step), self.fingerprint, figures)
+        self.speaking.active_run.record(infer=figures)
+        return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
+
+    def first_sound(self) -> Result:
+        """Time from the story to its first chunk of sound, in every format, and to all of it."""
+        own = self.speaking
+        wait_ms = {
+            name: 1000 * time_to_first_audio_s(voice, own.story, own.sampling)
+            for name, voice in own.voices.items()
+        }
+        first_ms = next(iter(wait_ms.values()))
+        complete_s = median_seconds(
+            lambda: self.fp32_voice.speak([own.story], own.speaker, own.read_once), 1, warm=False
+        )
+        wait_ms["fp32, all of it"] = 1000 * complete_s
+        return self.record(
+            "first_sound",
+            f"The first sound comes after {first_ms:.0f} ms, all of it after {complete_s:.1f} s",
+            [bars(list(wait_ms), wait_ms.values(), "ms", "From the text to the first sound")],
+            {"first_sound_ms": first_ms},
+        )
+
+    def kv_cache(self) -> Result:
+        """Seconds for some numbers of codes, without a key-value cache and with it."""
+        own = self.speaking
+        without = dataclasses.replace(own.sampling, kv_cache=False)
+        off_s = [speak_seconds(own.voice, n, without) for n in self.lengths]
+        on_s = [speak_seconds(own.voice, n, own.sampling) for n in self.lengths]
+        speedup = off_s[-1] / on_s[-1]
+        lines = {"cache off": (self.lengths, off_s), "cache on": (self.lengths, on_s)}
+        return self.record(
+            "kv_cache",
+            f"{speedup:.1f} times as fast with the cache at {self.lengths[-1]} codes",
+            [curves(lines, "codes spoken", "seconds")],
+            {"kv_speedup": speedup},
+        )
+
+    def batches(self) -> Result:
+        """Codes per second of a whole batch, by its size."""
+        own = self.speaking
+        length = self.lengths[0]
+        codes_per_s = {}
+        for rows in own.config.batches:
+            seconds = speak_seconds(own.voice, length, own.sampling, batch=rows)
+            codes_per_s[f"batch {rows}"] = rows * length / seconds
+        best = max(codes_per_s, key=codes_per_s.get)
+        title = "Codes per second, all together"
+        return self.record(
+            "batches",
+            f"{best}: {codes_per_s[best]:,.0f} codes/s, all together",
+            [bars(list(codes_per_s), codes_per_s.values(), "codes/s", title)],
+            {"batch_codes_per_s": codes_per_s},
+        )
+
+    def compare_formats(self) -> Result:
+        """Every format beside fp32 (speed, size, agreement, CER), and the one to choose."""
+        own = self.speaking
+        run = own.active_run
+        recognizer = load_recognizer(run.path("recognizer.safetensors")).to(run.hw.device)
+        rows = recorded_examples(CodeCache(run.index()), own.config.rows)
+        sentences = own.held_out[: own.config.sentences]
+
+        def error_rate(voice: Voice) -> float:
+            # Compiling for another batch size takes long.
+            batch = 1 if voice.decoder.compiles else 64
+            return score(voice, sentences, recognizer, own.read_once, batch)[0].cer
+
+        formats = measure_formats(own.voices, self.lengths[-1], own.read_once, rows, error_rate)
+        chosen, objection = choose_format(formats)
+        names = [each.name for each in formats]
+        speeds = [each.codes_per_s for each in formats]
+        sizes_mb = [each.weight_bytes / 1e6 for each in formats]
+        errors_percent = [100 * each.cer for each in formats]
+        error_title = f"Character error rate, {len(sentences)} held-out sentences"
+        pictures = [
+            bars(names, speeds, "codes/s", "One sentence at a time"),
+            bars(names, sizes_mb, "MB", "Weights in memory"),
+            bars(names, errors_percent, "%", error_title),
+        ]
+        line = f"{chosen.name} ({chosen.ran}): {chosen.speedup:.2f} times fp32"
+        line = f"{line}. {objection}" if objection else line
+        figures = format_figures(formats, chosen)
+        return self.record("compare_formats", line, pictures, figures, formats_table(formats))
+
+    def real_time_factor(self) -> Result:
+        """Seconds of work per second of speech on one core, text to waveform."""
+        own = self.speaking
+        chosen = own.active_run.require_figure("infer", "chosen", "04_inference")
+        texts = [row.text for row in own.held_out[:10]]
+        as_preset = real_time_factor(self.fp32_voice, texts, own.sampling)
+        once = real_time_factor(self.fp32_voice, texts, own.read_once)
+        factors = {"fp32, as the preset says": as_preset, "fp32, read once": once}
+        best = once
+        if chosen != "fp32":
+            best = real_time_factor(own.voices[chosen], texts, own.read_once)
+            factors[f"{chosen}, read once"] = best
+        return self.record(
+            "real_time_factor",
+            f"{as_preset:.3f} s of work per second of speech; {once:.3f} s when read once",
+            [bars(list(factors), factors.values(), "seconds of work per second of speech")],
+            {
+                "real_time_factor": as_preset,
+                "real_time_factor_once": once,
+                "real_time_factor_chosen": best,
+            },
+        )
+
+
+def format_figures(formats: list[FormatResult], chosen: FormatResult) -> dict:
+    """What the report keeps of a comparison of number formats."""
+    figures = {"cer_fp32": formats[0].cer, "chosen": chosen.name, "variants": {}}
+    for each in formats:
+        figures["variants"][each.name] = {"codes_per_s": each.codes_per_s, "cer": each.cer}
+        if each.name == "int8":
+            figures["int8_speedup"] = each.speedup
+            figures["cer_int8"] = each.cer
+            for name, value in dataclasses.asdict(each.cost).items():
+                figures[f"int8_{name}"] = value
+    return figures

@@ -1,43 +1,105 @@
-"""Where every notebook and command begins: the run, the machine, and what follows from it.
+"""The first call of every notebook and command: opens the run and prepares this machine.
 
-On Colab it installs what is missing there and mounts Google Drive; where KIT_MIRROR names a folder
-it brings back what is kept of the run. Imports nothing heavy: what it sets must be set before torch
-is loaded.
+On Colab it installs missing packages and mounts Google Drive. Imports only the standard library at
+the top: environment variables must be set before torch is loaded, and packages may be missing.
 """
 
+import importlib.metadata
 import os
+import subprocess
+import sys
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements-colab.txt"
+DRIVE_FOLDER = "MyDrive/voicekit/runs"  # on Google Drive
 
 
 def start(name: str = "", preset: str = "", use: str = "", settings: dict | None = None):
-    """The run `name` on this machine, as an `ActiveRun`; made where it does not exist yet.
+    """Open the run `name` on this machine as an `ActiveRun`; creates it if it does not exist.
 
-    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `open_run` takes them;
-    `settings` ({"train": {"lr": 1e-4}}) are laid over both, and kept with the run as `use` is.
-    Raises KitError for a name that is no plain folder's, for a preset that is not the run's own,
-    and for a setting that there is not.
+    An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `find_run` takes them;
+    `settings` ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
+    Raises KitError for a name that cannot be a folder's, for a preset that is not the run's, and
+    for an unknown setting.
     """
-    wait_patiently()
-    from kit.recipes import colab
-
-    if colab.is_colab():
-        colab.install_missing()
-        colab.keep_on_drive()
+    set_thread_waiting()
+    if is_colab():
+        install_missing()
+        keep_on_drive()
     from kit.base.hardware import allow_expandable_segments
     from kit.base.notes import show_plain_notes
     from kit.base.run import run_folder
     from kit.notebook.kernel import plain_errors, print_results
-    from kit.recipes.active_run import active_run
-    from kit.recipes.keeping import kept_run
+    from kit.recipes.active_run import active_run, open_run_copy
 
     allow_expandable_segments()
     plain_errors()
     show_plain_notes()
     print_results()
-    kept = kept_run(run_folder(name))
+    kept = open_run_copy(run_folder(name))
     return active_run(name, preset, use, settings, kept)
 
 
-def wait_patiently() -> None:
-    """Set how torch's threads wait for each other. Nothing changes once torch was imported."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # two busy cores: do not spin while waiting
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # ... but wait a moment before falling asleep
+def set_thread_waiting() -> None:
+    """Set how torch's threads wait for each other. Has no effect after torch was imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # with few cores, do not spin
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # spin shortly before sleeping
+
+
+def is_colab() -> bool:
+    return "google.colab" in sys.modules
+
+
+def missing_packages() -> list[str]:
+    """Names in requirements-colab.txt that are not installed."""
+    lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
+    names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [name for name in names if not _is_installed(name)]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def install_missing() -> None:
+    """Install what Colab lacks; prints a message on failure, as not all of it is always needed."""
+    missing = missing_packages()
+    if not missing:
+        return
+    command = [sys.executable, "-m", "pip", "install", "-q", *missing]
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
+    if done.returncode:
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        print(
+            f"Could not install {', '.join(missing)}; perhaps this machine has no network. Run "
+            "this cell again, or continue without: what needs it will say so.\n"
+            f"pip says: {output[-1] if output else f'error {done.returncode}'}"
+        )
+
+
+def keep_on_drive() -> None:
+    """Mount Google Drive and set KIT_MIRROR to a folder there, or print why it is not mounted."""
+    if os.environ.get("KIT_MIRROR"):
+        return
+    mount = Path(os.environ.get("KIT_DRIVE") or "/content/drive")
+    try:
+        from google.colab import drive
+
+        drive.mount(str(mount))
+        kept = mount / DRIVE_FOLDER
+        kept.mkdir(parents=True, exist_ok=True)
+    except Exception as error:  # Colab raises anything: refused, popup blocked, no network
+        print(
+            f"Google Drive is not there ({type(error).__name__}: {error}), so runs stay on this "
+            "machine and are lost with it, after 12 hours at the latest. Run this cell again to "
+            "allow access; a run that was begun without Drive then needs a new name in RUN if "
+            "Drive holds one of the same name."
+        )
+        return
+    os.environ["KIT_MIRROR"] = str(kept)

@@ -24,8 +24,8 @@ from kit.base.processes import run_in_process
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
 from kit.batches.code_stream import validation_batches
-from kit.model.alignment_head import AlignmentHead, find_alignment_head
 from kit.model.gpt import SpeechGPT
+from kit.model.text_attention import AlignmentHead, find_alignment_head
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.notebook.plots import heatmaps, memory_bars
@@ -33,22 +33,28 @@ from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result
 from kit.notebook.run_plots import run_curves
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.attention import AttentionLog, kept_attention
-from kit.recipes.benchmark import measured_effects
-from kit.recipes.code_reader import learn_reader
-from kit.recipes.orders import next_order
-from kit.recipes.prepare_source import sampling_of, section_as_begun
-from kit.recipes.spoken_samples import SampleLog, SamplePlayers, spoken_samples
-from kit.recipes.start_from import first_model, told_start
-from kit.recipes.state_sound import learn_sound
-from kit.recipes.trained_parts import (
+from kit.recipes.after_training import learn_reader, learn_sound
+from kit.recipes.base_model import (
+    describe_base_voice,
+    describe_finetuning,
+    describe_rehearsal,
     finetuning_figures,
     finetuning_of,
-    told_finetuning,
-    told_rehearsal,
+    first_model,
 )
+from kit.recipes.benchmark import measured_effects
+from kit.recipes.run_source import sampling_of, section_as_begun
+from kit.recipes.shared_jobs import broadcast_order
 from kit.recipes.training_data import TrainingData
-from kit.recipes.training_gate import judge_itself, training_gate
+from kit.recipes.training_samples import (
+    AttentionLog,
+    SampleLog,
+    SamplePlayers,
+    load_attention_maps,
+    recognizer_accuracy_lines,
+    spoken_samples,
+    training_gate,
+)
 from kit.training.config import TrainConfig
 from kit.training.launch import (
     PROFILE,
@@ -60,9 +66,9 @@ from kit.training.launch import (
     take_request,
 )
 from kit.training.logs import read_log, tensorboard_log, wandb_log
+from kit.training.logs import summary as run_figures
 from kit.training.ranks import Ranks
-from kit.training.run import TrainingRun, finished_steps, trial_rows
-from kit.training.run import summary as run_figures
+from kit.training.run import TrainingRun, finished_steps
 from kit.training.switches import SpeedConfig, wants_few_shapes
 from kit.training.switches import switches as offered_switches
 from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
@@ -87,6 +93,7 @@ from kit.tuning.session_plan import (
     shortened,
 )
 from kit.tuning.trial_results import load_choice
+from kit.tuning.trials import trial_rows
 
 TRIAL_STEPS = 8
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
@@ -122,7 +129,7 @@ class Training:
         plan: dict | None = None,
     ):
         self.active = run
-        run.bring_checkpoints()  # a fresh machine continues what another one left
+        run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
         self.asked_steps = steps
@@ -231,9 +238,9 @@ class Training:
         }
         length = describe_epochs(config, data.epoch_steps, data.hours)
         line = f"A model of {parameters} parameters. {length}.{self.steps_kept()}"
-        lines = [line, told_start(self.active, data.tokenizer)]
-        lines.append(told_finetuning(self.model, self.finetuning))
-        lines.append(told_rehearsal(data.rehearsal_figures()))
+        lines = [line, describe_base_voice(self.active, data.tokenizer)]
+        lines.append(describe_finetuning(self.model, self.finetuning))
+        lines.append(describe_rehearsal(data.rehearsal_figures()))
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def steps_kept(self) -> str:
@@ -385,7 +392,7 @@ class Training:
         recogniser itself understands recordings, as 01_data_prep measured.
         """
         self.gate, line = training_gate(self.active, self.data, self.config.gate_every)
-        return Result(line="\n".join([line, *judge_itself(self.active)]))
+        return Result(line="\n".join([line, *recognizer_accuracy_lines(self.active)]))
 
     def numbers(self) -> dict[str, int]:
         """What the panel offers beside the switches."""
@@ -521,7 +528,7 @@ class Training:
             data=self.data.config,
             evaluates=self.gate is not None,
         )
-        next_order(run.ranks, lambda: along)
+        broadcast_order(run.ranks, lambda: along)
         notes = tuple((self.settled or {}).get("notes", ()))
         self.job = self.training_run(evaluate=self.gate, notes=notes)
         self.job.validation = validation_batches(self.data.stream("held_out"))
@@ -626,7 +633,7 @@ class Training:
 
     def attention(self) -> Result:
         """How the codes of one row learnt to look at its text, from the first step to the last."""
-        kept = kept_attention(self.attention_folder)
+        kept = load_attention_maps(self.attention_folder)
         steps = sorted(kept)
         some = [steps[round(i * (len(steps) - 1) / 3)] for i in range(4)] if steps else []
         maps = {f"step {step:,}": kept[step].T for step in dict.fromkeys(some)}

@@ -30,11 +30,11 @@ from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.references import Habits, save_references
 from kit.inference.voice import Voice
-from kit.model.alignment_head import AlignmentHead
 from kit.model.sequence import Batch, GPTConfig, collate, pack
+from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.prepare_source import section_as_begun
-from kit.recipes.rehearsal import rehearsed_rows
+from kit.recipes.rehearsal import load_rehearsal_rows
+from kit.recipes.run_source import section_as_begun
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig
@@ -72,7 +72,7 @@ class TrainingData:
 
     def _add_rehearsal(self) -> None:
         """Read along what the voice that the run began with has said; positions for it, too."""
-        found = rehearsed_rows(self.run, speaker_references(self.cache)).whole
+        found = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
         path = self.run.path("tokenizer.model")
         tokenizers = {reading.language: load_tokenizer(path, reading.language) for reading in found}
         texts = []

@@ -175,7 +175,6 @@ def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
     """
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
-        return importlib.import_module("kit.releases.xtts_v2.tokenizer").XTTSTokenizer(
-            path, language
-        )
+        xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
+        return xtts.XTTSTokenizer(path, language)
     return Tokenizer(path)

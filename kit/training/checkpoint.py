@@ -1,9 +1,9 @@
-"""Checkpoints that survive a kill: everything needed to go on, written whole or not at all.
+"""Checkpoints that survive a kill: everything needed to resume, written atomically.
 
 A checkpoint is one safetensors file: weights, EMA, optimizer moments, random states, and a JSON
-header with step, data position and settings. It is written beside its final name, flushed and
-renamed, so a kill leaves the one before. A checksum finds damage; `load_newest` then falls back,
-and says so. Nothing is ever unpickled. Knows tensors and JSON; nothing of models or training.
+header with step, data position and settings. It is written to a temporary file, flushed and
+renamed, so a kill leaves the previous one. A checksum finds damage; `load_newest` then falls back
+to an older one. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _DAMAGE = (
     safetensors.SafetensorError,
     ValueError,
     KeyError,
-    TypeError,  # a header that holds no names
+    TypeError,  # a header without names
     AttributeError,
     RecursionError,
 )
 
 
 def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
-    """Nested dict -> (tensors by dotted name, everything else by dotted name)."""
+    """Nested dict -> (tensors, everything else), by names joined with "|"."""
     tensors = {}
     plain = {}
     for key, value in tree.items():
@@ -59,30 +59,29 @@ def unflatten(flat: dict) -> dict:
 
 
 def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> Path:
-    """Write `tree` as `step-0000300.safetensors` under `folder`.
+    """Write `tree` as `step-0000300.safetensors` in `folder`; returns its path.
 
-    The newest `keep` stay, and that of step `best`; the others go once the new one is safe. Tensors
-    go to the disk one by one, without a second copy in memory. Raises DiskError, with the cure,
-    when the disk is full; older checkpoints stay.
+    Then deletes all but the newest `keep` and that of step `best`. Tensors are written one by one,
+    without a second copy in memory. Raises DiskError when the disk is full; older checkpoints stay.
     """
     folder = Path(folder)
     make_folder(folder)
-    for left_by_a_kill in folder.glob(".step-*"):
-        left_by_a_kill.unlink()
+    for leftover in folder.glob(".step-*"):  # of a kill
+        leftover.unlink()
     tensors, plain = flatten(tree)
     path = of_step(folder, step)
     require_disk(folder, sum(t.nbytes for t in tensors.values()))
     header = {"plain": json.dumps(plain)}
-    with atomic_path(path) as part:
-        save_tensors(own_memory(tensors), part, header)
-        digest = file_digest(part)  # of what can be read back
+    with atomic_path(path) as temporary:
+        save_tensors(own_memory(tensors), temporary, header)
+        digest = file_digest(temporary)  # of what can be read back
     write_atomic(path.with_suffix(".sha256"), digest)
     prune(folder, path, keep, best)
     return path
 
 
 def weights_alone(tree: dict) -> dict:
-    """A run's `tree` without its optimizers' moments, weights and average in half precision."""
+    """Copy `tree` without the optimizers' moments, with weights and average in half precision."""
     small = dict(tree)
     small["optimizer"] = {}
     small["checkpoint"] = "weights"
@@ -92,31 +91,31 @@ def weights_alone(tree: dict) -> dict:
 
 
 def halved(tensor: Tensor) -> Tensor:
-    """fp16 numbers, or bf16 where one is beyond fp16's range; a count is left as it is."""
+    """Convert to fp16, or to bf16 if a number is beyond fp16's range; integers stay."""
     if not tensor.is_floating_point():
         return tensor
     half = tensor.detach().to("cpu", torch.float16)
-    within = half.isfinite().sum() == tensor.isfinite().sum().cpu()
-    return half if within else tensor.detach().to("cpu", torch.bfloat16)
+    in_range = half.isfinite().sum() == tensor.isfinite().sum().cpu()
+    return half if in_range else tensor.detach().to("cpu", torch.bfloat16)
 
 
 def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` with copies of those that share memory (views, tied weights): each stands alone."""
+    """Copy those of `tensors` that share memory with others (views, tied weights)."""
     seen = set()
-    alone = {}
+    separate = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         shared = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
         seen.add(storage.data_ptr())
-        alone[name] = tensor.clone() if shared else tensor
-    return alone
+        separate[name] = tensor.clone() if shared else tensor
+    return separate
 
 
 def prune(folder: Path, newest: Path, keep: int, best: int) -> None:
-    """Drop all checkpoints but the newest `keep` and that of step `best`."""
+    """Delete all checkpoints but the newest `keep` and that of step `best`."""
     others = [p for p in checkpoints(folder) if p not in (newest, of_step(folder, best))]
-    for old in others[: len(others) - keep + 1] if len(others) >= keep else ():
-        with contextlib.suppress(PermissionError):  # Windows: somebody reads it; goes another time
+    for old in others[: max(0, len(others) - keep + 1)]:
+        with contextlib.suppress(PermissionError):  # Windows: it is being read; deleted next time
             old.unlink()
             old.with_suffix(".sha256").unlink(missing_ok=True)
 
@@ -126,15 +125,15 @@ def of_step(folder: Path, step: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint files under `folder`, oldest first."""
+    """The checkpoints in `folder`, oldest first."""
     return sorted(Path(folder).glob("step-*.safetensors"))
 
 
 def load(path: Path) -> dict:
-    """The tree saved at `path`. Raises DamagedFileError when it is missing or damaged."""
-    mark = Path(path).with_suffix(".sha256")
+    """Load the tree saved at `path`. Raises DamagedFileError when it is missing or damaged."""
+    checksum = Path(path).with_suffix(".sha256")
     try:
-        if mark.exists() and mark.read_text(encoding="utf-8") != file_digest(path):
+        if checksum.exists() and checksum.read_text(encoding="utf-8") != file_digest(path):
             raise DamagedFileError(f"{path} is damaged: its checksum does not match.")
         with safetensors.safe_open(path, "pt") as file:
             flat = {name: file.get_tensor(name) for name in file.keys()}
@@ -153,9 +152,9 @@ def load(path: Path) -> dict:
 def load_newest(
     folder: Path, require: Callable[[dict], None] = lambda tree: None
 ) -> tuple[dict | None, list[str]]:
-    """The newest sound checkpoint under `folder` (or None), and notes on what was passed over.
+    """Load the newest sound checkpoint in `folder` (or None), with notes on damaged newer ones.
 
-    `require(tree)` raises DamagedFileError where a tree is not what the caller can go on from.
+    `require(tree)` raises DamagedFileError for a tree that the caller cannot resume from.
     """
     notes = []
     for path in reversed(checkpoints(folder)):
@@ -167,12 +166,12 @@ def load_newest(
                 raise DamagedFileError(f"{path} is damaged: {error}.") from error
             return tree, notes
         except DamagedFileError as error:
-            notes.append(f"{error} Going on from the one before.")
+            notes.append(f"{error} Resuming from the one before.")
     return None, notes
 
 
 def random_state() -> dict[str, Tensor]:
-    """The state of every generator a training step may draw from."""
+    """The state of every generator that a training step draws from."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()

@@ -1,49 +1,67 @@
-"""What a training run is asked for, and what it tells: the settings and the event of one step.
-
-The loop, its optimizers, its recovery and everyone who listens share these words and nothing else.
-Knows no model, no tensor, no file.
-"""
+"""The settings of a training run, and the event of one step that its listeners get."""
 
 import dataclasses
+import math
 
 from kit.base.config import MAX_SEED, require, require_within
-from kit.training.schedules import SCHEDULES
 
-CHECKPOINTS = ("full", "weights")  # all that a run is; weights and average in half precision
+CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
+
+
+def constant(done: float) -> float:
+    """The peak rate to the end."""
+    return 1.0
+
+
+def linear(done: float) -> float:
+    """A straight line, as transformers' `get_linear_schedule_with_warmup`."""
+    return 1 - done
+
+
+def cosine(done: float) -> float:
+    """Half a cosine (Loshchilov and Hutter 2017)."""
+    return (1 + math.cos(math.pi * done)) / 2
+
+
+# Learning-rate schedules after the warm-up: from the share of the steps that are done (0 to 1) to
+# the rate, 1 for the peak and 0 for `final_lr`. A schedule needs no state to resume.
+SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 900  # optimiser steps; with `epochs`, at most
-    epochs: float = 0.0  # passes over the data that set the steps; 0: `steps`, whatever the data
-    least_steps: int = 1  # with `epochs`, however little the data
+    epochs: float = 0.0  # passes over the data, which set the steps; 0: `steps`
+    least_steps: int = 1  # with `epochs`, for little data
     optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
-    conditioner_lr: float = 0.0  # peak learning rate of what listens to references; 0: `lr`
-    muon_steps: int = 5  # Newton-Schulz iterations: a third of a small model's step; 3 nearly do
+    conditioner_lr: float = 0.0  # peak learning rate of the conditioner; 0: `lr`
+    muon_steps: int = (
+        5  # Newton-Schulz iterations: a third of a small model's step; 3 are nearly enough
+    )
     warmup_steps: int = 50
-    schedule: str = "constant"  # after the warm-up: a name in `kit/training/schedules.py`
-    final_lr: float = 0.1  # where a schedule that falls ends, as a share of the peak rate
+    schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
+    final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
     plateau: int = 0  # validations without a better loss before the rates are halved; 0: never
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)
-    guide: float = 0.0  # weight of guided attention in the first step, from nothing; 0: none
-    guide_steps: int = 1000  # steps after which it has faded
+    guide: float = 0.0  # weight of guided attention in the first step; 0: none
+    guide_steps: int = 1000  # steps after which it has fallen to 0
     clip_norm: float = 1.0
-    spike: float = 0.0  # gradient norms of so many times their average tighten clipping; 0: none
+    spike: float = 0.0  # a gradient norm of so many times the average tightens clipping; 0: never
     ema_decay: float = 0.999
     val_every: int = 100  # steps
-    gate_every: int = 0  # steps between the quality gate's hearings; 0: no gate
-    gate_patience: int = 0  # hearings without a better one before the run ends; 0: never early
-    val_patience: int = (
-        0  # validations without a better one, where no gate is asked; 0: never early
-    )
+    gate_every: int = 0  # steps between two evaluations of the quality gate; 0: no gate
+    gate_patience: int = 0  # evaluations without a better one before the run ends; 0: never
+    val_patience: int = 0  # the same for validations, without a gate
     checkpoint_every: int = 100  # steps
-    keep: int = 2  # newest checkpoints; the best one is kept besides
-    checkpoint: str = "full"  # or "weights", a quarter: resumed, the optimizer begins anew
-    patience: int = 5  # non-finite steps in a row before going back to a checkpoint
-    rollbacks: int = 2  # times to go back, each with half the learning rate, before giving up
+    keep: int = 2  # newest checkpoints; the best one is kept too
+    checkpoint: str = (
+        "full"  # or "weights", a quarter of the size: when resumed, the optimizer starts again
+    )
+    patience: int = 5  # non-finite steps in a row before returning to a checkpoint
+    rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
     seed: int = 0
 
     def __post_init__(self):
@@ -60,7 +78,7 @@ class TrainConfig:
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
-        require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one trains uphill
+        require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one would train uphill
         require_within(self, 0, 10, "conditioner_lr")
         require_within(self, 0, 1, "final_lr", "weight_decay")
         require_within(self, 0, 100, "guide")
@@ -73,19 +91,19 @@ class TrainConfig:
         require_within(self, 1, 1e9, "checkpoint_every", "keep")
         require_within(self, 0, 1000, "rollbacks", "muon_steps")
         require_within(self, 0, MAX_SEED, "seed")
-        timely = not self.gate_patience or self.gate_every
-        require(timely, self, "gate_patience", "needs `gate_every`, or no gate is ever asked.")
+        has_gate = not self.gate_patience or self.gate_every
+        require(has_gate, self, "gate_patience", "needs `gate_every`: without it there is no gate.")
 
     @property
     def end_patience(self) -> int:
-        """Judgements without a better one before the run ends, of the gate or of validation."""
+        """Evaluations, or without a gate validations, without a better one before the run ends."""
         return self.gate_patience if self.gate_every else self.val_patience
 
     def for_steps(self, steps: int) -> "TrainConfig":
-        """These settings for a run of another length.
+        """Adapt these settings to a run of another length.
 
-        The warm-up takes a tenth of it at most and guided attention four tenths; it is validated
-        and heard as often as the longer run would be, or ten times where that is less often.
+        The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
+        evaluations are as many as in the longer run, but at most ten.
         """
         if steps == self.steps:
             return self
@@ -102,7 +120,7 @@ class TrainConfig:
         )
 
     def without_gate(self) -> "TrainConfig":
-        """These settings where nobody can hear the voice: the validation loss judges alone."""
+        """These settings without the quality gate: only the validation loss counts."""
         return dataclasses.replace(self, gate_every=0, gate_patience=0)
 
 
@@ -118,11 +136,11 @@ class StepEvent:
     tokens: int  # real tokens in the effective batch
     step_s: float  # wall seconds of the step
     memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
-    unix_s: float = 0.0  # when it was over, validation included; 0: not told
+    unix_s: float = 0.0  # when it ended, with validation; 0: unknown
     val_loss: float | None = None  # raw weights, on validation steps
     ema_val_loss: float | None = None  # averaged weights
     gate: dict | None = None  # the quality gate's figures, on gate steps
-    note: str = ""  # what happened besides
+    note: str = ""  # anything unusual
     device_bytes: int | None = None  # in use on the device, other processes included
     load: float | None = None  # share of the device that was busy since the last sample, 0 to 1
-    epoch: int | None = None  # whole passes over the data so far; None: the data do not tell
+    epoch: int | None = None  # complete passes over the data so far; None: unknown

@@ -1,11 +1,8 @@
-"""Exponential moving average of the weights, in fp32, with a decay that warms up.
+"""Exponential moving average (EMA) of the weights, in fp32 (Polyak and Juditsky 1992).
 
-The average of the last steps is a quieter model than any one of them (Polyak and Juditsky 1992).
-Early on, a decay of 0.999 would remember the random start for a thousand steps, so the decay at
-update n is min(decay, (1 + n) / (10 + n)). Knows a module's parameters; nothing of training.
-
-In the CPU's memory the average costs a copy of all weights each time it moves, so there it moves
-every few steps, by as much as in all of them together.
+A decay of 0.999 would remember the random start for a thousand steps, so at update n the decay is
+min(decay, (1 + n) / (10 + n)). In the CPU's memory each update costs a copy of all weights, so
+there it is done every few steps, for all of them at once.
 """
 
 from collections.abc import Iterator
@@ -14,16 +11,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# Steps between two moves of an average that is kept away from the model. What it averages is 3.5
-# steps newer then: of its distance from the weights 3 % at step 1,000, as the decay still warms up,
-# and in the end 0.35 % with a decay of 0.999.
+# Steps between two updates of an average on another device. It is then that of weights 3.5 steps
+# newer: 3 % of its distance from the weights at step 1,000, in the end 0.35 % with decay 0.999.
 AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow` holds the averaged parameters by name, fp32, on `device` (or beside the model).
+    """`shadow` holds the average by parameter name, in fp32, on `device` (None: the model's).
 
-    Those are `averaged` where it is given, else all of the model's: what is frozen needs none.
+    `averaged` are the parameters to average (None: all of the model's).
     """
 
     def __init__(
@@ -41,14 +37,14 @@ class EMA:
         self.decay = decay
         self.every = AWAY_STEPS if device else 1
         self.updates = 0
-        self.kept = 1.0  # share of the average that the steps since its last move leave of it
+        self.kept = 1.0  # share of the average that remains after the steps since the last update
         self.shadow = {
             name: p.detach().to(device or p.device, torch.float32, copy=True)
             for name, p in self.averaged.items()
         }
 
     def update(self) -> None:
-        """Count a step of the model's weights; the average moves every `every` steps."""
+        """Count a step of the weights; every `every` steps the average is updated."""
         self.kept *= min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         if self.updates % self.every == 0:
@@ -56,7 +52,7 @@ class EMA:
 
     @torch.no_grad()
     def _move(self) -> None:
-        """Move the average towards the weights at hand, for all steps since its last move."""
+        """Move the average towards the weights, for all steps since the last time."""
         if self.kept == 1.0:
             return
         shadow = list(self.shadow.values())
@@ -68,10 +64,10 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model holds the average inside the block; after it its own weights, bit for bit.
+        """Put the average into the model for the block, then its own weights, bit for bit.
 
-        They wait on the average's device. Between two steps the gradients are gone, so the copy
-        takes no more memory than a step did.
+        Those are kept on the average's device; between two steps, without gradients, there is
+        memory for them.
         """
         self._move()
         own = {

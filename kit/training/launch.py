@@ -1,8 +1,7 @@
-"""Training in processes of its own: start them, follow their log, ask them to stop.
+"""Start training in its own processes, follow its log, ask it to stop.
 
-The panel, a notebook or a test starts `python -m kit train`. It does not depend on the process that
-started it: when a kernel dies the training continues, and a new kernel finds it by its lock.
-Requests are files in the run's folder, so that any process may make them.
+`python -m kit train` does not depend on the process that started it: if a notebook's kernel dies,
+training continues, and a new kernel finds it by its lock. A request is a file in the run's folder.
 """
 
 import json
@@ -20,11 +19,13 @@ from kit.base.errors import TrainError
 from kit.base.files import make_folder, write_atomic
 from kit.base.lock import Holder, is_gone, machine, read_holder
 
-LOCK = "train.lock"  # in the run's folder, while it trains
-OUTPUT = "processes"  # the folder with what the processes print
+LOCK = "train.lock"  # in the run's folder while it trains
+OUTPUT = "processes"  # the folder with the output of the processes
 REQUESTS = "requests"
 STOP, PROFILE = "stop", "profile"
-ANOTHER_ENDED = "processes that work together has ended"  # said by a process that did not fail
+ANOTHER_ENDED = (
+    "processes that work together has ended"  # the error of a process that did not fail itself
+)
 TORCH_LOG = re.compile(r"(\[rank\d+\]:)?\[[WI]\d")  # lines that torch logs while a process ends
 
 
@@ -40,7 +41,7 @@ class TrainingProcess:
 
     @property
     def holder(self) -> Holder | None:
-        """The process on this machine that trains the run at this moment, if there is one."""
+        """The process on this machine that is training the run, if any."""
         holder = read_holder(self.folder / LOCK)
         if holder is None or holder.machine != machine() or is_gone(holder):
             return None
@@ -53,7 +54,7 @@ class TrainingProcess:
         return self.process.poll() is None
 
     def start(self, arguments: Sequence[str], environment: dict[str, str], count: int = 1) -> None:
-        """Start `python -m kit ARGUMENTS`, by torchrun where it is to be several processes."""
+        """Start `python -m kit ARGUMENTS`, by torchrun if `count` is above 1."""
         clear_requests(self.folder)
         output = self.folder / OUTPUT
         shutil.rmtree(output, ignore_errors=True)
@@ -70,17 +71,17 @@ class TrainingProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # an interrupt or restart of the kernel must not reach it
+                start_new_session=True,  # so that an interrupt of the kernel does not reach it
             )
 
-    def request(self, what: str) -> None:
-        """Ask for STOP (after this step, with a checkpoint) or PROFILE."""
-        path = self.folder / REQUESTS / what
+    def request(self, name: str) -> None:
+        """Request STOP (after this step, with a checkpoint) or PROFILE."""
+        path = self.folder / REQUESTS / name
         make_folder(path.parent)
         write_atomic(path, "")
 
     def new_rows(self) -> list[dict]:
-        """Rows that were logged since the last call; a log that starts again is read again."""
+        """Rows logged since the last call; a log that was started again is read from its start."""
         if not self.log.exists():
             self.read_bytes = 0
             return []
@@ -96,7 +97,7 @@ class TrainingProcess:
         return [json.loads(line) for line in complete.splitlines() if line]
 
     def error(self) -> TrainError | None:
-        """Why the processes failed, in their own last words; None where they did not."""
+        """Why the processes failed, from the last lines they printed; None if they did not."""
         if self.process is None or not self.process.returncode:
             return None
         output = self.folder / OUTPUT
@@ -107,9 +108,9 @@ class TrainingProcess:
             last_lines += lines[-1:]
         if not last_lines:
             return TrainError(f"Training ended with exit code {self.process.returncode}.")
-        # A process that only lost another one knows less than the one that failed.
+        # Prefer the process that failed to those that only lost it.
         reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line)
-        return TrainError(f"{reason} (All that the processes printed: {output}.)")
+        return TrainError(f"{reason} (Full output: {output}.)")
 
 
 def clear_requests(folder: Path) -> None:
@@ -117,23 +118,23 @@ def clear_requests(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def is_requested(folder: Path, what: str) -> bool:
-    return (Path(folder) / REQUESTS / what).exists()
+def is_requested(folder: Path, name: str) -> bool:
+    return (Path(folder) / REQUESTS / name).exists()
 
 
-def take_request(folder: Path, what: str) -> bool:
-    """Whether `what` was requested; it then is no more."""
-    if not is_requested(folder, what):
+def take_request(folder: Path, name: str) -> bool:
+    """Whether `name` was requested; removes the request."""
+    if not is_requested(folder, name):
         return False
-    (Path(folder) / REQUESTS / what).unlink(missing_ok=True)
+    (Path(folder) / REQUESTS / name).unlink(missing_ok=True)
     return True
 
 
 class StopSignals:
-    """Within `with StopSignals() as signals`, Ctrl-C only sets `signals.received`.
+    """Within `with StopSignals() as signals`, Ctrl-C or SIGTERM only sets `signals.received`.
 
-    So does SIGTERM. A second one has its usual effect, which may lose the steps since the last
-    checkpoint. Outside of the main thread, which alone gets signals, nothing happens.
+    A second one has its usual effect, which may lose the steps since the last checkpoint. Outside
+    the main thread, which alone gets signals, this does nothing.
     """
 
     def __init__(self):

@@ -279,3 +279,19 @@ class _Wandb:
             self.run.finish()
             self.run = None
             self.step = math.inf
+
+
+def summary(rows: list[dict]) -> dict:
+    """Figures of a log for the report: steps, speed, memory, last validation losses."""
+    seconds = sum(row["step_s"] for row in rows)
+    validated = next((row for row in reversed(rows) if row["val_loss"] is not None), {})
+    return {
+        "steps": rows[-1]["step"],
+        "epochs": rows[-1].get("epoch"),
+        "steps_per_s": len(rows) / seconds,
+        "tokens_per_s": sum(row["tokens"] for row in rows) / seconds,
+        "peak_memory_bytes": max(row["memory_bytes"] for row in rows),
+        "loss": rows[-1]["loss"],
+        "val_loss": validated.get("val_loss", math.nan),
+        "ema_val_loss": validated.get("ema_val_loss"),
+    }

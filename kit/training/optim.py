@@ -1,9 +1,7 @@
-"""How the weights move: optimizers, the learning rate of a step, and what adapts it on the way.
+"""Optimizers, the learning rate of a step, and its adaptation during a run.
 
-AdamW for all, or Muon for the trunk's matrices beside it. How the rate falls, `schedules.py` says;
-what a run learns about itself (a plateau, a usual gradient norm) is the few numbers of
-`Adaptation`, which a checkpoint carries. Knows parameters and settings; nothing of batches or
-losses' origin.
+AdamW for all parameters, or Muon for the trunk's matrices and AdamW for the rest. `Adaptation` is
+saved with every checkpoint.
 
 AdamW: Loshchilov and Hutter 2019. Muon: Jordan et al. 2024. Linear warm-up: Goyal et al. 2017.
 """
@@ -18,22 +16,21 @@ from torch import Tensor, nn
 from kit.base.hardware import DTYPES
 from kit.model.gpt import SpeechGPT
 from kit.training import adam8bit
-from kit.training.config import TrainConfig
-from kit.training.schedules import SCHEDULES
+from kit.training.config import SCHEDULES, TrainConfig
 
-LEAST_TIGHT = 1 / 16  # of the clipping norm, however many spikes come in a row
-RELAX = 1.02  # a step, back to the usual clipping norm: a halving is forgotten after 35 steps
+LEAST_TIGHT = 1 / 16  # of the clipping norm, after any number of spikes
+RELAX = 1.02  # per step, back to the usual clipping norm: 35 steps undo a halving
 USUAL = 0.98  # memory of the average gradient norm: about the last 50 steps
-BETTER = 1e-3  # a loss must fall by this share to count as better
+BETTER = 1e-3  # share by which a loss must fall to count as better
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: Jordan et al.
-ON_GRAM = 3  # iterations on a Gram matrix; its rounding errors grow twelvefold in each
+ON_GRAM = 3  # iterations on one Gram matrix; each multiplies its rounding errors by twelve
 TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
 
 
 def lr_factor(config: TrainConfig, step: int) -> float:
     """Share of the peak learning rate at optimiser step `step` (counted from 0).
 
-    A straight warm-up from 0, then the run's schedule down to `final_lr`, which then stays.
+    A linear warm-up from 0, then the schedule down to `final_lr`.
     """
     if step < config.warmup_steps:
         return step / config.warmup_steps
@@ -50,22 +47,21 @@ def make_optimizers(
     undecayed: Iterable[nn.Parameter] = (),
     eight_bit: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """AdamW with weight decay on matrices alone; "muon" hands the trunk's matrices to Muon.
+    """Make AdamW for what trains, with weight decay on matrices; with "muon", Muon for the trunk's.
 
-    What is frozen is left out. `precision` (bf16, fp16, fp32) is that of the run's products; those
-    of Muon are of it, too. `undecayed` are matrices without weight decay. `eight_bit` keeps AdamW's
-    moments in 8 bits. Without `fused`, torch chooses: on CUDA an operation at a time on all tensors
-    (foreach), on the CPU a loop over the tensors. What listens to references may have a rate of its
-    own (`conditioner_lr`): its output is normed, so nothing holds back a layer that grows, and one
-    that has grown too large hears no difference any more. Each parameter group keeps its peak
+    `precision` (bf16, fp16, fp32) is that of Muon's matmuls. `undecayed` are matrices without
+    weight decay. `eight_bit` keeps AdamW's moments in 8 bits. Without `fused`, torch chooses: on
+    CUDA an operation at a time on all tensors (foreach), on the CPU a loop over the tensors. The
+    conditioner may have its own rate (`conditioner_lr`): its output is normalised, so nothing stops
+    a layer from growing, until it no longer tells voices apart. Each parameter group has its peak
     learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
-    listening = set(model.conditioner.parameters()) if config.conditioner_lr else set()
+    apart = set(model.conditioner.parameters()) if config.conditioner_lr else set()
     matrices = []
     if config.optimizer == "muon":
         matrices = [p for p in model.gpt.parameters() if p.requires_grad and p.ndim == 2]
-    elsewhere = set(matrices) | listening
+    elsewhere = set(matrices) | apart
     tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
     tables.update(undecayed)
     rest = [p for p in training if p not in elsewhere]
@@ -75,15 +71,15 @@ def make_optimizers(
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
-    heard = [p for p in training if p in listening]
-    if heard:
-        groups.append({"params": heard, "weight_decay": 0.0, "lr": config.conditioner_lr})
+    conditioner = [p for p in training if p in apart]
+    if conditioner:
+        groups.append({"params": conditioner, "weight_decay": 0.0, "lr": config.conditioner_lr})
     settings = {"lr": config.lr, "betas": config.betas}
     if eight_bit:
-        made = [adam8bit.adamw(groups, **settings)]
+        optimizers = [adam8bit.adamw(groups, **settings)]
     else:
-        # None, not False: torch chooses for itself only where neither way was named.
-        made = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
+        # None, not False: with False torch would not choose foreach.
+        optimizers = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
     if matrices:
         muon = Muon(
             matrices,
@@ -93,17 +89,17 @@ def make_optimizers(
             momentum=0.95,
             ns_steps=config.muon_steps,
         )
-        made.append(muon)
-    for optimizer in made:
+        optimizers.append(muon)
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
-    return made
+    return optimizers
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon with its products in `dtype`, equal matrices together; its state is the same.
+    """torch's Muon with matmuls in `dtype` and matrices of one shape together; same state.
 
-    torch's own are in bf16 on every device: without such instructions many times slower than fp32.
+    torch's own uses bf16 on every device, which is many times slower than fp32 where emulated.
     """
 
     def __init__(self, params: list[nn.Parameter], dtype: torch.dtype, **settings):
@@ -112,7 +108,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every matrix that has a gradient."""
+        """Update every matrix that has a gradient."""
         for group in self.param_groups:
             for matrices in stacks([p for p in group["params"] if p.grad is not None]):
                 update = orthogonalize(
@@ -124,7 +120,7 @@ class Muon(torch.optim.Muon):
                 torch._foreach_add_(matrices, list(update.float()), alpha=-rate)
 
     def momentum(self, matrices: list[nn.Parameter], group: dict) -> Tensor:
-        """Nesterov's average of the gradients so far, of equal matrices: (N, rows, columns)."""
+        """Nesterov's average of the gradients, of matrices of one shape: (N, rows, columns)."""
         gradients = [p.grad for p in matrices]
         for p in matrices:
             if "momentum_buffer" not in self.state[p]:
@@ -135,29 +131,29 @@ class Muon(torch.optim.Muon):
 
 
 def stacks(matrices: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Matrices of one shape, as many at a time as have `TOGETHER` entries; at least one."""
+    """Group matrices of one shape, up to `TOGETHER` entries a group; at least one matrix."""
     by_shape = {}
     for matrix in matrices:
         by_shape.setdefault(matrix.shape, []).append(matrix)
-    for shape, alike in by_shape.items():
-        most = max(1, TOGETHER // shape.numel())
-        for first in range(0, len(alike), most):
-            yield alike[first : first + most]
+    for shape, group in by_shape.items():
+        count = max(1, TOGETHER // shape.numel())
+        for first in range(0, len(group), count):
+            yield group[first : first + count]
 
 
 def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
-    """Matrices (N, rows, columns) with all their singular values brought near 1, in `dtype`.
+    """Bring all singular values of matrices (N, rows, columns) near 1, in `dtype`.
 
-    Newton-Schulz iterations, written for as many rows as columns or fewer: tall ones are turned.
+    By Newton-Schulz iterations on wide matrices: tall ones are transposed.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
     x = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)
     while iterations > 0:
-        # Half precision has not the digits to go on with a Gram matrix that was not made anew.
-        now = min(iterations, ON_GRAM) if dtype == torch.float32 else 1
-        x = several_iterations(x, now) if now > 1 else one_iteration(x)
-        iterations -= now
+        # Half precision is too coarse to reuse a Gram matrix.
+        count = min(iterations, ON_GRAM) if dtype == torch.float32 else 1
+        x = several_iterations(x, count) if count > 1 else one_iteration(x)
+        iterations -= count
     return x.mT if tall else x
 
 
@@ -170,10 +166,10 @@ def one_iteration(x: Tensor) -> Tensor:
 
 
 def several_iterations(x: Tensor, count: int) -> Tensor:
-    """The same `count` times, on the Gram matrices (N, R, R) alone: a quarter less to multiply.
+    """The same `count` times, on the Gram matrices (N, R, R): a quarter less to multiply.
 
-    Each iteration multiplies x by a polynomial of its Gram matrix, so the Gram matrix of the result
-    is known without the result: the polynomials are multiplied, and at last x by them.
+    Each iteration multiplies x by a polynomial of its Gram matrix, which gives the next Gram matrix
+    without the next x. The polynomials are multiplied with each other, and x with them at the end.
     """
     a, b, c = NEWTON_SCHULZ
     gram = x @ x.mT
@@ -189,24 +185,24 @@ def several_iterations(x: Tensor, count: int) -> Tensor:
 
 @dataclasses.dataclass(kw_only=True)
 class Adaptation:
-    """What a run has learnt about itself: plain numbers, saved with every checkpoint."""
+    """What adapts during a run: plain numbers, saved with every checkpoint."""
 
     rate: float = 1.0  # factor on every learning rate: halved on a plateau, or after a rollback
-    tight: float = 1.0  # factor on the clipping norm: halved by a spike, then slowly let go
+    tight: float = 1.0  # factor on the clipping norm: halved by a spike, then slowly restored
     usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
     best_loss: float = math.inf  # of the validations so far
     waited: int = 0  # validations since then
-    begun_step: int = 0  # at which an optimizer began anew, without moments; 0: with the run
+    begun_step: int = 0  # where an optimizer started again without moments; 0: never
 
     def warm_up(self, config: TrainConfig, step: int) -> float:
-        """Share of the learning rate at `step` that an optimizer which began anew is given."""
+        """Factor on the learning rate at `step` of an optimizer that started again."""
         since = step - self.begun_step
         if not self.begun_step or since >= config.warmup_steps:
             return 1.0
         return since / config.warmup_steps
 
     def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
-        """(norm to clip this step to, note). A spike counts as the average it sprang from."""
+        """Return the norm to clip this step to, and a note; a spike hardly changes the average."""
         if not config.spike or not math.isfinite(norm):
             return config.clip_norm, ""
         usual = self.usual_norm or norm
@@ -221,7 +217,7 @@ class Adaptation:
         return config.clip_norm * self.tight, note
 
     def record_validation(self, config: TrainConfig, loss: float) -> str:
-        """Halve the rates after `plateau` validations without a better one; says so."""
+        """Halve the rates after `plateau` validations without a better one; returns a note."""
         if not config.plateau:
             return ""
         if loss < self.best_loss * (1 - BETTER):

@@ -1,16 +1,15 @@
-"""One training from start to end: build or resume, train, roll back when it diverges, save.
+"""A training run from start to end: build or resume, train, roll back when it diverges, save.
 
-`TrainingRun.events` is the whole of it, in this process. It leaves `model-raw`, and `model-ema`
-where an average was kept. Where several ranks train together each has a TrainingRun; the main
-rank's holds the lock, writes and evaluates.
+`TrainingRun.events` does all of it in this process and leaves `model-raw`, and `model-ema` where an
+average was kept. Each of several ranks has a TrainingRun; only the main rank locks, writes and
+evaluates.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,27 +17,26 @@ import torch
 from kit.base.errors import DamagedFileError, Diverged, TrainError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
-from kit.base.hardware import Hardware, is_oom, reset_peak_memory
+from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
 from kit.base.lock import Lock, held
 from kit.base.notes import Note
 from kit.base.tensor_file import checksum
-from kit.model.adapters_file import ADAPTERS, save_adapters
-from kit.model.gpt import SpeechGPT
+from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
 from kit.model.sequence import EffectiveBatch, GPTConfig
-from kit.model.weights import WEIGHTS, save_model
+from kit.model.weights import ADAPTERS, WEIGHTS, save_adapters, save_model
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.launch import LOCK
 from kit.training.logs import jsonl_log
-from kit.training.loop import checkpointer, listen, train, validation_loss
-from kit.training.prefetch import prefetch_if_on
+from kit.training.loop import train
+from kit.training.micro_batches import cut, prefetch_if_on
 from kit.training.ranks import ALONE, RankLost, Ranks, require_same, seed_rank
-from kit.training.switches import Applied, SpeedConfig
+from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Base, Finetuning
 from kit.training.trainer import Trainer
 
-FINISHED = "train-finished"  # a file in a run's folder: after how many steps it was finished
+FINISHED = "train-finished"  # a file in a run's folder: the number of its steps
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -56,7 +54,7 @@ class TrainingRun:
     evaluate: Callable | None = None  # the gate: SpeechGPT -> {"cer": ..., "eos_rate": ..., ...}
     listeners: tuple = ()  # further callables that get every StepEvent
     sample: Callable[[], dict] = dict  # fields of StepEvent that a monitor measures
-    hold: Callable = lambda what: contextlib.nullcontext()  # keeps other machines from training it
+    hold: Callable = lambda what: contextlib.nullcontext()  # locks the run against other machines
     ranks: Ranks = ALONE  # that train together
     notes: tuple = ()  # for the first step's row
     trainer: Trainer | None = None
@@ -80,8 +78,8 @@ class TrainingRun:
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
         """Train until done or `stop()`, from the newest sound checkpoint if there is one.
 
-        A finished run yields nothing. Raises TrainError, and LockError while another process trains
-        this run.
+        Yields nothing for a finished run. Raises TrainError, and LockError while another process
+        trains this run.
         """
         if self.finished():
             return
@@ -92,18 +90,19 @@ class TrainingRun:
             try:
                 yield from self._train(stop)
             except RankLost as error:
-                raise TrainError(f"{error} {self._what_is_kept()}") from error
+                raise TrainError(f"{error} {self._describe_saved()}") from error
 
-    def _what_is_kept(self) -> str:
+    def _describe_saved(self) -> str:
         saved = checkpoint.checkpoints(self.checkpoints)
-        kept = f"the last checkpoint is {saved[-1]}" if saved else "there was no checkpoint yet"
+        last = f"the last checkpoint is {saved[-1]}" if saved else "there was no checkpoint yet"
         return (
-            "The other process, or torchrun, says why. Only the steps since the last checkpoint "
-            f"are lost: {kept}. Give the same command again, with any number of processes."
+            "See the output of the other process, or of torchrun, for the reason. Only the steps "
+            f"since the last checkpoint are lost: {last}. Run the same command again, with any "
+            "number of processes."
         )
 
     def build_trainer(self) -> Trainer:
-        """A trainer at step 0, always from the same weights and random numbers."""
+        """Build the trainer at step 0, always with the same weights and random numbers."""
         torch.manual_seed(self.config.seed)
         config = self.config if self.evaluate else self.config.without_gate()
         model = self.first_model(self.model)
@@ -120,7 +119,7 @@ class TrainingRun:
         require_same(self.ranks, "precision", trainer.applied.precision)
         require_same(self.ranks, "the step they resume from", trainer.step)
         trainer.notes = [*trainer.applied.notes, *resumed, *self.notes]
-        reset_peak_memory(self.hw.device)  # building the model is not part of a step
+        reset_peak_memory(self.hw.device)
         for rollbacks_left in range(self.config.rollbacks, -1, -1):
             try:
                 yield from self._steps(stop)
@@ -134,13 +133,13 @@ class TrainingRun:
         self._confirm_lock()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
-            trainer.save(self.checkpoints)  # stopped after the last step's listeners
+            trainer.save(self.checkpoints)  # stopped after the last event
         if trainer.step >= self.config.steps or trainer.settled:
             self._finish()
-        self.ranks.from_main(lambda: None)  # no rank leaves before the main one has written all
+        self.ranks.from_main(lambda: None)  # wait until the main rank has written everything
 
     def _steps(self, stop: Callable[[], bool]) -> Iterator[StepEvent]:
-        """Steps from where the trainer stands, with the log and the checkpoints listening."""
+        """Train on from the trainer's step; the log and the checkpoints listen."""
         trainer = self.trainer
 
         def validate() -> float:
@@ -159,7 +158,7 @@ class TrainingRun:
             return self.ranks.from_main(lambda: self.evaluate(model))
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
-        # Several ranks stop together, at the top of the loop, and `_train` saves.
+        # Several ranks stop together, at the top of the loop; then `_train` saves.
         save = checkpointer(
             trainer, self.checkpoints, (lambda: False) if self.ranks.several else stop
         )
@@ -175,31 +174,34 @@ class TrainingRun:
             self.lock.confirm()
 
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
-        """To the last good checkpoint, with half the learning rate; TrainError where none helps."""
+        """Return to the last good checkpoint, with half the learning rate.
+
+        Raises TrainError when there is none, or it was tried often enough.
+        """
         trainer = self.trainer
-        tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_whole)
+        tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None or not rollbacks_left:
-            tried = self.config.rollbacks - rollbacks_left if tree else 0
+            count = self.config.rollbacks - rollbacks_left if tree else 0
             raise TrainError(
-                f"{error} Returning to a checkpoint with half the learning rate was tried {tried} "
+                f"{error} Returning to a checkpoint with half the learning rate was tried {count} "
                 "times."
             ) from error
         trainer.notes = notes
         trainer.restore(tree)
         trainer.adaptation.rate /= 2
-        trainer.save(self.checkpoints)  # a kill just now must not bring the old rate back
+        trainer.save(self.checkpoints)  # a kill from here on must not restore the old rate
         trainer.notes.append(
-            f"not finite for {self.config.patience + 1} steps: back to step {trainer.step}, "
+            f"not finite for {self.config.patience + 1} steps: returned to step {trainer.step}, "
             f"learning rates x{trainer.adaptation.rate:g}"
         )
 
     def _resume(self) -> list[str]:
         """Continue from the newest sound checkpoint, if there is one; returns notes."""
-        tree, notes = checkpoint.load_newest(self.checkpoints, self.trainer.require_whole)
-        if tree is None and notes:  # starting again would throw away what may yet be saved
+        tree, notes = checkpoint.load_newest(self.checkpoints, self.trainer.require_complete)
+        if tree is None and notes:  # starting again would overwrite what may still be saved
             raise TrainError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
-                f"{shorten(notes[0], 400)} Bring back a copy, or delete that folder to start again."
+                f"{shorten(notes[0], 400)} Restore a copy, or delete that folder to start again."
             )
         if tree is None:
             if self.ranks.is_main:
@@ -209,25 +211,25 @@ class TrainingRun:
         return [*notes, f"resumed from step {self.trainer.step}", *self.trainer.notes]
 
     def load_newest(self) -> SpeechGPT:
-        """The plain model of the newest checkpoint. Raises TrainError where there is none."""
+        """Return the plain model of the newest checkpoint. Raises TrainError if there is none."""
         trainer = self.build_trainer()
-        tree, _ = checkpoint.load_newest(self.checkpoints, trainer.require_whole)
+        tree, _ = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None:
             raise TrainError(f"There is no usable checkpoint in {self.checkpoints} yet.")
         trainer.restore(tree)
         return merged(trainer.model)
 
     def _finish(self) -> None:
-        """Save the last weights, and the average: of the best step where one was judged.
+        """Save the last weights, and the average of the best step where steps were evaluated.
 
-        Without an average the gate has judged the weights themselves: those of the best step stay.
+        Without an average, the weights of the best step are saved.
         """
         trainer = self.trainer
         average = self.folder / WEIGHTS["ema"]
         if trainer.ema:
             self._save_weights("raw")
-        judged = trainer.config.gate_every or trainer.config.val_patience
-        if judged and 0 < trainer.best.step < trainer.step:
+        evaluated = trainer.config.gate_every or trainer.config.val_patience
+        if evaluated and 0 < trainer.best.step < trainer.step:
             self._restore_best()
         if trainer.ema:
             with trainer.ema.swapped_in():
@@ -240,7 +242,7 @@ class TrainingRun:
             write_atomic(self.folder / FINISHED, str(self.config.steps))
 
     def _save_weights(self, name: str) -> None:
-        """Save the plain model; where adapters were trained, these alone beside it."""
+        """Save the plain model, and the adapters alone where adapters were trained."""
         trainer = self.trainer
         path = self.folder / WEIGHTS[name]
         model = merged(trainer.model)
@@ -254,21 +256,21 @@ class TrainingRun:
             save_adapters(trainer.model, self.folder / ADAPTERS[name], lora, tables, sha256)
 
     def _restore_best(self) -> None:
-        """Return to the weights of the best step; a damaged checkpoint leaves the last ones."""
+        """Return to the weights of the best step, unless its checkpoint is damaged."""
         best = checkpoint.of_step(self.checkpoints, self.trainer.best.step)
         try:
             self.trainer.restore(checkpoint.load(best))
         except DamagedFileError as error:
             warnings.warn(
-                f"{best} was the best step's ({error}): the voice is made from the last step, "
-                f"{self.trainer.step}.",
+                f"The checkpoint of the best step cannot be used ({error}). The voice has the "
+                f"weights of the last step, {self.trainer.step}.",
                 category=Note,
                 stacklevel=2,
             )
 
 
 def finished_steps(folder: Path) -> int:
-    """After how many steps the run in `folder` was finished; 0: it was not."""
+    """How many steps the run in `folder` was finished with; 0: it is not finished."""
     path = folder / FINISHED
     try:
         return int(path.read_text(encoding="utf-8")) if path.exists() else 0
@@ -281,7 +283,7 @@ def finished_steps(folder: Path) -> int:
 
 
 def out_of_memory(error: BaseException) -> TrainError:
-    """What to do when memory runs out where no smaller batch would help."""
+    """The error for memory that ran out where no smaller batch would help."""
     return TrainError(
         f"Out of memory beside the batch itself ({error}): weights, gradients, optimizer and "
         "average together are too large. Put the average on the CPU (`ema_offload`), AdamW's "
@@ -290,46 +292,57 @@ def out_of_memory(error: BaseException) -> TrainError:
     )
 
 
-def trial_rows(
-    model: GPTConfig,
-    config: TrainConfig,
-    speed: SpeedConfig,
-    hw: Hardware,
-    finetuning: Finetuning,
-    batches: Sequence[EffectiveBatch],
-    threads: int,
-) -> list[dict]:
-    """Log rows of a real step of a throwaway model on each of `batches`; nothing is saved.
+@torch.inference_mode()
+def validation_loss(
+    model: SpeechGPT,
+    batches: list[EffectiveBatch],
+    device: str,
+    precision: str,
+    rows: int = 0,
+    ranks: Ranks = ALONE,
+) -> float:
+    """Weighted loss of `model` over all of `batches`, nats per target, in passes of `rows` rows.
 
-    The batches should be usual ones: the run itself may begin with short sentences.
+    Each of the `ranks` computes its share.
     """
-    torch.set_num_threads(threads)
-    speed = dataclasses.replace(speed, compile=False)
-    # The run itself may be shorter than the trial, and nothing stops the trial early.
-    steps = max(len(batches), config.steps)
-    config = dataclasses.replace(config.without_gate(), steps=steps, val_patience=0)
-    trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
-    rows = []
-    for event in itertools.islice(train(trainer, batches), len(batches)):
-        wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
-        rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
-    return rows
+    sums = torch.zeros(2)
+    passes = [micro for batch in ranks.share(batches) for micro in cut(batch, rows)]
+    for micro in passes:
+        with autocast(device, precision):
+            sums += torch.stack(model(micro.to(device))).cpu()
+    text = sum(batch.text_targets for batch in batches)
+    code = sum(batch.code_targets for batch in batches)
+    if ranks.several:
+        sums = torch.tensor(ranks.sums(*sums.tolist()))
+    return weighted_loss(model.config, tuple(sums), text, code).item()
 
 
-def summary(rows: list[dict], applied: Applied | None = None) -> dict:
-    """The figures of a log for the report: steps, speed, memory, last validation losses."""
-    seconds = sum(row["step_s"] for row in rows)
-    validated = next((row for row in reversed(rows) if row["val_loss"] is not None), {})
-    figures = {
-        "steps": rows[-1]["step"],
-        "epochs": rows[-1].get("epoch"),
-        "steps_per_s": len(rows) / seconds,
-        "tokens_per_s": sum(row["tokens"] for row in rows) / seconds,
-        "peak_memory_bytes": max(row["memory_bytes"] for row in rows),
-        "loss": rows[-1]["loss"],
-        "val_loss": validated.get("val_loss", math.nan),
-        "ema_val_loss": validated.get("ema_val_loss"),
-    }
-    if applied:
-        figures["ran"] = applied.table()
-    return figures
+def listen(
+    events: Iterator[StepEvent], *listeners: Callable[[StepEvent], None]
+) -> Iterator[StepEvent]:
+    """Yield every event after each listener was called with it."""
+    for event in events:
+        for listener in listeners:
+            listener(event)
+        yield event
+
+
+def checkpointer(
+    trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
+) -> Callable[[StepEvent], None]:
+    """Return a listener that saves every `checkpoint_every` steps, the best, the last, at a stop.
+
+    After a step that was not finite it waits for the next one: a checkpoint must be good to return
+    to.
+    """
+    saved = trainer.step
+
+    def save(event: StepEvent) -> None:
+        nonlocal saved
+        every = trainer.config.checkpoint_every
+        due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
+        if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
+            trainer.save(folder)
+            saved = event.step
+
+    return save

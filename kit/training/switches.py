@@ -1,9 +1,8 @@
 """The optimisation switches: what each asks for, whether this device has it, what really ran.
 
-Every switch is off in the baseline, applied in one place, and leaves the loss where it was (the
-tests hold each to that). `switches` says what is on offer here and why; `apply` turns the chosen
-ones on, the others off, and reports what ran. Knows the model and the hardware; nothing of data
-or the loop.
+Every switch is off in the baseline and leaves the loss where it was (tested for each). `switches`
+lists them for this device, each with a reason; `apply` turns on those that were chosen and turns
+the others off.
 
 SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing: Chen et al. 2016.
 8-bit AdamW: Dettmers et al. 2022.
@@ -14,10 +13,9 @@ import sys
 
 import torch
 
-from kit.base.compiler import compiler_available, detect_vector_isa, keep_device_guard
+from kit.base.compiler import compiler_available, detect_vector_isa
 from kit.base.config import require, require_within
 from kit.base.hardware import (
-    Choice,
     Hardware,
     attention_backend,
     choose_precision,
@@ -25,7 +23,7 @@ from kit.base.hardware import (
     set_cuda_defaults,
 )
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import EffectiveBatch, GPTConfig
+from kit.model.sequence import GPTConfig
 from kit.training.adam8bit import eight_bit_adamw
 
 
@@ -34,10 +32,10 @@ class SpeedConfig:
     """Which switches are on. All off is the baseline every claim is measured against."""
 
     sdpa: bool = False  # fused attention
-    mixed_precision: bool = False  # bf16 or fp16 matrix products, by the device
+    mixed_precision: bool = False  # bf16 or fp16 matmuls, by the device
     fused_adamw: bool = False  # one kernel for the whole optimiser step
     adamw_8bit: bool = False  # AdamW's moments in 8 bits
-    tf32: bool = False  # fp32 matrix products with 10-bit mantissas
+    tf32: bool = False  # fp32 matmuls with 10-bit mantissas
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
     pinned_memory: bool = False  # batches made ahead in a thread, in page-locked memory
     compile: bool = False  # torch.compile of the trunk's layers
@@ -53,53 +51,53 @@ class SpeedConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Switch:
-    """One toggle of the panel: its default, and whether and why it can be used here."""
+    """One switch: asked for or not, on or off on this device, and why."""
 
     name: str
     label: str
-    on: bool
+    on: bool  # as the panel's default; in `Applied`: whether it really ran
     available: bool
     reason: str
-    runs: str = "on"  # what it is here when it is on, by name: "bf16", "flash"
-    measured: str = ""  # what it did alone where it was measured: "1.08x, -0.20 GiB here"
+    asked: bool = False  # whether the settings turn it on
+    runs: str = "on"  # what runs when it is on: "bf16", "flash", "layers 0, 2 of 4"
+    measured: str = ""  # what it gained alone, where it was measured: "1.08x, -0.20 GiB here"
 
+    @property
+    def ran(self) -> str:
+        """What runs: "bf16", "fp32", "on", "off"."""
+        return self.runs if self.on else BASELINE.get(self.name, "off")
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Ran:
-    """One switch in a run's record: what was asked for, what really ran, and why."""
-
-    name: str
-    label: str
-    asked: bool
-    on: bool
-    ran: str  # "bf16", "flash", "layers 0, 2 of 4", "on", "off"
-    reason: str
+    def turned_off(self, reason: str) -> "Switch":
+        return dataclasses.replace(self, on=False, reason=reason)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Applied:
-    """What a run really used: precision and attention kernel by name, and every switch."""
+    """The switches as they really ran."""
 
-    precision: str
-    attention: str
-    notes: tuple = ()  # sentences on what was asked for and is off
-    switches: tuple = ()  # of Ran
+    switches: tuple[Switch, ...] = ()
+
+    def ran(self, name: str) -> str:
+        return next((s.ran for s in self.switches if s.name == name), "off")
+
+    @property
+    def precision(self) -> str:
+        return self.ran("mixed_precision")
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each switch that was asked for and is off."""
+        return [f"{s.label} is off: {s.reason}" for s in self.switches if s.asked and not s.on]
 
     def on(self, name: str) -> bool:
         """Whether the switch `name` is really on."""
         return any(s.on for s in self.switches if s.name == name)
 
     def without(self, name: str, reason: str) -> "Applied":
-        """The same after the switch `name` had to be given up."""
-        rows = [
-            dataclasses.replace(s, on=False, ran="off", reason=reason) if s.name == name else s
-            for s in self.switches
-        ]
-        return dataclasses.replace(self, switches=tuple(rows))
-
-    def beside(self, row: Ran) -> "Applied":
-        """The same with one more row."""
-        return dataclasses.replace(self, switches=(*self.switches, row))
+        """Return these with `name` turned off while training."""
+        return Applied(
+            switches=tuple(s.turned_off(reason) if s.name == name else s for s in self.switches)
+        )
 
     def table(self) -> dict[str, str]:
         """One line a switch, for a notebook or a report."""
@@ -108,10 +106,10 @@ class Applied:
 
 
 def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
-    """Whether rows are better padded to a few fixed lengths, though padding is computed, too.
+    """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
 
-    A compiled model has code made for each shape. So has oneDNN for bf16 products on a CPU, and
-    keeps it in memory: with rows of any length, the demo's steps took half as long again.
+    torch.compile makes code for each shape. So does oneDNN for bf16 matmuls on a CPU, and keeps it
+    in memory: without fixed lengths the demo's steps took 1.5 times as long.
     """
     return compiled or (device == "cpu" and precision == "bf16")
 
@@ -134,45 +132,48 @@ OF_LAYERS = ("sdpa", "compile", "gradient_checkpointing")  # set on each layer o
 
 
 def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) -> list[Switch]:
-    """Every switch with its default from `config` and its reason on this device.
+    """Every switch as `config` asks for it, and whether and why this device has it.
 
-    `model` gives the attention's shapes; without it those of a usual head.
+    `model` gives the shapes of the attention; without it those of a usual head.
     """
+    model = model or GPTConfig()
     precision = choose_precision(hw)
     compiler = compiler_available(hw.device, hw.capability)
     compiles = compiler.value == "yes"
     eight_bit = eight_bit_adamw(hw)
-    product = precision.value if config.mixed_precision else "fp32"
-    backend = _attention(hw, product, model or GPTConfig())
+    matmuls = precision.value if config.mixed_precision else "fp32"
+    head_width = model.width // model.heads
+    attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
     gpu = hw.device == "cuda"
-    only = "only a GPU has a use for it"
+    only_gpu = "only useful on a GPU"
     facts = {
-        "sdpa": (True, f"kernel: {backend.value} ({backend.reason})"),
+        "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
         "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_baseline(hw)}"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
         "tf32": _tf32(hw),
-        "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only),
+        "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (
             gpu,
-            "batches are made and copied while the GPU computes" if gpu else only,
+            "batches are made and copied while the GPU computes" if gpu else only_gpu,
         ),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),
-        "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only),
+        "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
     }
-    runs = {"sdpa": backend.value, "mixed_precision": precision.value}
+    runs = {"sdpa": attention.value, "mixed_precision": precision.value}
     return [
         Switch(
             name=name,
             label=LABELS[name],
-            on=getattr(config, name) and ok,
-            available=ok,
-            reason=why,
+            on=getattr(config, name) and available,
+            available=available,
+            reason=reason,
+            asked=getattr(config, name),
             runs=runs.get(name, "on"),
         )
-        for name, (ok, why) in facts.items()
+        for name, (available, reason) in facts.items()
     ]
 
 
@@ -183,77 +184,46 @@ def adamw_baseline(hw: Hardware) -> str:
     return "torch's default, a loop over the tensors"
 
 
-def _attention(hw: Hardware, precision: str, model: GPTConfig) -> Choice:
-    width = model.width // model.heads
-    return attention_backend(hw, precision, width, model.heads, model.dropout)
-
-
 def _tf32(hw: Hardware) -> tuple[bool, str]:
     if hw.capability is None:
         return False, "only a GPU has it"
-    has = hw.capability >= (8, 0)
-    known = f"compute capability {format_capability(hw.capability)}"
-    return has, f"{known} {'has' if has else 'is below 8.0 and lacks'} it"
+    available = hw.capability >= (8, 0)
+    has = "has" if available else "is below 8.0 and lacks"
+    return available, f"compute capability {format_capability(hw.capability)} {has} it"
 
 
 def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
-    """Set `model` and this process up as `config` asks; a switch this device lacks is noted.
+    """Set up `model` and this process as `config` asks; returns what really runs.
 
     What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
-    has no list of layers `h` trains on without the switches that are set on layers.
+    has no list of layers `h` trains without the switches that are set on layers.
     """
-    offered = switches(config, hw, model.config)
+    rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     if not hasattr(model.gpt, "h"):
-        offered = [_without_layers(s) if s.name in OF_LAYERS else s for s in offered]
-    if any(s.on for s in offered if s.name == "adamw_8bit"):
-        offered = [_in_its_place(s) if s.name == "fused_adamw" else s for s in offered]
-    on = {s.name: s.on for s in offered}
-    runs = {s.name: s.runs for s in offered}
+        for name in OF_LAYERS:
+            rows[name] = rows[name].turned_off("this model's trunk has no list of layers `h`")
+    if rows["adamw_8bit"].on:
+        reason = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
+        rows["fused_adamw"] = rows["fused_adamw"].turned_off(reason)
+    on = {name: switch.on for name, switch in rows.items()}
     set_cuda_defaults()
     set_process(on)
     if hasattr(model.gpt, "h"):
-        runs["gradient_checkpointing"] = set_layers(model, on, config.recompute_every)
-    precision = runs["mixed_precision"] if on["mixed_precision"] else "fp32"
-    ran = tuple(_ran(s, getattr(config, s.name), runs[s.name]) for s in offered)
-    return Applied(
-        precision=precision,
-        attention=runs["sdpa"] if on["sdpa"] else BASELINE["sdpa"],
-        notes=tuple(f"{r.label} is off: {r.reason}" for r in ran if r.asked and not r.on),
-        switches=ran,
-    )
-
-
-def _ran(switch: Switch, asked: bool, runs: str) -> Ran:
-    return Ran(
-        name=switch.name,
-        label=switch.label,
-        on=switch.on,
-        reason=switch.reason,
-        asked=asked,
-        ran=runs if switch.on else BASELINE.get(switch.name, "off"),
-    )
-
-
-def _without_layers(switch: Switch) -> Switch:
-    why = "this model's trunk has no list of layers `h`; it trains on without"
-    return dataclasses.replace(switch, on=False, available=False, reason=why)
-
-
-def _in_its_place(switch: Switch) -> Switch:
-    """Fused AdamW where the moments are in 8 bits."""
-    why = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
-    return dataclasses.replace(switch, on=False, reason=why)
+        layers = set_layers(model, on, config.recompute_every)
+        name = "gradient_checkpointing"
+        rows[name] = dataclasses.replace(rows[name], runs=layers)
+    return Applied(switches=tuple(rows.values()))
 
 
 def set_process(on: dict[str, bool]) -> None:
-    """Set what the switches ask of the whole process; the rest is `set_cuda_defaults`'."""
+    """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
     torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
     torch.backends.cudnn.allow_tf32 = on["tf32"]
     torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
 
 
 def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
-    """Attention, checkpointing and compilation of the trunk; says what checkpointing covers."""
+    """Set attention, checkpointing and compilation of the trunk; returns the layers recomputed."""
     trunk = model.gpt
     layers = range(0, len(model.gpt.h), every)
     for layer in trunk.h:
@@ -268,27 +238,17 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
 
 
 def compile_layers(model: SpeechGPT) -> None:
-    """Have the trunk's layers compiled as they are from now on, at the next training pass."""
-    keep_device_guard()
+    """Compile the trunk's layers anew, at the next training pass."""
     detect_vector_isa()
-    torch.compiler.reset()  # what was compiled for an earlier model counts against a limit
-    # One graph for rows of any number and length, so fixed lengths need no second one.
+    torch.compiler.reset()  # graphs of an earlier model count against a limit
+    # One graph for any number and length of rows.
     model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
 
 
 def compilations() -> int:
-    """Graphs that torch.compile has made in this process so far; after a warm-up it stands still.
+    """Count the graphs that torch.compile has made in this process.
 
-    Rows together make one graph, a single row alone another; recomputed layers have their own.
+    Several rows make one graph, a single row another; recomputed layers have their own.
     """
     dynamo = sys.modules.get("torch._dynamo")  # loaded by the first compilation
     return dynamo.utils.counters["stats"]["unique_graphs"] if dynamo else 0
-
-
-def pin(batch: EffectiveBatch) -> EffectiveBatch:
-    """`batch` in page-locked memory, from which copies to a GPU do not wait. Needs CUDA."""
-    micro = []
-    for part in batch.micro:
-        pinned = {name: tensor.pin_memory() for name, tensor in vars(part).items()}
-        micro.append(dataclasses.replace(part, **pinned))
-    return dataclasses.replace(batch, micro=micro)

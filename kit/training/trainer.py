@@ -1,9 +1,7 @@
-"""All that a run changes, in one object that a checkpoint can hold: weights, averages, optimizers,
-the place in the data, and what the run has learnt about itself.
+"""The state of a training run: model, average, optimizers, position in the data, adaptation.
 
-`tree` and `restore` are each other's inverse: a run that goes on from a checkpoint computes what
-the uninterrupted one would have, bit for bit on a CPU. Knows one model and its settings; nothing
-of the loop, of datasets or of metrics.
+`tree` and `restore` are inverse: a run resumed from a checkpoint computes what the uninterrupted
+one would have, bit for bit on a CPU.
 """
 
 import contextlib
@@ -19,7 +17,7 @@ from kit.base.config import build
 from kit.base.errors import DamagedFileError, TrainError
 from kit.base.formatting import format_gib, shorten
 from kit.base.gradients import loss_scaler
-from kit.base.hardware import DTYPES, Hardware
+from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
@@ -28,8 +26,7 @@ from kit.training.config import CHECKPOINTS, TrainConfig
 from kit.training.ema import EMA
 from kit.training.optim import Adaptation, lr_factor, make_optimizers
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
-from kit.training.recovery import usable_bytes
-from kit.training.switches import Applied, Ran, SpeedConfig, apply, compile_layers
+from kit.training.switches import Applied, SpeedConfig, Switch, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
 
@@ -39,7 +36,7 @@ class Best:
 
     step: int = 0  # 0: none yet
     score: float = math.inf  # lower is better
-    waited: int = 0  # hearings (or validations) since then
+    waited: int = 0  # evaluations (or validations) since then
 
     def see(self, step: int, score: float) -> None:
         better = score < self.score
@@ -50,7 +47,7 @@ class Best:
 
 
 class Trainer:
-    """One run: the model, what trains it, and where it stands."""
+    """One run: the model, what trains it, and how far it is."""
 
     def __init__(
         self,
@@ -62,24 +59,25 @@ class Trainer:
         ranks: Ranks = ALONE,
     ):
         finetuning.require_steps(config.steps)
-        self.ranks = ranks  # that take every step together
+        self.ranks = ranks  # that train together
         self.model = model.to(hw.device)
         self.finetuning = finetuning
         self.trainable = Trainable(model, finetuning)
         self.config = config
         self.speed = speed
         self.hw = hw
-        self.applied: Applied = apply(model, speed, hw)
+        self.applied = apply(model, speed, hw)
         if ranks.several:
-            row = Ran(
+            parallel = Switch(
                 name="parallel",
                 label="Several processes",
-                asked=True,
                 on=True,
-                ran=f"{ranks.world} of them",
+                available=True,
+                asked=True,
+                runs=f"{ranks.world} of them",
                 reason="gradients are summed over the processes after the passes of a step",
             )
-            self.applied = self.applied.beside(row)
+            self.applied = Applied(switches=(*self.applied.switches, parallel))
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
             round_frozen(model, DTYPES[precision], finetuning.base.weights)
@@ -93,8 +91,8 @@ class Trainer:
         self.best = Best()
         self.step = 0
         self.position = None
-        self.micro_rows = 0  # most rows of a forward pass since memory ran out; 0: as they come
-        self.notes: list[str] = []  # what happened besides, for the next event
+        self.micro_rows = 0  # limit on rows of a pass since memory ran out; 0: none
+        self.notes: list[str] = []  # for the next event
 
     def _average(self) -> EMA | None:
         if not self.speed.ema:
@@ -103,7 +101,7 @@ class Trainer:
         return EMA(self.model, self.config.ema_decay, away, self.trainable.parameters)
 
     def set_rates(self) -> float:
-        """Give every parameter group its learning rate for the coming step; returns AdamW's."""
+        """Set every parameter group's learning rate for the next step; returns AdamW's."""
         factor = lr_factor(self.config, self.step) * self.adaptation.rate
         factor *= self.adaptation.warm_up(self.config, self.step)
         for optimizer in self.optimizers:
@@ -113,39 +111,39 @@ class Trainer:
 
     @property
     def guide_weight(self) -> float:
-        """What guided attention weighs in the coming step: less and less, then nothing.
+        """Weight of guided attention in the next step: it falls linearly to 0.
 
-        A trunk without a list of layers has no head that could be shown anything.
+        It is 0 for a trunk without a list of layers, which has no head to guide.
         """
         if not hasattr(self.model.gpt, "h"):
             return 0.0
         return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
 
     def set_phase(self) -> None:
-        """Freeze what does not train in the coming step.
+        """Freeze what does not train in the next step.
 
-        A compiled layer computes the gradients of what trained when it was compiled, and no others.
+        A compiled layer computes only the gradients of what trained when it was compiled.
         """
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
             compile_layers(self.model)
 
     def stop_compiling(self, why: str) -> None:
-        """Train on uncompiled, as the compiler failed with `why`; the log and the record say so."""
+        """Continue uncompiled because the compiler failed with `why`; noted in log and record."""
         self.model.gpt.run_layer = run_layer
         self.applied = self.applied.without("compile", why)
         self.notes.append(f"torch.compile is off from here, it failed: {why}")
 
     def averaged(self):
-        """The context in which the model holds its averaged weights, if there are any."""
+        """A context in which the model holds its averaged weights, if there are any."""
         return self.ema.swapped_in() if self.ema else contextlib.nullcontext()
 
     def pop_notes(self) -> str:
-        said = "; ".join(self.notes)
+        notes = "; ".join(self.notes)
         self.notes = []
-        return said
+        return notes
 
     def record_validation(self, loss: float) -> None:
-        """Adapt the rates to a validation loss; without a gate it decides what is best."""
+        """Adapt the rates to a validation loss; without a gate it decides which step is best."""
         note = self.adaptation.record_validation(self.config, loss)
         if note:
             self.notes.append(note)
@@ -153,24 +151,24 @@ class Trainer:
             self._judge(loss, "validation loss", "validations")
 
     def record_evaluation(self, figures: dict) -> None:
-        """A voice is better that is understood better; a sentence without an end counts whole."""
-        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "hearings")
+        """Rank this step by its character errors; a sentence that does not end counts as 1."""
+        self._judge(figures["cer"] + 1 - figures["eos_rate"], "voice", "evaluations")
 
     def _judge(self, score: float, what: str, judgements: str) -> None:
         self.best.see(self.step, score)
         if self.settled:
             self.notes.append(
-                f"no better {what} in {self.best.waited} {judgements}: training ends here, "
-                f"the best is that of step {self.best.step}"
+                f"no better {what} in {self.best.waited} {judgements}: training ends here; "
+                f"the best is step {self.best.step}"
             )
 
     @property
     def settled(self) -> bool:
-        """Whether the gate, or without one the validation loss, has asked for the end."""
+        """Whether the gate, or without one the validation loss, has not improved for too long."""
         return 0 < self.config.end_patience <= self.best.waited
 
     def tree(self) -> dict:
-        """Everything a checkpoint must hold; all ranks ask for it together."""
+        """Everything a checkpoint holds; called by all ranks together."""
         return {
             "model": dict(self.trainable.parameters),
             "ema": self.ema.state_dict() if self.ema else {},
@@ -192,10 +190,10 @@ class Trainer:
             "finetuning": json.dumps(self.finetuning.identity()),
         }
 
-    def require_whole(self, tree: dict) -> None:
-        """Raise DamagedFileError unless `restore` can go on from `tree`; nothing is changed.
+    def require_complete(self, tree: dict) -> None:
+        """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
 
-        Raises TrainError when it is whole, but of another model.
+        Raises TrainError when it is undamaged, but of another model.
         """
         require_parts(tree, PARTS, "")
         require_parts(tree["run"], RUN_PARTS, "run|")
@@ -213,9 +211,9 @@ class Trainer:
             moments = tree["optimizer"].get(str(number), {})
             require_moments(moments, sizes, f"optimizer|{number}|")
         require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random|")
-        wanted = self.scaler.state_dict()
-        if tree["scaler"] and not wanted.keys() <= tree["scaler"].keys():
-            raise DamagedFileError(f"its `scaler` has no {sorted(wanted.keys() - tree['scaler'])}")
+        missing = self.scaler.state_dict().keys() - tree["scaler"]
+        if tree["scaler"] and missing:
+            raise DamagedFileError(f"its `scaler` has no {sorted(missing)}")
 
     def _require_same(self, tree: dict) -> None:
         """Raise TrainError when `tree` is of another model or optimizer."""
@@ -228,45 +226,44 @@ class Trainer:
         if tree["optimizer_name"] != self.config.optimizer:
             raise TrainError(
                 f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
-                f"`{self.config.optimizer}` is asked for. Choose that one, or another KIT_RUN."
+                f"`{self.config.optimizer}` is set. Set it as before, or choose another KIT_RUN."
             )
-        rate, now_rate = tree.get("conditioner", SHARED_RATE), self._conditioner_rate()
-        if rate != now_rate:
-            cure = "0" if rate == SHARED_RATE else "its rate"
+        rate = tree.get("conditioner", SHARED_RATE)
+        if rate != self._conditioner_rate():
+            value = "0" if rate == SHARED_RATE else "its rate"
             raise TrainError(
-                f"The checkpoint was trained with {rate} for the conditioner, now {now_rate} is "
-                f"asked for. Go on as before with `--set train.conditioner_lr={cure}`, or choose "
-                "another KIT_RUN for a new run."
+                f"The checkpoint was trained with {rate} for the conditioner; now it is "
+                f"{self._conditioner_rate()}. Continue as before with `--set "
+                f"train.conditioner_lr={value}`, or choose another KIT_RUN for a new run."
             )
         was = json.loads(tree.get("finetuning", ALL_OF_IT))
         now = self.finetuning.identity()
         names = sorted(was.keys() | now.keys())
         changed = [name for name in names if was.get(name) != now.get(name)]
         if "method" in changed:
-            changed = ["method"]  # the others are settings of that method
+            changed = ["method"]  # the other names are settings of that method
         if changed:
             pairs = (f"{n} {shorten(was.get(n))} -> {shorten(now.get(n))}" for n in changed)
             raise TrainError(
-                f"The checkpoint's run trained something else: {', '.join(pairs)}. Set `finetune` "
-                "and `lora` as they were, or choose another KIT_RUN for a new run."
+                f"The checkpoint's run trained something else: {', '.join(pairs)}. Set "
+                "`finetune` and `lora` as they were, or choose another KIT_RUN for a new run."
             )
 
     def _conditioner_rate(self) -> str:
-        """Whether the optimizer has a group for what listens to references."""
+        """Whether the optimizer has a group for the conditioner."""
         return OWN_RATE if self.config.conditioner_lr else SHARED_RATE
 
     def restore(self, tree: dict) -> None:
-        """Go on from a checkpoint's tree. Raises TrainError and DamagedFileError, as above."""
-        self.require_whole(tree)
+        """Resume from a checkpoint's tree. Raises as `require_complete` does."""
+        self.require_complete(tree)
         restore_weights(self.trainable.parameters, tree["model"])
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
-        else:  # switched on just now: the average begins here, not at the random start
+        else:  # just switched on: the average starts here
             self.ema = self._average()
         for number, optimizer in enumerate(self.optimizers):
-            moments = {
-                int(k): unmapped(v) for k, v in tree["optimizer"].get(str(number), {}).items()
-            }
+            saved = tree["optimizer"].get(str(number), {})
+            moments = {int(key): unmapped(tensors) for key, tensors in saved.items()}
             moments, note = converted(moments, optimizer)
             if note:
                 self.notes.append(note)
@@ -281,17 +278,21 @@ class Trainer:
         self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
         self.best = Best(**json.loads(run.get("best", "{}")))
         if tree.get("checkpoint") == "weights":
-            self._begin_anew()
-        if run["steps"] < self.config.steps:  # more is asked for than when the gate was satisfied
+            self.adaptation.begun_step = self.step  # the optimizers' rates warm up from here
+            self.notes.append(
+                "the checkpoint holds only weights, in half precision: the optimizer starts again, "
+                f"with {self.config.warmup_steps:,} steps of warm-up"
+            )
+        if run["steps"] < self.config.steps:  # the run was extended: early stopping counts anew
             self.best.waited = 0
         self.micro_rows = self._micro_rows_here(run)
 
     def smallest_memory_bytes(self) -> int:
-        """Of any rank's device; all ranks ask for it together."""
-        return min(self.ranks.all_told(usable_bytes(self.hw)))
+        """The smallest device of all ranks; called by all of them together."""
+        return min(self.ranks.all_gather(usable_bytes(self.hw)))
 
     def _micro_rows_here(self, run: dict) -> int:
-        """The limit on rows of a pass that a checkpoint's `run` has; 0 on a larger device."""
+        """The limit on rows of a pass in a checkpoint's `run`; 0 on a larger device."""
         rows = run.get("micro_rows", 0)
         if not rows or "memory_bytes" not in run:
             return rows
@@ -300,21 +301,13 @@ class Trainer:
         if now_bytes <= before_bytes:
             return rows
         self.notes.append(
-            f"passes of {rows} rows were for {format_gib(before_bytes)} of memory; here are "
-            f"{format_gib(now_bytes)}, so they are as large as planned again"
+            f"passes were limited to {rows} rows for {format_gib(before_bytes)} of memory; this "
+            f"device has {format_gib(now_bytes)}, so they are as large as planned again"
         )
         return 0
 
-    def _begin_anew(self) -> None:
-        """The optimizers have no moments yet: their rates warm up from this step on."""
-        self.adaptation.begun_step = self.step
-        self.notes.append(
-            "the checkpoint holds weights alone, in half precision: the optimizer begins anew, "
-            f"with {self.config.warmup_steps:,} steps of warm-up"
-        )
-
     def save(self, folder: Path) -> None:
-        """Leave a checkpoint in `folder`; the main rank writes it, with what all have told it."""
+        """Save a checkpoint in `folder`; the main rank writes it, with the state of all ranks."""
         tree = self.tree()
         if not self.ranks.is_main:
             return
@@ -324,11 +317,11 @@ class Trainer:
 
 
 def unmapped(moments: dict) -> dict:
-    """Copies: what is still mapped from a checkpoint keeps Windows from removing that file."""
+    """Copy tensors: one still mapped from a checkpoint keeps Windows from removing that file."""
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in moments.items()}
 
 
-# What a tree and its `run` must hold, and of what kind.
+# What a tree and its `run` must hold, with types.
 PARTS = {
     "model": dict,
     "ema": dict,
@@ -339,22 +332,23 @@ PARTS = {
     "shape": str,
     "optimizer_name": str,
 }
-# The rate of what listens to references; earlier checkpoints do not say, and had the second.
-OWN_RATE, SHARED_RATE = "a learning rate of its own", "the rate of the rest"
-ALL_OF_IT = '{"method": "full"}'  # `finetuning` of what was saved before there was a choice
+# The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
+OWN_RATE = "a learning rate of its own"
+SHARED_RATE = "the rate of the rest"
+ALL_OF_IT = '{"method": "full"}'  # `finetuning` of a checkpoint that does not name it
 RUN_PARTS = {"step": int, "steps": int, "position": str}
 
 
 def require_parts(tree: dict, parts: dict[str, type], where: str) -> None:
-    """Raise DamagedFileError unless `tree` has `parts` of these kinds."""
+    """Raise DamagedFileError unless `tree` has `parts` of these types."""
     for name, kind in parts.items():
         if not isinstance(tree.get(name), kind) or isinstance(tree[name], bool):
-            found = type(tree[name]).__name__ if name in tree else "missing"
-            raise DamagedFileError(f"its `{where}{name}` is {found}, not {kind.__name__}")
+            actual = type(tree[name]).__name__ if name in tree else "missing"
+            raise DamagedFileError(f"its `{where}{name}` is {actual}, not {kind.__name__}")
 
 
 def require_json(tree: dict) -> None:
-    """Raise DamagedFileError unless what stands in a tree as JSON can be read."""
+    """Raise DamagedFileError unless the JSON in a tree can be read."""
     run = tree["run"]
     try:
         position = json.loads(run["position"])
@@ -375,19 +369,19 @@ def require_json(tree: dict) -> None:
             raise DamagedFileError(f"its `run|{name}` is {run[name]!r}")
 
 
-def require_tensors(found: dict, wanted: dict[str, torch.Size], where: str) -> None:
-    """Raise DamagedFileError unless `found` has tensors of the `wanted` names and shapes."""
-    for name, shape in wanted.items():
-        tensor = found.get(name)
+def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) -> None:
+    """Raise DamagedFileError unless `tensors` has tensors of these names and shapes."""
+    for name, shape in shapes.items():
+        tensor = tensors.get(name)
         if not isinstance(tensor, Tensor) or tensor.shape != shape:
-            has = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
-            raise DamagedFileError(f"its `{where}{name}` is {has}, not {tuple(shape)}")
+            actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
+            raise DamagedFileError(f"its `{where}{name}` is {actual}, not {tuple(shape)}")
 
 
 def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
     """Raise DamagedFileError unless an optimizer's `moments` are of parameters of these `sizes`."""
     for number, tensors in moments.items():
-        known = str(number).isdigit() and int(number) < len(sizes)  # text in a file, else whole
+        known = str(number).isdigit() and int(number) < len(sizes)  # text in a file
         if not known or not isinstance(tensors, dict):
             raise DamagedFileError(f"its `{where}{number}` belongs to no parameter")
         for name, tensor in tensors.items():
@@ -403,13 +397,12 @@ def restore_weights(parameters: dict[str, nn.Parameter], weights: dict) -> None:
 
 
 def config_differences(saved: dict, config: GPTConfig) -> str:
-    """'layers 6 -> 12, ...' from a saved configuration to `config`; "" where they are the same.
+    """'layers 6 -> 12, ...' from a saved configuration to `config`; "" when they are the same.
 
-    A field that the saved one does not know came later: it had the default's value then.
+    A field that `saved` does not have is newer, and had its default value.
     """
-    wanted = dataclasses.asdict(config)
+    now = dataclasses.asdict(config)
     before = {field.name: field.default for field in dataclasses.fields(config)}
     before.update(saved)
-    changed = [name for name in before if before[name] != wanted.get(name, "unknown here")]
-    pairs = (f"{n} {before[n]} -> {wanted.get(n, 'unknown here')}" for n in changed)
-    return ", ".join(pairs)
+    changed = [name for name in before if before[name] != now.get(name, "unknown")]
+    return ", ".join(f"{name} {before[name]} -> {now.get(name, 'unknown')}" for name in changed)

@@ -21,14 +21,13 @@ from torch.autograd.profiler import profile
 from kit.base.config import require
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
-from kit.base.hardware import Hardware, is_here, is_oom, silence_profiler
+from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
 from kit.training.adam8bit import eight_bit_adamw
 from kit.training.config import TrainConfig
 from kit.training.loop import clip, forward_backward, update
-from kit.training.recovery import release_memory
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer

@@ -16,7 +16,7 @@ from kit.audio.spectrogram import (
     recognizer_mel,
 )
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.mel import XTTSMel
+from kit.releases.xtts_v2.dvae import XTTSMel
 
 XTTS = {"kind": "xtts", "n_fft": 2048, "mel_stats": [0.5 + i / 80 for i in range(80)]}
 

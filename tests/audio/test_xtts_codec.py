@@ -163,7 +163,7 @@ def test_a_speaker_is_heard_at_any_rate(codec):
 
 
 def test_codes_and_states_that_do_not_fit_are_told(codec):
-    with pytest.raises(KitError, match=r"must lie in 0\.\.31"):
+    with pytest.raises(KitError, match=r"must be in 0\.\.31"):
         codec.decode(torch.tensor([[3, 32]]))
     given = some_states(5)
     with pytest.raises(KitError, match=r"`speaker` must be \(1, 512\) .* it is missing"):
@@ -200,13 +200,13 @@ def test_parts_of_two_releases_are_told():
     name = "hifigan_decoder.speaker_encoder.fc"
     sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
     sound[f"{name}.bias"] = sound[f"{name}.bias"][:256]
-    with pytest.raises(KitError, match="gives 256 numbers, the vocoder takes 512"):
+    with pytest.raises(KitError, match="returns 256 numbers, the vocoder takes 512"):
         xtts_codec(sound, random_dvae(), settings())
 
 
 def test_tensors_of_no_part_are_told():
     sound = dict(random_sound(), **{"hifigan_decoder.more.weight": torch.ones(2)})
-    with pytest.raises(KitError, match=r"sound has no hifigan_decoder\.more\.weight"):
+    with pytest.raises(KitError, match=r"XTTS-v2 has no hifigan_decoder\.more\.weight"):
         xtts_codec(sound, random_dvae(), settings())
 
 

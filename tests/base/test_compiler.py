@@ -50,7 +50,7 @@ def test_the_cpp_compiler_is_the_one_torch_calls_on_this_system(monkeypatch, sys
     assert compiler_available("cpu") == Choice(value="yes", reason=f"{compiler} is installed")
     monkeypatch.setattr("shutil.which", lambda name: name if name != compiler else None)
     found = compiler_available("cpu")
-    assert found.value == "no" and compiler in found.reason and "install" in found.reason
+    assert found.value == "no" and "install" in found.reason
     monkeypatch.setenv("CXX", "my-own-c++")
     assert compiler_available("cpu").value == "yes"
 
@@ -202,7 +202,7 @@ for number in range(20):
 
 
 def test_threads_may_compile_in_turns():
-    """Stop, and Start again: without a GPU torch 2.11 alone ends the process here."""
+    """Without a GPU, torch 2.11 alone crashes here."""
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", TURNS], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

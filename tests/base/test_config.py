@@ -24,18 +24,20 @@ from kit.dataset.archive import ArchiveConfig
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.huggingface import HubConfig
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.long_recordings.cut import SegmentConfig
+from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.synthetic import CorpusConfig
 from kit.inference.code_reader import CodeReaderConfig
+from kit.inference.compare_formats import InferConfig
 from kit.inference.decoder import DecoderConfig
+from kit.inference.evaluate import EvaluateConfig
+from kit.inference.references import Habits
 from kit.inference.sampling import GenerateConfig
-from kit.inference.settings import EvaluateConfig, InferConfig, SoundConfig
-from kit.inference.voice import Habits
+from kit.inference.voice_files import SoundConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.releases.neucodec.files import NeuCodecConfig
 from kit.releases.xtts_v2.codec import XTTSCodecConfig
-from kit.releases.xtts_v2.mel import XTTSMelConfig
+from kit.releases.xtts_v2.dvae import XTTSMelConfig
 from kit.streams.stream import StreamConfig
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.config import TrainConfig

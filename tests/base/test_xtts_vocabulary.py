@@ -6,7 +6,7 @@ import pytest
 from released_xtts import HOLES, SIZE, vocabulary
 
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.vocabulary import load_vocabulary
+from kit.releases.xtts_v2.tokenizer import load_vocabulary
 
 
 def written(path, words: dict):
@@ -69,7 +69,7 @@ WRONG = {
     "has id 99999999": lambda v: with_id(v, "far", 99_999_999),
     "claims id 9, tokenizers would give it 39": lambda v: with_added(v, content="[am]", id=9),
     "claims id 9, tokenizers would give it 7": lambda v: with_added(v, content="[START]", id=9),
-    "is no XTTS vocabulary": lambda v: ["[START]", "[STOP]"],
+    "is not an XTTS vocabulary": lambda v: ["[START]", "[STOP]"],
 }
 
 
@@ -84,7 +84,7 @@ def test_a_vocabulary_that_cannot_be_right_is_refused(kind, tmp_path):
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b'{"model": ', b"[" * 100_000])
 def test_a_damaged_vocabulary_is_told(data, tmp_path):
     (tmp_path / "vocab.json").write_bytes(data)
-    with pytest.raises(KitError, match=r"vocab\.json is no XTTS vocabulary"):
+    with pytest.raises(KitError, match=r"vocab\.json is not an XTTS vocabulary"):
         load_vocabulary(tmp_path / "vocab.json")
 
 

@@ -30,7 +30,7 @@ def size(request, monkeypatch) -> str:
     """As a file that is checked when it is opened, and as one that is checked block by block."""
     monkeypatch.setattr(columns, "BLOCK_BYTES", 32)
     if request.param == "large":
-        monkeypatch.setattr(columns, "CHECKED_WHOLE_BYTES", 0)
+        monkeypatch.setattr(columns, "CHECKED_AT_OPEN_BYTES", 0)
     return request.param
 
 
@@ -54,7 +54,7 @@ def test_columns_come_back_by_number_slice_and_array(path):
         assert part[19] == wanted[29]
         with pytest.raises(IndexError):
             part[20]
-    assert found.whole("grid").tolist() == table()["grid"].tolist()
+    assert found.read_all("grid").tolist() == table()["grid"].tolist()
     assert not len(found["none"]) and not list(found["none"])
     with pytest.raises(DamagedFileError, match="no column `other`"):
         found["other"]
@@ -75,7 +75,7 @@ def test_no_changed_byte_is_ever_read(path):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
         try:
             found = ColumnFile(path)
-            read = {name: found.whole(name) for name in table()}
+            read = {name: found.read_all(name) for name in table()}
         except DamagedFileError as error:
             assert str(path) in str(error)
             seen += 1
@@ -130,7 +130,7 @@ def test_it_travels_as_its_path_and_what_was_read_may_be_let_go(path):
     assert len(pickle.dumps(found)) < 300
     for _ in range(2):
         assert list(again["many"]) == table()["many"].tolist()
-        again.let_go()
+        again.release()
 
 
 def test_an_open_file_outlives_its_name(path):

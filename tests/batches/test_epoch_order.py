@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from kit.batches.epoch_order import GROUP_ROWS, drawn, group_bounds, group_count, permuted
+from kit.batches.batching import GROUP_ROWS, drawn, group_bounds, group_count, permuted
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 257, 1000, 4097, 70_001])

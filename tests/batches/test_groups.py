@@ -21,7 +21,7 @@ WAYS = [{}, {"effective_tokens": 500}, {"short_first": 0.5}, {"sort_window": 7}]
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 64)
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
 
 
 def keep(parts, position):
@@ -137,13 +137,13 @@ def test_batches_of_an_epoch_are_known_without_planning_it(count, over):
 
 def test_positions_of_one_group_and_of_several_are_not_taken_for_each_other(monkeypatch):
     grouped = next(iter(stream()))[1]
-    monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 1000)
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 1000)
     one = next(iter(stream()))[1]
     refused = r"of other batches \(seed, sizes, sorting, rehearsal\).*giving no position"
     with pytest.raises(DamagedFileError, match="of other"):
         stream(grouped)
     assert stream({"epoch": 0, "batch": 4}).position["group"] == 0  # of an early version
-    monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 64)
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 64)
     early = {"epoch": 0, "batch": 4}
     for position in (dict(one, corpus=grouped["corpus"]), early):
         with pytest.raises(DamagedFileError, match=refused):

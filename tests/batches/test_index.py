@@ -119,7 +119,7 @@ def test_a_cache_travels_as_a_few_paths(tmp_path):
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """The index of a cache too large to be checked whole whenever it is opened."""
-    monkeypatch.setattr(columns, "CHECKED_WHOLE_BYTES", 0)
+    monkeypatch.setattr(columns, "CHECKED_AT_OPEN_BYTES", 0)
     monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
     return made_index(tmp_path, 2 * CLIPS)
 
@@ -181,8 +181,8 @@ def start_bytes(index: Path) -> int:
 
 
 def test_more_rows_take_no_more_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.batches.epoch_order.GROUP_ROWS", 2**13)
-    monkeypatch.setattr(columns, "CHECKED_WHOLE_BYTES", 0)  # as of an index of gigabytes
+    monkeypatch.setattr("kit.batches.batching.GROUP_ROWS", 2**13)
+    monkeypatch.setattr(columns, "CHECKED_AT_OPEN_BYTES", 0)  # as of an index of gigabytes
     monkeypatch.setattr(code_shards, "CHECKED_AT_START_BYTES", 0)
     monkeypatch.setattr(code_shards, "OPEN_SHARDS", 8)
     found = {}

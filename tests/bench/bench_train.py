@@ -48,7 +48,8 @@ from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.training.logs import jsonl_log
-from kit.training.loop import listen, train
+from kit.training.loop import train
+from kit.training.run import listen
 from kit.training.switches import SpeedConfig, switches
 from kit.training.trainer import Trainer
 from kit.tuning.trials import make_batches, preset_task

@@ -14,13 +14,12 @@ from unittest.mock import patch
 import torch
 from rows import result
 
-from kit.base.hardware import Choice, Hardware, choose_precision
+from kit.base.hardware import Choice, Hardware, choose_precision, release_memory
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.loop import train
-from kit.training.recovery import release_memory
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import Task, make_batches, some_rows

@@ -36,6 +36,7 @@ from kit.base.hardware import (
     attention_backend,
     autocast,
     choose_preset,
+    release_memory,
     reset_peak_memory,
     silence_profiler,
 )
@@ -46,9 +47,8 @@ from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.config import TrainConfig
 from kit.training.loop import train
-from kit.training.prefetch import prefetched
-from kit.training.recovery import release_memory
-from kit.training.switches import SpeedConfig, pin
+from kit.training.micro_batches import pin, prefetched
+from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.model_flops import training_flops
 from kit.tuning.preflight import Workload, trial_peak

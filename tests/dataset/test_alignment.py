@@ -12,17 +12,15 @@ import torch
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
 from kit.dataset.alignment import (
     AlignConfig,
-    AlignError,
     Alignment,
     align_clips,
     align_clips_cached,
     alignment_score,
     lowest_score,
     match,
-    refuse_mismatched,
     worst,
 )
 from kit.dataset.data_report import Utterance
@@ -103,10 +101,10 @@ def test_silence_at_the_ends_costs_nothing():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("abcdefghijklm" * 9, r"117 characters cannot be said in \d+ frames"),
-        ("aa" * 10, "20 characters cannot be said"),  # a letter said twice needs a frame between
-        ("ሰላም", "knows no letter"),
-        ("", "knows no letter"),
+        ("abcdefghijklm" * 9, r"117 characters do not fit into \d+ frames"),
+        ("aa" * 10, "20 characters do not fit"),  # a letter said twice needs a frame between
+        ("ሰላም", "no letter of the text"),
+        ("", "no letter of the text"),
     ],
 )
 def test_a_text_that_cannot_be_aligned_scores_minus_infinity_with_the_reason(text, reason):
@@ -125,7 +123,8 @@ def test_precisely_the_wrong_clips_are_refused(clips):
     rows, wrong = clips
     told = []
     found = align_clips(rows, HEAR, CONFIG, lambda *now: told.append(now))
-    kept, refused = refuse_mismatched(rows, found, CONFIG)
+    refused = match(rows, found, CONFIG).mismatched
+    kept = [row for row in rows if row.id not in {finding.id for finding in refused}]
     assert {f.id for f in refused} == set().union(*wrong.values()) and len(kept) == 85
     assert told[-1] == (100, 100) and told == sorted(told)
     first = refused[0]
@@ -153,7 +152,8 @@ def test_a_recording_that_cannot_be_read_is_refused_with_its_reason(clips, tmp_p
     bad = dataclasses.replace(clips[0][20], id="bad", audio=str(tmp_path / "bad.wav"))
     rows = [bad, *clips[0][21:30]]
     found = align_clips(rows, HEAR, CONFIG)
-    kept, refused = refuse_mismatched(rows, found, CONFIG)
+    refused = match(rows, found, CONFIG).mismatched
+    kept = [row for row in rows if row.id not in {finding.id for finding in refused}]
     assert len(kept) == 9 and [f.id for f in refused] == ["bad"]
     assert "bad.wav" in refused[0].reason
     assert align_clips([bad], HEAR, CONFIG)[0].score == -math.inf
@@ -176,7 +176,7 @@ def test_a_recogniser_that_is_less_sure_is_given_more_room():
 
 
 def test_a_recogniser_of_another_language_tells_nothing_and_says_so():
-    with pytest.raises(AlignError, match=r"typical clip scores -7\.00.*01_data_prep"):
+    with pytest.raises(DatasetError, match=r"typical clip scores -7\.00.*01_data_prep"):
         lowest_score(scored(-7.0, -6.0, -8.0), CONFIG)
 
 
@@ -210,7 +210,7 @@ def test_clips_it_knows_too_little_of_stay_and_the_note_says_so():
     rows, found = clips_of([-0.01] * 20 + [-4.0], [-1.5, -1.9, -2.4, -math.inf])
     judged = match(rows, found, CONFIG)
     assert [finding.id for finding in judged.mismatched] == ["train-20", "held_out-3"]
-    assert "3 that the recogniser never heard" in judged.note
+    assert "3 that the recogniser was not trained on" in judged.note
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"spread": 0.0}, {"least_gap": -1.0}])

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.base.errors import DiskError, KitError, LockError
-from kit.dataset.archive import ArchiveConfig, ArchiveError, unpack
+from kit.base.errors import DatasetError, DiskError, KitError, LockError
+from kit.dataset.archive import ArchiveConfig, unpack
 
 FILES = {
     "cv/am/validated.tsv": b"path\tsentence\n" * 50,
@@ -65,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def refused(archive: Path, into: Path, match: str, config: ArchiveConfig = CONFIG) -> None:
     """Unpacking raises, names the archive, and leaves `into` and its neighbours as they were."""
     before = sorted(into.parent.rglob("*"))
-    with pytest.raises(ArchiveError, match=match) as error:
+    with pytest.raises(DatasetError, match=match) as error:
         unpack(archive, into, config)
     assert str(archive) in str(error.value)
     assert [p for p in sorted(into.parent.rglob("*")) if p not in before and p != into] == []
@@ -180,7 +180,7 @@ def test_a_zip_that_promises_less_than_it_holds_is_refused(tmp_path):
 def test_a_zip_packed_so_that_it_unpacks_in_memory_is_refused(tmp_path, method):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w", method) as packed:
         packed.writestr("a", b"x")
-    refused(tmp_path / "evil.zip", tmp_path / "into", "'a' is packed in a rare way.*by hand")
+    refused(tmp_path / "evil.zip", tmp_path / "into", "'a' .*by hand")
 
 
 def test_zeros_behind_the_end_are_counted_too(tmp_path):
@@ -261,19 +261,19 @@ def test_a_broken_header_in_the_middle_of_a_tar_is_not_taken_for_its_end(tmp_pat
 
 def test_a_name_that_is_both_file_and_folder_is_refused(tmp_path):
     archive = pack(tmp_path / "evil.tar", {"a": b"", "a/b": b""})
-    refused(archive, tmp_path / "into", "'a/b', which the disk does not take")
+    refused(archive, tmp_path / "into", "'a/b', which cannot be written here")
 
 
 def test_a_name_too_long_for_the_disk_is_refused(tmp_path):
     archive = pack(tmp_path / "evil.tar", {"a" * 400: b""})
-    refused(archive, tmp_path / "into", "the disk does not take")
+    refused(archive, tmp_path / "into", "cannot be written here")
 
 
 def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
     archive = pack(tmp_path / "corpus.zip", FILES)
     (tmp_path / "into/corpus").mkdir(parents=True)
     (tmp_path / "into/corpus/mine.txt").write_text("mine")
-    with pytest.raises(ArchiveError, match="in the way"):
+    with pytest.raises(DatasetError, match="in the way"):
         unpack(archive, tmp_path / "into", CONFIG)
     assert (tmp_path / "into/corpus/mine.txt").read_text() == "mine"
 
@@ -281,7 +281,7 @@ def test_a_folder_of_the_users_own_is_never_replaced(tmp_path):
 def test_what_is_no_archive_is_said_to_be_none(tmp_path):
     (tmp_path / "a.rar").write_bytes(b"x")
     for path in (tmp_path / "a.rar", tmp_path / "missing.zip", tmp_path):
-        with pytest.raises(ArchiveError, match=r"not an archive.*\.tar\.gz"):
+        with pytest.raises(DatasetError, match=r"not an archive.*\.tar\.gz"):
             unpack(path, tmp_path / "into", CONFIG)
 
 

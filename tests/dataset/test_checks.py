@@ -9,7 +9,7 @@ from clips import TEXT
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.dataset.checks import judge_rows, script, usual_paces
-from kit.dataset.data_report import CURES, ManifestConfig, Utterance
+from kit.dataset.data_report import FIXES, ManifestConfig, Utterance
 
 RULES = ManifestConfig()
 SOUND = ClipMeasure(
@@ -65,7 +65,7 @@ ALONE = {
 @pytest.mark.parametrize("kind", ALONE)
 def test_a_row_is_refused_for_itself(kind):
     kept, (refusal,), _ = judged(many(1), {0: ALONE[kind]})
-    assert not kept and refusal.kind == kind and refusal.cure == CURES[kind]
+    assert not kept and refusal.kind == kind and refusal.cure == FIXES[kind]
     assert (refusal.file, refusal.line, refusal.audio) == ("metadata.csv", 0, "/w/0.wav")
     assert refusal.seconds == getattr(ALONE[kind], "seconds", 0)
 
@@ -112,7 +112,7 @@ def test_the_same_recording_twice():
     same = {0: changed(), 1: changed()}
     kept, (refusal,), _ = judged(many(3), same)
     assert [r.id for r in kept] == ["c0", "c2"] and refusal.id == "c1"
-    assert refusal.reason == "the very recording of c0 (metadata.csv, line 0)"
+    assert refusal.reason == "the same recording as c0 (metadata.csv, line 0)"
 
 
 def test_one_recording_under_two_texts_is_refused_both_times():

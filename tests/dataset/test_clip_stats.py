@@ -132,7 +132,7 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
     monkeypatch.setattr(measures, "measure_clip", until_the_70th)
     with pytest.raises(DatasetError, match=r"wavs is gone, .* of 150 clips .* are kept") as caught:
         measure_clips(clips, tmp_path / "c.jsonl", workers=1)
-    assert "goes on from there" in str(caught.value)
+    assert "resumes there" in str(caught.value)
     if how == "emptied":
         folder.rmdir()
     shutil.move(away, folder)
@@ -227,7 +227,7 @@ def test_processes_that_cannot_begin_refuse_no_clip(clips, tmp_path, monkeypatch
         return plain([sys.executable, "-c", "raise SystemExit(3)"], **how)
 
     monkeypatch.setattr(measures.subprocess, "Popen", started)
-    with pytest.raises(RuntimeError, match=r"could not begin \(its exit code is 3\)"):
+    with pytest.raises(RuntimeError, match=r"could not start \(exit code 3\)"):
         measure_clips(clips, tmp_path / "c.jsonl", workers=2, processes=True)
     assert not (tmp_path / "c.jsonl").read_bytes()
 

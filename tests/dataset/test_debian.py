@@ -3,21 +3,21 @@
 import pytest
 from debian_package import member, write_package
 
-from kit.dataset.archive import ArchiveConfig, ArchiveError, unpack
-from kit.dataset.debian import data_archive
+from kit.base.errors import DatasetError
+from kit.dataset.archive import ArchiveConfig, extract_debian_data, unpack
 
 FILES = {"usr/share/a.txt": b"a" * 1001, "usr/share/b/c.wav": bytes(range(256))}
 
 
 def test_its_files_come_out_as_they_are(tmp_path):
     package = write_package(tmp_path / "voice_1.0+x-2_all.deb", FILES)
-    archive = data_archive(package, tmp_path / "work")
+    archive = extract_debian_data(package, tmp_path / "work")
     assert archive.name == "voice_1.0+x-2_all.data.tar.xz"
     folder = unpack(archive, tmp_path / "out", ArchiveConfig())
     for name, data in FILES.items():
         assert (folder / name).read_bytes() == data
     changed = archive.stat().st_mtime_ns
-    assert data_archive(package, tmp_path / "work").stat().st_mtime_ns == changed
+    assert extract_debian_data(package, tmp_path / "work").stat().st_mtime_ns == changed
 
 
 def cut(data: bytes) -> bytes:
@@ -31,7 +31,7 @@ def mangled(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (cut, "bytes of data.tar.xz are there"),
+        (cut, "bytes of data.tar.xz"),
         (mangled, "header is damaged"),
         (lambda data: b"PK" + data, "is no Debian package"),
         (lambda data: data[:8], "it holds no data.tar"),
@@ -41,18 +41,18 @@ def mangled(data: bytes) -> bytes:
 def test_a_broken_one_is_told(tmp_path, spoil, why):
     package = write_package(tmp_path / "voice.deb", FILES)
     package.write_bytes(spoil(package.read_bytes()))
-    with pytest.raises(ArchiveError, match=why) as error:
-        data_archive(package, tmp_path / "work")
+    with pytest.raises(DatasetError, match=why) as error:
+        extract_debian_data(package, tmp_path / "work")
     assert str(package) in str(error.value)
     assert not list((tmp_path / "work").glob("*"))
 
 
 def test_one_packed_in_another_way_says_how_to_unpack_it(tmp_path):
     package = write_package(tmp_path / "voice.deb", FILES, "data.tar.zst")
-    with pytest.raises(ArchiveError, match=r"data\.tar\.zst\): unpack it with `dpkg-deb -x`"):
-        data_archive(package, tmp_path)
+    with pytest.raises(DatasetError, match=r"data\.tar\.zst\): unpack it with `dpkg-deb -x`"):
+        extract_debian_data(package, tmp_path)
 
 
 def test_one_that_is_not_there(tmp_path):
-    with pytest.raises(ArchiveError, match="There is no"):
-        data_archive(tmp_path / "gone.deb", tmp_path)
+    with pytest.raises(DatasetError, match="There is no"):
+        extract_debian_data(tmp_path / "gone.deb", tmp_path)

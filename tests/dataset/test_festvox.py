@@ -4,7 +4,11 @@ import pytest
 
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.festvox import find_voice, move_to_ljspeech, read_transcripts
+from kit.dataset.fetch import (
+    find_festival_voice,
+    move_to_ljspeech,
+    read_festival_transcripts,
+)
 from kit.dataset.layouts import read_dataset
 
 TABLE = r"""( ru_0001 "+Окна вол+ос за ухо, 2+2." )
@@ -27,7 +31,7 @@ def voice(tmp_path):
 
 
 def test_texts_and_recordings_stay_together(voice, tmp_path):
-    assert find_voice(tmp_path / "unpacked") == voice
+    assert find_festival_voice(tmp_path / "unpacked") == voice
     assert move_to_ljspeech(voice, tmp_path / "out") == 3
     found = read_dataset(tmp_path / "out", ManifestConfig(held_out_percent=0))
     assert found.layout == "LJSpeech: metadata.csv" and not found.refused
@@ -56,9 +60,9 @@ def test_a_line_of_another_kind_is_told_by_its_number(voice):
     path = voice / "etc/txt.done.data"
     path.write_text('( a "b" )\nru_0002 text\n', encoding="utf-8")
     with pytest.raises(DatasetError, match=r"line 2: expected .*, got 'ru_0002 text'"):
-        read_transcripts(path)
+        read_festival_transcripts(path)
 
 
 def test_a_folder_without_a_voice(tmp_path):
     with pytest.raises(DatasetError, match=r"holds no Festival voices with etc/txt\.done\.data"):
-        find_voice(tmp_path)
+        find_festival_voice(tmp_path)

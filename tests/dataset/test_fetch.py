@@ -9,11 +9,10 @@ import pytest
 import soundfile
 from helpers import RATE, dataset, speech
 
+from kit.base.errors import DatasetError
 from kit.dataset import fetch as ingest
-from kit.dataset.archive import ArchiveError
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.fetch import fetch_dataset
-from kit.dataset.huggingface import IngestError
 from kit.dataset.layouts import read_dataset
 
 
@@ -70,19 +69,19 @@ def test_a_folder_is_taken_as_it_stands(tmp_path):
 def test_several_datasets_are_listed_to_choose_from(tmp_path):
     for language in ("am", "ti"):
         common_voice(tmp_path / "cv", language)
-    with pytest.raises(IngestError, match=r"several datasets \(cv-corpus-17\.0/am, .*/ti\)"):
+    with pytest.raises(DatasetError, match=r"several datasets \(cv-corpus-17\.0/am, .*/ti\)"):
         fetch_dataset(tmp_path / "cv", tmp_path / "into")
 
 
 def test_where_there_is_none_it_says_what_was_expected_and_found(tmp_path):
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/readme.txt").write_text("hello")
-    with pytest.raises(IngestError, match=r"wavs/ \(LJSpeech\).*found a/"):
+    with pytest.raises(DatasetError, match=r"wavs/ \(LJSpeech\).*found a/"):
         fetch_dataset(tmp_path, tmp_path / "into")
-    with pytest.raises(IngestError, match=r"There is no .*nothing\.zip"):
+    with pytest.raises(DatasetError, match=r"There is no .*nothing\.zip"):
         fetch_dataset(tmp_path / "nothing.zip", tmp_path / "into")
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04")
-    with pytest.raises(ArchiveError, match="damaged"):
+    with pytest.raises(DatasetError, match="damaged"):
         fetch_dataset(tmp_path / "broken.zip", tmp_path / "into")
 
 
@@ -93,7 +92,7 @@ def test_a_table_is_handed_on_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("name", ["fleurs", "google/fleurs", "google//train"])
 def test_a_name_of_the_hub_has_three_parts(tmp_path, name):
-    with pytest.raises(IngestError, match="NAME/CONFIG/SPLIT"):
+    with pytest.raises(DatasetError, match="NAME/CONFIG/SPLIT"):
         fetch_dataset(f"hf://{name}", tmp_path)
 
 

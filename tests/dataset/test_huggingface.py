@@ -13,9 +13,9 @@ import pytest
 import soundfile
 from helpers import RATE, dataset, speech
 
-from kit.base.errors import KitError
+from kit.base.errors import DatasetError, KitError
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.huggingface import HubConfig, IngestError, from_huggingface, open_huggingface
+from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import read_dataset
 
 CONFIG = HubConfig()
@@ -69,7 +69,7 @@ def test_names_and_paths_of_the_rows_are_never_used(tmp_path):
     from_huggingface([row], tmp_path / "out", CONFIG)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
     only_a_path = {"audio": {"bytes": None, "path": "/etc/passwd"}, "text": "ሰላም"}
-    with pytest.raises(IngestError, match="paths are not followed"):
+    with pytest.raises(DatasetError, match="paths are not followed"):
         from_huggingface([only_a_path], tmp_path / "two", CONFIG)
 
 
@@ -106,7 +106,7 @@ def bomb() -> bytes:
 
 
 BAD = {
-    "a bomb": ({"audio": {"bytes": bomb()}}, "tell of 2.16e+04 s in 1 channels"),
+    "a bomb": ({"audio": {"bytes": bomb()}}, "declare 2.16e+04 s in 1 channels"),
     "no text": ({"text": " "}, "no text in"),
     "text of another kind": ({"text": 7}, "no text in"),
     "no audio": ({"audio": None}, "no audio bytes or array"),
@@ -116,8 +116,11 @@ BAD = {
     "a wild rate": ({"audio": {"array": [0.1] * 9, "sampling_rate": 10**9}}, "rate is 10"),
     "empty": ({"audio": {"array": [], "sampling_rate": RATE}}, "empty"),
     "not finite": ({"audio": {"array": [0.1, np.nan], "sampling_rate": RATE}}, "finite"),
-    "words": ({"audio": {"array": ["a", "b"], "sampling_rate": RATE}}, "no samples"),
-    "ragged": ({"audio": {"array": [[0.1], [0.1, 0.2]], "sampling_rate": RATE}}, "no samples"),
+    "words": ({"audio": {"array": ["a", "b"], "sampling_rate": RATE}}, "hold samples"),
+    "ragged": (
+        {"audio": {"array": [[0.1], [0.1, 0.2]], "sampling_rate": RATE}},
+        "does not hold samples",
+    ),
 }
 
 
@@ -137,7 +140,7 @@ def test_a_row_that_is_none_is_skipped_too(tmp_path, odd):
     folder = from_huggingface([good, odd, good], tmp_path / "out", CONFIG)
     assert [row[0] for row in table(folder)] == ["00000000", "00000002"]
     (skipped,) = (folder / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
-    assert f"columns by their names expected, got {type(odd).__name__}" in skipped
+    assert f"a row must be a dict of columns, got {type(odd).__name__}" in skipped
 
 
 def test_half_a_character_breaks_neither_table_nor_reasons(tmp_path):
@@ -175,7 +178,7 @@ def breaking(all_rows: list[dict], after: int):
 @pytest.mark.parametrize("after", [0, 1, 7, 10, 23])
 def test_a_stream_that_breaks_off_is_gone_on_with(tmp_path, after):
     config = HubConfig(save_every=5)
-    with pytest.raises(IngestError, match=r"network is gone.*run again"):
+    with pytest.raises(DatasetError, match=r"network is gone.*run again"):
         from_huggingface(breaking(rows(25), after), tmp_path / "out", config)
     assert not (tmp_path / "out/metadata.csv").exists()
     from_huggingface(rows(25), tmp_path / "out", config)
@@ -230,7 +233,7 @@ class Stream:
 
 def test_rows_that_know_where_they_are_are_not_read_again(tmp_path):
     config = HubConfig(save_every=5)
-    with pytest.raises(IngestError):
+    with pytest.raises(DatasetError):
         from_huggingface(Stream(rows(25), last=12), tmp_path / "out", config)
     stream = Stream(rows(25))
     from_huggingface(stream, tmp_path / "out", config)
@@ -244,26 +247,26 @@ def test_finished_it_does_nothing_and_other_settings_are_refused(tmp_path):
     before = contents(tmp_path / "out")
     from_huggingface(breaking([], 0), tmp_path / "out", CONFIG)
     assert contents(tmp_path / "out") == before
-    with pytest.raises(IngestError, match="other settings"):
+    with pytest.raises(DatasetError, match="other settings"):
         from_huggingface(rows(3), tmp_path / "out", HubConfig(most_hours=1))
 
 
 def test_a_dataset_of_another_kind_is_never_overwritten(tmp_path):
     folder = dataset(tmp_path / "mine", "a|ሰላም\n", {"a": speech()})
-    with pytest.raises(IngestError, match="move or delete"):
+    with pytest.raises(DatasetError, match="move or delete"):
         from_huggingface(rows(3), folder, CONFIG)
 
 
 def test_no_usable_row_at_all_is_an_error_with_the_first_reason(tmp_path):
-    with pytest.raises(IngestError, match=r"None of 1 rows.*no text in"):
+    with pytest.raises(DatasetError, match=r"None of 1 rows.*no text in"):
         from_huggingface([{"audio": {"bytes": clip(0)}}], tmp_path / "out", CONFIG)
-    with pytest.raises(IngestError, match="None of 0 rows"):
+    with pytest.raises(DatasetError, match="None of 0 rows"):
         from_huggingface([], tmp_path / "two", CONFIG)
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(IngestError, match="pip install datasets"):
+    with pytest.raises(DatasetError, match="pip install datasets"):
         open_huggingface("mozilla-foundation/common_voice_17_0", "am", "train")
 
 
@@ -306,7 +309,7 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
     assert [row[1] for row in table(tmp_path / "out")] == columns["sentence"]
     found = read_dataset(tmp_path / "out", ManifestConfig())
     assert len(found.rows) == 12 and not found.refused
-    with pytest.raises(IngestError, match="cannot be opened"):
+    with pytest.raises(DatasetError, match="cannot be opened"):
         open_huggingface(str(tmp_path / "nowhere"), None, "train")
 
 
@@ -323,14 +326,14 @@ def test_a_damaged_position_is_named_with_its_cure(tmp_path, data):
         raise OSError("the network is gone")
 
     config = HubConfig(save_every=1)
-    with pytest.raises(IngestError, match="stream of rows failed"):
+    with pytest.raises(DatasetError, match="stream of rows failed"):
         from_huggingface(broken(3), tmp_path / "out", config)
     position = tmp_path / "out" / "position.json"
     if data == b"bad rows":
         saved = json.loads(position.read_bytes())
         data = json.dumps(saved | {"position": {"rows": "three"}}).encode()
     position.write_bytes(data)
-    with pytest.raises(IngestError, match=r"position\.json is damaged.*Delete it"):
+    with pytest.raises(DatasetError, match=r"position\.json is damaged.*Delete it"):
         from_huggingface(rows(5), tmp_path / "out", config)
     position.unlink()
     assert len(table(from_huggingface(rows(5), tmp_path / "out", config))) == 5

@@ -77,7 +77,7 @@ def test_every_unusable_row_names_table_line_and_cure(tmp_path, kind):
 
 def test_columns_parted_by_commas_are_told(tmp_path):
     _, (refusal,) = noted(tmp_path, f"a,{TEXT}\n")
-    assert "not commas but | parts the columns" in refusal.cure
+    assert "| separates columns, not commas" in refusal.cure
 
 
 def test_a_directory_where_a_recording_should_be(tmp_path):
@@ -120,7 +120,7 @@ def test_ids_keep_their_zeros_and_words_like_na(tmp_path):
 def test_a_repeated_id_is_kept_once_and_says_where_the_first_is(tmp_path):
     kept, (refusal,) = noted(tmp_path, f"a|{TEXT}\na|ሌላ\n")
     assert kept == {"a": TEXT} and refusal.line == 2
-    assert refusal.reason == "this id stands already in metadata.csv, line 1"
+    assert refusal.reason == "this id is already used in metadata.csv, line 1"
 
 
 def test_recordings_may_lie_in_folders_below_wavs(tmp_path):
@@ -363,7 +363,7 @@ def test_a_pipe_in_the_place_of_a_table_is_told_and_not_waited_for(tmp_path, nam
 def test_a_device_behind_a_link_is_no_table(tmp_path):
     (tmp_path / "wavs").mkdir()
     (tmp_path / "metadata.csv").symlink_to("/dev/zero")
-    with in_time(20), pytest.raises(DatasetError, match=r"metadata\.csv is a device, no file"):
+    with in_time(20), pytest.raises(DatasetError, match=r"metadata\.csv is a device, not a file"):
         read_dataset(tmp_path, LOOSE)
 
 

@@ -75,7 +75,7 @@ def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
 
 def test_too_much_refused_stops_but_the_ledger_is_there(tmp_path):
     folder = many(tmp_path / "data", 18, 2)
-    with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger\.jsonl\. Mend them"):
+    with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger\.jsonl\. Fix them"):
         usable(folder, RULES, tmp_path / "run")
     assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
@@ -175,5 +175,5 @@ def test_a_damaged_manifest_names_line_and_cure(tmp_path, line):
 
 def test_a_manifest_of_no_rows_is_told(tmp_path):
     (tmp_path / "manifest.jsonl").touch()
-    with pytest.raises(DatasetError, match=r"manifest\.jsonl holds no row: run notebook 01"):
+    with pytest.raises(DatasetError, match=r"manifest\.jsonl has no rows: run notebook 01"):
         read_manifest(tmp_path)

@@ -251,7 +251,7 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
         ("and:", "`and`: words with `, ` between them expected, got nothing"),
         ("object: [k, l]", r"`object`: words .* expected, got \['k', 'l'\]"),
         ("verb: f", "`verb`: a list of rows expected, got 'f'"),
-        ('verb: ["f, g"]', "as many rows of `verb` as of `subject`"),
+        ('verb: ["f, g"]', "`verb` needs as many rows as `subject`"),
         ("order: [subject]", r"`order`: \[slot, chance\] expected, got 'subject'"),
         ("order: [[where, 1.0]]", "`where`: words .* got nothing. Write it as in en.yaml"),
     ],

@@ -10,8 +10,8 @@ from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
 from kit.audio.fitting import FitSchedule
 from kit.base.errors import KitError
 from kit.inference.code_reader import (
+    MAX_MISMATCH,
     READER,
-    WORST,
     CodeReader,
     CodeReaderConfig,
     load_matching_reader,
@@ -90,9 +90,9 @@ def test_too_few_codes_none_at_all_and_no_letters_are_the_worst_there_is_not_an_
     reader, _ = trained
     codes = [torch.tensor([0, 1]), torch.tensor([], dtype=torch.long), torch.tensor([0, 6, 0])]
     few, none, silent = reader.text_mismatch(["abcdef", "a", "?!"], codes)
-    assert few == none == WORST
-    assert 0 <= silent <= WORST
-    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [WORST]
+    assert few == none == MAX_MISMATCH
+    assert 0 <= silent <= MAX_MISMATCH
+    assert reader.text_mismatch(["a"], [torch.tensor([], dtype=torch.long)]) == [MAX_MISMATCH]
 
 
 def test_training_on_rows_without_a_way_through_stays_finite():

@@ -252,7 +252,7 @@ def test_a_fast_one_that_says_something_else_is_told_and_left():
     chosen, against = choose_format([FP32, wild, measured("int8", 900.0)])
     assert chosen.name == "int8"
     assert against == (
-        "int8-weight-only is faster, but agrees on 94.0% of the codes only and CER 20.0% against "
+        "int8-weight-only is faster, but agrees on only 94.0% of the codes and CER 20.0% against "
         "10.0%"
     )
     loose = FormatLimits(min_agreement=0.9, max_added_cer=0.2)

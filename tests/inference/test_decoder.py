@@ -549,7 +549,7 @@ def test_the_model_is_left_as_it_was(weights, compiled):
 
 @pytest.mark.parametrize("length", [0, 19, 10_000])
 def test_a_text_that_does_not_fit_names_the_limit(model, length):
-    with pytest.raises(SpeechError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+    with pytest.raises(SpeechError, match=rf"{length} ids.* 1 to 18.* split it"):
         Decoder(model).prompt([[1] * length], torch.randn(1, 8, 5))
 
 
@@ -558,7 +558,7 @@ def test_a_damaged_reference_is_told(model, value):
     _, _, cond = rows(1)
     cond[0, 3, 3] = value
     for weights in ("fp32", "int8"):
-        with pytest.raises(SpeechError, match="reference is not finite"):
+        with pytest.raises(SpeechError, match="reference has NaN"):
             Decoder(model, DecoderConfig(weights=weights)).prompt([[1]], cond)
 
 

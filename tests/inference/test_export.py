@@ -282,7 +282,7 @@ def test_a_missing_file_is_named(folder, name):
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
 def test_a_cut_file_is_named(folder, name, share):
     os.truncate(folder / name, int(share * (folder / name).stat().st_size))
-    refused(folder, f"{re.escape(name)} is (cut|damaged).*again")
+    refused(folder, f"{re.escape(name)} is (truncated|damaged).*again")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -338,7 +338,7 @@ def test_unknown_weights_are_told(folder):
 @pytest.mark.parametrize("over", [{"width": 64}, {"heads": 3}, {"wings": 2}])
 def test_a_model_of_another_shape_is_told(voice, folder, over):
     sealed(folder, model=dataclasses.asdict(voice.model.config) | over)
-    refused(folder, f"does not hold what {CARD} says")
+    refused(folder, f"does not match {CARD}")
 
 
 def test_a_folder_that_is_none_is_told(tmp_path):
@@ -378,4 +378,4 @@ def test_habits_no_voice_can_have_are_refused(folder, habits):
 
 def test_a_head_that_the_model_does_not_have_is_refused(folder):
     sealed(folder, habits={"alignment_layer": 9, "alignment_head": 0})
-    refused(folder, r"tells of head 0 in layer 9, .* has 2 layers of 2 heads")
+    refused(folder, r"names head 0 in layer 9, .* has 2 layers of 2 heads")

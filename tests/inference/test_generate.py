@@ -257,13 +257,13 @@ def test_an_exact_number_of_codes_is_spoken(model, count, bias):
 
 
 def test_more_exact_codes_than_positions_are_refused(model):
-    with pytest.raises(SpeechError, match="39 positions"):
+    with pytest.raises(SpeechError, match="39 codes"):
         generate(model, *requests(), dataclasses.replace(GREEDY, exact_codes=100))
 
 
 @pytest.mark.parametrize("length", [0, 19, 500])
 def test_a_text_that_does_not_fit_names_the_limit(model, length):
-    with pytest.raises(SpeechError, match=rf"{length} ids .* 1 to 18 fit.* Split it"):
+    with pytest.raises(SpeechError, match=rf"{length} ids.* 1 to 18.* split it"):
         generate(model, [[1, 2], [1] * length], torch.randn(2, 8, 5), GREEDY)
 
 
@@ -286,7 +286,7 @@ def test_numbers_that_outgrow_their_format_are_told(model, monkeypatch):
     for sound in ("bf16", "fp16"):  # on a CPU fp16 is how weights lie; what is counted is fp32
         generate(Decoder(huge, DecoderConfig(weights=sound)), *requests(2), GREEDY)
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)  # as on a GPU
-    with pytest.raises(SpeechError, match=r"not finite.*Take bf16"):
+    with pytest.raises(SpeechError, match=r"not finite.*Use bf16"):
         generate(Decoder(huge, DecoderConfig(weights="fp16")), *requests(2), GREEDY)
 
 
@@ -336,7 +336,7 @@ def test_out_of_memory_the_batch_is_halved_and_spoken_again(model, graphs, confi
     texts, cond = requests(6)
     wanted = plain(generate(model, texts, cond, config))
     asked = short_of_memory(decoder, 4, monkeypatch)
-    with pytest.warns(Note, match=r"Memory ran out with (6|24) texts at a time"):
+    with pytest.warns(Note, match=r"a batch of (6|24) texts"):
         assert plain(generate(decoder, texts, cond, config)) == wanted
     assert max(asked) > 4 and asked[-1] <= 4
     first = len(asked)
@@ -357,7 +357,7 @@ def test_out_of_memory_in_a_step_frees_the_graphs_of_the_larger_batch(model, mon
         return pretended_capture(work, pool)
 
     monkeypatch.setattr("kit.inference.compiled.capture_graph", capture)
-    with pytest.warns(Note, match="4 texts at a time: now 2"):
+    with pytest.warns(Note, match="4 texts.* with 2"):
         assert plain(generate(decoder, texts, cond, GREEDY)) == wanted
     assert decoder.memory.rows == 2 and decoder.compiled is not None
 
@@ -367,7 +367,7 @@ def test_out_of_memory_with_one_text_says_what_to_do(model, monkeypatch):
     texts, cond = requests(3)
     asked = short_of_memory(decoder, 0, monkeypatch)
     with (
-        pytest.warns(Note, match="now 1 at a time"),
+        pytest.warns(Note, match="with 1"),
         pytest.raises(SpeechError, match=rf"{len(texts[0])} ids.*int8"),
     ):
         generate(decoder, texts, cond, GREEDY)

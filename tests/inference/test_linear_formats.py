@@ -11,7 +11,7 @@ from kit.inference.compare_formats import RecordedExample, compare_decoders, lin
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.linear_formats import (
     FEW_ROWS,
-    SEVERAL_ROWS,
+    INT8_MATMUL_ROWS,
     CompiledInt8,
     DynamicInt8,
     Fbgemm16,
@@ -58,7 +58,7 @@ def both(kind, dtype, linear: nn.Linear, rows: int = 3) -> tuple[torch.Tensor, t
 
 
 @formats
-@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS, FEW_ROWS, FEW_ROWS + 5])
+@pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS, FEW_ROWS + 5])
 def test_the_product_is_near_the_plain_one(kind, dtype, near, rows):
     if (kind, dtype) == (WeightOnlyInt8, FP16) and rows <= FEW_ROWS:
         pytest.skip("fp16 activations are for GPUs; of a few rows no CPU kernel is asked")
@@ -109,7 +109,7 @@ def test_fp32_takes_no_memory_of_its_own(kind):
 
 
 def test_inputs_the_kernel_cannot_take_are_refused():
-    with pytest.raises(ValueError, match=r"takes inputs in groups of .* has 40\. Take int8"):
+    with pytest.raises(ValueError, match=r"multiple of 16 .* has 40: use int8"):
         WeightOnlyInt8(nn.Linear(40, 17))
 
 
@@ -127,7 +127,7 @@ def test_every_weight_is_within_half_a_step_of_its_channel():
 def test_damaged_weights_do_not_pass_for_numbers(kind, value):
     linear = nn.Linear(64, 40)
     linear.weight.data[3, 3] = value
-    with pytest.raises(ValueError, match="damaged: not finite"):
+    with pytest.raises(ValueError, match="not finite"):
         kind(linear)
 
 
@@ -142,10 +142,10 @@ def test_fp16_does_not_overflow_where_the_product_is_small():
 @pytest.mark.parametrize(
     ("weights", "kind", "dtype", "ran"),
     [
-        ("fp32", SplitByThread, FP32, "fp32, shared out among threads"),
+        ("fp32", SplitByThread, FP32, "fp32, split by thread"),
         ("bf16", OneDnn, BF16, "bf16, packed for this CPU"),
         ("fp16", Fbgemm16, FP32, "fp16 weights, packed for this CPU, fp32 activations"),
-        ("int8", DynamicInt8, FP32, "int8 weights and products (dynamic)"),
+        ("int8", DynamicInt8, FP32, "int8 weights and activations (dynamic)"),
         ("int8-weight-only", WeightOnlyInt8, BF16, "int8 weights, bf16 activations"),
     ],
 )
@@ -211,7 +211,7 @@ def test_without_bf16_many_rows_are_multiplied_in_fp32(plain_cpu):
     weight = layer.weight.float() * layer.scale.float()[:, None]
     wanted = torch.nn.functional.linear(x.to(BF16).float(), weight, layer.bias.float())
     found = layer(x.to(BF16))
-    assert found.dtype == BF16 and layer.product_dtype == FP32
+    assert found.dtype == BF16 and layer.matmul_dtype == FP32
     assert (found.float() - wanted).norm() / wanted.norm() < 0.005
 
 
@@ -229,19 +229,19 @@ def test_what_a_gpu_takes(bf16, monkeypatch):
             kind, dtype, ran = choose_layer(weights, CUDA, compiled)
             assert (kind, dtype) == (WeightOnlyInt8, half)
             assert ran.startswith(f"int8 weights, {name} activations")
-            assert ("int8 products: " in ran) == (weights == "int8")
+            assert ("no int8 matmuls" in ran) == (weights == "int8")
 
 
 def test_int8_without_its_kernel_or_compiled_keeps_its_weights_small(monkeypatch):
     kind, dtype, ran = choose_layer("int8", CPU, compiled=True)
-    assert (kind, dtype) == (CompiledInt8, BF16) and f"{SEVERAL_ROWS} rows or more" in ran
+    assert (kind, dtype) == (CompiledInt8, BF16) and f"from {INT8_MATMUL_ROWS} rows" in ran
     monkeypatch.setattr("kit.inference.linear_formats.has_fbgemm", lambda: False)
     kind, dtype, ran = choose_layer("int8", CPU, compiled=False)
     assert (kind, dtype) == (WeightOnlyInt8, BF16)
-    assert "int8 products: none on this device" in ran
+    assert "no int8 matmuls" in ran
 
 
-@pytest.mark.parametrize("rows", [1, SEVERAL_ROWS, FEW_ROWS + 5])
+@pytest.mark.parametrize("rows", [1, INT8_MATMUL_ROWS, FEW_ROWS + 5])
 def test_compiled_int8_is_near_whatever_the_batch(rows, monkeypatch):
     torch.manual_seed(0)
     linear = nn.Linear(256, 72)
@@ -253,7 +253,7 @@ def test_compiled_int8_is_near_whatever_the_batch(rows, monkeypatch):
 def test_compiled_int8_rows_do_not_touch_each_other(monkeypatch):
     layer = CompiledInt8(nn.Linear(64, 40), BF16)
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
-    x = torch.randn(SEVERAL_ROWS, 64).to(BF16)
+    x = torch.randn(INT8_MATMUL_ROWS, 64).to(BF16)
     beside_a_loud_row = torch.cat((x[:-1], 1000 * x[-1:]))
     assert torch.equal(layer(x)[:-1], layer(beside_a_loud_row)[:-1])
 

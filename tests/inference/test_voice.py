@@ -11,8 +11,9 @@ from helpers import manifest, real_config, real_voice, tiny_model
 
 from kit.base.errors import KitError, SpeechError
 from kit.inference.decoder import Decoder
+from kit.inference.references import Habits
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Habits, Speech, Voice, remark, wav_bytes
+from kit.inference.voice import Speech, Voice, remark, wav_bytes
 from kit.model.gpt import SpeechGPT
 from kit.text.normalize import letters, normalize
 
@@ -63,10 +64,10 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        ({"texts": "ሰላም"}, r"is a list: write \['ሰላም'\]"),
-        ({"speakers": ["voice0"] * 2}, "1 texts and 2 speakers: give one for each, or one name"),
+        ({"texts": "ሰላም"}, r"must be a list: write \['ሰላም'\]"),
+        ({"speakers": ["voice0"] * 2}, "1 texts and 2 speakers: pass one each, or one name"),
         ({"speakers": []}, "1 texts and 0 speakers"),
-        ({"batch": 0}, "`batch` is 0: how many readings at a time"),
+        ({"batch": 0}, "`batch` is 0"),
     ],
 )
 def test_what_does_not_go_together_is_told(voice, asked, wanted):
@@ -78,12 +79,10 @@ def test_how_a_speech_came_about_is_told(voice):
     make = lambda **how: Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(9), **how)  # noqa: E731
     config = GenerateConfig(temperature=0.6)
     assert remark(make(stopped=True, temperature=0.6), config) == ""
-    assert "Read again, at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
-    assert "was cut off" in remark(make(stopped=False, temperature=0.15), config)
+    assert "at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
+    assert "was truncated" in remark(make(stopped=False, temperature=0.15), config)
     asked = dataclasses.replace(config, guidance=2.0)
-    assert "has never learnt to speak without a text" in remark(
-        make(stopped=True, temperature=0.6), asked
-    )
+    assert "text_dropout" in remark(make(stopped=True, temperature=0.6), asked)
     guided = make(stopped=True, temperature=0.6, guidance=2.0)
     assert remark(guided, asked) == ""
 

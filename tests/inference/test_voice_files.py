@@ -112,7 +112,7 @@ def test_a_flipped_bit_is_noticed(folder, name):
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 1
     (folder / name).write_bytes(data)
-    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum does not match"):
+    with pytest.raises((SpeechError, KitError), match=rf"{name}.*checksum"):
         load_voice(folder)
 
 
@@ -128,7 +128,7 @@ def test_a_model_saved_without_a_checksum_is_read(folder):
 def test_a_file_of_another_version_is_named_as_such(folder):
     path = folder / "model-ema.safetensors"
     safetensors.torch.save_file({"x": torch.zeros(2)}, path, {"config": "{}"})
-    with pytest.raises(SpeechError, match=r"another version of the kit.*run notebook 02_train\.$"):
+    with pytest.raises(SpeechError, match=r"another version of the kit.*02_train\.$"):
         load_voice(folder)
 
 
@@ -152,9 +152,9 @@ def test_a_model_file_with_other_weights_is_named(folder):
 
 
 OTHER = {
-    "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors goes with 300",
-    "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors goes with 300",
-    "n_mels": r"references\.safetensors has 80 mels of .*model-ema\.safetensors goes with 300",
+    "text_vocab": r"tokenizer\.model has \d+ text ids, .*model-ema\.safetensors expects 300",
+    "code_vocab": r"codec\.safetensors has 62 codes.*model-ema\.safetensors expects 300",
+    "n_mels": r"references\.safetensors has 80 mels of .*model-ema\.safetensors expects 300",
 }
 
 
@@ -201,10 +201,10 @@ def test_a_part_that_is_not_finite_is_refused(folder, voice, name):
 @pytest.mark.parametrize(
     ("mels", "wanted"),
     [
-        ({"a": torch.randn(40, 20)}, r"has 40 mels of 'a', .*goes with 80"),
-        ({"a": torch.randn(80, 20), "b": torch.randn(80, 12)}, r"12 frames of 'b', .*with 20"),
+        ({"a": torch.randn(40, 20)}, r"has 40 mels of 'a', .*expects 80"),
+        ({"a": torch.randn(80, 20), "b": torch.randn(80, 12)}, r"12 frames of 'b', .*expects 20"),
         ({"a": torch.randn(80)}, r"has 0 mels of 'a'"),
-        ({}, "holds no speaker"),
+        ({}, "has no speaker"),
     ],
 )
 def test_references_of_another_shape_are_told(folder, mels, wanted):
@@ -248,7 +248,7 @@ def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
 
 
 def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_path):
-    with pytest.raises(SpeechError, match="No speaker can be called `__metadata__`"):
+    with pytest.raises(SpeechError, match="`__metadata__` is reserved"):
         save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
     save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
     assert list(load_references(tmp_path / "r.safetensors").mels) == ["a/ሰላም \u200c|"]

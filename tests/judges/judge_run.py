@@ -29,13 +29,12 @@ from kit.base.tables import text_grid
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.code_reader import READER
-from kit.inference.finetuned_codec import SOUND
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice_files import load_voices
+from kit.inference.voice_files import SOUND, load_voices
 from kit.model.weights import WEIGHTS
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.evaluation_results import judges_table
-from kit.recipes.prepare_source import sampling_of
+from kit.recipes.evaluate import judges_table
+from kit.recipes.run_source import sampling_of
 from kit.recipes.start import start
 
 SENTENCES = 20

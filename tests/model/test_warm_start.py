@@ -71,10 +71,10 @@ def test_dropout_and_the_weight_of_the_text_are_the_runs_own():
 @pytest.mark.parametrize(
     ("over", "said"),
     [
-        ({"width": 64}, "has width 64, the one it starts from"),
+        ({"width": 64}, "has width 64, its base model"),
         ({"code_vocab": 99}, "has code_vocab 99"),
-        ({"start_text_id": 0}, "did not grow from that model's"),
-        ({"text_vocab": BASE.config.text_vocab - 1, "stop_text_id": 2}, "did not grow"),
+        ({"start_text_id": 0}, "not grown from that model's"),
+        ({"text_vocab": BASE.config.text_vocab - 1, "stop_text_id": 2}, "not grown"),
     ],
 )
 def test_what_cannot_hold_its_weights_is_refused(over, said):

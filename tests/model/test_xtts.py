@@ -28,8 +28,7 @@ from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
-from kit.releases.xtts_v2.export import save_xtts
-from kit.releases.xtts_v2.model import RELEASES, load_xtts
+from kit.releases.xtts_v2.model import RELEASES, load_xtts, save_xtts
 from kit.releases.xtts_v2.names import from_released, released_name, to_released
 
 

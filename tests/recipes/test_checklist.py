@@ -3,7 +3,7 @@
 import pytest
 
 from kit.base.run import Run
-from kit.recipes.checklist import Checklist
+from kit.recipes.evaluate import Checklist
 
 SOUND = {
     "data": {
@@ -61,8 +61,8 @@ def test_a_sound_run_passes(run):
     "section, figures, what, cure",
     [
         ("data", {"hours": 0.2}, "enough recordings", "record more"),
-        ("data", {"refused_percent": 30.0}, "little was refused", "ledger.jsonl"),
-        ("data", {"alignment": "not judged: it is lost"}, "texts belong to their sound", "listen"),
+        ("data", {"refused_percent": 30.0}, "few rejected clips", "ledger.jsonl"),
+        ("data", {"alignment": "not judged: it is lost"}, "texts match their sound", "listen"),
         ("text", {"byte_rate": 0.1}, "the tokenizer knows the letters", "stray letters"),
         ("setup", {"preset for this machine": "t4"}, "the preset suits the machine", "--preset t4"),
         ("train", {"finished": False}, "training is finished", "python -m kit train --run mine"),
@@ -84,7 +84,7 @@ def test_a_voice_that_does_not_hear_who_is_to_speak_is_not_ready(run):
     run.record(**SOUND)
     run.record(eval={"whose_voice": heard})
     (problem,) = to_do(run).values()
-    assert problem.startswith("boris: it does not hear who is to speak")
+    assert problem.startswith("boris: the model ignores the speaker reference")
     run.record(eval={"whose_voice": {"boris": {"own": 1.391, "other": 1.45}}})
     assert str(Checklist(run).result()) == "All 13 checks pass: the voice is ready."
 

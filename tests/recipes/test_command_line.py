@@ -69,7 +69,7 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
-        (("speak", "--speaker", "alma"), "--speaker, --weights and --out say how to say a --text"),
+        (("speak", "--speaker", "alma"), "--weights and --out need a --text"),
     ],
     ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
@@ -122,7 +122,7 @@ def test_ctrl_c_stops_a_benchmark_which_then_goes_on(terminal, runs):
     words += ("--set", "trials.leave_out=[compile, ema_offload]")
     code, out, err = terminal.interrupt(has_lines(runs, "timed/bench/*.jsonl"), *words)
     assert code == 130, err
-    assert out.splitlines()[-1].startswith("Stopped. What was done is kept") and err == ""
+    assert out.splitlines()[-1].startswith("Stopped. Finished work is kept") and err == ""
     (results,) = (runs / "timed" / "bench").glob("*.jsonl")
     kept = results.read_text()
     assert kept.count("\n") >= 3

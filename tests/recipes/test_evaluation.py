@@ -114,7 +114,7 @@ def test_it_says_whether_the_voice_hears_who_is_to_speak(evaluated, run):
     deaf = any(cost["other"] - cost["own"] <= 0.001 * cost["own"] for cost in costs.values())
     assert ("may sound alike" in told) == deaf
     marks = {row[1]: row[0] for row in evaluated[1]["verdict"].grid[1:]}
-    assert marks["hears who is to speak"] == ("✗" if deaf else "✓")
+    assert marks["uses the speaker reference"] == ("✗" if deaf else "✓")
 
 
 def test_an_untrained_voice_does_not_pass_and_is_told_why(evaluated, run):

@@ -18,8 +18,8 @@ from kit.base.lock import held
 from kit.base.run import RELEASES_FOLDER
 from kit.inference.export import load_export
 from kit.notebook.result import Result
+from kit.recipes.base_model import PINNED
 from kit.recipes.finetune import FineTune
-from kit.recipes.release_files import PINNED
 from kit.recipes.start import start
 from kit.releases.xtts_v2.model import load_xtts
 
@@ -71,8 +71,8 @@ def test_who_fetches_a_release_that_another_process_fetches_waits_for_it(
     folder = tmp_path / RELEASES_FOLDER / f"coqui--XTTS-v2@{PINNED['coqui/XTTS-v2']}"
     folder.parent.mkdir()
     code = (
-        "import sys; from pathlib import Path; from kit.recipes.release_files import *; "
-        "fetched_release(Path(sys.argv[1]), RELEASE)"
+        "import sys; from pathlib import Path; from kit.recipes.base_model import *; "
+        "fetch_release(Path(sys.argv[1]), RELEASE)"
     )
     command = [sys.executable, "-u", "-c", code, tmp_path]
     with held(folder.with_name(f".{folder.name}.lock"), "fetching"):
@@ -112,7 +112,7 @@ def test_forgetting_is_measured_in_the_languages_it_can_spell_but_the_runs_own(t
     assert "en" in forgotten and "am" not in forgotten and "ru" not in forgotten
     assert all(nats > 1e-3 for nats in forgotten.values()), "at such a rate it moves"
     assert len(found["forgetting"].pictures) == 1
-    itself = tune.base_languages.surprises(tune.base_languages.model)
+    itself = tune.base_languages.divergences(tune.base_languages.model)
     assert all(abs(each.forgotten) < 1e-4 for each in itself.values())
 
 

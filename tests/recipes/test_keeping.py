@@ -11,12 +11,15 @@ import pytest
 from helpers import code_index, trained_codec, world
 
 from kit.audio.spectrogram import DEFAULT_MEL
+from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.mirror import stamps
+from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
 from kit.dataset.data_report import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
-from kit.recipes import colab, keeping
+from kit.recipes import active_run
+from kit.recipes import start as start_module
 from kit.recipes.start import start
 
 RATHER_LATE_S = 3600.0  # no copy in the background during a test
@@ -25,8 +28,8 @@ RATHER_LATE_S = 3600.0  # no copy in the background during a test
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Goes over to a fresh machine of the name given; that before it is taken away."""
-    monkeypatch.setattr(keeping, "EVERY_S", RATHER_LATE_S)
-    monkeypatch.setattr(keeping, "_KEPT", {})
+    monkeypatch.setattr(active_run, "COPY_EVERY_S", RATHER_LATE_S)
+    monkeypatch.setattr(active_run, "_COPIES", {})
     monkeypatch.delenv("KIT_RUN")
     (tmp_path / "drive").mkdir()
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "drive"))
@@ -37,10 +40,10 @@ def machine(tmp_path, monkeypatch):
         return tmp_path / name
 
     def leave() -> None:
-        for folder, kept in keeping._KEPT.items():
+        for folder, kept in active_run._COPIES.items():
             kept.over.set()
             shutil.rmtree(folder.parent)
-        keeping._KEPT.clear()
+        active_run._COPIES.clear()
 
     yield go
     leave()
@@ -94,7 +97,7 @@ def test_checkpoints_come_when_they_are_asked_for(machine):
     machine("b")
     run = start("my-voice")
     assert not (run.folder / "checkpoints").exists()
-    run.bring_checkpoints()
+    run.fetch_checkpoints()
     assert run.path("checkpoints", "step-0000004.safetensors").read_text() == "weights"
 
 
@@ -105,7 +108,7 @@ def test_the_code_cache_comes_as_far_as_this_run_needs_it(machine):
     run = start("my-voice")
     shutil.copytree(index.parent, runs / "codes")
     shutil.copy(codec, run.folder)
-    data = keeping.build(keeping.DataConfig, run.section("data"))
+    data = build(DataConfig, run.section("data"))
     key = cache_key(run.folder / "codec.safetensors", DEFAULT_MEL, data)
     for shard in (runs / "codes").glob("codes-*"):
         shard.rename(shard.with_name(f"codes-{key}-{shard.name[-12:]}"))
@@ -193,11 +196,11 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
         called.append(command)
         return types.SimpleNamespace(returncode=1, stdout="", stderr="WARN\nERROR: no network\n")
 
-    monkeypatch.setattr(colab.subprocess, "run", pip)
-    colab.install_missing()
+    monkeypatch.setattr(start_module.subprocess, "run", pip)
+    start_module.install_missing()
     assert called == [], "all of requirements-colab.txt is in this environment"
-    monkeypatch.setattr(colab, "_is_installed", lambda name: name != "espeakng-loader")
-    colab.install_missing()
+    monkeypatch.setattr(start_module, "_is_installed", lambda name: name != "espeakng-loader")
+    start_module.install_missing()
     assert called == [[sys.executable, "-m", "pip", "install", "-q", "espeakng-loader"]]
     told = capsys.readouterr().out
     assert told.startswith(
@@ -208,7 +211,7 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
 
 def test_elsewhere_nothing_of_it_happens(machine, monkeypatch):
     machine("a")
-    monkeypatch.setattr(colab, "keep_on_drive", lambda: pytest.fail("not on Colab"))
-    monkeypatch.setattr(colab, "install_missing", lambda: pytest.fail("not on Colab"))
+    monkeypatch.setattr(start_module, "keep_on_drive", lambda: pytest.fail("not on Colab"))
+    monkeypatch.setattr(start_module, "install_missing", lambda: pytest.fail("not on Colab"))
     assert start("my-voice").kept is not None
     assert os.environ["KIT_MIRROR"]

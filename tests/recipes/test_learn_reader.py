@@ -13,8 +13,8 @@ from kit.inference.code_reader import READER, save_reader
 from kit.inference.export import export_voice, load_export
 from kit.inference.voice_files import load_voice
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.code_reader import evened_out, learn_reader
-from kit.recipes.evaluation_readings import EvaluationReadings
+from kit.recipes.after_training import balance_speakers, learn_reader
+from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_data import TrainingData
 
 ASKED = {"rows": 60}
@@ -131,20 +131,20 @@ def test_people_recordings_have_one_by_the_preset(tmp_path):
 def test_speakers_with_few_recordings_count_as_far_as_the_others():
     rows = list(range(10))
     speakers = [0] * 6 + [1] * 3 + [2]
-    found = evened_out(rows, speakers, most=4)
+    found = balance_speakers(rows, speakers, max_repeats=4)
     assert sorted(found) == sorted([*range(6), *[6, 7, 8] * 2, *[9] * 4])
-    assert evened_out(rows, speakers, most=4) == found
-    assert sorted(evened_out(rows, speakers, most=1)) == rows
+    assert balance_speakers(rows, speakers, max_repeats=4) == found
+    assert sorted(balance_speakers(rows, speakers, max_repeats=1)) == rows
 
 
 def test_what_was_spoken_with_another_reader_is_spoken_anew(learnt):
     run, _ = learnt
-    before = EvaluationReadings(run, 4).digests
+    before = EvaluationData(run, 4).digests
     path = run.path(READER)
     kept = path.read_bytes()
     save_reader(load_voice(run.folder).reader, path)
-    assert EvaluationReadings(run, 4).digests != before
+    assert EvaluationData(run, 4).digests != before
     path.unlink()
-    assert EvaluationReadings(run, 4).digests != before
+    assert EvaluationData(run, 4).digests != before
     path.write_bytes(kept)
-    assert EvaluationReadings(run, 4).digests == before
+    assert EvaluationData(run, 4).digests == before

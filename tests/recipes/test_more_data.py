@@ -17,7 +17,7 @@ from kit.audio.recognizer import alphabet_of
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.data_report import ManifestConfig, Utterance
 from kit.dataset.manifest import check_dataset
-from kit.dataset.segmentation import CutError, UnusedAudio
+from kit.dataset.segmentation import UnusedAudio
 from kit.recipes.more_data import LongRecordings, MoreText, write_example
 from kit.recipes.start import start
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -88,7 +88,7 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
 
 def test_a_folder_without_transcripts_is_told(run, tmp_path):
     soundfile.write(tmp_path / "talk.wav", speech(2.0), RATE)
-    with pytest.raises(CutError, match="no recording with a transcript"):
+    with pytest.raises(DatasetError, match="no recording with a transcript"):
         LongRecordings(run, str(tmp_path)).show()
 
 

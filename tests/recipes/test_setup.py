@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kit.__main__ import Interrupts, follow, parser
+from kit.__main__ import Interrupts, parser, run_command
 from kit.base.errors import KitError
 from kit.base.hardware import PRODUCT
 from kit.recipes.setup import Setup
@@ -29,12 +29,12 @@ def test_so_does_a_command_before_its_rank_joins_the_others(monkeypatch):
     calls = []
     monkeypatch.setattr("kit.base.hardware.allow_expandable_segments", lambda: calls.append(1))
 
-    def join_ranks(own_card):
+    def join_ranks(own_gpu):
         raise KitError(f"{len(calls)} calls before")
 
     monkeypatch.setattr("kit.training.ranks.join_ranks", join_ranks)
     with pytest.raises(KitError, match="1 calls before"):
-        follow(parser().parse_args(["train"]), Interrupts())
+        run_command(parser().parse_args(["train"]), Interrupts())
 
 
 def title(figure) -> str:
@@ -61,7 +61,7 @@ def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(ru
 def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
     rows, inner, columns = PRODUCT["cpu"]
     (picture,) = Setup(run).products().pictures
-    assert title(picture) == f"One {rows} x {inner} x {columns} product on the {run.hw.name}"
+    assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
 
 
 def test_what_suits_the_machine_is_told_with_its_value(run):

@@ -16,9 +16,7 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech
 from kit.model.weights import save_model
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.run_voice import BREAD
-from kit.recipes.speak import Speaking
-from kit.recipes.speak_costs import STEPS
+from kit.recipes.speak import BREAD, STEPS, Speaking
 from kit.recipes.start import start
 
 SMALL = {

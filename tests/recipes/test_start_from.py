@@ -11,9 +11,9 @@ from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.inference.export import export_voice
 from kit.inference.voice_files import load_voice
+from kit.recipes.base_model import BEGUN, CODEC, MODEL
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
-from kit.recipes.start_from import BEGUN, CODEC, MODEL
 from kit.recipes.train import Training
 from kit.training.logs import read_log
 
@@ -112,7 +112,7 @@ def test_the_run_needs_the_voice_no_longer_and_takes_no_other(begun, exported, t
     again = Preparation(start("goes on"))
     assert again.codec_config == begun.codec_config and again.model.width == 96
     training = Training(start("goes on"))
-    assert "It begins with the voice in" in str(training.size())
+    assert "It starts from the voice in" in str(training.size())
     assert training.model.width == 96 and training.model.n_mels == 64
 
     other = shutil.copytree(exported, tmp_path / "other")

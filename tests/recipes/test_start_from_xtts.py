@@ -15,10 +15,9 @@ from kit.base.files import file_digest
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
+from kit.recipes.base_model import MODEL, PINNED, RELEASE, TOKENIZER, first_model
 from kit.recipes.prepare import Preparation
-from kit.recipes.release_files import PINNED, RELEASE
 from kit.recipes.start import start
-from kit.recipes.start_from import MODEL, TOKENIZER, first_model
 from kit.recipes.train import Training
 from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import RELEASES
@@ -152,7 +151,7 @@ def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
     [
         ("hf://XTTS-v2", "names no repository of the hub: write hf://OWNER/NAME@REVISION"),
         ("hf://some/../one", "names no repository of the hub"),
-        ("hf://some/one", "says no revision, and what a repository holds may change"),
+        ("hf://some/one", "says no revision, and the files of a repository may change"),
         ("hf://some/one@../..", "says no revision"),
     ],
 )

@@ -12,13 +12,12 @@ from kit.base.errors import SpeechError
 from kit.base.files import file_digest
 from kit.dataset.manifest import write_manifest
 from kit.inference.export import export_voice, load_export
-from kit.inference.finetuned_codec import SOUND, STALE, codec_matches_weights
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice_files import load_voice, load_voices
+from kit.inference.voice_files import SOUND, STALE, codec_matches_weights, load_voice, load_voices
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import WEIGHTS, load_model, save_model
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.state_sound import learn_sound
+from kit.recipes.after_training import learn_sound
 from kit.recipes.training_data import TrainingData
 
 BRIEF = GenerateConfig(temperature=0.0, candidates=1, retries=0, max_codes_per_text_id=2.0)

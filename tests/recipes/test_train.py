@@ -20,14 +20,13 @@ from kit.base.hardware import Choice
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.manifest import write_manifest
 from kit.inference.references import load_references
-from kit.model import alignment_head
-from kit.model.alignment_head import AlignmentHead, diagonality
+from kit.model import text_attention
+from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.attention import kept_attention
-from kit.recipes.spoken_samples import SamplePlayers
 from kit.recipes.train import TRIAL_STEPS, Training
+from kit.recipes.training_samples import SamplePlayers, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
 
@@ -123,7 +122,7 @@ def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeyp
     list(Training(active(tmp_path)).run())
     assert recorded() is None, "six steps teach no head to follow"
     assert load_references(references).habits.head is None
-    monkeypatch.setattr(alignment_head, "MIN_DIAGONALITY", -1.0)
+    monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
     list(Training(active(tmp_path)).run())
     assert AlignmentHead(**recorded()) == load_references(references).habits.head
 
@@ -273,14 +272,14 @@ def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr("kit.recipes.training_gate.load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr("kit.recipes.training_samples.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
     line = str(training.judge())
     some = len(training.data.held_out_sentences(24))
     assert 0 < some <= len(held_out) and line.startswith(f"gate: {some} sentences every 3 steps")
-    assert "own CER on recordings: 40.0%" in line and "cannot say whether a voice" in line
+    assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
     assert training.gate is not None
     assert "Fused attention (SDPA)" in training.switches().figures
 
@@ -290,7 +289,7 @@ def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path
     (tmp_path / "attention").mkdir(exist_ok=True)
     (tmp_path / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
     list(training.run())
-    kept = kept_attention(tmp_path / "attention")
+    kept = load_attention_maps(tmp_path / "attention")
     row = training.data.middle_row()
     texts = int((row.tokens < training.model.text_vocab).sum())
     assert list(kept) == [1, 3, 6]

@@ -12,14 +12,13 @@ from kit.base.errors import KitError, TrainError
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
-from kit.model.adapters_file import load_adapters
 from kit.model.lora import LoRAConfig
-from kit.model.weights import load_model
+from kit.model.weights import load_adapters, load_model
+from kit.recipes.active_run import check_settings, parse_settings
+from kit.recipes.base_model import MODEL
 from kit.recipes.benchmark import Benchmark
 from kit.recipes.prepare import Preparation
-from kit.recipes.settings import check_settings, parse_settings
 from kit.recipes.start import start
-from kit.recipes.start_from import MODEL
 from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.tuning.trials import TrialConfig, run_variant
@@ -111,7 +110,7 @@ def test_a_run_keeps_to_what_it_trains(adapted):
 def test_embeddings_and_heads_first_and_then_all(release):
     run = begun("two phases", release, finetune={"tables_first": 3})
     training = Training(run)
-    assert "In the first 3 steps embeddings and heads train alone." in str(training.size())
+    assert "In the first 3 steps only embeddings and heads train." in str(training.size())
     list(training.run())
     saved = [
         checkpoint.load(path)["model"] for path in checkpoint.checkpoints(run.path("checkpoints"))

@@ -172,7 +172,7 @@ def test_a_process_that_failed_is_believed_before_one_that_lost_another(tmp_path
     (tmp_path / "processes" / "stderr.log").write_text("exitcode: 2\n")
     process.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
     process.process.wait()
-    assert str(process.error()).startswith("The disk is full. (All that")
+    assert str(process.error()).startswith("The disk is full. (")
 
 
 def test_what_is_training_already_is_planned_and_not_tried(tmp_path, monkeypatch):
@@ -205,7 +205,7 @@ def test_what_several_processes_cannot_share_is_refused(tmp_path):
         timeout=300,
     )
     assert ended.returncode != 0 and not (tmp_path / "none").exists()
-    assert "`evaluate` runs in one process, and torchrun has started 2" in ended.stderr
+    assert "`evaluate` runs in one process, but torchrun has started 2" in ended.stderr
 
 
 def test_the_command_of_the_readme_is_one_that_torchrun_takes():

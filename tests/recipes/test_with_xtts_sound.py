@@ -26,7 +26,7 @@ from kit.recipes.start import start
 from kit.recipes.train import Training
 from kit.recipes.training_data import TrainingData
 from kit.releases.xtts_v2.codec import XTTSCodec, xtts_codec
-from kit.releases.xtts_v2.mel import XTTSMel
+from kit.releases.xtts_v2.dvae import XTTSMel
 
 SMALL = {
     "model": {"width": 96},  # of the states that its sound is made of
@@ -65,7 +65,7 @@ def test_it_speaks_in_one_go_and_in_a_stream(run):
     speaking = Speaking(run)
     said = speaking.say()
     assert said.sounds[0].sample_rate_hz == 24_000 and len(said.sounds[0].wave) > 1000
-    assert "the largest difference to the whole" in str(speaking.stream())
+    assert "largest difference" in str(speaking.stream())
     assert speaking.voice.decodes_from_states and "codes alone" not in str(speaking)
     speech = speaking.speech(speaking.sentence, speaking.speaker)
     assert (speech.wave - speaking.voice.codec.decode(speech.codes[None])[0]).abs().max() > 1e-2

@@ -6,8 +6,7 @@ import sys
 import time
 
 from kit.base.errors import DatasetError, KitError
-from kit.recipes.orders import follow_main
-from kit.recipes.prepare_ranks import RankGroup
+from kit.recipes.shared_jobs import RankGroup, follow_orders
 from kit.training.ranks import join_ranks
 
 LOADED = []
@@ -38,7 +37,7 @@ class Counting:
 def main() -> int:
     ranks = join_ranks()
     if not ranks.is_main:
-        follow_main(ranks)
+        follow_orders(ranks)
         return 0
     group = RankGroup(ranks, load)
     jobs = [Counting(parts=[1.0, 2.0], fails=False), Counting(parts=[2.5] * 3 + [1], fails=False)]

@@ -9,8 +9,7 @@ from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabular
 
 from kit.base.errors import SpeechError
 from kit.releases.xtts_v2.grow import grow_xtts, learned_merges, told_growth, xtts_spellings
-from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
-from kit.releases.xtts_v2.vocabulary import load_vocabulary
+from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary
 from kit.text.tokenizer_report import OFTEN, tokenizer_report
 
 

@@ -54,10 +54,10 @@ def test_a_language_is_spoken_under_the_tag_that_is_asked_for(path):
 def test_a_language_without_a_tag_is_told_with_those_there_are(path):
     t = XTTSTokenizer(path, "am")
     assert t.tokenize("the"), "a text is cut all the same: the report before it grows needs no tag"
-    with pytest.raises(SpeechError, match=r"no tag \[am\]; it has de, en, hu, zh-cn. Grow it"):
+    with pytest.raises(SpeechError, match=r"no tag \[am\]; it has de, en, hu, zh-cn. Grow the voc"):
         t.encode("the")
     assert t.tags() == sorted(TAGS)
-    with pytest.raises(SpeechError, match="'12' is no language code"):
+    with pytest.raises(SpeechError, match="'12' is not a language code"):
         XTTSTokenizer(path, "12")
 
 
@@ -74,7 +74,7 @@ def test_what_it_cannot_spell_is_named(path):
 def test_chinese_letters_are_not_what_it_reads(path):
     t = XTTSTokenizer(path, "zh")
     assert t.encode("ni")[0] == t.vocabulary.ids["[zh-cn]"]
-    with pytest.raises(SpeechError, match=r"reads `zh-cn` in pinyin .* and 你 is none of it"):
+    with pytest.raises(SpeechError, match=r"expects `zh-cn` in pinyin .*, got 你"):
         t.encode_checked("你好")
 
 
@@ -119,14 +119,14 @@ def test_coqui_is_taught_a_language_and_keeps_the_others():
 WRONG = {
     "another kind of model": (
         {"type": "WordPiece"},
-        r"another kind than XTTS's \(type 'WordPiece'\)",
+        r"XTTS.* \(type 'WordPiece'\)",
     ),
-    "cut at random": ({"dropout": 0.1}, r"another kind .*dropout 0\.1"),
+    "cut at random": ({"dropout": 0.1}, r"XTTS.*dropout 0\.1"),
     "marks in its words": ({"end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
-    "nothing for the unknown": ({"unk_token": None}, "no piece for what it does not know"),
-    "a merge of nothing": ({"merges": ["t h", "zz y"]}, "merge 0, t and h|merge 1, zz and y"),
-    "merges of one piece": ({"merges": ["t"]}, "'t' is no merge of two pieces"),
-    "merges of another sort": ({"merges": [["t", 5]]}, "is no merge of two pieces"),
+    "nothing for the unknown": ({"unk_token": None}, "`unk_token` is None"),
+    "a merge of nothing": ({"merges": ["t h", "zz y"]}, "merge 1, zz and y"),
+    "merges of one piece": ({"merges": ["t"]}, "'t' is not a merge"),
+    "merges of another sort": ({"merges": [["t", 5]]}, "5.* is not a merge"),
     "no merges": ({"merges": None}, "has no `merges`"),
 }
 
@@ -141,7 +141,7 @@ def test_a_file_of_another_kind_is_told(kind, tmp_path):
 
 def test_a_file_that_is_cut_short_or_missing_is_told(path, tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(KitError, match="is no XTTS vocabulary"):
+    with pytest.raises(KitError, match="is not an XTTS vocabulary"):
         XTTSTokenizer(path, "en")
     with pytest.raises(KitError, match="There is no"):
         XTTSTokenizer(tmp_path / "none.json", "en")
@@ -152,5 +152,5 @@ def test_words_that_would_run_into_each_other_are_told(path):
     added = described["added_tokens"]
     described["added_tokens"] = [one for one in added if one["content"] != "[SPACE]"]
     path.write_text(json.dumps(described), encoding="utf-8")
-    with pytest.raises(KitError, match=r"no piece \[SPACE\] among its `added_tokens`"):
+    with pytest.raises(KitError, match=r"no \[SPACE\] among its `added_tokens`"):
         XTTSTokenizer(path, "en")

@@ -75,7 +75,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path, how):
     damaged(second, how)
     found, (note,) = load_newest(tmp_path)
     assert (
-        found["run"]["step"] == 1 and str(second) in note and "Going on from the one before" in note
+        found["run"]["step"] == 1 and str(second) in note and "Resuming from the one before" in note
     )
     with pytest.raises(DamagedFileError, match="damaged"):
         load(second)

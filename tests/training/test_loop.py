@@ -19,21 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
 from kit.base.errors import KitError, TrainError
-from kit.base.hardware import Choice
-from kit.model.guided_attention import max_text_tokens
+from kit.base.hardware import Choice, usable_bytes
 from kit.model.sequence import EffectiveBatch
+from kit.model.text_attention import max_text_tokens
 from kit.training.config import TrainConfig
-from kit.training.loop import (
-    accumulate,
-    checkpointer,
-    clip,
-    listen,
-    train,
-    update,
-    validation_loss,
-)
+from kit.training.loop import accumulate, clip, train, update
 from kit.training.optim import lr_factor
-from kit.training.recovery import usable_bytes
+from kit.training.run import checkpointer, listen, validation_loss
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 
@@ -295,7 +287,7 @@ def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
     TightMemory(short, most)
     events = run(short)
     assert losses(events) == losses([*first, *rest])
-    assert "out of memory" in events[1].note and f"are cut to {most}" in events[1].note
+    assert "out of memory" in events[1].note and f"now have {most} rows" in events[1].note
     assert [e.tokens for e in events] == [e.tokens for e in [*first, *rest]]
     assert not any(e.note for e in events[2:]) and short.micro_rows == most
     for a, b in zip(short.model.parameters(), planned.model.parameters()):
@@ -356,7 +348,7 @@ def test_a_cut_of_a_checkpoint_that_names_no_device_is_kept():
 def test_a_share_of_a_gpu_counts_as_its_memory(monkeypatch):
     gpu = dataclasses.replace(CPU, device="cuda", capability=(7, 5))
     assert usable_bytes(gpu) == gpu.memory_bytes  # it is not here
-    monkeypatch.setattr("kit.training.recovery.is_here", lambda hw: True)
+    monkeypatch.setattr("kit.base.hardware.is_here", lambda hw: True)
     monkeypatch.setattr("torch.cuda.get_per_process_memory_fraction", lambda: 0.25)
     assert usable_bytes(gpu) == gpu.memory_bytes // 4
 
@@ -495,10 +487,10 @@ def test_the_gate_chooses_the_best_step_and_ends_the_run():
     config = dataclasses.replace(TRAIN, steps=30, gate_every=2, gate_patience=2)
     s = state(config, ema=True)
     gate = gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)])
-    events = run(s, gate=gate)
+    events = run(s, evaluate=gate)
     assert [e.step for e in events if e.gate] == [2, 4, 6, 8] and events[-1].step == 8
     assert s.best.step == 4 and s.settled  # a lower CER with endless sentences is no better
-    assert "training ends here, the best is that of step 4" in events[-1].note
+    assert "training ends here; the best is step 4" in events[-1].note
 
 
 def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
@@ -514,14 +506,14 @@ def test_where_a_gate_hears_the_validation_loss_ends_nothing():
         TRAIN, steps=8, val_every=1, val_patience=1, gate_every=4, gate_patience=2
     )
     s, found = state(config), iter(range(1, 9))
-    assert len(run(s, validate=lambda: float(next(found)), gate=gate_of([(0.9, 1.0)] * 2))) == 8
+    assert len(run(s, validate=lambda: float(next(found)), evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
     assert s.best.step == 4
 
 
 def test_a_better_hearing_keeps_the_run_going():
     config = dataclasses.replace(TRAIN, steps=8, gate_every=1, gate_patience=2)
     s = state(config)
-    assert len(run(s, gate=gate_of([(1 / n, 1.0) for n in range(1, 9)]))) == 8
+    assert len(run(s, evaluate=gate_of([(1 / n, 1.0) for n in range(1, 9)]))) == 8
     assert s.best.step == 8
 
 
@@ -611,7 +603,7 @@ def test_a_checkpoint_from_before_a_setting_was_there_goes_on():
 def test_a_checkpoint_with_a_setting_of_a_later_kit_is_told():
     tree = state().tree()
     tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})
-    with pytest.raises(TrainError, match="another model: wings 2 -> unknown here"):
+    with pytest.raises(TrainError, match="another model: wings 2 -> unknown"):
         state().restore(tree)
 
 
@@ -622,7 +614,7 @@ def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_told():
     with pytest.raises(TrainError, match=r"rate of the rest.*`--set train.conditioner_lr=0`"):
         state(own).restore(tree)
     state().restore(tree)
-    with pytest.raises(TrainError, match=r"rate of its own for the conditioner, now the rate"):
+    with pytest.raises(TrainError, match=r"its own for the conditioner; now it is the rate"):
         state().restore(state(own).tree())
     state(own).restore(state(own).tree())
 

@@ -13,8 +13,8 @@ from kit.base.config import load_preset
 from kit.base.errors import KitError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.recipes.settings import check_settings
-from kit.training.config import TrainConfig
+from kit.recipes.active_run import check_settings
+from kit.training.config import SCHEDULES, TrainConfig
 from kit.training.optim import (
     TOGETHER,
     Adaptation,
@@ -24,7 +24,6 @@ from kit.training.optim import (
     orthogonalize,
     stacks,
 )
-from kit.training.schedules import SCHEDULES
 
 # What transformers 5.23.0 gives for 5 steps of warm-up and 20 in all: linear, cosine, and cosine
 # with a least rate of a tenth.

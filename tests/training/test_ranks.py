@@ -103,7 +103,7 @@ def test_four_processes_train_as_one_does(alone, tmp_path):
 def test_what_one_process_is_asked_of_all_is_its_own():
     ranks = Ranks()
     assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)
-    assert ranks.all_told("a") == ["a"] and ranks.from_main(lambda: 7) == 7
+    assert ranks.all_gather("a") == ["a"] and ranks.from_main(lambda: 7) == 7
     assert ranks.share([1, 2]) == [1, 2] and ranks.is_main
 
 
@@ -123,7 +123,7 @@ def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
     train(session(tmp_path, "out of memory"))
     found, wanted = rows(two, "out of memory"), rows(tmp_path, "out of memory")
     require_parity(found, wanted)
-    assert "passes of 4 rows are cut to 2" in found[0]["note"]
+    assert "passes now have 2 rows instead of 4" in found[0]["note"]
     assert not any("out of memory" in row["note"] for row in found[1:])
 
 
@@ -166,7 +166,7 @@ def killed(folder: Path, name: str, rng: random.Random) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Another of the 2 processes that work together has ended" in err
-    assert "the last checkpoint is" in err and "Give the same command again" in err
+    assert "the last checkpoint is" in err and "Run the same command again" in err
     tree, notes = checkpoint.load_newest(folder / name / "checkpoints")
     assert not notes and tree["run"]["step"] >= rows(folder, name)[-1]["step"] - 1
     assert len(rows(folder, name)) < RUNS[name][0].steps

@@ -19,10 +19,10 @@ from helpers import CPU, TRAIN, code_index, real_config, stream_in, tiny_session
 from kit.base.errors import DiskError, LockError, TrainError
 from kit.model.weights import load_model
 from kit.training import checkpoint
-from kit.training.logs import read_log
-from kit.training.run import summary, trial_rows
+from kit.training.logs import read_log, summary
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL
+from kit.tuning.trials import trial_rows
 
 ON = {"ema": True}
 BUSY = dataclasses.replace(TRAIN, steps=40, checkpoint_every=1)  # mostly writing checkpoints
@@ -199,7 +199,7 @@ def test_a_divergence_goes_back_with_half_the_rate_and_on(tmp_path):
     events = list(session.run(ON, Event()))
     assert [e.step for e in events] == [1, 2, 3, 4, 5, 6, 7, 8, 7, 8, 9, 10, 11, 12]
     assert "skipped" in events[7].note
-    assert "back to step 6, learning rates x0.5" in events[8].note
+    assert "returned to step 6, learning rates x0.5" in events[8].note
     assert events[8].lr == events[6].lr / 2 and events[-1].lr < TRAIN.lr / 2
     assert [r["step"] for r in logged(tmp_path)] == list(range(1, 13))
     assert session.finished()
@@ -208,7 +208,7 @@ def test_a_divergence_goes_back_with_half_the_rate_and_on(tmp_path):
 def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
     session = exploding(tiny_session(tmp_path, PATIENT), {8, 9}, times=2)
     for event in session.run(ON, Event()):
-        if "back to step" in event.note:
+        if "returned to step" in event.note:
             break  # killed before the next checkpoint
     rest = train_in(tmp_path, PATIENT)
     assert rest[0].step == 7 and rest[0].lr == event.lr
@@ -451,7 +451,7 @@ def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
     session = tiny_session(tmp_path, config)
     session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)
-    with pytest.warns(UserWarning, match=r"0000006.*damaged.*made from the last step, 12"):
+    with pytest.warns(UserWarning, match=r"0000006.*damaged.*last step, 12"):
         for event in session.run(ON, Event()):
             if event.step == 12:
                 best.write_bytes(b"junk")

@@ -29,7 +29,7 @@ from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
-ANEW = "the checkpoint holds weights alone, in half precision: the optimizer begins anew"
+ANEW = "the checkpoint holds only weights, in half precision: the optimizer starts again"
 
 
 def files(folder) -> list:
@@ -160,7 +160,7 @@ def test_a_divergence_goes_back_and_says_what_it_goes_back_to(tmp_path):
 
     session.make_batches = batches
     notes = [event.note for event in session.run(ON, Event())]
-    (back,) = (note for note in notes if "back to step 6" in note)
+    (back,) = (note for note in notes if "returned to step 6" in note)
     assert ANEW in back and "learning rates x0.5" in back
 
 

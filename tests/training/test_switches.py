@@ -15,7 +15,8 @@ from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.model.sequence import EffectiveBatch, pack
 from kit.training.config import TrainConfig
-from kit.training.switches import LABELS, SpeedConfig, apply, compilations, pin, switches
+from kit.training.micro_batches import pin
+from kit.training.switches import LABELS, SpeedConfig, apply, compilations, switches
 from kit.training.trainer import Trainer
 
 NAMES = [f.name for f in dataclasses.fields(SpeedConfig) if f.type is bool or f.type == "bool"]
@@ -67,7 +68,7 @@ def test_all_switches_are_off_in_the_baseline_and_have_label_and_reason(bf16):
 def test_the_baseline_runs_explicit_softmax_in_fp32(bf16):
     model = tiny_model()
     applied = apply(model, SpeedConfig(), CPU)
-    assert (applied.precision, applied.attention) == ("fp32", "explicit softmax")
+    assert (applied.precision, applied.ran("sdpa")) == ("fp32", "explicit softmax")
     assert not applied.notes and not model.gpt.recompute
     assert not any(layer.attn.fused for layer in model.gpt.h)
 
@@ -76,7 +77,7 @@ def test_chosen_switches_are_set_and_named(bf16):
     model = tiny_model()
     on = SpeedConfig(sdpa=True, mixed_precision=True, gradient_checkpointing=True)
     applied = apply(model, on, CPU)
-    assert (applied.precision, applied.attention) == ("bf16", "flash")
+    assert (applied.precision, applied.ran("sdpa")) == ("bf16", "flash")
     assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
 
 
@@ -179,7 +180,7 @@ def test_what_this_device_lacks_is_off_and_says_why(bare):
 
 
 def test_what_was_not_asked_for_is_not_missed(bare):
-    assert apply(tiny_model(), SpeedConfig(sdpa=True), CPU).notes == ()
+    assert apply(tiny_model(), SpeedConfig(sdpa=True), CPU).notes == []
 
 
 def test_panel_values_build_a_configuration():
@@ -203,7 +204,7 @@ def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
     on = SpeedConfig(sdpa=True, gradient_checkpointing=True, fused_adamw=True)
     applied = apply(model, on, CPU)
     assert len(applied.notes) == 2 and all("no list of layers `h`" in n for n in applied.notes)
-    assert applied.on("fused_adamw") and applied.attention == "explicit softmax"
+    assert applied.on("fused_adamw") and applied.ran("sdpa") == "explicit softmax"
     assert loss_and_gradients(model)[1].isfinite().all()
     guided = TrainConfig(steps=1, guide=0.3)
     assert Trainer(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
@@ -222,7 +223,7 @@ def test_the_reported_kernel_is_the_one_that_runs(bf16, dropout, attention, mixe
     applied = apply(model, SpeedConfig(sdpa=True, mixed_precision=mixed), CPU)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         (ran,) = ran_kernels(model)
-    assert applied.attention == attention and f"_{attention}" in ran
+    assert applied.ran("sdpa") == attention and f"_{attention}" in ran
     (record,) = (s for s in applied.switches if s.name == "sdpa")
     assert record.ran == attention and ("bf16" if mixed else "fp32") in record.reason
 

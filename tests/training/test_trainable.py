@@ -25,11 +25,10 @@ from kit.base.config import build
 from kit.base.errors import KitError, TrainError
 from kit.base.hardware import Choice
 from kit.base.tensor_file import checksum
-from kit.model.adapters_file import load_adapters
 from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
 from kit.model.sequence import GPTConfig, pack
-from kit.model.weights import load_model, save_model
-from kit.recipes.attention import AttentionLog, kept_attention
+from kit.model.weights import load_adapters, load_model, save_model
+from kit.recipes.training_samples import AttentionLog, load_attention_maps
 from kit.training import checkpoint
 from kit.training.loop import train
 from kit.training.switches import SpeedConfig
@@ -143,7 +142,7 @@ def test_rounded_matrices_can_be_looked_at(tmp_path, bf16):
     first = next(session.run(ON | {"mixed_precision": True}, Event()))
     row = pack(session.model, *random_rows(session.model, 1))
     AttentionLog(lambda: session.state, row, tmp_path / "maps")(first)
-    assert len(kept_attention(tmp_path / "maps")) == 1
+    assert len(load_attention_maps(tmp_path / "maps")) == 1
 
 
 def test_a_base_that_has_gone_is_told(tmp_path, bf16):

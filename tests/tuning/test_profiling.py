@@ -11,7 +11,8 @@ import pytest
 from helpers import CPU, GPT, TRAIN, random_batches, tiny_model
 from paths import python_path
 
-from kit.training.loop import listen, train
+from kit.training.loop import train
+from kit.training.run import listen
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.profiling import ACTIVE, WAIT, WARMUP, StepProfiler

@@ -19,7 +19,7 @@ from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import detect
 from kit.batches.lengths import padding_lengths
-from kit.training import prefetch
+from kit.training import micro_batches
 from kit.training.switches import Applied
 from kit.tuning import trials as trials
 from kit.tuning.trial_results import LEFT_OUT, Variant
@@ -133,7 +133,7 @@ def watched_trial(monkeypatch, pinned: bool) -> tuple[list, list]:
     monkeypatch.setattr(Applied, "on", on)
     monkeypatch.setattr(trials, "collate", watched_collate)
     monkeypatch.setattr(trials, "train", watched_train)
-    monkeypatch.setattr(prefetch, "pin", watched_pin)
+    monkeypatch.setattr(micro_batches, "pin", watched_pin)
     run_variant(TASK, dataclasses.replace(SHORT, warmup_steps=2), ())
     return order, tokens
 

@@ -16,9 +16,8 @@ from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
 from kit.model.warm_start import warm_start_model
-from kit.releases.xtts_v2.export import save_xtts
 from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
-from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import XTTSTokenizer
 from kit.training.config import TrainConfig
 from kit.training.loop import train

@@ -9,11 +9,10 @@ from coqui import SMALL, coqui_dvae, coqui_loaded, coqui_xtts, write_coqui
 from released_xtts import vocabulary
 
 from kit.base.torch_file import read_torch_file
-from kit.releases.xtts_v2.export import save_xtts
-from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.codec import xtts_dvae, xtts_mels
+from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.names import SoundSizes, gpt_shapes, sound_shapes
-from kit.releases.xtts_v2.sound import xtts_dvae, xtts_mels
-from kit.releases.xtts_v2.vocabulary import load_vocabulary, read_ids
+from kit.releases.xtts_v2.tokenizer import load_vocabulary, read_ids
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.sequence import pack
-from kit.releases.xtts_v2.export import save_xtts
-from kit.releases.xtts_v2.model import load_xtts
+from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.names import to_released
 
 HOP = 1024  # samples of a code

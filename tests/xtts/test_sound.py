@@ -15,9 +15,14 @@ from torch import Tensor
 from kit.audio.clip import resampled
 from kit.audio.reference import load_reference, reference_mels
 from kit.inference.decoder import Decoder
-from kit.releases.xtts_v2.codec import xtts_codec
+from kit.releases.xtts_v2.codec import (
+    xtts_codec,
+    xtts_dvae,
+    xtts_mels,
+    xtts_speaker_encoder,
+    xtts_vocoder,
+)
 from kit.releases.xtts_v2.model import load_xtts
-from kit.releases.xtts_v2.sound import xtts_dvae, xtts_mels, xtts_speaker_encoder, xtts_vocoder
 from kit.releases.xtts_v2.speaker import SPEAKER_RATE
 
 RATE = 22_050

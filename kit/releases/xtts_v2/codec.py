@@ -1,14 +1,15 @@
-"""Audio <-> codes as a released XTTS-v2 has them: its parts (xtts_*.py) behind one contract.
+"""Audio <-> codes with the DVAE, speaker encoder and HiFi-GAN of a released XTTS-v2.
 
-Its codes say what was spoken, and hardly by whom: its sound is made of the GPT's states at the
-codes and of a speaker. From codes alone the DVAE's own log-mels are sounded by Griffin-Lim, which
-tells what the codes hold, and is no voice to speak with. Keeps the contract of codec.py.
+A code holds what was spoken and little of the voice: HiFi-GAN makes sound of the GPT's hidden
+states at the codes and a speaker vector. Codes alone are decoded by the DVAE and Griffin-Lim, which
+lets you hear what the codes hold but is no voice to speak with.
 
 Shapes: B batch, L samples, N codes, D width of the states, S speaker width, T frames, F bins.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ from kit.audio.reference import require_reference
 from kit.audio.spectrogram import triangles
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
-from kit.releases.xtts_v2.dvae import DVAE
-from kit.releases.xtts_v2.mel import (
+from kit.base.formatting import join_names
+from kit.base.tensor_file import describe_mismatch
+from kit.releases.xtts_v2.dvae import (
+    DVAE,
     DVAE_FFT,
     N_MELS,
     REFERENCE_FFT,
@@ -31,14 +34,7 @@ from kit.releases.xtts_v2.mel import (
     htk_hz,
     require_stats,
 )
-from kit.releases.xtts_v2.sound import (
-    mel_stats_of,
-    require_rates,
-    require_sound_names,
-    xtts_dvae,
-    xtts_speaker_encoder,
-    xtts_vocoder,
-)
+from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER
 from kit.releases.xtts_v2.speaker import SPEAKER_RATE, SpeakerEncoder
 from kit.releases.xtts_v2.vocoder import (
     CODE_RATE,
@@ -50,19 +46,41 @@ from kit.releases.xtts_v2.vocoder import (
     to_frames,
 )
 
+# Kept from training of the DVAE: running sums of the codebook and of how codes are used.
+DVAE_TRAINING = ("codebook.cluster_size", "codebook.embed_avg", "discrete_loss.")
+# Suffixes of weight normalisation's norms and directions: older names, and today's.
+WEIGHT_NORM = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+# Rates that every XTTS-v2 has.
+RATES = {
+    "audio": {
+        "sample_rate": CODE_RATE,
+        "dvae_sample_rate": CODE_RATE,
+        "output_sample_rate": VOCODER_RATE,
+    },
+    "model_args": {
+        "input_sample_rate": CODE_RATE,
+        "output_sample_rate": VOCODER_RATE,
+        "output_hop_length": FRAME_SAMPLES,
+        "gpt_code_stride_len": CODE_SAMPLES,
+    },
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class XTTSCodecConfig:
-    """Sizes of the parts; the defaults are those of the release, whose `mel_stats` are its own."""
+    """Sizes of the parts; the defaults are those of the release, except for `mel_stats`."""
 
     kind: str = "xtts"
-    mel_stats: tuple = (1.0,) * N_MELS  # what the log-mels are divided by
+    mel_stats: tuple = (1.0,) * N_MELS  # divisors of the log-mels
     codes: int = 1024  # the vocabulary
     code_width: int = 512  # of the DVAE's codebook
-    dvae_width: int = 512  # channels at half the mel frames; at a quarter, twice as many
+    dvae_width: int = 512  # channels after the first halving; twice as many after the second
     latent_width: int = 1024  # of the GPT's states
     speaker_width: int = 512
-    channels: int = 512  # of the vocoder's first stage; each has half of the one before
+    channels: int = 512  # of the vocoder's first stage, halved by each upsampling
     filters: tuple = (32, 64, 128, 256)  # channels of the speaker encoder
     attention_width: int = 128  # of its pooling
     griffin_lim_iters: int = 24
@@ -84,7 +102,7 @@ class XTTSCodecConfig:
 
 
 class XTTSCodec(nn.Module, Codec):
-    """The DVAE hears, HiFi-GAN speaks, and a speaker encoder listens to references."""
+    """Encodes with the DVAE, decodes with HiFi-GAN; embeds references with a speaker encoder."""
 
     config_class = XTTSCodecConfig
     sample_rate = VOCODER_RATE
@@ -108,11 +126,11 @@ class XTTSCodec(nn.Module, Codec):
 
     @property
     def context(self) -> int:
-        """Codes to either side that the samples of a code can depend on, and none further.
+        """Codes on either side that samples decoded from codes alone depend on.
 
-        Those of codes alone. Sound made of states depends on `state_context`, which is less.
+        Sound made of states depends on `state_context`, which is less.
         """
-        frames = self.griffin_lim.context + 2  # and two between which a frame is interpolated
+        frames = self.griffin_lim.context + 2  # a frame is interpolated between two
         return DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
 
     @property
@@ -133,7 +151,7 @@ class XTTSCodec(nn.Module, Codec):
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
         codes = self.dvae.encode(self.mel.log_mel(wave))
-        # A frame more than the sound is long: where it begins a code of its own, that is left out.
+        # The log-mel has one more frame than the wave is long, which may start a code too many.
         return codes[:, : -(-wave.shape[-1] // CODE_SAMPLES)]
 
     @torch.inference_mode()
@@ -144,18 +162,18 @@ class XTTSCodec(nn.Module, Codec):
         states: Tensor | None = None,
         speaker: Tensor | None = None,
     ) -> Tensor:
-        """Codes (B, N) -> waveform (B, L), as `Codec.decode` does.
+        """Codes (B, N) -> waveform (B, L); `first` is the position of codes[:, 0].
 
         `states` (B, N, D) are the GPT's after its final norm, each the one that predicted its code:
         at START and at every code but the last. `speaker` (B, S) is the `speaker_embedding` of a
-        reference. With both, the sound is the release's own.
+        reference. Give both to get the release's own sound.
         """
         device = self.vocoder.conv_post.weight.device
         codes = codes.to(device)
         if not codes.numel():
             return codes.new_zeros(len(codes), 0, dtype=torch.float32)
         if not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
-            raise KitError(f"Codes must lie in 0..{self.vocab_size - 1}, got {codes.unique()}.")
+            raise KitError(f"Codes must be in 0..{self.vocab_size - 1}, got {codes.unique()}.")
         if states is None and speaker is None:
             mel = to_frames(self.dvae.decode(codes), first)
             return self.griffin_lim(self.magnitude(mel), frames_of(first))
@@ -163,85 +181,247 @@ class XTTSCodec(nn.Module, Codec):
         return self.vocoder(states.to(device), speaker.to(device), first)
 
     def require_states(self, codes: Tensor, states: Tensor | None, speaker: Tensor | None) -> None:
-        """Raise KitError unless there are a state for each code and a speaker for each row."""
-        wanted = {
+        """Raise KitError unless there is a state for each code and a speaker for each row."""
+        expected = {
             "states": (*codes.shape, self.config.latent_width),
             "speaker": (len(codes), self.config.speaker_width),
         }
-        for name, given in (("states", states), ("speaker", speaker)):
-            shape = "missing" if given is None else tuple(given.shape)
-            if shape != wanted[name]:
+        for name, tensor in (("states", states), ("speaker", speaker)):
+            shape = "missing" if tensor is None else tuple(tensor.shape)
+            if shape != expected[name]:
                 raise KitError(
-                    f"XTTS's sound is made of states and a speaker: `{name}` must be "
-                    f"{wanted[name]} for these codes, it is {shape}."
+                    f"XTTS decodes states and a speaker: `{name}` must be {expected[name]} for "
+                    f"these codes, it is {shape}."
                 )
 
     def magnitude(self, mel: Tensor) -> Tensor:
-        """Log-mels (B, M, T) as the DVAE has them -> magnitudes (B, F, T), for Griffin-Lim."""
+        """Log-mels (B, M, T) of the DVAE -> magnitudes (B, F, T) at 24 kHz, for Griffin-Lim."""
         config = self.mel.config
         hz = htk_hz(config.n_mels, config.top_hz)
         fb = triangles(hz, self.sample_rate, config.n_fft).to(mel.device)  # (F, M)
         energy = (mel * self.mel.mel_stats[:, None]).exp()
-        # Each bin's power is a weighted mean of its mels': right where a spectrum is flat.
+        # A bin's power is the weighted mean of its mels': exact for a flat spectrum.
         power = fb @ energy / (fb @ fb.sum(0)).clamp(min=1e-12)[:, None]
         return power.sqrt()
 
     @torch.inference_mode()
     def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """A reference (L,) of `sample_rate` Hz -> who speaks, (S,), of length 1.
+        """Return the speaker vector (S,), of length 1, of a reference (L,).
 
-        Raises SpeechError for one that no voice can be heard in.
+        Raises SpeechError for one that is too short or silent.
         """
         require_reference(wave, sample_rate)
-        # By way of CODE_RATE, as references are heard elsewhere.
+        # By way of CODE_RATE, the rate of references elsewhere.
         wave = resampled(resampled(wave, sample_rate, CODE_RATE), CODE_RATE, SPEAKER_RATE)
         device = self.vocoder.conv_post.weight.device
         return self.speaker_encoder(wave.to(device)[None])[0]
 
     def fit_schedule(self, held: list[Tensor]) -> FitSchedule | None:
         raise KitError(
-            "XTTS's codec is not trained here: it comes with a release. Take its folder as the "
-            "start, or choose `codec.kind: mel`."
+            "XTTS's codec is not trained here: it comes with a release. Start from the folder "
+            "of one, or choose `codec.kind: mel`."
         )
 
 
 def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict) -> XTTSCodec:
-    """The codec of a release, of what `load_xtts` found; in eval mode, on the CPU.
+    """Return the codec of a release, in eval mode, on the CPU.
 
-    `sound` and `dvae` are its tensors by the release's names, `settings` its configuration. Raises
-    KitError for tensors that are missing, misshapen, unknown or not finite, and for parts or
-    rates that do not belong together.
+    `sound` and `dvae` are tensors by the release's names, as `load_xtts` returns them; `settings`
+    is its config.json. Every tensor must be used. Raises KitError for tensors that are missing,
+    misshapen, unknown or not finite, and for parts or rates that do not belong together.
     """
     require_rates(settings)
-    require_sound_names(sound)
-    hears = xtts_dvae(dvae)
-    listens = xtts_speaker_encoder(sound)
-    speaks = xtts_vocoder(sound)
-    layers = (listens.layer1, listens.layer2, listens.layer3, listens.layer4)
+    unknown = [n for n in sound if n != MEL_STATS and not n.startswith((VOCODER, SPEAKER))]
+    if unknown:
+        raise KitError(
+            f"An XTTS-v2 has no {join_names(unknown)}: take all files from the same release."
+        )
+    dvae_model = xtts_dvae(dvae)
+    speaker_encoder = xtts_speaker_encoder(sound)
+    vocoder = xtts_vocoder(sound)
+    encoder_layers = (
+        speaker_encoder.layer1,
+        speaker_encoder.layer2,
+        speaker_encoder.layer3,
+        speaker_encoder.layer4,
+    )
     config = XTTSCodecConfig(
         mel_stats=mel_stats_of(sound),
-        codes=hears.codebook.embed.shape[1],
-        code_width=hears.codebook.embed.shape[0],
-        dvae_width=hears.encoder[0][0].out_channels,
-        latent_width=speaks.conv_pre.in_channels,
-        speaker_width=speaks.cond_layer.in_channels,
-        channels=speaks.conv_pre.out_channels,
-        filters=tuple(layer[0].conv1.out_channels for layer in layers),
-        attention_width=listens.attention[0].out_channels,
+        codes=dvae_model.codebook.embed.shape[1],
+        code_width=dvae_model.codebook.embed.shape[0],
+        dvae_width=dvae_model.encoder[0][0].out_channels,
+        latent_width=vocoder.conv_pre.in_channels,
+        speaker_width=vocoder.cond_layer.in_channels,
+        channels=vocoder.conv_pre.out_channels,
+        filters=tuple(layer[0].conv1.out_channels for layer in encoder_layers),
+        attention_width=speaker_encoder.attention[0].out_channels,
     )
-    if listens.fc.out_features != config.speaker_width:
+    if speaker_encoder.fc.out_features != config.speaker_width:
         raise KitError(
-            f"The speaker encoder gives {listens.fc.out_features} numbers, the vocoder takes "
-            f"{config.speaker_width}: they are of different releases."
+            f"The speaker encoder returns {speaker_encoder.fc.out_features} numbers, the vocoder "
+            f"takes {config.speaker_width}: they are of different releases."
         )
-    told = settings.get("model_args", {}).get("gpt_start_audio_token")
-    if told not in (None, config.codes):
+    codes = settings.get("model_args", {}).get("gpt_start_audio_token")
+    if codes not in (None, config.codes):
         raise KitError(
-            f"The DVAE has {config.codes} codes, the configuration's GPT {told}: they are of "
+            f"The DVAE has {config.codes} codes, the configuration's GPT {codes}: they are of "
             "different releases. Take dvae.pth from the same place as the weights."
         )
     codec = XTTSCodec(config)
-    codec.dvae = hears
-    codec.speaker_encoder = listens
-    codec.vocoder = speaks
+    codec.dvae = dvae_model
+    codec.speaker_encoder = speaker_encoder
+    codec.vocoder = vocoder
     return codec.eval()
+
+
+def require_rates(settings: dict) -> None:
+    """Raise KitError if a release's configuration has other rates than an XTTS-v2."""
+    for section, rates in RATES.items():
+        values = settings.get(section) or {}
+        for name, rate in rates.items():
+            if values.get(name) not in (None, rate):
+                raise KitError(
+                    f"The configuration has `{section}.{name}` = {values[name]!r}; an XTTS-v2 has "
+                    f"{rate}. Copy config.json from the same place as the weights."
+                )
+
+
+def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
+    """Return the divisors of a release's log-mels."""
+    stats = sound.get(MEL_STATS)
+    problem = ""
+    if stats is None:
+        problem = "missing"
+    elif stats.shape != (N_MELS,) or not stats.is_floating_point():
+        problem = f"{tuple(stats.shape)} of {stats.dtype}"
+    elif not bool((stats != 0).all()):
+        problem = "0 somewhere"
+    if problem:
+        raise KitError(
+            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {problem}. Put the "
+            "release's mel_stats.pth beside its weights."
+        )
+    require_finite({MEL_STATS: stats}, "The scale of the log-mels")
+    return tuple(stats.float().tolist())
+
+
+def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
+    """Return the log-mels of the DVAE, and those of the speaker conditioning."""
+    stats = mel_stats_of(sound)
+    return (
+        XTTSMel(XTTSMelConfig(n_fft=DVAE_FFT, mel_stats=stats)),
+        XTTSMel(XTTSMelConfig(n_fft=REFERENCE_FFT, mel_stats=stats)),
+    )
+
+
+def xtts_dvae(tensors: dict[str, Tensor]) -> DVAE:
+    """Return the DVAE of dvae.pth, or of a trainer's checkpoint, in fp32 and eval mode."""
+    if not tensors:
+        raise KitError(
+            "There is no DVAE, which encodes recordings: put dvae.pth, from where the model was "
+            "published, beside its weights."
+        )
+    used = {n: t for n, t in tensors.items() if not n.startswith(DVAE_TRAINING)}
+    sizes = {
+        "width": _size(used, "encoder.0.0.weight", 0),
+        "code_width": _size(used, "codebook.embed", 0),
+        "vocab_size": _size(used, "codebook.embed", 1),
+    }
+    return _fill_module(DVAE, sizes, used, "The DVAE")
+
+
+def xtts_speaker_encoder(sound: dict[str, Tensor]) -> SpeakerEncoder:
+    """Return the speaker encoder of model.pth, in fp32 and eval mode."""
+    tensors = _without_prefix(SPEAKER, sound)
+    filters = [_size(tensors, f"layer{i}.0.conv1.weight", 0) for i in range(1, 5)]
+    sizes = {
+        "filters": tuple(filters) if all(filters) else None,
+        "attention_width": _size(tensors, "attention.0.weight", 0),
+        "speaker_width": _size(tensors, "fc.weight", 0),
+    }
+    return _fill_module(SpeakerEncoder, sizes, tensors, "The speaker encoder")
+
+
+def xtts_vocoder(sound: dict[str, Tensor]) -> HiFiGAN:
+    """Return the vocoder of model.pth, in fp32 and eval mode, without weight normalisation."""
+    tensors = fold_weight_norm(_without_prefix(VOCODER, sound))
+    sizes = {
+        "latent_width": _size(tensors, "conv_pre.weight", 1),
+        "speaker_width": _size(tensors, "cond_layer.weight", 1),
+        "channels": _size(tensors, "conv_pre.weight", 0),
+    }
+    return _fill_module(HiFiGAN, sizes, tensors, "The vocoder")
+
+
+def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def _size(tensors: dict[str, Tensor], name: str, dim: int) -> int | None:
+    """Return a size of the tensor `name`; None if it is missing, which `_fill_module` reports."""
+    tensor = tensors.get(name)
+    return tensor.shape[dim] if tensor is not None and tensor.ndim > dim else None
+
+
+def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016).
+
+    One without the other stays as it is, to be reported as unknown.
+    """
+    folded = dict(tensors)
+    for norm_suffix, direction_suffix in WEIGHT_NORM:
+        for name in tensors:
+            layer = name.removesuffix(direction_suffix)
+            if not name.endswith(f".{direction_suffix}") or layer + norm_suffix not in folded:
+                continue
+            if f"{layer}weight" in folded:
+                raise KitError(f"{layer}weight is there twice: take a release's model.pth.")
+            norms = folded.pop(layer + norm_suffix)
+            folded[f"{layer}weight"] = _normalised_weight(layer, norms, folded.pop(name))
+    return folded
+
+
+def _normalised_weight(layer: str, norms: Tensor, directions: Tensor) -> Tensor:
+    """Return the weight of `layer`: norms (out, 1, ...) times unit directions (out, ...)."""
+    shape = (*directions.shape[:1], *[1] * (directions.ndim - 1))
+    numbers = norms.is_floating_point() and directions.is_floating_point()
+    if not numbers or directions.ndim < 2 or norms.shape != shape:
+        raise KitError(
+            f"{layer}weight cannot be computed from norms {tuple(norms.shape)}, {norms.dtype}, and "
+            f"directions {tuple(directions.shape)}, {directions.dtype}: download model.pth again."
+        )
+    v = directions.float()
+    return v * (norms.float() / v.flatten(1).norm(dim=1).view(shape))
+
+
+def _fill_module(
+    make: Callable[..., nn.Module], sizes: dict, tensors: dict[str, Tensor], what: str
+) -> nn.Module:
+    """Return `make(**sizes)` with exactly `tensors` in it; unknown sizes (None) stay the defaults.
+
+    Raises KitError, naming them, for tensors that are missing, misshapen, unknown, of another
+    type or not finite.
+    """
+    with torch.device("meta"):
+        module = make(**{name: size for name, size in sizes.items() if size})
+    mismatch = describe_mismatch(tensors, module.state_dict())
+    if mismatch:
+        raise KitError(
+            f"{what} is not that of an XTTS-v2; {mismatch}. Take all files from the same release."
+        )
+    require_finite(tensors, what)
+    # Copies: training the module must not change the tensors that are exported later.
+    copies = {
+        name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
+        for name, tensor in tensors.items()
+    }
+    module.load_state_dict(copies, assign=True)
+    return module.eval()
+
+
+def require_finite(tensors: dict[str, Tensor], what: str) -> None:
+    """Raise KitError, naming it, for a tensor that is not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")

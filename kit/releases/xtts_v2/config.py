@@ -1,20 +1,18 @@
-"""config.json of an XTTS-v2 and the kit's `GPTConfig`, one out of the other.
+"""Converts between config.json of an XTTS-v2 and the kit's `GPTConfig`.
 
-Sizes of the GPT are those of `model_args`, text ids those of the vocabulary, and the rest is what
-coqui-tts 0.28.0 builds whatever a configuration says. Knows no tensor.
+The GPT's sizes are in `model_args`, text ids in the vocabulary; the rest is constant in coqui-tts
+0.28.0, whatever a configuration says.
 """
 
-import copy
 import json
 from pathlib import Path
 
 from kit.base.errors import KitError
 from kit.base.formatting import shorten
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.names import SoundSizes
-from kit.releases.xtts_v2.vocabulary import Vocabulary
+from kit.releases.xtts_v2.tokenizer import Vocabulary
 
-# What coqui-tts builds whatever its configuration says.
+# Constants of coqui-tts.
 FIXED = {
     "latents": 32,
     "cond_blocks": 6,
@@ -24,36 +22,34 @@ FIXED = {
     "n_mels": 80,
 }
 DROPOUT = 0.1  # of GPT-2: embedding, attention, residual
+# {field of GPTConfig: name in `model_args`}
+SIZES = {
+    "layers": "gpt_layers",
+    "width": "gpt_n_model_channels",
+    "heads": "gpt_n_heads",
+    "code_vocab": "gpt_num_audio_tokens",
+    "start_code_id": "gpt_start_audio_token",
+    "stop_code_id": "gpt_stop_audio_token",
+    "max_text": "gpt_max_text_tokens",
+    "max_code": "gpt_max_audio_tokens",
+}
 # Positions that coqui-tts adds to those of its configuration.
-MORE_TEXT = 2
-MORE_CODE = 3
-# Below, coqui-tts normalises in fewer groups than the kit's 32.
-LEAST_WIDTH = 65
+EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
+MIN_WIDTH = 65  # of smaller models, coqui-tts normalises in fewer groups than the kit's 32
 
 
 def read_xtts_config(path: Path) -> dict:
-    """The configuration at `path`."""
+    """Return the configuration at `path`."""
     try:
         return json.loads(Path(path).read_bytes().decode("utf-8"))
-    except OSError as why:
-        raise KitError(f"{path} cannot be read: {why.strerror}.") from why
-    except (ValueError, RecursionError) as why:
-        raise KitError(f"{path} is no JSON ({shorten(why)}): copy it again.") from why
+    except OSError as error:
+        raise KitError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise KitError(f"{path} is no JSON ({shorten(error)}): copy it again.") from error
 
 
-def jsonable(carried: dict, file: Path) -> dict:
-    """`carried` as JSON has it, which is how it will be saved."""
-    try:
-        return json.loads(json.dumps(carried))
-    except (ValueError, TypeError, RecursionError) as why:
-        raise KitError(
-            f"The configuration in {file} holds no plain values ({shorten(why)}): put the "
-            "release's config.json beside it."
-        ) from why
-
-
-def arguments(settings: dict, file: Path) -> dict:
-    """`model_args` of a configuration. Raises KitError for that of another kind or version."""
+def model_args(settings: dict, file: Path) -> dict:
+    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
     args = settings.get("model_args") if isinstance(settings, dict) else None
     if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
         raise KitError(
@@ -63,33 +59,21 @@ def arguments(settings: dict, file: Path) -> dict:
     if not args.get("gpt_use_perceiver_resampler"):
         raise KitError(
             f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
-            "conditioning is another. Get XTTS-v2."
+            "speaker conditioning is different. Get XTTS-v2."
         )
     return args
 
 
 def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
-    """What `model_args` and the vocabulary say of the GPT."""
-    fields = {
-        "layers": "gpt_layers",
-        "width": "gpt_n_model_channels",
-        "heads": "gpt_n_heads",
-        "code_vocab": "gpt_num_audio_tokens",
-        "start_code_id": "gpt_start_audio_token",
-        "stop_code_id": "gpt_stop_audio_token",
-        "max_text": "gpt_max_text_tokens",
-        "max_code": "gpt_max_audio_tokens",
-    }
+    """Return the GPT's configuration from `model_args` and the vocabulary."""
     sizes = {}
-    for field, name in fields.items():
+    for field, name in SIZES.items():
         if type(args.get(name)) is not int:
             raise KitError(
                 f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
                 "must be a whole number: copy config.json from the same place as the weights."
             )
-        sizes[field] = args[name]
-    sizes["max_text"] += MORE_TEXT
-    sizes["max_code"] += MORE_CODE
+        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
     try:
         return GPTConfig(
             text_vocab=vocabulary.size,
@@ -100,69 +84,55 @@ def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
             **sizes,
             **FIXED,
         )
-    except ValueError as why:
-        raise KitError(f"The configuration of {file} describes no model: {why}") from why
+    except ValueError as error:
+        raise KitError(f"The configuration of {file} describes no model: {error}") from error
 
 
-def disagreements(args: dict, vocabulary: Vocabulary) -> list[str]:
-    """Where the configuration tells other ids than the vocabulary, which is right."""
-    told = {
+def config_disagreements(args: dict, vocabulary: Vocabulary) -> list[str]:
+    """Return notes on ids that differ from the vocabulary's, which are used."""
+    ids = {
         "gpt_number_text_tokens": vocabulary.size,
         "gpt_start_text_token": vocabulary.start,
         "gpt_stop_text_token": vocabulary.stop,
     }
     return [
-        f"the configuration says {name} = {args[name]}, the vocabulary {right}: that is taken"
-        for name, right in told.items()
-        if args.get(name) not in (None, right)
+        f"the configuration says {name} = {args[name]}, the vocabulary {number}, which is used"
+        for name, number in ids.items()
+        if args.get(name) not in (None, number)
     ]
 
 
-def told_sizes(args: dict) -> SoundSizes:
-    """What `model_args` say of the vocoder; the release's where they say nothing."""
-    names = {
-        "latent_width": "decoder_input_dim",
-        "speaker_width": "d_vector_dim",
-        "speaker_everywhere": "cond_d_vector_in_each_upsampling_layer",
-    }
-    told = {
-        field: args[name] for field, name in names.items() if type(args.get(name)) in (int, bool)
-    }
-    return SoundSizes(**told)
-
-
-def updated_settings(settings: dict, gpt: GPTConfig, words: Vocabulary) -> dict:
-    """`settings` for a GPT as it is now. Raises KitError where coqui-tts has no such model."""
+def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
+    """Return the `model_args` of a GPT. Raises KitError if coqui-tts cannot build it."""
     for field, value in FIXED.items():
         if getattr(gpt, field) != value:
             raise KitError(
                 f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
                 "not load it. Export it as a voice of the kit."
             )
-    if gpt.width < LEAST_WIDTH:
+    if gpt.width < MIN_WIDTH:
         raise KitError(
             f"coqui-tts normalises a width of {gpt.width} in other groups than the kit: at least "
-            f"{LEAST_WIDTH} are needed. Export it as a voice of the kit."
+            f"{MIN_WIDTH} are needed. Export it as a voice of the kit."
         )
-    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != (words.size, words.start, words.stop):
+    ids = (vocabulary.size, vocabulary.start, vocabulary.stop)
+    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != ids:
         raise KitError(
             f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
-            f"{gpt.stop_text}, the vocabulary {words.size}, {words.start} and {words.stop}: give "
-            "the vocabulary that the model was trained with."
+            f"{gpt.stop_text}, the vocabulary {ids[0]}, {ids[1]} and {ids[2]}: use the vocabulary "
+            "that the model was trained with."
         )
-    settings = copy.deepcopy(settings)
-    settings["model_args"].update(
-        gpt_layers=gpt.layers,
-        gpt_n_model_channels=gpt.width,
-        gpt_n_heads=gpt.heads,
-        gpt_num_audio_tokens=gpt.code_vocab,
-        gpt_start_audio_token=gpt.start_code,
-        gpt_stop_audio_token=gpt.stop_code,
-        gpt_max_text_tokens=gpt.max_text - MORE_TEXT,
-        gpt_max_audio_tokens=gpt.max_code - MORE_CODE,
-        gpt_number_text_tokens=gpt.text_vocab,
-        gpt_start_text_token=gpt.start_text,
-        gpt_stop_text_token=gpt.stop_text,
-        gpt_use_perceiver_resampler=True,
-    )
-    return settings
+    return {
+        "gpt_layers": gpt.layers,
+        "gpt_n_model_channels": gpt.width,
+        "gpt_n_heads": gpt.heads,
+        "gpt_num_audio_tokens": gpt.code_vocab,
+        "gpt_start_audio_token": gpt.start_code,
+        "gpt_stop_audio_token": gpt.stop_code,
+        "gpt_max_text_tokens": gpt.max_text - EXTRA_POSITIONS["max_text"],
+        "gpt_max_audio_tokens": gpt.max_code - EXTRA_POSITIONS["max_code"],
+        "gpt_number_text_tokens": gpt.text_vocab,
+        "gpt_start_text_token": gpt.start_text,
+        "gpt_stop_text_token": gpt.stop_text,
+        "gpt_use_perceiver_resampler": True,
+    }

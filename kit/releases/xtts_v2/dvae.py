@@ -1,19 +1,78 @@
-"""Log-mels <-> codes: the discrete VAE that gives an XTTS-v2 its codes (Betker 2023).
+"""The log-mels that an XTTS-v2 was trained on, and the discrete VAE that makes its codes of them.
 
-Two convolutions halve the frames each, residual blocks follow, and the nearest entry of a codebook
-is the code (van den Oord et al. 2017). The way back to log-mels was trained with it; a release
-speaks from its GPT's states instead (xtts_vocoder.py). Layers are named as in a release's files.
-Knows no waveform.
+Log-mels: power spectra under a Hann window of 1024 samples, 80 mels to 8 kHz on HTK's scale, each
+divided by its own number (`mel_stats`). The DVAE and the speaker conditioning differ in `n_fft`.
+DVAE (Betker 2023; van den Oord et al. 2017): convolutions halve the frames twice, and the nearest
+entry of a codebook is the code. Layers have their names in the release's files.
 
-Shapes: B batch, M mels, T mel frames, N codes (a quarter of T), C channels, V vocabulary.
+Shapes: B batch, L samples, M mels, T mel frames, N codes (T / 4), C channels, V vocabulary.
 """
+
+import dataclasses
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.audio.spectrogram import Mel, MelConfig, triangles
+from kit.base.config import require, require_within
+
+DVAE_FFT = 1024  # samples
+REFERENCE_FFT = 2048
+N_MELS = 80
+MIN_STAT = 1e-4  # log-mels are in -12 to 10, so a scale beyond these is damage
+MAX_STAT = 1e4
 RESIDUAL_BLOCKS = 3
-FRAMES_PER_CODE = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class XTTSMelConfig(MelConfig):
+    """Settings of the log-mels; equal configurations give equal numbers."""
+
+    kind: str = "xtts"
+    win_length: int = 1024  # samples of the window, centred in n_fft
+    top_hz: int = 8000  # of the highest mel
+    mel_stats: tuple = ()  # each log-mel is divided by its own number of the release
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_within(self, 1, self.n_fft, "win_length")
+        require_within(self, 100, self.sample_rate // 2, "top_hz")
+        require_stats(self, self.n_mels)
+
+
+def require_stats(config, n_mels: int) -> None:
+    """Raise KitError unless `config.mel_stats` are `n_mels` plausible divisors."""
+    fix = f"give {n_mels} numbers, one for each mel, none of them 0: the release's own."
+    require(len(config.mel_stats) == n_mels, config, "mel_stats", fix)
+    for number in config.mel_stats:
+        plausible = isinstance(number, int | float) and MIN_STAT <= abs(number) <= MAX_STAT
+        require(plausible, config, "mel_stats", fix)
+
+
+class XTTSMel(Mel):
+    """Waveform (B, L) -> log-mel (B, M, T)."""
+
+    config_class = XTTSMelConfig
+    in_pieces = True
+
+    def __init__(self, config: XTTSMelConfig):
+        super().__init__(config)
+        hz = htk_hz(config.n_mels, config.top_hz)
+        self.spectrogram.window = nn.Buffer(torch.hann_window(config.win_length))
+        self.scale.fb = nn.Buffer(triangles(hz, config.sample_rate, config.n_fft))
+        self.mel_stats = nn.Buffer(torch.tensor(config.mel_stats), persistent=False)
+
+    def log_scale(self, magnitude: Tensor) -> Tensor:
+        mel = (magnitude.square().mT @ self.scale.fb).mT
+        return mel.clamp(min=1e-5).log() / self.mel_stats[:, None]
+
+
+def htk_hz(n_mels: int, top_hz: float) -> Tensor:
+    """Return frequencies (M + 2,), equally spaced on HTK's mel scale, from 0 to `top_hz`."""
+    top = 2595 * math.log10(1 + top_hz / 700)
+    return 700 * (10 ** (torch.linspace(0, top, n_mels + 2) / 2595) - 1)
 
 
 class DVAEBlock(nn.Module):
@@ -33,8 +92,8 @@ class DVAEBlock(nn.Module):
         return x + self.net(x)
 
 
-class TwiceAsLong(nn.Module):
-    """Every frame twice, then a convolution."""
+class UpsampleBlock(nn.Module):
+    """Repeat every frame, then a convolution."""
 
     def __init__(self, width: int, out: int):
         super().__init__()
@@ -45,7 +104,7 @@ class TwiceAsLong(nn.Module):
 
 
 class Codebook(nn.Module):
-    """V vectors; the code of any other is the number of the nearest."""
+    """V vectors; a code is the index of the nearest."""
 
     def __init__(self, vocab_size: int, width: int):
         super().__init__()
@@ -53,7 +112,7 @@ class Codebook(nn.Module):
 
     def nearest(self, x: Tensor) -> Tensor:
         """Vectors (B, N, C) -> codes (B, N)."""
-        squares = x.square().sum(-1, keepdim=True)  # alike for all, and rounded as in training
+        squares = x.square().sum(-1, keepdim=True)  # constant, but it rounds as in training
         return (squares - 2 * x @ self.embed + self.embed.square().sum(0)).argmin(-1)
 
     def forward(self, codes: Tensor) -> Tensor:
@@ -67,7 +126,7 @@ class DVAE(nn.Module):
     reach = 2 * RESIDUAL_BLOCKS + 1  # codes to either side that a decoded frame depends on
 
     def __init__(
-        self, vocab_size: int = 1024, width: int = 512, code_width: int = 512, n_mels: int = 80
+        self, vocab_size: int = 1024, width: int = 512, code_width: int = 512, n_mels: int = N_MELS
     ):
         super().__init__()
         wide = 2 * width
@@ -81,13 +140,13 @@ class DVAE(nn.Module):
         self.decoder = nn.Sequential(
             nn.Conv1d(code_width, wide, 1),
             *(DVAEBlock(wide) for _ in range(RESIDUAL_BLOCKS)),
-            nn.Sequential(TwiceAsLong(wide, wide), nn.ReLU()),
-            nn.Sequential(TwiceAsLong(wide, width), nn.ReLU()),
+            nn.Sequential(UpsampleBlock(wide, wide), nn.ReLU()),
+            nn.Sequential(UpsampleBlock(wide, width), nn.ReLU()),
             nn.Conv1d(width, n_mels, 1),
         )
 
     def encode(self, mel: Tensor) -> Tensor:
-        """Log-mel (B, M, T) -> codes (B, N), one for every four frames begun."""
+        """Log-mel (B, M, T) -> codes (B, N), one for every four frames, the last may have fewer."""
         return self.codebook.nearest(self.encoder(mel).mT)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
-from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer
-from kit.releases.xtts_v2.vocabulary import read_ids
+from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer, read_ids
 from kit.text.tokenizer_report import OFTEN
 
 PIECES = 2000  # users found about as many best, 5,000 worse

@@ -1,12 +1,14 @@
-"""A released XTTS-v2, read into the kit's own model (Casanova et al. 2024).
+"""Reads a released XTTS-v2 (Casanova et al. 2024) into the kit's own model, and writes one.
 
 A release is a folder: `model.pth`, `config.json`, `vocab.json`, and for training `dvae.pth` and
-`mel_stats.pth`. What coqui-tts's trainer leaves is read as well, and what xtts_export.py writes.
-Nothing that is read is run; every tensor is accounted for. Knows names, ids and files; nothing of
-spelling, of audio or of training.
+`mel_stats.pth`. Checkpoints of coqui-tts's trainer are read as well. No code in the files is run,
+and every tensor must be known.
 """
 
+import copy
 import dataclasses
+import errno
+import json
 from pathlib import Path
 
 import safetensors
@@ -14,37 +16,44 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import KitError
-from kit.base.files import file_digest
+from kit.base.files import (
+    atomic_folder,
+    atomic_path,
+    file_digest,
+    make_folder,
+    require_disk,
+    write_atomic,
+)
 from kit.base.formatting import join_names, shorten
-from kit.base.tensor_file import checksum, describe_mismatch, is_finite
+from kit.base.tensor_file import checksum, describe_mismatch, is_finite, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2 import is_indextts2, told_indextts2
 from kit.releases.xtts_v2.config import (
-    arguments,
-    disagreements,
+    config_disagreements,
     gpt_config,
-    jsonable,
+    model_args,
     read_xtts_config,
-    told_sizes,
+    updated_config,
 )
 from kit.releases.xtts_v2.names import (
     BATCHES,
     DVAE,
     GPT,
-    LEFT_OUT,
     MEL_STATS,
+    SKIPPED,
     TRAINER,
-    Shape,
+    SoundSizes,
+    current_name,
     empty_model,
     from_released,
     gpt_shapes,
     sound_shapes,
     sound_sizes,
-    todays_name,
+    to_released,
 )
-from kit.releases.xtts_v2.vocabulary import Vocabulary, load_vocabulary
+from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
 
 WEIGHTS_FILES = ("model.pth", "model.safetensors")
 CONFIG_FILE = "config.json"
@@ -52,7 +61,7 @@ VOCABULARY_FILE = "vocab.json"
 DVAE_FILE = "dvae.pth"
 MEL_STATS_FILE = "mel_stats.pth"
 
-# Classes whose objects a release or a trainer's file may hold, by every name they have had.
+# Classes that a release or a trainer's checkpoint may contain, under every name they have had.
 CLASSES = (
     "TTS.config.shared_configs.BaseDatasetConfig",
     "TTS.tts.configs.xtts_config.XttsArgs",
@@ -64,8 +73,8 @@ CLASSES = (
     "TTS.tts.layers.xtts.trainer.gpt_trainer.GPTTrainerConfig",
 )
 
-# By the SHA-256 of its model.pth as it was published. coqui-tts writes that file anew when it first
-# opens it, and its hash is another then; the tensors' hash stays.
+# {SHA-256 of a published model.pth: which release it is}. coqui-tts rewrites the file when it first
+# opens it; its hash then differs, that of its tensors does not.
 RELEASES = {
     "c7ea20001c6a0a841c77e252d8409f6a74fb423e79b3206a0771ba5989776187": (
         "coqui/XTTS-v2 at revision 6c2b0d75eae4b7047358e3b6bd9325f857d43f77"
@@ -79,45 +88,48 @@ class Provenance:
 
     path: str  # of the weights
     sha256: str  # of that file
-    tensors_sha256: str  # of names, types, shapes and values of what was read
-    release: str = ""  # which published one it is, where it is one to the byte
+    tensors_sha256: str  # of names, types, shapes and values of the tensors
+    release: str = ""  # the published release with this very file, if any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class XTTS:
-    """An XTTS-v2: its GPT as the kit's model, and all else that its files hold, as it was there.
+    """An XTTS-v2: its GPT as the kit's model, and everything else in its files unchanged.
 
-    To put a fine-tuned model or a grown vocabulary in: `dataclasses.replace(xtts, model=...)`.
+    `dataclasses.replace(xtts, model=...)` puts in a fine-tuned model or a grown vocabulary.
     """
 
     model: SpeechGPT  # fp32, eval mode
-    config: dict  # config.json; `save_xtts` brings the GPT's sizes in it up to date
+    config: dict  # config.json; `save_xtts` updates the sizes of the GPT in it
     vocabulary: Vocabulary
     sound: dict[str, Tensor]  # vocoder, speaker encoder, mel_stats, by the release's names
-    dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; empty where neither is
+    dvae: dict[str, Tensor]  # of dvae.pth or a trainer's file; may be empty
     source: Provenance
-    notes: tuple[str, ...] = ()  # what was left out, filled in or found odd
+    notes: tuple[str, ...] = ()  # what was left out, filled in or looked odd
 
 
 def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = None) -> XTTS:
-    """The XTTS-v2 in the folder `path`, or with the weights in the file `path`.
+    """Read the XTTS-v2 in the folder `path`, or with the weights in the file `path`.
 
-    `config` and `vocabulary` are the files to take in place of the config.json and vocab.json
-    beside the weights: a trainer's run has no vocabulary. Raises KitError (KitError and
-    DamagedFileError are others) for what is missing, damaged, another version or does not fit.
+    `config` and `vocabulary` replace the config.json and vocab.json beside the weights: a trainer's
+    run has no vocabulary. Raises KitError or DamagedFileError for files that are missing, damaged,
+    of another version or do not match.
     """
-    file = weights_file(Path(path))
-    vocabulary = Path(vocabulary or file.parent / VOCABULARY_FILE)
-    tensors, carried, notes = read_weights(file)
-    settings = settings_of(file, config, carried)
-    args = arguments(settings, file)
-    words = load_vocabulary(vocabulary)
-    gpt = gpt_config(args, words, file)
-    notes += disagreements(args, words)
-    dvae = take_dvae(tensors) or read_dvae(file.parent)
-    notes += fill_mel_stats(tensors, file.parent)
-    require_one_model(tensors, words, vocabulary, file)
-    require_all(tensors, gpt, args, file)
+    file = _weights_file(Path(path))
+    vocabulary_file = Path(vocabulary or file.parent / VOCABULARY_FILE)
+    tensors, stored_config, notes = _read_weights(file)
+    settings = _read_settings(file, config, stored_config)
+    args = model_args(settings, file)
+    vocabulary = load_vocabulary(vocabulary_file)
+    gpt = gpt_config(args, vocabulary, file)
+    notes += config_disagreements(args, vocabulary)
+    dvae = _pop_dvae(tensors) or _read_dvae(file.parent)
+    notes += _fill_mel_stats(tensors, file.parent)
+    _require_vocabulary_size(tensors, vocabulary, vocabulary_file, file)
+    _require_tensors(tensors, gpt, args, file)
+    model = _build_model(gpt, tensors, file)
+    sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
+    _require_finite(sound, file)
     digest = file_digest(file)
     source = Provenance(
         path=str(file),
@@ -126,18 +138,18 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
         release=RELEASES.get(digest, ""),
     )
     return XTTS(
-        model=filled(gpt, tensors, file),
+        model=model,
         config=settings,
-        vocabulary=words,
-        sound={name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)},
+        vocabulary=vocabulary,
+        sound=sound,
         dvae=dvae,
         source=source,
         notes=tuple(notes),
     )
 
 
-def weights_file(path: Path) -> Path:
-    """The file of weights that `path` means: itself, or the one of a release in the folder."""
+def _weights_file(path: Path) -> Path:
+    """Return `path`, or the file of weights in the folder `path`."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -146,176 +158,237 @@ def weights_file(path: Path) -> Path:
         if (path / name).is_file():
             return path / name
     others = sorted(p.name for p in path.glob("*.pth"))
-    hint = f" It has {', '.join(others)}: name the one you mean in full." if others else ""
+    hint = f" It has {', '.join(others)}: give the full path of the one you want." if others else ""
     raise KitError(f"{path} has no {' and no '.join(WEIGHTS_FILES)}.{hint}")
 
 
-def read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
-    """Tensors by the release's names, the configuration that came with them, and notes."""
+def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]]:
+    """Return tensors by the release's names, the configuration in the file if any, and notes."""
     if file.suffix == ".safetensors":
-        tensors = read_safetensors(file)
-        carried = None
+        stored = _read_safetensors(file)
+        config = None
     else:
-        found = read_torch_file(file, CLASSES)
-        tensors, carried = unwrapped(found, file)
-    if is_indextts2(map(str, tensors)):
+        stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
+    if is_indextts2(map(str, stored)):
         raise KitError(told_indextts2(file))
-    kept = {}
-    left_out = 0
-    for name, value in tensors.items():
+    tensors = {}
+    skipped = 0
+    for name, value in stored.items():
         name = str(name).removeprefix(TRAINER)
-        if LEFT_OUT.match(name):
-            left_out += 1
+        if SKIPPED.match(name):
+            skipped += 1
             continue
-        if name in kept:
+        if name in tensors:
             raise KitError(f"{file} holds {name} twice, with and without `{TRAINER}` before it.")
         try:
-            kept[name] = require_backed(name, value)
-        except ValueError as why:
-            raise KitError(f"{file} is damaged: {why}. Download it again.") from why
-    notes = [f"{left_out} tensors that only repeat others were left out"] if left_out else []
-    return kept, carried, notes
+            tensors[name] = require_backed(name, value)
+        except ValueError as error:
+            raise KitError(f"{file} is damaged: {error}. Download it again.") from error
+    notes = [f"{skipped} tensors that only repeat others were left out"] if skipped else []
+    return tensors, config, notes
 
 
-def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, checked where it carries a hash of them."""
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, compared with its checksum if it has one."""
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            told = (opened.metadata() or {}).get("tensors_sha256")
+            stored_checksum = (opened.metadata() or {}).get("tensors_sha256")
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-    except (safetensors.SafetensorError, OSError, ValueError) as why:
-        raise KitError(f"{file} is damaged ({shorten(why)}): copy it again.") from why
-    if told and told != checksum(tensors):
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise KitError(f"{file} is damaged ({shorten(error)}): copy it again.") from error
+    if stored_checksum and stored_checksum != checksum(tensors):
         raise KitError(f"{file} is damaged: its tensors are not those it was written with.")
     return tensors
 
 
-def unwrapped(found: object, file: Path) -> tuple[dict, dict | None]:
-    """The tensors and the configuration in what a .pth file held."""
-    if isinstance(found, dict) and isinstance(found.get("model"), dict):
-        carried = found.get("config")
-        return found["model"], carried if isinstance(carried, dict) else None
-    if isinstance(found, dict) and found and all(isinstance(v, Tensor) for v in found.values()):
-        return found, None
-    held = f"a dict of {shorten(sorted(map(str, found)))}" if isinstance(found, dict) else "no dict"
+def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
+    """Return the tensors and the configuration, if any, in the `content` of a .pth file."""
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        config = content.get("config")
+        return content["model"], config if isinstance(config, dict) else None
+    described = "no dict"
+    if isinstance(content, dict):
+        if content and all(isinstance(value, Tensor) for value in content.values()):
+            return content, None
+        described = f"a dict of {shorten(sorted(map(str, content)))}"
     raise KitError(
-        f"{file} is no XTTS checkpoint: it holds {held}, where `model` and its tensors should be. "
-        "Name the model.pth of a release, or a checkpoint of its trainer."
+        f"{file} is not an XTTS checkpoint: it holds {described}, where `model` and its tensors "
+        "should be. Name the model.pth of a release, or a checkpoint of its trainer."
     )
 
 
-def settings_of(file: Path, config: Path | None, carried: dict | None) -> dict:
-    """The configuration at `config`, or beside `file`, or else what `file` itself carries."""
+def _read_settings(file: Path, config: Path | None, stored_config: dict | None) -> dict:
+    """Return the configuration at `config`, else beside `file`, else the one in `file` itself."""
     beside = file.parent / CONFIG_FILE
     if config is not None or beside.is_file():
         return read_xtts_config(config or beside)
-    if carried is None:
+    if stored_config is None:
         raise KitError(
             f"There is no {beside}, and {file} carries no configuration: copy {CONFIG_FILE} there "
             "from where the model was published."
         )
-    return jsonable(carried, file)
+    try:
+        return json.loads(json.dumps(stored_config))  # as it will be saved
+    except (ValueError, TypeError, RecursionError) as error:
+        raise KitError(
+            f"The configuration in {file} is not plain JSON ({shorten(error)}): put the release's "
+            "config.json beside it."
+        ) from error
 
 
-def take_dvae(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The DVAE that a trainer's file holds beside the rest, out of `tensors`."""
+def _pop_dvae(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take the DVAE in a trainer's checkpoint out of `tensors`."""
     names = [name for name in tensors if name.startswith(DVAE)]
     return {name.removeprefix(DVAE): tensors.pop(name).clone() for name in names}
 
 
-def read_dvae(folder: Path) -> dict[str, Tensor]:
-    """The tensors of dvae.pth in `folder`; none where there is no such file."""
+def _read_dvae(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of dvae.pth in `folder`; {} if there is none."""
     file = folder / DVAE_FILE
     if not file.is_file():
         return {}
-    found = read_torch_file(file)
-    if not isinstance(found, dict):
-        raise KitError(f"{file} holds {type(found).__name__}, not tensors by name.")
-    return {str(name): read_tensor(str(name), tensor, file) for name, tensor in found.items()}
+    content = read_torch_file(file)
+    if not isinstance(content, dict):
+        raise KitError(f"{file} holds {type(content).__name__}, not tensors by name.")
+    return {str(name): _copy_tensor(str(name), value, file) for name, value in content.items()}
 
 
-def fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
-    """Take `mel_stats` from mel_stats.pth where the weights have none; notes on what was found."""
+def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
+    """Take `mel_stats` from mel_stats.pth if the weights have none; return notes."""
     file = folder / MEL_STATS_FILE
     if not file.is_file():
         return []
-    stats = read_tensor(MEL_STATS, read_torch_file(file), file)
+    stats = _copy_tensor(MEL_STATS, read_torch_file(file), file)
     own = tensors.get(MEL_STATS)
     if own is None:
         tensors[MEL_STATS] = stats
         return [f"{MEL_STATS} was taken from {MEL_STATS_FILE}"]
     if own.shape != stats.shape or not torch.allclose(own.float(), stats.float()):
-        return [f"{MEL_STATS_FILE} differs from the weights' own {MEL_STATS}: that is kept"]
+        return [f"{MEL_STATS_FILE} differs from {MEL_STATS} in the weights, which is used"]
     return []
 
 
-def read_tensor(name: str, value: object, file: Path) -> Tensor:
-    """`value` in memory of its own. Raises KitError where it is no sound tensor."""
+def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
+    """Return a copy of `value`. Raises KitError unless it is a finite tensor."""
     try:
         tensor = require_backed(name, value).clone()
-    except ValueError as why:
-        raise KitError(f"{file} is of another kind: {why}. Download it again.") from why
-    require_sound({name: tensor}, file)
+    except ValueError as error:
+        raise KitError(f"{file} is of another kind: {error}. Download it again.") from error
+    _require_finite({name: tensor}, file)
     return tensor
 
 
-def require_one_model(
-    tensors: dict[str, Tensor], vocabulary: Vocabulary, where: Path, file: Path
+def _require_vocabulary_size(
+    tensors: dict[str, Tensor], vocabulary: Vocabulary, vocabulary_file: Path, file: Path
 ) -> None:
-    """Raise KitError where vocabulary and embedding are of different models."""
-    rows = tensors.get(f"{GPT}text_embedding.weight")
-    if rows is not None and rows.ndim == 2 and len(rows) != vocabulary.size:
+    embedding = tensors.get(f"{GPT}text_embedding.weight")
+    if embedding is not None and embedding.ndim == 2 and len(embedding) != vocabulary.size:
         raise KitError(
-            f"{where} has ids up to {vocabulary.size - 1}, so the text embedding must have "
-            f"{vocabulary.size} rows; that of {file} has {len(rows)}. They are of different "
-            "models: take both from one folder."
+            f"{vocabulary_file} has ids up to {vocabulary.size - 1}, so the text embedding must "
+            f"have {vocabulary.size} rows; that of {file} has {len(embedding)}. They are of "
+            "different models: take both from one folder."
         )
 
 
-def require_all(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
+def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, file: Path) -> None:
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
-    found = {todays_name(name): tensor for name, tensor in tensors.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    wanted = gpt_shapes(gpt)
-    wanted.update(sound_shapes(sound_sizes(shapes, told_sizes(args))))
-    faults = describe_mismatch(found, blank(wanted))
-    twice = join_names([name for name in tensors if name != todays_name(name) in tensors])
+    renamed = {current_name(name): tensor for name, tensor in tensors.items()}
+    sizes = {}
+    for field, name in (
+        ("latent_width", "decoder_input_dim"),
+        ("speaker_width", "d_vector_dim"),
+        ("speaker_everywhere", "cond_d_vector_in_each_upsampling_layer"),
+    ):
+        if type(args.get(name)) in (int, bool):
+            sizes[field] = args[name]
+    tensor_shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
+    shapes = gpt_shapes(gpt) | sound_shapes(sound_sizes(tensor_shapes, SoundSizes(**sizes)))
+    with torch.device("meta"):
+        expected = {
+            name: torch.empty(shape, dtype=torch.long if name.endswith(BATCHES) else torch.float)
+            for name, shape in shapes.items()
+        }
+    problems = describe_mismatch(renamed, expected)
+    twice = join_names([name for name in tensors if name != current_name(name) in tensors])
     if twice:
-        faults = "; ".join(filter(None, (faults, f"twice, by an older name: {twice}")))
-    if faults:
+        problems = "; ".join(filter(None, (problems, f"twice, by an older name: {twice}")))
+    if problems:
         raise KitError(
-            f"{file} does not hold the XTTS-v2 its configuration describes; {faults}. "
+            f"{file} does not hold the XTTS-v2 its configuration describes; {problems}. "
             "Take weights, configuration and vocabulary from one place."
         )
 
 
-def blank(shapes: dict[str, Shape]) -> dict[str, Tensor]:
-    """Tensors of `shapes` without any numbers; only batches are counted in whole ones."""
-    with torch.device("meta"):
-        return {
-            name: torch.empty(shape, dtype=torch.long if name.endswith(BATCHES) else torch.float)
-            for name, shape in shapes.items()
-        }
-
-
-def filled(gpt: GPTConfig, tensors: dict[str, Tensor], file: Path) -> SpeechGPT:
-    """The model of `gpt` with the weights in `tensors`, in fp32 and eval mode.
-
-    Raises KitError where one is not finite; those that are no part of it are looked at as well.
-    """
+def _build_model(gpt: GPTConfig, tensors: dict[str, Tensor], file: Path) -> SpeechGPT:
+    """Return the GPT with the weights in `tensors`, in fp32 and eval mode."""
     weights = from_released(tensors, gpt)
-    require_sound(weights, file)
-    require_sound({n: t for n, t in tensors.items() if not n.startswith(GPT)}, file)
-    # Copies: what is still mapped from a file keeps Windows from writing that file again.
-    whole = torch.contiguous_format
-    own = {n: w.to(torch.float32, copy=True, memory_format=whole) for n, w in weights.items()}
+    _require_finite(weights, file)
+    # Copies: Windows cannot overwrite a file that is still memory-mapped.
+    order = torch.contiguous_format
+    copies = {n: w.to(torch.float32, copy=True, memory_format=order) for n, w in weights.items()}
     model = empty_model(gpt)
-    model.load_state_dict(own, assign=True)
+    model.load_state_dict(copies, assign=True)
     return model.eval()
 
 
-def require_sound(tensors: dict[str, Tensor], file: Path) -> None:
-    """Raise KitError where a tensor, by the kit's name if it has one, is not finite."""
+def _require_finite(tensors: dict[str, Tensor], file: Path) -> None:
     for name, tensor in tensors.items():
         if not is_finite(name, tensor):
             raise KitError(f"{file} is damaged: {name} is not finite. Download it again.")
+
+
+# --- writing --------------------------------------------------------------------------------
+
+
+def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+    """Write `xtts` to `folder`, for coqui-tts's `Xtts.load_checkpoint` and for `load_xtts`.
+
+    Files: model.pth with the configuration, the same tensors as model.safetensors, config.json,
+    vocab.json byte for byte, mel_stats.pth, and dvae.pth if there was one; all appear at once.
+    `dtype` is that of the GPT's weights. Raises KitError for a model that coqui-tts could not
+    build, and DiskError if there is no room.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise KitError(f"{folder} is a file: name a folder.")
+    if folder.resolve() == Path(xtts.source.path).parent.resolve():
+        raise KitError(f"{folder} holds what this model was read from: name another folder.")
+    settings = copy.deepcopy(xtts.config)
+    settings["model_args"].update(updated_config(xtts.model.config, xtts.vocabulary))
+    tensors = _released_tensors(xtts, dtype)
+    make_folder(folder)
+    weights_bytes = sum(t.nbytes for t in tensors.values())
+    require_disk(folder, 2 * weights_bytes + sum(t.nbytes for t in xtts.dvae.values()))
+    files = (MEL_STATS_FILE, DVAE_FILE, "model.safetensors", "model.pth")
+    with atomic_folder(folder, files) as new:
+        _write_torch(new / "model.pth", {"config": settings, "model": tensors})
+        metadata = {"tensors_sha256": checksum(tensors)}  # one entry: several come in any order
+        with atomic_path(new / "model.safetensors") as temporary:
+            save_tensors(tensors, temporary, metadata)
+        _write_torch(new / MEL_STATS_FILE, tensors[MEL_STATS])
+        if xtts.dvae:
+            _write_torch(new / DVAE_FILE, xtts.dvae)
+        write_atomic(new / CONFIG_FILE, json.dumps(settings, indent=4))
+        xtts.vocabulary.save(new / VOCABULARY_FILE)
+    return folder
+
+
+def _released_tensors(xtts: XTTS, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all tensors of model.pth, contiguous."""
+    weights = xtts.model.state_dict().items()
+    stored = {name: weight.detach().to("cpu", dtype) for name, weight in weights}
+    for name, weight in stored.items():
+        if not is_finite(name, weight):
+            raise KitError(f"{name} is not finite as {dtype}: nothing is written. Save as fp32.")
+    tensors = {name: tensor.contiguous() for name, tensor in to_released(stored).items()}
+    return tensors | xtts.sound
+
+
+def _write_torch(path: Path, value: object) -> None:
+    """Write `torch.save(value)` atomically; the same value gives the same bytes."""
+    with atomic_path(path) as temporary:
+        try:
+            with open(temporary, "wb") as file:  # given a path, torch stores its name
+                torch.save(value, file)
+        except RuntimeError as error:  # how torch reports a full disk
+            raise OSError(errno.EIO, str(error)) from error

@@ -1,40 +1,39 @@
-"""Text to the ids of a released XTTS: its vocab.json, read by Hugging Face's tokenizers.
+"""Vocabulary and tokenizer of a released XTTS-v2: vocab.json, read by Hugging Face's tokenizers.
 
-A text is a language's tag, such as `[en]`, and its words with [SPACE] between. Texts come here as
-`kit.text.normalize` leaves them. That is less than the release's own cleaning lets through: the
-kit has no brackets, quotes and hyphens, which a voice does not say. On such a text the release's
-cleaning changes nothing more, unless there are figures, signs or short forms in it that the kit's
-file of the language left (or that it left because there is no such file): those the release reads
-out, so they should be written in words.
-
-A language that the release never had, Amharic for one, gets a tag of its own when the vocabulary
-grows (grow_xtts.py), or is spoken under the tag of another. coqui-tts has no cleaning for a tag of
-one's own, and refuses it: `teach_language` gives it the kit's.
+The kit's text normalisation is stricter than the release's: what it returns, the release's own
+cleaning leaves as it is, but for numbers, signs and abbreviations, which must be in words already.
+A language that the release does not know gets a tag of its own when the vocabulary grows (grow.py),
+or is spoken under another language's tag. coqui-tts refuses an unknown tag: see `teach_language`.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from kit.base.errors import KitError, SpeechError
+from kit.base.files import write_atomic
 from kit.base.formatting import shorten
-from kit.releases.xtts_v2.vocabulary import START, STOP, Vocabulary, load_vocabulary
 from kit.text.normalize import normalize
 from kit.text.tokenizer import BaseTokenizer
 
+START = "[START]"
+STOP = "[STOP]"
 SPACE = "[SPACE]"
-TAG = re.compile(r"\[([a-z]{2,3}(?:-[a-z]{2,4})?)\]")  # no other special piece is in lower case
-# What the release spells in Latin letters, how, and the letters it does so for.
+TAG = re.compile(r"\[([a-z]{2,3}(?:-[a-z]{2,4})?)\]")  # other special tokens are in upper case
+MAX_IDS = 2**24
+CHARACTER_LIMIT = 250  # of a text, as coqui-tts sets it for unknown languages
+# Languages that the release romanises: how, and which letters.
 _HAN = "\u3400-\u9fff\uf900-\ufaff"
-_LATINISED = {
-    "zh-cn": ("pinyin with figures for the tones", re.compile(f"[{_HAN}]")),
-    "ja": ("Hepburn's rōmaji", re.compile(f"[{_HAN}\u3040-\u30ff]")),
+_ROMANISED = {
+    "zh-cn": ("pinyin with tone numbers", re.compile(f"[{_HAN}]")),
+    "ja": ("Hepburn rōmaji", re.compile(f"[{_HAN}\u3040-\u30ff]")),
     "ko": ("romanised Hangul", re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]")),
 }
-CHARACTER_LIMIT = 250  # of a text, as coqui-tts has it for languages that it does not know
-# What would make other pieces of a text than those that the release has.
-_PLAIN = {
+# Other values would split a text into other tokens than the release does.
+_PLAIN_BPE = {
     "type": "BPE",
     "dropout": None,
     "continuing_subword_prefix": "",
@@ -44,13 +43,93 @@ _PLAIN = {
 }
 
 
-class XTTSTokenizer(BaseTokenizer):
-    """The vocabulary of an XTTS, and the language that texts are in.
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of a vocab.json, and the ids of its tokens.
 
-    `tag` is the language whose tag texts begin with, where it is not `language` itself; `pt-br`
-    and `pt` have one tag. The tag need not be there to cut a text, or to grow; `encode` needs it.
-    Raises KitError for a file that is missing, damaged or of another kind, SpeechError where
-    the package tokenizers is missing.
+    START is not always the last id, and some vocabularies have holes: ids without a token, whose
+    rows of the embedding stay unused.
+    """
+
+    data: bytes
+    ids: dict[str, int]  # of every token, special ones included
+
+    @cached_property
+    def size(self) -> int:
+        """Rows of the embedding: the highest id plus one."""
+        return max(self.ids.values()) + 1
+
+    @cached_property
+    def holes(self) -> list[int]:
+        return sorted(set(range(self.size)) - set(self.ids.values()))
+
+    @property
+    def start(self) -> int:
+        return self.ids[START]
+
+    @property
+    def stop(self) -> int:
+        return self.ids[STOP]
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, self.data)
+
+
+def load_vocabulary(path: Path) -> Vocabulary:
+    """Read the vocabulary at `path`. Raises KitError if it is missing or damaged."""
+    path = Path(path)
+    if not path.is_file():
+        raise KitError(
+            f"There is no {path}: copy vocab.json there from where the model was published, or "
+            "name the file it was trained with (`vocabulary`)."
+        )
+    data = path.read_bytes()
+    try:
+        return Vocabulary(data, read_ids(json.loads(data.decode("utf-8"))))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reason = f"it has no `{error.args[0]}`" if isinstance(error, KeyError) else shorten(error)
+        raise KitError(
+            f"{path} is not an XTTS vocabulary ({reason}): copy vocab.json again from where the "
+            "model was published."
+        ) from error
+
+
+def read_ids(tokenizer: dict) -> dict[str, int]:
+    """Return the id of every token of a tokenizers file. Raises ValueError, KeyError, TypeError.
+
+    tokenizers gives the next free id to an added token that the model lacks, whatever id the file
+    claims. Where the two differ, text would not match the embedding: such a file is an error.
+    """
+    ids = dict(tokenizer["model"]["vocab"])
+    count = len(ids)
+    highest_added = -1
+    for entry in tokenizer.get("added_tokens") or []:
+        token = entry["content"]
+        claimed = entry["id"]
+        assigned = ids.get(token, max(count, highest_added + 1))
+        if claimed != assigned:
+            raise ValueError(f"{token} claims id {claimed}, tokenizers would give it {assigned}")
+        highest_added = max(highest_added, assigned)
+        ids[token] = assigned
+    owners = {}
+    for token, number in ids.items():
+        if type(number) is not int or not 0 <= number < MAX_IDS:
+            raise ValueError(f"{shorten(token, 40)} has id {shorten(repr(number), 40)}")
+        if number in owners:
+            raise ValueError(f"{owners[number]} and {token} both have id {number}")
+        owners[number] = token
+    missing = [token for token in (START, STOP) if token not in ids]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+    return ids
+
+
+class XTTSTokenizer(BaseTokenizer):
+    """Text to ids: the tag of a language, such as `[en]`, and words with [SPACE] between.
+
+    `tag` is the language whose tag is used, where it is not `language`; `pt-br` and `pt` share one.
+    `tokenize` and growing do without the tag; `encode` needs it. Raises KitError for a file that is
+    missing, damaged or of another kind, SpeechError if the package tokenizers is missing.
     """
 
     growth_module = "kit.releases.xtts_v2.grow"
@@ -65,41 +144,44 @@ class XTTSTokenizer(BaseTokenizer):
         self.stop = self.vocabulary.stop
         self.vocab_size = self.vocabulary.size
         self.piece_count = self.vocabulary.size
-        self._require_spaces()
+        if len(self.model.encode(SPACE).ids) != 1:
+            raise KitError(
+                f"{self.path} has no {SPACE} among its `added_tokens`, so words would run "
+                "together: take the vocab.json of the release."
+            )
         self._unknown = self.vocabulary.ids[self.model.model.unk_token]
         self._pieces = {number: piece for piece, number in self.vocabulary.ids.items()}
-        added = self.model.get_added_tokens_decoder()
-        self._control = set(added) - {self._unknown}
+        self._control = set(self.model.get_added_tokens_decoder()) - {self._unknown}
 
     @property
     def prefix_ids(self) -> list[int]:
-        """The id of the tag. Raises SpeechError where the vocabulary has none for the language."""
+        """The id of the tag. Raises SpeechError if the vocabulary lacks it."""
         tag = f"[{self.tag}]"
         if tag not in self.vocabulary.ids:
-            others = ", ".join(self.tags()) or "none at all"
+            others = ", ".join(self.tags()) or "none"
             raise SpeechError(
-                f"{self.path} has no tag {tag}; it has {others}. Grow it with texts of your "
-                "language, or name the tag of another language to speak under."
+                f"{self.path} has no tag {tag}; it has {others}. Grow the vocabulary with texts of "
+                "your language, or choose the tag of another language."
             )
         return self.model.encode(tag).ids
 
     def tags(self) -> list[str]:
-        """The languages that the vocabulary has tags for."""
+        """Return the languages that the vocabulary has tags for."""
         return sorted(match[1] for match in map(TAG.fullmatch, self.vocabulary.ids) if match)
 
     def spell(self, text: str) -> str:
-        """Normalised `text` as it is cut. Raises SpeechError for letters that it must not have.
+        """Return normalised `text`. Raises SpeechError for Chinese, Japanese and Korean letters.
 
-        Chinese, Japanese and Korean are spelt in Latin letters by the release; the kit has no
-        reading for them.
+        The release was trained on romanised text of these; the kit cannot romanise it.
         """
-        how, letters = _LATINISED.get(self.tag, ("", None))
-        found = letters and letters.search(text)
-        if found:
-            raise SpeechError(
-                f"XTTS reads `{self.tag}` in {how}, and {found[0]} is none of it: turn the texts "
-                "into that first (coqui-tts does it with pypinyin, cutlet or ko-speech-tools)."
-            )
+        if self.tag in _ROMANISED:
+            system, letters = _ROMANISED[self.tag]
+            letter = letters.search(text)
+            if letter:
+                raise SpeechError(
+                    f"XTTS expects `{self.tag}` in {system}, got {letter[0]}: romanise the texts "
+                    "first (coqui-tts uses pypinyin, cutlet or ko-speech-tools)."
+                )
         return text
 
     def tokenize(self, text: str) -> list[int]:
@@ -109,13 +191,6 @@ class XTTSTokenizer(BaseTokenizer):
         pieces = (self.piece(int(number)) for number in ids if int(number) != self._unknown)
         text = "".join(pieces).replace(SPACE, " ")
         return TAG.sub("", text).replace(START, "").replace(STOP, "")
-
-    def _require_spaces(self) -> None:
-        if len(self.model.encode(SPACE).ids) != 1:
-            raise KitError(
-                f"{self.path} has no piece {SPACE} among its `added_tokens`, so words would run "
-                "into each other: take the vocab.json of the release."
-            )
 
     def piece(self, number: int) -> str:
         return self._pieces.get(number, "")
@@ -134,10 +209,10 @@ class XTTSTokenizer(BaseTokenizer):
 
 
 def tag_of(language: str) -> str:
-    """The release's tag of a language: no region, except for Chinese. Raises SpeechError."""
+    """Return the release's tag of a language: no region, except for Chinese."""
     code = language.lower().replace("_", "-").partition("-")[0]
     if not re.fullmatch("[a-z]{2,3}", code):
-        raise SpeechError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
+        raise SpeechError(f"{language[:80]!r} is not a language code: use `am` or `pt-br`.")
     return "zh-cn" if code == "zh" else code
 
 
@@ -147,12 +222,11 @@ def teach_language(
     clean: Callable[[str, str], str] = normalize,
     character_limit: int = CHARACTER_LIMIT,
 ) -> None:
-    """Let coqui-tts's tokenizer `coqui` (an Xtts's `tokenizer`) take texts in `language`.
+    """Make coqui-tts's tokenizer `coqui` (an Xtts's `tokenizer`) accept texts in `language`.
 
-    For a tag that its cleaning does not know: `encode` would raise NotImplementedError, and
-    splitting long texts a KeyError; `clean(text, language)` takes the place of its cleaning.
-    Longer texts than `character_limit` it warns of and, asked to, splits. For `synthesize` the tag
-    has to be among the `languages` of the model's configuration as well.
+    Without it, `encode` raises NotImplementedError for an unknown tag. `clean(text, language)`
+    replaces its text cleaning; texts longer than `character_limit` cause a warning, or are split if
+    asked. `synthesize` also needs the tag in the `languages` of the model's configuration.
     """
     tag = tag_of(language)
     clean_known = coqui.preprocess_text
@@ -167,54 +241,54 @@ def teach_language(
 
 
 def require_plain_bpe(described: dict, path: Path) -> None:
-    """Raise KitError where the tokenizer would not cut a text as a release's does."""
+    """Raise KitError unless the tokenizer splits texts as a release's does."""
     model = described["model"]
-    strange = [name for name, usual in _PLAIN.items() if (model.get(name) or usual) != usual]
-    if strange:
-        told = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in strange)
+    others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
+    if others:
+        values = ", ".join(f"{name} {shorten(repr(model[name]), 40)}" for name in others)
         raise KitError(
-            f"{path} is of another kind than XTTS's ({told}): take the vocab.json of the release, "
-            "or one that grew from it."
+            f"{path} is not a tokenizer of XTTS's kind ({values}): take the vocab.json of the "
+            "release, or one that grew from it."
         )
     if model.get("unk_token") not in model["vocab"]:
         raise KitError(
-            f"{path} has no piece for what it does not know (`unk_token` is "
+            f"{path} has no token for unknown characters (`unk_token` is "
             f"{shorten(repr(model.get('unk_token')), 40)}): take the vocab.json of the release."
         )
     if not isinstance(model.get("merges"), list):
         raise KitError(
-            f"{path} has no `merges`: it was cut short, or written by something else. Copy "
+            f"{path} has no `merges`: it was truncated, or another program wrote it. Copy "
             "vocab.json again from where the model was published."
         )
     for number, merge in enumerate(model["merges"]):
         left, right = merge_parts(merge, path)
-        lacking = [piece for piece in (left, right, left + right) if piece not in model["vocab"]]
-        if lacking:
+        missing = [token for token in (left, right, left + right) if token not in model["vocab"]]
+        if missing:
             raise KitError(
                 f"{path} is damaged: merge {number}, {shorten(left, 40)} and {shorten(right, 40)}, "
-                f"needs {shorten(lacking[0], 40)}, which is no piece of it. Take vocabulary and "
-                "merges from one file."
+                f"needs {shorten(missing[0], 40)}, which is not in its vocabulary. Take vocabulary "
+                "and merges from one file."
             )
 
 
 def merge_parts(merge: object, path: Path) -> tuple[str, str]:
-    """The two pieces of a merge: "a b" in older files, ["a", "b"] in newer ones."""
+    """Return the two tokens of a merge: "a b" in older files, ["a", "b"] in newer ones."""
     parts = merge.split(" ") if isinstance(merge, str) else merge
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
         raise KitError(
-            f"{path} is damaged: {shorten(repr(merge), 60)} is no merge of two pieces. Copy "
+            f"{path} is damaged: {shorten(repr(merge), 60)} is not a merge of two tokens. Copy "
             "vocab.json again from where the model was published."
         )
     return parts[0], parts[1]
 
 
 def _read(vocabulary: Vocabulary, path: Path):
-    """The file as a `tokenizers.Tokenizer`."""
+    """Return the file as a `tokenizers.Tokenizer`."""
     try:
         import tokenizers
     except ImportError as error:
         raise SpeechError(
-            "The vocabulary of an XTTS needs a package: pip install tokenizers."
+            "XTTS vocabularies need the package tokenizers: pip install tokenizers."
         ) from error
     described = json.loads(vocabulary.data)
     try:
@@ -222,8 +296,8 @@ def _read(vocabulary: Vocabulary, path: Path):
         return tokenizers.Tokenizer.from_str(vocabulary.data.decode("utf-8"))
     except KitError:
         raise
-    except Exception as why:  # tokenizers has no class of its own for what it cannot read
+    except Exception as error:  # tokenizers has no exception class for files it cannot read
         raise KitError(
-            f"{path} is damaged ({shorten(why)}): copy vocab.json again from where the model was "
+            f"{path} is damaged ({shorten(error)}): copy vocab.json again from where the model was "
             "published."
-        ) from why
+        ) from error

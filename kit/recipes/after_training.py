@@ -1,0 +1,244 @@
+"""What is trained after the model: a reader that ranks candidates, and the sound of the codec.
+
+The reader transcribes codes, so that the best of several candidates can be chosen. The codec's
+decoder learns to use the model's hidden states beside the codes, as XTTS-v2's vocoder does
+(Casanova et al. 2024); the codes, and all that was prepared with them, stay.
+"""
+
+import dataclasses
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.audio.codec import ClipWithStates, Codec
+from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
+from kit.audio.recognizer import alphabet_of
+from kit.base.config import build
+from kit.base.errors import KitError
+from kit.base.hardware import on_device
+from kit.batches.code_cache import speaker_references
+from kit.batches.encoding import load_speech
+from kit.dataset.manifest import read_manifest
+from kit.inference.code_reader import (
+    READER,
+    CodeReader,
+    CodeReaderConfig,
+    load_matching_reader,
+    save_reader,
+)
+from kit.inference.voice_files import SoundConfig, load_finetuned_codec, save_finetuned_codec
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import pack
+from kit.model.weights import WEIGHTS, load_model
+from kit.notebook.progress_line import Ticker
+from kit.notebook.result import Result
+from kit.recipes.run_source import section_as_begun
+from kit.recipes.training_data import TrainingData
+from kit.recipes.training_samples import mel_picture, players_of
+
+MIN_CLIPS = 20  # to train on
+READER_HELD_OUT_ROWS = 64  # to measure the reader on
+SHOWN_ROWS = 5  # of them
+STATES_BATCH = 16
+SOUND_HELD_OUT_CLIPS = 32  # to measure the sound on
+
+
+def learn_reader(data: TrainingData) -> Result:
+    """Train the reader of this run's codes on its recordings, unless there is one already.
+
+    It is measured on held-out rows. If there are too few recordings, or the preset asks for none,
+    the result says so, and candidates are ranked without it.
+    """
+    run = data.run
+    config = build(CodeReaderConfig, section_as_begun(run, "reader"))
+    if not config.rows:
+        return Result(line="Readings are not read back: `reader.rows` is 0.")
+    held_out_rows = data.cache.sample_of_split("held_out", READER_HELD_OUT_ROWS).tolist()
+    held_out = texts_and_codes(data, held_out_rows)
+    existing = existing_reader(data, config)
+    if existing is not None:
+        return reader_result(existing, held_out, "The reader of these codes is there already")
+    rows = data.cache.sample_of_split("train", config.rows).tolist()
+    if len(rows) < MIN_CLIPS:
+        return Result(
+            line=f"Readings are not read back: {len(rows)} recordings are fewer than the "
+            f"{MIN_CLIPS} that a reader needs."
+        )
+    speakers = data.cache.speakers(rows).tolist()
+    texts, codes = texts_and_codes(data, balance_speakers(rows, speakers, config.most_repeats))
+    torch.manual_seed(0)
+    reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
+    fit_schedule = recognizer_schedule(reader, list(zip(held_out[1], held_out[0])))
+    device, precision = run.hw.device, run.precision.value
+    steps = train_recognizer(reader, codes, texts, device, precision, fit_schedule=fit_schedule)
+    figures = fit_schedule.follow(steps, Ticker("reader step"))
+    figures["rows"] = len(rows)
+    save_reader(reader, run.path(READER), data.parts)
+    run.record(reader=figures)
+    line = f"A reader of codes learnt from {len(rows):,} recordings {fit_schedule.ending}"
+    return reader_result(reader, held_out, line)
+
+
+def existing_reader(data: TrainingData, config: CodeReaderConfig) -> CodeReader | None:
+    """The run's reader, if it matches these settings, codes and tokens."""
+    try:
+        reader = load_matching_reader(data.run.folder, data.parts)
+    except KitError:
+        return None  # a damaged one is trained again
+    return reader if reader and reader.config == config else None
+
+
+def texts_and_codes(data: TrainingData, rows: list[int]) -> tuple[list[str], list[Tensor]]:
+    """The text of each of `rows`, decoded from its tokens, and its codes (N,)."""
+    cache = data.cache
+    texts = [data.tokenizer.decode(cache.texts[i].tolist()) for i in rows]
+    return texts, [torch.from_numpy(cache.codes[i].astype("int64")) for i in rows]
+
+
+def balance_speakers(rows: list[int], speakers: list[str], max_repeats: int) -> list[int]:
+    """Repeat `rows` of speakers with few of them, up to `max_repeats` times, and shuffle."""
+    counts = Counter(speakers)
+    largest = max(counts.values())
+    repeats = {speaker: min(max_repeats, largest // count) for speaker, count in counts.items()}
+    balanced = [row for row, speaker in zip(rows, speakers) for _ in range(repeats[speaker])]
+    random.Random(0).shuffle(balanced)
+    return balanced
+
+
+def reader_result(
+    reader: CodeReader, held_out: tuple[list[str], list[Tensor]], line: str
+) -> Result:
+    """`line`, and the reader's transcripts of some held-out recordings."""
+    texts, codes = (column[:SHOWN_ROWS] for column in held_out)
+    if not texts:
+        return Result(line=f"{line}.")
+    headings = ("held-out text", "read from the recording's codes")
+    return Result(line=f"{line}.", grid=[headings, *zip(texts, reader.transcribe(codes))])
+
+
+def learn_sound(data: TrainingData) -> Result:
+    """Train the codec's decoder on the hidden states of the final weights, unless it is trained.
+
+    If the codec cannot be trained so, or the recordings are gone, the result says so, and the voice
+    sounds as its codec alone does.
+    """
+    run = data.run
+    config = build(SoundConfig, run.section("sound"))
+    if not config.steps:
+        return Result(line="The sound is made of codes alone: `sound.steps` is 0.")
+    codec = data.codec.with_state_inputs(data.model.width)
+    if codec is None:
+        return Result(line="This codec's decoder cannot be trained on hidden states.")
+    weights = [path for path in (run.folder / name for name in WEIGHTS.values()) if path.is_file()]
+    models = [load_model(path) for path in weights]
+    held_out = clips_with_states(data, models, "held_out", SOUND_HELD_OUT_CLIPS)
+    existing = load_finetuned_codec(run.folder, weights)
+    if existing is not None:
+        line = "The sound knows the states of these weights already."
+        return dataclasses.replace(compare_sounds(data, existing, held_out), line=line)
+    start_s = time.perf_counter()
+    clips = clips_with_states(data, models, "train", config.clips)
+    if len(clips) < MIN_CLIPS:
+        return Result(
+            line=f"The sound stays made of codes alone: {len(clips)} of the recordings are here, "
+            f"and it takes {MIN_CLIPS} to learn from. Bring them back and run this again."
+        )
+    before = decoder_error(data, codec, held_out) if held_out else None
+    ticker = Ticker("sound step")
+    for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
+        ticker(step, steps)
+    save_finetuned_codec(codec, run.folder, weights)
+    figures = {"steps": config.steps, "clips": len(clips)}
+    line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
+    if held_out:
+        after = decoder_error(data, codec, held_out)
+        figures["error_of_codes"] = before
+        figures["error_of_states"] = after
+        line += f"; error on held-out speech {after:.3f}, {before:.3f} before"
+    figures["seconds"] = round(time.perf_counter() - start_s, 1)
+    run.record(sound=figures)
+    result = compare_sounds(data, codec, held_out)
+    return dataclasses.replace(result, line=f"{line}.", figures=figures)
+
+
+def decoder_error(data: TrainingData, codec: Codec, clips: list[ClipWithStates]) -> float:
+    """The codec's `decoder_error`, computed on the run's device."""
+    with on_device(data.run.hw.device, codec):
+        return codec.decoder_error(clips)
+
+
+def compare_sounds(data: TrainingData, codec: Codec, held_out: list[ClipWithStates]) -> Result:
+    """A held-out recording, decoded from its codes, and from codes and hidden states."""
+    if not held_out:
+        return Result(line="")
+    clip = held_out[len(held_out) // 2]
+    states = clip.states[None].float()
+    with on_device(data.run.hw.device, data.codec, codec):
+        of_codes = data.codec.decode(clip.codes[None])[0].cpu()
+        of_states = codec.decode(clip.codes[None], states=states)[0].cpu()
+    waves = {
+        "recording": clip.wave,
+        "its codes": of_codes,
+        "its codes and the model's states": of_states,
+    }
+    return Result(
+        line="",
+        pictures=[mel_picture(waves, codec.sample_rate, data.front_end)],
+        sounds=players_of(waves, codec.sample_rate),
+    )
+
+
+def clips_with_states(
+    data: TrainingData, models: list[SpeechGPT], split: str, max_clips: int
+) -> list[ClipWithStates]:
+    """Up to `max_clips` recordings of `split` that exist, with the states of `models` in turn.
+
+    A decoder trained on the last weights and on their average fits both.
+    """
+    recordings = {row.id: row.audio for row in read_manifest(data.run.folder)}
+    rows = [int(i) for i in data.cache.sample_of_split(split)]
+    random.Random(0).shuffle(rows)
+    existing = []
+    for i in rows:
+        path = recordings.get(data.cache.rows[i]["id"])
+        if path and Path(path).is_file():
+            existing.append(i)
+        if len(existing) == max_clips:
+            break
+    existing.sort(key=data.cache.length)  # similar lengths together
+    references = speaker_references(data.cache, split)
+    models = [model.to(data.run.hw.device) for model in models]
+    clips = []
+    tick = Ticker("states of")
+    for number, first in enumerate(range(0, len(existing), STATES_BATCH)):
+        batch = existing[first : first + STATES_BATCH]
+        mels = torch.stack([references[data.cache.rows[i]["speaker"]].float() for i in batch])
+        states = hidden_states(models[number % len(models)], data, batch, mels)
+        for i, row_states in zip(batch, states):
+            path = recordings[data.cache.rows[i]["id"]]
+            wave = load_speech(path, data.codec.sample_rate)
+            codes = torch.from_numpy(data.cache.codes[i].astype("int64"))
+            clips.append(ClipWithStates(wave=wave, codes=codes, states=row_states))
+        tick(len(clips), len(existing))
+    return clips
+
+
+@torch.no_grad()
+def hidden_states(
+    model: SpeechGPT, data: TrainingData, rows: list[int], references: Tensor
+) -> list[Tensor]:
+    """For each of `rows` the states (N, D), half precision, that predict its codes.
+
+    `references` (B, M, T) are the speakers', one for each row.
+    """
+    codes = [data.cache.codes[i].tolist() for i in rows]
+    texts = [data.cache.texts[i].tolist() for i in rows]
+    device = model.final_norm.weight.device
+    batch = pack(model.config, texts, codes, references).to(device)
+    states = model.hidden(batch).flatten(0, 1)[batch.code_indices].half().cpu()
+    lengths = [len(row) + model.config.stop_targets for row in codes]
+    return [row_states[: len(row)] for row_states, row in zip(states.split(lengths), codes)]

@@ -1,0 +1,105 @@
+"""Which recordings a run is made from, and the settings that suit them."""
+
+import dataclasses
+from pathlib import Path
+
+from kit.base.config import build, merge
+from kit.base.errors import KitError
+from kit.dataset.archive import ArchiveConfig
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.huggingface import HubConfig
+from kit.dataset.synthetic import CorpusConfig, make_corpus
+from kit.inference.sampling import GenerateConfig
+from kit.notebook.progress_line import Ticker
+from kit.recipes.active_run import ActiveRun
+from kit.streams.open import require_known_format
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSource:
+    """The recordings and the text that a run's tokenizer, codec and voice are trained on."""
+
+    data: str = ""  # a folder, a table, an archive or a hf:// name; "": the built-in corpus
+    language: str = "am"
+    text: str = ""  # a file of more text than the recordings'; "": theirs alone
+    phonemes: str = ""  # a language by espeak-ng's name; "": letters
+
+    def __str__(self) -> str:
+        parts = [self.data or "the built-in corpus", f"language {self.language}"]
+        if self.text:
+            parts.append(f"pieces of {self.text}")
+        if self.phonemes:
+            parts.append(f"phonemes of {self.phonemes}")
+        return ", ".join(parts)
+
+    def begin(self, run: ActiveRun) -> None:
+        """Record this source; KitError where the run has another one or `text` is missing."""
+        run.require_permanent("data", str(self))
+        self.text_stamp()
+        run.record(data={"source": dataclasses.asdict(self)})
+
+    def set_permanent(self, run: ActiveRun) -> None:
+        """Bind `run` to this source, once its recordings were found."""
+        run.set_permanent("data", str(self))
+
+    def fetch(self, run: ActiveRun) -> Path:
+        """Download, unpack or synthesise missing recordings; return their folder."""
+        if self.data:
+            return fetch_dataset(
+                self.data,
+                run.path("unpacked"),
+                build(ArchiveConfig, run.section("archive")),
+                build(HubConfig, run.section("hub")),
+                Ticker("bytes unpacked"),
+            )
+        corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
+        return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
+
+    def section(self, run: ActiveRun, name: str) -> dict:
+        """The preset's section `name`, with the preset's changes for recordings of people.
+
+        The run's own settings override both.
+        """
+        settings = run.section(name)
+        if not self.data:
+            return settings
+        changes = run.section("recordings").get(name, {})
+        return merge(merge(settings, changes), run.settings.get(name, {}))
+
+    def codec_settings(self, run: ActiveRun) -> dict:
+        """The codec's section; changes for recordings of people do not apply to other codecs."""
+        if "kind" in run.settings.get("codec", {}):
+            return run.section("codec")
+        return self.section(run, "codec")
+
+    def text_stamp(self) -> tuple:
+        """The path, size and time of the file `text`: a cheap key that changes with it."""
+        if not self.text:
+            return ()
+        path = Path(self.text)
+        if not path.is_file():
+            raise KitError(f"There is no {path}. Check the name, and that its disk is mounted.")
+        require_known_format(path)
+        stat = path.stat()
+        return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
+
+
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str]]:
+    """Fill what `asked` leaves empty from the run's record; return it with lines to print."""
+    begun = run.figure("data", "source") or {}
+    given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
+    source = build(RunSource, begun, **given)
+    if any(value and name not in given for name, value in begun.items()):
+        return source, [f"As this run was begun: {source}."]
+    return source, []
+
+
+def section_as_begun(run: ActiveRun, name: str) -> dict:
+    """The section `name`, suited to the recordings that `run` was begun with."""
+    source, _ = choose_source(run, RunSource())
+    return source.section(run, name)
+
+
+def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
+    """The sampling settings for the voice of `run`, with the fields `over` replaced."""
+    return build(GenerateConfig, section_as_begun(run, "generate"), **over)

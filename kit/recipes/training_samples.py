@@ -1,0 +1,204 @@
+"""What training shows of itself: pictures, players, attention maps, spoken samples, the gate.
+
+Shapes: L samples, N codes, T text tokens with START and STOP.
+"""
+
+import dataclasses
+import html
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from kit.audio.recognizer import load_recognizer
+from kit.audio.spectrogram import Mel
+from kit.base.config import build
+from kit.base.files import write_atomic
+from kit.base.hardware import autocast, on_device
+from kit.dataset.data_report import Utterance
+from kit.inference.evaluate import EvaluateConfig, hearing, recognizer_warning
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice
+from kit.model.gpt import SpeechGPT
+from kit.model.lora import merged
+from kit.model.sequence import Batch
+from kit.model.text_attention import head_diagonality, text_attention_maps
+from kit.notebook.plots import Figure, spectrograms
+from kit.notebook.result import Sound, sound_html
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_source import sampling_of
+from kit.recipes.training_data import TrainingData
+from kit.training import checkpoint
+from kit.training.config import StepEvent
+from kit.training.trainer import Trainer
+
+GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
+
+
+def mel_picture(waves: dict[str, Tensor], sample_rate: int, front_end: Mel) -> Figure:
+    """Log-mel spectrograms of `waves` (L,) by name, side by side."""
+    mels = {name: front_end.clip_mel(wave, sample_rate).numpy() for name, wave in waves.items()}
+    return spectrograms(mels, front_end.config.frames_per_s)
+
+
+def players_of(waves: dict[str, Tensor], sample_rate: int) -> list[Sound]:
+    """Players for `waves` (L,) by caption."""
+    return [
+        Sound(caption=caption, wave=wave.numpy(), sample_rate_hz=sample_rate)
+        for caption, wave in waves.items()
+    ]
+
+
+class AttentionLog:
+    """A listener that saves in `folder` how the codes of `row`, a batch of one, attend to its text.
+
+    It does so after the first step, after 1, 2, 4, 8 ... validations, and after the last step.
+    `state()` gives the trainer, whose model runs in the precision in which it trains.
+    """
+
+    def __init__(self, state: Callable[[], Trainer], row: Batch, folder: Path):
+        self.state = state
+        self.row = row
+        self.folder = folder
+        self.validations = 0
+
+    def __call__(self, event: StepEvent) -> None:
+        if event.step == 1:
+            for stale in self.folder.glob("step-*.npy"):
+                stale.unlink()
+        due = event.step in (1, event.steps)
+        if event.val_loss is not None:
+            self.validations += 1
+            due = due or self.validations.bit_count() == 1  # a power of two
+        if due:
+            state = self.state()
+            with autocast(state.hw.device, state.applied.precision):
+                attention = best_map(state.model, self.row)
+            file = io.BytesIO()
+            np.save(file, attention.numpy().astype(np.float16))
+            write_atomic(self.folder / f"step-{event.step:07}.npy", file.getvalue())
+
+
+def load_attention_maps(folder: Path) -> dict[int, np.ndarray]:
+    """Load what an AttentionLog has saved: a map (N, T) by step, in order."""
+    paths = sorted(folder.glob("step-*.npy"))
+    return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
+
+
+def best_map(model: SpeechGPT, row: Batch) -> Tensor:
+    """The attention map (N, T), of all layers and heads, that follows the text best."""
+    best = int(head_diagonality(model, row).argmax())
+    return text_attention_maps(model, row).flatten(0, 1)[best].cpu()
+
+
+class SampleLog:
+    """A listener that speaks `row` after the first step, in the middle, and after the last.
+
+    The middle is the first validation after half of the steps. `state()` gives the trainer, whose
+    averaged weights speak if there are any. Training's random numbers are left as they were.
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], Trainer],
+        voice: Voice,
+        row: Utterance,
+        config: GenerateConfig,
+        folder: Path,
+    ):
+        self.state = state
+        self.voice = voice
+        self.row = row
+        self.config = config
+        self.folder = folder
+
+    def __call__(self, event: StepEvent) -> None:
+        if event.step == 1:
+            for stale in self.folder.glob("step-*.wav"):
+                stale.unlink()
+        half = event.val_loss is not None and event.step >= event.steps / 2
+        if event.step in (1, event.steps) or (half and not self.has_middle()):
+            self.speak(event.step)
+
+    def has_middle(self) -> bool:
+        return len(list(self.folder.glob("step-*.wav"))) > 1
+
+    def speak(self, step: int) -> None:
+        """Save what the model says now as a WAV file, named by the step."""
+        state = self.state()
+        before = checkpoint.random_state()
+        state.model.eval()
+        device = state.model.final_norm.weight.device
+        # The codec moves outside of inference mode, or its weights could not be trained afterwards.
+        with on_device(device, self.voice.codec), state.averaged(), torch.inference_mode():
+            voice = dataclasses.replace(self.voice, model=merged(state.model), decoder=None)
+            (speech,) = voice.speak([self.row.text], self.row.speaker, self.config)
+        checkpoint.restore_random_state(before)
+        rate_hz = voice.codec.sample_rate
+        sound = Sound(caption="", wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
+        write_atomic(self.folder / f"step-{step:07}.wav", sound.wav_bytes())
+
+
+def spoken_samples(folder: Path) -> list[Sound]:
+    """Load what a SampleLog has saved, in the order of the steps."""
+    sounds = []
+    for path in sorted(folder.glob("step-*.wav")):
+        wave, rate = soundfile.read(path, dtype="float32")
+        step = int(path.stem.removeprefix("step-"))
+        sounds.append(Sound(caption=f"after step {step:,}", wave=wave, sample_rate_hz=rate))
+    return sounds
+
+
+class SamplePlayers:
+    """HTML players of a SampleLog's files, under their sentence; "" before the first.
+
+    Files are read again only when they change: a panel asks twice a second.
+    """
+
+    def __init__(self, folder: Path, sentence: str):
+        self.folder = folder
+        self.sentence = sentence
+        self.seen = []
+        self.html = ""
+
+    def __call__(self) -> str:
+        try:
+            files = [(p, p.stat().st_mtime_ns) for p in sorted(self.folder.glob("step-*.wav"))]
+            if files != self.seen:
+                players = "".join(sound_html(sound) for sound in spoken_samples(self.folder))
+                sentence = html.escape(self.sentence)
+                self.html = f"<p>{sentence}</p>{players}" if players else ""
+                self.seen = files
+        except FileNotFoundError:
+            pass  # a training that starts again deletes the old files; the next call finds the new
+        return self.html
+
+
+def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Callable | None, str]:
+    """The `gate` of a training, asked every `every` steps (None: no gate), and its description.
+
+    It speaks held-out sentences, which the recogniser transcribes.
+    """
+    sentences = data.held_out_sentences(GATE_SENTENCES) if every else []
+    if not sentences:
+        return None, "no gate"
+    recognizer = load_recognizer(run.path("recognizer.safetensors"))
+    config = sampling_of(run, candidates=1)
+    gate = hearing(data.voice(), sentences, recognizer, config)
+    return gate, f"gate: {len(sentences)} sentences every {every} steps"
+
+
+def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
+    """Describe the recogniser's own error rate on recordings, with a warning if it is high."""
+    own_cer = run.figure("recognizer", "held_out")
+    if own_cer is None:
+        lines = ["The recogniser's own errors are not recorded."]
+    else:
+        lines = [f"The recogniser's own CER on recordings: {own_cer:.1%}."]
+    worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
+    warning = recognizer_warning(own_cer, worst_cer)
+    return [*lines, warning] if warning else lines

@@ -1,0 +1,128 @@
+"""Guided attention: the loss it adds, what it leaves alone, and the head that it finds."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
+
+from kit.base.errors import KitError
+from kit.model import text_attention
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import EffectiveBatch, pack
+from kit.model.text_attention import WIDTH, diagonality, find_alignment_head, max_text_tokens
+from kit.recipes.training_samples import best_map
+from kit.training.config import TrainConfig
+from kit.training.loop import train
+from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
+
+
+def written_out(model: SpeechGPT, texts: list, codes: list, cond: torch.Tensor) -> float:
+    """The guide's loss from the maps a person can look at, a row and a code at a time."""
+    c = model.config
+    total = 0.0
+    for text, said, mel in zip(texts, codes, cond):
+        batch = pack(c, [text], [said], mel[None])
+        head = model.attention(batch)[c.layers // 2][0, 0]
+        pieces = int((batch.tokens < c.text_vocab).sum())
+        tokens = batch.tokens.shape[1]
+        for code in range(tokens - pieces):
+            seen = head[c.latents + pieces + code, c.latents : c.latents + pieces]
+            apart = code / (tokens - pieces) - torch.arange(pieces) / pieces
+            total -= math.log(float((seen * torch.exp(-(apart**2) / (2 * WIDTH**2))).sum()))
+    return total
+
+
+@pytest.mark.parametrize("shape", [{}, {"text_stop_input": False}, {"stop_targets": 1}], ids=str)
+def test_it_is_how_far_a_head_looks_from_the_diagonal(shape):
+    model = tiny_model(**shape)
+    rows = random_rows(model.config, 3)
+    batch = pack(model.config, *rows, pad_to=60)
+    width = max_text_tokens(model.config, batch)
+    assert width == max(map(len, rows[0])) + 1 + model.config.text_stop_input
+    found = model(batch, width)[2]
+    assert found.item() == pytest.approx(written_out(model, *rows), rel=1e-4)
+
+
+def test_without_it_nothing_changes():
+    model = tiny_model()
+    batch = pack(GPT, *random_rows(GPT, 3))
+    plain = model(batch)
+    guided = model(batch, max_text_tokens(GPT, batch))
+    assert len(plain) == 2 and len(guided) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, guided))
+
+
+def state(config: TrainConfig, **switches) -> Trainer:
+    torch.manual_seed(0)
+    return Trainer(tiny_model(), config, SpeedConfig(**switches), CPU)
+
+
+@pytest.mark.parametrize(
+    "switches", [{}, {"sdpa": True}, {"gradient_checkpointing": True}, {"ema": True}], ids=str
+)
+def test_passes_and_switches_leave_it_where_it_was(switches):
+    guided = dataclasses.replace(TRAIN, steps=3, guide=1.0)
+    rows = random_rows(GPT, 8)
+    whole = list(train(state(guided), [effective_batch(GPT, rows)] * 3))
+    cut = list(train(state(guided, **switches), [effective_batch(GPT, rows, parts=4)] * 3))
+    for a, b in zip(whole, cut):
+        assert a.loss == pytest.approx(b.loss, rel=2e-5)
+        assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-3)
+
+
+def test_it_fades_and_the_loss_told_is_the_models_own():
+    config = dataclasses.replace(TRAIN, steps=6, guide=0.5, guide_steps=4)
+    trained = state(config)
+    weights = []
+    told = []
+    for event in train(trained, random_batches(GPT)):
+        weights.append(trained.guide_weight)
+        told.append(event.loss)
+    assert weights == [0.375, 0.25, 0.125, 0, 0, 0]
+    plain = next(train(state(TRAIN), random_batches(GPT)))
+    assert told[0] == plain.loss
+
+
+def test_a_weight_that_makes_no_sense_is_refused():
+    with pytest.raises(KitError, match="guide"):
+        TrainConfig(guide=-1.0)
+    with pytest.raises(KitError, match="guide_steps"):
+        TrainConfig(guide_steps=0)
+
+
+def spelt(count: int, seed: int) -> EffectiveBatch:
+    """Rows whose codes say each of their text ids three times, in order."""
+    random = torch.Generator().manual_seed(seed)
+    texts = [
+        torch.randint(0, GPT.text_vocab - 2, (length,), generator=random).tolist()
+        for length in torch.randint(4, 11, (count,), generator=random).tolist()
+    ]
+    codes = [[piece for piece in text for _ in range(3)] for text in texts]
+    batch = pack(GPT, texts, codes, torch.zeros(count, GPT.n_mels, 12))
+    return EffectiveBatch(micro=[batch], position={})
+
+
+def trained_with(guide: float) -> SpeechGPT:
+    """A model after a hundred steps."""
+    steps = 100
+    config = dataclasses.replace(
+        TRAIN, steps=steps, lr=3e-3, warmup_steps=5, guide=guide, guide_steps=60, val_every=steps
+    )
+    trained = state(config)
+    for _ in train(trained, (spelt(16, seed) for seed in range(steps))):
+        pass
+    return trained.model
+
+
+def test_a_head_follows_the_text_sooner_and_it_is_the_one_that_was_shown(monkeypatch):
+    models = {guide: trained_with(guide) for guide in (1.0, 0.0)}
+    unlearnt = [spelt(1, seed).micro[0] for seed in (1000, 1001)]
+    found = {guide: float(diagonality(best_map(m, unlearnt[0]))) for guide, m in models.items()}
+    print(found)
+    assert found[1.0] > 0.6 and found[1.0] > found[0.0] + 0.2
+    monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", 0.6)
+    assert find_alignment_head(models[1.0], unlearnt) == (GPT.layers // 2, 0)
+    assert find_alignment_head(models[0.0], unlearnt) is None
