@@ -7,6 +7,10 @@ RUN    ?= demo
 # Tests that run side by side, each on a thread of its own.
 JOBS   ?= 2
 ARGS   ?=
+ifdef START_FROM
+  $(if $(MAKELEVEL:0=),,$(info START_FROM is now called BASE_MODEL.))
+  BASE_MODEL ?= $(START_FROM)
+endif
 # pypi: torch as PyPI has it (with CUDA on Linux). cpu: from PyTorch's CPU index, which must be
 # reachable. Its stamp remembers it, so `make test` after `make demo TORCH=cpu` keeps it.
 TORCH  ?= $(if $(wildcard .venv/.installed-cpu),cpu,pypi)
@@ -27,7 +31,7 @@ export PYTHONPATH := $(CURDIR)
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .PHONY: help demo voice corpus-ru real lab address test test-oldest test-plain-cpu test-browser \
-  test-colab test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
+  test-colab test-serve test-xtts judges test-judges test-matrix bench-data bench-train bench-infer bench-ranks \
   check-gpu gpu-page gpu-wheels test-gpu-session lint clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -113,13 +117,13 @@ demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs
 # same `make voice` resumes there. Without PRESET on the command line, the machine decides.
 voice: KIT_PRESET := $(if $(filter command line,$(origin PRESET)),$(PRESET))
 voice: export KIT_RUNS ?= $(CURDIR)/runs
-voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANGUAGE=am START_FROM=]
+voice: $(STAMP)  ## train a voice on your recordings: DATA=folder RUN=name [LANGUAGE=am BASE_MODEL=]
 	@[ -n "$(DATA)" ] && [ "$(origin RUN)" != file ] || { \
 	  echo "Name your recordings and your run: make voice DATA=folder RUN=name" >&2; exit 2; }
 	@export KIT_PRESET="$(KIT_PRESET)"; kit="$(BIN)/python -m kit"; \
 	$$kit setup --run "$(RUN)" $(ARGS) && \
 	$$kit prepare --run "$(RUN)" --data "$(DATA)" $(if $(LANGUAGE),--language "$(LANGUAGE)") \
-	  $(if $(START_FROM),--start-from "$(START_FROM)") && \
+	  $(if $(BASE_MODEL),--base-model "$(BASE_MODEL)") && \
 	$$kit train --run "$(RUN)" && \
 	$$kit evaluate --run "$(RUN)" && \
 	$$kit checklist --run "$(RUN)" --tables && \
@@ -131,7 +135,7 @@ corpus-ru: $(STAMP)  ## Russian recordings to try the kit with: [PACKAGE=festvox
 	@$(BIN)/python tests/tools/russian_corpus.py --into "$(CORPUS_RU)" \
 	  $(if $(PACKAGE),--package "$(PACKAGE)")
 
-real: corpus-ru  ## train a voice on them, in runs/real: [START_FROM= PRESET= PACKAGE=]
+real: corpus-ru  ## train a voice on them, in runs/real: [BASE_MODEL= PRESET= PACKAGE=]
 	@$(MAKE) --no-print-directory voice DATA="$(CORPUS_RU)" LANGUAGE=ru \
 	  RUN="$(if $(filter file,$(origin RUN)),real,$(RUN))"
 
@@ -162,10 +166,17 @@ test-plain-cpu: $(STAMP)  ## test as on a CPU without AVX-512; with qemu-user in
 test-browser: $(VENV)/.extra-browser  ## test the panel in JupyterLab with Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
+test-serve: $(VENV)/.extra-serve  ## test the speech server with OpenAI's client and Chromium
+	@$(BIN)/python -m pytest tests/serve $(ARGS)
+
 test-colab: $(STAMP)  ## test as on Colab: its versions, a simulated Drive, a new machine for each notebook
 	@$(BIN)/python -m pytest tests/colab $(ARGS)
 
 # Its dependencies may be any version, as long as no pinned version changes.
+$(VENV)/.extra-serve: tests/serve/requirements.txt $(STAMP)
+	@$(PIP) install -r $< -c requirements.txt
+	@touch $@
+
 $(VENV)/.extra-xtts: tests/xtts/requirements.txt $(STAMP)
 	@$(PIP) install -r $< -c requirements.txt
 	@touch $@
@@ -231,9 +242,10 @@ test-gpu-session: $(STAMP) .venv-gpu/.installed  ## rehearse the GPU session wit
 	@$(BIN)/python -m pytest tests/gpu_session $(ARGS)
 
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
-lint: $(STAMP)  ## check code with ruff and notebooks with nbstripout; changes nothing
+lint: $(STAMP)  ## check code, wording and that notebooks have no outputs; changes nothing
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/python tests/tools/dialect.py
 	@$(if $(NOTEBOOKS),$(BIN)/nbstripout --verify --keep-id $(NOTEBOOKS),echo "no notebooks yet")
 
 clean:  ## remove .venv and caches; keeps runs/

@@ -1,6 +1,6 @@
 """Surroundings of every test and of every notebook's kernel: small, quiet, and out of the way.
 
-It stands at the root because nbmake's kernels inherit this process's environment, and tests/ and
+It is at the root because nbmake's kernels inherit this process's environment, and tests/ and
 notebooks/ are both collected from here. Set before anything imports torch.
 """
 
@@ -33,7 +33,7 @@ os.environ.pop("KIT_DEMO_STARTED", None)
 def pytest_configure(config):
     config.kit_runs = tempfile.mkdtemp(prefix="kit-runs-")
     os.environ["KIT_RUNS"] = config.kit_runs  # shared by all notebooks, never the user's runs/
-    # Not the user's kernels, nor another process's: one that is written anew while it runs crashes.
+    # Not the user's kernels, nor another process's: one that is overwritten while it runs crashes.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{config.kit_runs}/.inductor"
 
 
@@ -57,7 +57,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """A file's tests share what was made for them, and each notebook goes on from the one before.
+    """A file's tests share what was made for them, and each notebook continues from the one before.
 
     (xdist's own groups do nothing under pytest 9.2, which names its tests otherwise.)
     """

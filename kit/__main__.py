@@ -31,6 +31,15 @@ and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
 
 Exit codes: 0 done, 2 something must be changed (the message says what), 130 stopped by Ctrl-C."""
 
+# Former names of options, which are still taken.
+FORMER = {
+    "max_steps": "--steps",
+    "max_rejected_percent": "--refuse-percent",
+    "max_clip_seconds": "--longest-s",
+    "base_model": "--start-from",
+    "accept_license": "--licence",
+    "dtype": "--weights",
+}
 SAVED = "saved with the run, so later commands need not repeat it"
 
 
@@ -49,6 +58,7 @@ class Command:
     options: tuple[tuple[str, Callable, str, str], ...]
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
+    needs_run: bool = True  # False: `steps` gets the name of the run, which need not exist
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
@@ -60,6 +70,19 @@ class Command:
         )
         own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False)
         own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
+        if self.needs_run:
+            self.add_settings_to(own)
+        own.add_argument("--tables", action="store_true", help="also print the steps' tables")
+        for name, kind, metavar, help in self.options:
+            flag = "--" + name.replace("_", "-")
+            own.add_argument(flag, type=kind, metavar=metavar, help=help)
+            if name in FORMER:
+                how = {"dest": name, "type": kind, "action": FormerOption}
+                own.add_argument(FORMER[name], **how, help=argparse.SUPPRESS)
+
+    @staticmethod
+    def add_settings_to(own) -> None:
+        """Add the options that choose a run's settings."""
         own.add_argument(
             "--preset", help="a file of configs/, for a new run (KIT_PRESET, or what fits here)"
         )
@@ -72,15 +95,20 @@ class Command:
             metavar="SECTION.KEY=VALUE",
             help=f"a value of the preset, for instance train.lr=1e-4; {SAVED}",
         )
-        own.add_argument("--tables", action="store_true", help="also print the steps' tables")
-        for name, kind, metavar, help in self.options:
-            flag = "--" + name.replace("_", "-")
-            own.add_argument(flag, type=kind, metavar=metavar, help=help)
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with those of its own options that were given."""
         own = {name for name, *_ in self.options}
         return self.steps(run, **{k: value for k, value in vars(options).items() if k in own})
+
+
+class FormerOption(argparse.Action):
+    """An option by its former name: it is taken, and its new name printed."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        new = self.dest.replace("_", "-")
+        print(f"{option_string} is now called --{new}.", file=sys.stderr)
+        setattr(namespace, self.dest, values)
 
 
 def json_object(text: str) -> dict:
@@ -92,6 +120,13 @@ def json_object(text: str) -> dict:
     if not isinstance(value, dict):
         raise KitError(f'--plan takes an object, such as {{"switches": {{}}}}, got {text}.')
     return value
+
+
+def yes(text: str) -> bool:
+    """Parse a yes or no. Raises KitError for anything else."""
+    if text not in ("yes", "no"):
+        raise KitError(f"Write yes or no, not {text!r}.")
+    return text == "yes"
 
 
 def setup_steps(run) -> Iterable:
@@ -136,19 +171,56 @@ def evaluate_steps(run, **options) -> Iterable:
     return Evaluation(run, **options).run()
 
 
-def speak_steps(run, text: str | None = None, out: Path | None = None, **how) -> Iterable:
+def speak_steps(
+    run, text: str | None = None, out: Path | None = None, voice: str = "", **how
+) -> Iterable:
     """Writes the WAV file; without --text figures, samples and export/, the voice in one folder."""
+    if voice:
+        return speak_with(voice, text, out, **how)
     from kit.recipes.speak import Speaking
 
     if text is None and (out or how):
-        raise KitError("--reference, --speaker, --weights and --out need a --text to say.")
+        raise KitError("--reference, --speaker, --dtype and --out need a --text to say.")
     speaking = Speaking(run)
     if text is None:
         return speaking.run()
     result = speaking.say(text, **how)
-    path = out or run.path("spoken.wav")
+    return [written(result, out or run.path("spoken.wav"))]
+
+
+def speak_with(voice: str, text: str | None, out: Path | None, dtype: str = "", **how) -> Iterable:
+    """Say `text` with an exported voice, without a run."""
+    from kit.recipes.hub import voice_folder
+    from kit.recipes.speak import say_with
+
+    if text is None:
+        raise KitError("--voice needs a --text to say.")
+    if dtype:
+        raise KitError("--dtype is for a run's voice: an exported one has its number format.")
+    return [written(say_with(voice_folder(voice), text, **how), out or Path("spoken.wav"))]
+
+
+def written(result, path: Path):
+    """Write the sound of `result` to `path`; return it with a line that says so."""
     write_atomic(path, result.sounds[0].wav_bytes())
-    return [dataclasses.replace(result, line=f"{result.line}\nWritten: {path}")]
+    return dataclasses.replace(result, line=f"{result.line}\nWritten: {path}")
+
+
+def serve_steps(run: str, voice: str = "", **how) -> Iterable:
+    """Writes nothing: it serves runs/NAME/export, or the exported voice that --voice names."""
+    from kit.base.run import run_folder
+    from kit.recipes.hub import voice_folder
+    from kit.recipes.serve import serve
+
+    serve(voice_folder(voice or str(run_folder(run) / "export")), **how)
+    return ()
+
+
+def push_steps(run, to: str = "", **how) -> Iterable:
+    """Writes a repository on the Hugging Face hub: the voice, samples and a model card."""
+    from kit.recipes.hub import push
+
+    return [push(run, to, **how)]
 
 
 def checklist_steps(run) -> Iterable:
@@ -163,7 +235,7 @@ RECORDINGS = (
     ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
 )
 DURATION = (
-    ("steps", int, "N", "in total; more than before trains a finished run further (the preset's)"),
+    ("max_steps", int, "N", "in total; a finished run trains on if it is raised (the preset's)"),
     ("session_hours", float, "H", "until this machine is taken away (12)"),
     ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
 )
@@ -177,12 +249,13 @@ COMMANDS = (  # in the order in which they are used
         "--data recordings/",
         (
             *RECORDINGS,
-            ("refuse_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
-            ("longest_s", float, "S", "leave longer clips out (what the model has positions for)"),
+            ("max_rejected_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
+            ("max_clip_seconds", float, "S", "reject longer clips (the model's positions)"),
             ("text", str, "FILE", "of any size, to train the tokenizer on (the recordings' texts)"),
             ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
-            ("start_from", str, "PATH", "a base model: an export, another run (none)"),
-            ("licence", str, "CPML", "accept that of a released XTTS-v2 as base model (not yet)"),
+            ("base_model", str, "PATH", "a base model: an export, another run (none)"),
+            ("accept_license", str, "CPML", "that of a released XTTS-v2 as base model (not yet)"),
+            ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
         ),
         shared=True,
         own_gpu=False,
@@ -211,11 +284,11 @@ COMMANDS = (  # in the order in which they are used
         "finetune",
         finetune_steps,
         "prepare and train, from a released XTTS-v2",
-        "--licence CPML",
+        "--accept-license CPML",
         (
             *RECORDINGS,
-            ("start_from", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
-            ("licence", str, "CPML", "accept that of XTTS-v2: no commercial use (not yet)"),
+            ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
+            ("accept_license", str, "CPML", "accept that of XTTS-v2: no commercial use (not yet)"),
             *DURATION,
         ),
     ),
@@ -233,10 +306,38 @@ COMMANDS = (  # in the order in which they are used
         '--text "..."',
         (
             ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
-            ("speaker", str, "NAME", "whose voice, with --text (the first)"),
+            ("speaker", str, "NAME", "the speaker, with --text (the first)"),
             ("reference", str, "FILE", "with --text: a recording of another person's voice"),
-            ("weights", str, "FORMAT", "with --text: fp32, bf16, int8 (fp32)"),
+            ("dtype", str, "FORMAT", "with --text: fp32, bf16, int8 (fp32)"),
             ("out", Path, "FILE", "with --text (spoken.wav in the run's folder)"),
+            ("voice", str, "FOLDER", "with --text: an exported voice, or hf://OWNER/NAME"),
+        ),
+    ),
+    Command(
+        "serve",
+        serve_steps,
+        "the voice in a browser, and OpenAI's speech API",
+        "",
+        (
+            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
+            ("port", int, "N", "(7860)"),
+            ("api_key", str, "KEY", "that programs and the page must give (none)"),
+        ),
+        needs_run=False,
+    ),
+    Command(
+        "push",
+        push_steps,
+        "the exported voice to the Hugging Face hub",
+        "--to OWNER/NAME",
+        (
+            ("to", str, "OWNER/NAME", "the repository, yours; new ones are private"),
+            ("public", yes, "yes", "make a new repository public (no)"),
+            ("license", str, "ID", "of the voice, such as cc-by-4.0 (not stated)"),
+            ("consent", str, "TEXT", "who spoke, and what they agreed to (not stated)"),
+            ("space", yes, "yes", "also upload a Space: a page that speaks (no)"),
+            ("install", str, "WHAT", "for the Space: what pip installs, such as git+https://..."),
         ),
     ),
     Command("checklist", checklist_steps, "what was checked, and what is left to do", "", ()),
@@ -267,7 +368,7 @@ def parser() -> argparse.ArgumentParser:
         example = f"python -m kit {command.name:9} --run mine {command.example}"
         lines.append(f"  {example:55} {command.purpose}")
     top = argparse.ArgumentParser(
-        prog="python -m kit",
+        prog="voicekit" if Path(sys.argv[0]).stem == "voicekit" else "python -m kit",
         description=INTRODUCTION.format(commands="\n".join(lines)),
         epilog=AFTERWARDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -286,6 +387,10 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()
+    if not options.command.needs_run or "voice" in options:
+        for result in options.command.results(options.run, options):
+            print_result(result, options.tables)
+        return 0
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.active_run import parse_settings
     from kit.recipes.shared_jobs import broadcast_order, follow_orders
@@ -302,7 +407,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
         raise KitError(
             f"`{options.command.name}` runs in one process, but torchrun has started "
             f"{ranks.world}: run it without torchrun. Only `prepare` and `train` can be shared, "
-            "with a base model, too (`prepare --start-from`)."
+            "with a base model, too (`prepare --base-model`)."
         )
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     run = dataclasses.replace(run, ranks=ranks)
@@ -357,7 +462,7 @@ class Interrupts:
         why = "Stopped"
         if several and signal.SIGTERM in self.signals:
             others = f"another of the {self.ranks.world} processes has ended"
-            why = f"Stopped: {others}, or torchrun was told to end"
+            why = f"Stopped: {others}, or torchrun was stopped"
         print(f"{why}. Finished work is kept: the same command resumes it.", flush=True)
         if several:
             return 0

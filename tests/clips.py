@@ -26,7 +26,7 @@ def voice(seconds: float = 1.0, seed: int = 0, level: float = 0.3) -> np.ndarray
 
 
 def wav_with_comment(comment: bytes) -> bytes:
-    """A sound WAV whose LIST chunk stands before its data chunk, as ffmpeg and DAWs write it."""
+    """A sound WAV whose LIST chunk is before its data chunk, as ffmpeg and DAWs write it."""
     whole = encoded(speech())
     info = b"INFO" + b"ICMT" + struct.pack("<I", len(comment)) + comment
     chunk = b"LIST" + struct.pack("<I", len(info)) + info
@@ -35,7 +35,7 @@ def wav_with_comment(comment: bytes) -> bytes:
 
 
 def flac_telling(frames: int, seconds: float = 1.0) -> bytes:
-    """A sound FLAC whose header tells of `frames`, whatever it holds; 0: it does not know."""
+    """A sound FLAC whose header names `frames`, whatever it holds; 0: it does not know."""
     whole = bytearray(encoded(speech(seconds), format="FLAC"))
     whole[21:26] = ((whole[21] >> 4 << 36) + frames).to_bytes(5, "big")
     return bytes(whole)
@@ -79,7 +79,7 @@ GOOD = {
     "FLAC called .wav": lambda: encoded(speech(), format="FLAC"),
 }
 
-# name: (bytes, the ledger's kind, words of its reason)
+# name: (bytes, the kind in the data report, words of its reason)
 BAD = {
     "zero bytes": (lambda: b"", "unreadable", "0 bytes"),
     "text": (lambda: b"this is no audio at all" * 99, "unreadable", "cannot be read as audio"),
@@ -103,9 +103,9 @@ BAD = {
         "unreadable",
         "its last page is missing",
     ),
-    "FLAC that tells of half": (lambda: flac_telling(RATE // 2), "unreadable", "there are more"),
-    "FLAC that tells of more": (lambda: flac_telling(RATE * 2), "unreadable", "of 44,100"),
-    "FLAC that tells of years": (lambda: flac_telling(2**35), "unreadable", "34,359,738,368"),
+    "FLAC that claims half": (lambda: flac_telling(RATE // 2), "unreadable", "there are more"),
+    "FLAC that claims more": (lambda: flac_telling(RATE * 2), "unreadable", "of 44,100"),
+    "FLAC that claims years": (lambda: flac_telling(2**35), "unreadable", "34,359,738,368"),
     "two samples beyond all": (lambda: with_spikes(3e38), "unreadable", "3e+38 times full scale"),
     "two loud samples": (lambda: with_spikes(300.0), "too loud", "reach 300 times full scale"),
     "silent": (lambda: encoded(np.zeros(RATE, np.float32)), "silent", "silent (peak 0.0000"),

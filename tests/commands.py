@@ -61,7 +61,7 @@ class ForkedCommand:
 
 
 class Terminal:
-    """Where commands are given; their runs lie in `runs`."""
+    """Where commands are given; their runs are in `runs`."""
 
     def __init__(self, runs: Path, processes):
         self.runs = runs

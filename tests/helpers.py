@@ -139,7 +139,7 @@ def spoken_by_espeak(texts: list[str], speaker: int = 0) -> list[np.ndarray]:
         return [soundfile.read(f"{folder}/{name}.wav", dtype="float32")[0] for name, _ in rows]
 
 
-# Small, and yet it hears `few_words` after some seconds.
+# Small, and yet it recognises `few_words` after some seconds.
 EAR = {"width": 48, "blocks": 2, "steps": 150, "batch": 6, "lr": 1e-2}
 
 
@@ -153,7 +153,7 @@ def few_words() -> tuple[list[str], list[np.ndarray]]:
 
 @cache
 def world() -> Path:
-    """Where all of it lies: one folder, also for a test that gives KIT_RUNS another value."""
+    """One folder for all of it, also for a test that gives KIT_RUNS another value."""
     return Path(os.environ["KIT_RUNS"]) / "_tests"
 
 
@@ -166,9 +166,9 @@ def usable(
     source: Path, config: ManifestConfig, into: Path, progress: Callable = lambda *_: None
 ) -> tuple[list[Utterance], list[Finding]]:
     """(kept rows, refusals) of a dataset that can be trained on, as 01 checks it."""
-    ledger = check_dataset(source, config, into, progress=progress)
-    ledger.require_usable(config, Path(into) / "ledger.jsonl")
-    return ledger.kept, ledger.refused
+    report = check_dataset(source, config, into, progress=progress)
+    report.require_usable(config, Path(into) / "ledger.jsonl")
+    return report.kept, report.refused
 
 
 @cache
@@ -215,7 +215,7 @@ def code_cache() -> CodeCache:
 
 
 def made_cache(rows: list[dict], texts: list, codes: list, references: list = ()) -> CodeCache:
-    """A cache that lies in no file; a row is its id, speaker and split."""
+    """A cache without a file; a row is its id, speaker and split."""
     found = []
     for place, (row, text, row_codes) in enumerate(zip(rows, texts, codes, strict=True)):
         clip = Clip(
@@ -283,7 +283,7 @@ def real_voice(**over) -> Voice:
 
 
 def leave_voice_files(folder: Path, voice: Voice) -> None:
-    """What a run's folder has beside the model's weights before a voice speaks and is heard."""
+    """What a run's folder has beside the model's weights before a voice speaks and is evaluated."""
     habits = Habits(longest_text=40)
     save_references(voice.references, folder / "references.safetensors", habits)
     for name in ("codec.safetensors", "tokenizer.model"):
@@ -397,7 +397,7 @@ def dataset(folder: Path, table: str | bytes, clips: dict[str, np.ndarray] | Non
 
 
 TRAIN = TrainConfig(
-    steps=12, warmup_steps=3, lr=1e-2, val_every=4, checkpoint_every=3, schedule="linear"
+    max_steps=12, warmup_steps=3, lr=1e-2, eval_steps=4, save_steps=3, schedule="linear"
 )
 
 

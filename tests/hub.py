@@ -4,6 +4,7 @@ As much of its protocol as `huggingface_hub` asks for to download from it. `HF_E
 address, nobody asks the real one.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -25,11 +26,21 @@ ADDRESSES = {
 }
 
 
+# A repository that is made and filled in this way needs no other protocol (LFS, Xet).
+UPLOADS = {
+    "create": re.compile(r"/api/repos/create"),
+    "preupload": re.compile(r"/api/(?:models|spaces)/(.+/.+)/preupload/main"),
+    "commit": re.compile(r"/api/(?:models|spaces)/(.+/.+)/commit/main"),
+}
+
+
 class Hub(ThreadingHTTPServer):
     """Serves the files of `folder` as the one model `repository`, at the revisions `revisions`.
 
     `asked` are the requests so far, (path, Range). `cut` bytes into a file the connection breaks,
-    once; of the files in `spoilt` other bytes come than it tells.
+    once; of the files in `spoilt` other bytes come than it tells. With a `token` it is private;
+    what is uploaded goes to `folder`, a Space's files to `folder`-space. `elsewhere` is an address
+    that files are redirected to.
     """
 
     daemon_threads = True
@@ -42,6 +53,10 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[tuple[str, str | None]] = []
         self.cut: int | None = None
         self.spoilt: set[str] = set()
+        self.token = ""
+        self.created: list[dict] = []
+        self.elsewhere = ""
+        self.authorised: list[str | None] = []  # the header of each request
 
     @property
     def address(self) -> str:
@@ -55,6 +70,16 @@ class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.server.asked.append((path, self.headers["Range"]))
+        self.server.authorised.append(self.headers["Authorization"])
+        if self.server.token and self.headers["Authorization"] != f"Bearer {self.server.token}":
+            self.refuse("RepoNotFound", 401)
+            return
+        if self.server.elsewhere and ADDRESSES["file"].fullmatch(path):
+            self.send_response(302)
+            self.send_header("Location", self.server.elsewhere + path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         for kind, address in ADDRESSES.items():
             found = address.fullmatch(path)
             if found:
@@ -70,29 +95,63 @@ class Answer(BaseHTTPRequestHandler):
                 return
         self.refuse("EntryNotFound")
 
-    def refuse(self, code: str) -> None:
-        self.send_response(404)
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        path = unquote(urlsplit(self.path).path)
+        if self.headers["Authorization"] != f"Bearer {self.server.token}":
+            self.refuse("RepoNotFound", 401)
+        elif UPLOADS["create"].fullmatch(path):
+            self.server.created.append(json.loads(body))
+            self.answer({"url": f"{self.server.address}/{self.server.repository}"})
+        elif UPLOADS["preupload"].fullmatch(path):
+            files = json.loads(body)["files"]
+            wanted = [{"path": f["path"], "uploadMode": "regular"} for f in files]
+            self.answer({"files": [{**f, "shouldIgnore": False} for f in wanted]})
+        elif UPLOADS["commit"].fullmatch(path):
+            space = "/spaces/" in path
+            folder = self.server.folder
+            self.keep(body, folder.with_name(f"{folder.name}-space") if space else folder)
+            address = f"{self.server.address}/{self.server.repository}"
+            url = f"{address}/commit/{COMMIT}"
+            self.answer({"success": True, "commitOid": COMMIT, "commitUrl": url, "hookOutput": ""})
+        else:
+            self.answer({"errors": [], "warnings": []})
+
+    def keep(self, commit: bytes, folder: Path) -> None:
+        """Write the files of a commit, which are lines of JSON."""
+        for line in commit.splitlines():
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                path = folder / entry["value"]["path"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(base64.b64decode(entry["value"]["content"]))
+
+    def answer(self, content: dict) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def refuse(self, code: str, status: int = 404) -> None:
+        self.send_response(status)
         self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def describe(self) -> None:
         siblings = []
-        for path in sorted(self.server.folder.iterdir()):
+        for path in sorted(p for p in self.server.folder.iterdir() if p.is_file()):
             data = path.read_bytes()
             file = {"rfilename": path.name, "size": len(data), "blobId": "0" * 40}
             if path.suffix in (".pth", ".safetensors"):
                 sha256 = hashlib.sha256(data).hexdigest()
                 file["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
             siblings.append(file)
-        told = {"id": self.server.repository, "sha": COMMIT, "siblings": siblings}
-        told |= {"private": False, "downloads": 0, "likes": 0, "tags": []}
-        body = json.dumps(told).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        about = {"id": self.server.repository, "sha": COMMIT, "siblings": siblings}
+        about |= {"private": False, "downloads": 0, "likes": 0, "tags": []}
+        self.answer(about)
 
     def send(self, path: Path) -> None:
         if not path.is_file():

@@ -48,9 +48,9 @@ ROWS_A_PROCESS = 8  # compiled code stays loaded: after ten rows a process holds
 SMALLER = {
     "corpus": {"utterances": 60, "held_out": 6, "unseen": 3, "long": 2, "free_order": 2},
     "codec": {"steps": 8, "sharpen_steps": 2},
-    "train": {"steps": 6, "warmup_steps": 2, "val_every": 3, "checkpoint_every": 2},
+    "train": {"max_steps": 6, "warmup_steps": 2, "eval_steps": 3, "save_steps": 2},
     "recognizer": {"steps": 8, "utterances": 40},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.4},
     "evaluate": {"sentences": 3},
     "infer": {"lengths": [6, 12], "batches": [1, 2], "rows": 2, "sentences": 2},
 }
@@ -104,7 +104,7 @@ def shrunk(row: Row) -> dict:
     small["infer"]["formats"] = own["infer"]["formats"]
     small["train"]["gate_every"] = 3 if own["train"].get("gate_every") else 0
     if own["train"].get("epochs"):  # then steps follow from the data
-        small["train"]["least_steps"] = 2
+        small["train"]["min_steps"] = 2
     passes = own["data"]["effective_batch"] // own["data"]["micro_batch"]
     small["data"]["micro_batch"] = max(1, small["data"]["effective_batch"] // passes)
     if row.switch:
@@ -120,14 +120,14 @@ def surroundings(row: Row, runs: Path) -> Iterator[None]:
     site = runs / f"{row.name}-site"
     site.mkdir(parents=True, exist_ok=True)
     write_atomic(site / "sitecustomize.py", IN_TRAINING.format(preset=preset))
-    told = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
-    told["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    env = {"KIT_RUNS": str(runs), "KIT_RUN": row.name, "KIT_PRESET": row.preset}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
 
     def own_preset(name: str, *folder: Path) -> dict:
         return load_preset(name, *folder) if folder else preset
 
     with (
-        patch.dict(os.environ, told),
+        patch.dict(os.environ, env),
         patch("kit.base.run.load_preset", own_preset),
         patch.object(Figure, "savefig", partialmethod(Figure.savefig, dpi=40)),  # not looked at
     ):
@@ -184,7 +184,7 @@ def parameters(row: Row, name: str, runs: Path) -> dict:
         release = runs / "releases" / row.name
         if not release.is_dir():
             write_readers_release(release)
-        return {"RUN": tuned_run(row), "RELEASE": str(release), "LICENCE": "CPML"}
+        return {"RUN": tuned_run(row), "BASE_MODEL": str(release), "ACCEPT_LICENSE": "CPML"}
     return {}
 
 
@@ -232,10 +232,10 @@ def outcome(row: Row, runs: Path) -> dict:
         why = f"{type(error).__name__}: {first} {' '.join(getattr(error, '__notes__', []))}"
     for made in (row.name, tuned_run(row), f"releases/{row.name}"):
         shutil.rmtree(runs / made, ignore_errors=True)
-    return told(row, seconds, why)
+    return result_row(row, seconds, why)
 
 
-def told(row: Row, seconds: dict[str, float], why: str) -> dict:
+def result_row(row: Row, seconds: dict[str, float], why: str) -> dict:
     """A line of the table, and of its file; `why` is "" where the row has ended."""
     named = {name: getattr(row, name) for name in ("name", "preset", "use", "switch", "on")}
     return dict(named, ended=not why, seconds=seconds, error=why)
@@ -252,10 +252,10 @@ def outcomes(rows: list[Row], runs: Path, jobs: int) -> Iterator[dict]:
     Where a process dies, the rows that it took with it run again, each in a process of its own.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes' libraries as they start
-    # Two rows of one preset would both make its data: it stands before the first of them.
-    begun = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
+    # Two rows of one preset would both make its data: it is made before the first of them.
+    presets = {row.preset for row in rows if "01_data_prep" not in row.notebooks}
     with pool_of(jobs) as pool:
-        wait([pool.submit(quiet_data_of, preset, runs) for preset in begun])
+        wait([pool.submit(quiet_data_of, preset, runs) for preset in presets])
     for part in chunks(rows, jobs * ROWS_A_PROCESS):
         ended = set()
         with pool_of(jobs) as pool, contextlib.suppress(BrokenProcessPool):
@@ -274,7 +274,7 @@ def alone(row: Row, runs: Path) -> dict:
         try:
             return pool.submit(outcome, row, runs).result()
         except BrokenProcessPool:
-            return told(row, {}, "its process died")
+            return result_row(row, {}, "its process died")
 
 
 def pool_of(jobs: int) -> ProcessPoolExecutor:

@@ -23,6 +23,6 @@ def hub_with_a_release() -> Iterator[dict[str, str]]:
         release = write_readers_release(Path(folder) / "XTTS-v2")
         ((name, revision),) = PINNED.items()
         with serving(release, name, revision) as hub:
-            told = {"HF_ENDPOINT": hub.address, "KIT_LICENCE": "CPML"}
-            with patch.dict(os.environ, told):
-                yield told
+            reported = {"HF_ENDPOINT": hub.address, "KIT_ACCEPT_LICENSE": "CPML"}
+            with patch.dict(os.environ, reported):
+                yield reported

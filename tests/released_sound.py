@@ -1,4 +1,4 @@
-"""Sound for the parts of an XTTS-v2 that hear: syllables and pauses, the same every time."""
+"""Sound for the encoders of an XTTS-v2: syllables and pauses, the same every time."""
 
 import math
 

@@ -1,6 +1,6 @@
 """A tiny, randomly initialised XTTS-v2 in the very format of the release, for tests to read.
 
-The configuration lies in model.pth as the pickled objects of coqui-tts that it is in the release;
+The configuration is in model.pth as the pickled objects of coqui-tts that it is in the release;
 coqui-tts need not be installed.
 """
 
@@ -58,7 +58,7 @@ POSITIVE = ("running_var", "window", "mel_scale.fb", "mel_stats")
 
 
 def random_sound(sizes: SoundSizes = SOUND) -> dict[str, Tensor]:
-    """What hears and speaks: larger weights, or variances below 0, would make no numbers of it."""
+    """Encoders and vocoder: larger weights, or variances below 0, would make no numbers of it."""
     torch.manual_seed(2)
     found = {}
     for name, shape in sorted(sound_shapes(sizes).items()):

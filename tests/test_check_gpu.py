@@ -50,7 +50,7 @@ def test_the_stages_run_every_part_once_and_fit_into_the_time():
     parts = [part for stage in check_gpu.STAGES for part in stage.parts]
     assert sorted(parts) == sorted(check_gpu.PARTS)
     assert sum(stage.limit_s for stage in check_gpu.STAGES) <= 580
-    # The figures that are promised come first, within a session of 500 s.
+    # The required figures come first, within a session of 500 s.
     first = check_gpu.STAGES[:8]
     assert sum(stage.limit_s for stage in first) <= 480
 

@@ -1,7 +1,7 @@
 """What is on the run's device beside the model: codecs, vocoders, recogniser, reader, front ends.
 
 No GPU is needed. Fake tensors of torch's have shapes and devices but no values: every operation on
-tensors of two devices is refused, as on a GPU. And a pretended GPU: modules are told where to go,
+tensors of two devices is refused, as on a GPU. And a pretended GPU: modules are sent to a device,
 and stay.
 """
 
@@ -37,7 +37,7 @@ from kit.base.hardware import on_device, set_cuda_defaults
 from kit.batches.encoding import encode
 from kit.dataset.data_report import DataReport
 from kit.inference.code_reader import READER, CodeReader, CodeReaderConfig, pad_codes, save_reader
-from kit.inference.evaluate import hearing
+from kit.inference.evaluate import gate_evaluator
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
@@ -81,7 +81,7 @@ CODECS: dict[str, Callable[[], nn.Module]] = {
     "neucodec": lambda: NeuCodec(NEUCODEC),
 }
 STATE_WIDTH = {"mel, Griffin-Lim": 16, "mel, vocoder": 16, "xtts": 96}
-HEARING = ("mel, Griffin-Lim", "mel, vocoder", "xtts")
+ENCODING = ("mel, Griffin-Lim", "mel, vocoder", "xtts")
 
 
 # Fake tensors.
@@ -123,7 +123,7 @@ def made(make: Callable[[], nn.Module], mode: FakeTensorMode) -> nn.Module:
     return on_fake_gpu(module, mode)
 
 
-@pytest.mark.parametrize("name", HEARING)
+@pytest.mark.parametrize("name", ENCODING)
 def test_a_codec_on_a_gpu_encodes_clips_that_are_on_the_cpu(fake, name):
     codec = made(CODECS[name], fake)
     waves = [torch.randn(20_000), torch.randn(9_000)]
@@ -172,15 +172,15 @@ def test_a_mel_codec_trains_on_a_gpu(fake):
     )
 
 
-def test_a_speaker_is_told_on_a_gpu(fake):
+def test_a_speaker_vector_is_computed_on_a_gpu(fake):
     codec = made(CODECS["xtts"], fake)
     assert codec.speaker_embedding(torch.randn(30_000), 22_050).device.type == "cuda"
 
 
-def test_a_recogniser_on_a_gpu_leaves_what_it_heard_on_the_cpu(fake):
+def test_a_recogniser_on_a_gpu_leaves_its_output_on_the_cpu(fake):
     recognizer = made(lambda: Recognizer(RecognizerConfig(width=32, blocks=2), "ab"), fake)
-    heard = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
-    assert devices([tensor for clip in heard for tensor in clip]) == {"cpu"}
+    outputs = recognizer.recognize([torch.randn(20_000), torch.randn(9_000)], 22_050)
+    assert devices([tensor for clip in outputs for tensor in clip]) == {"cpu"}
     assert devices(
         recognizer.log_probs([recognizer.front_end.clip_mel(torch.randn(9_000), 16_000)])
     )
@@ -193,10 +193,10 @@ def test_a_reader_on_a_gpu_keeps_codes_where_they_were_made(fake):
     assert reader(rows).device.type == "cuda"
 
 
-def test_the_half_of_neucodec_that_hears_is_where_its_codec_is(fake):
+def test_the_encoder_of_neucodec_is_on_its_codecs_device(fake):
     """Features and convolutions: transformers' own layers are pretended."""
 
-    class Ears(nn.Module):
+    class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
             self.fc_encoder = nn.Linear(4, 4)
@@ -205,16 +205,16 @@ def test_the_half_of_neucodec_that_hears_is_where_its_codec_is(fake):
             assert devices([wave, features, self.fc_encoder.weight]) == {"cuda"}
             return SimpleNamespace(audio_codes=wave[:, :, ::320])
 
-    assert encode_clip(made(Ears, fake), torch.randn(16_000)).device.type == "cuda"
+    assert encode_clip(made(Encoder, fake), torch.randn(16_000)).device.type == "cuda"
 
 
-def test_the_half_of_neucodec_that_hears_moves_along():
+def test_the_encoder_of_neucodec_is_moved_along():
     codec = NeuCodec(NEUCODEC)
     codec.to(torch.float64)  # nothing to move yet
-    vars(codec)["ears"] = nn.Linear(4, 4)
+    vars(codec)["encoder"] = nn.Linear(4, 4)
     codec.to("meta")
-    assert codec.device.type == codec.ears.weight.device.type == "meta"
-    assert "ears.weight" not in codec.state_dict()
+    assert codec.device.type == codec.encoder.weight.device.type == "meta"
+    assert "encoder.weight" not in codec.state_dict()
 
 
 def test_latents_of_a_reference_are_made_on_a_gpu(fake):
@@ -243,7 +243,7 @@ def test_what_is_encoded_on_a_gpu_comes_to_the_cpu_before_it_is_written(monkeypa
 
 @pytest.fixture
 def moves(monkeypatch) -> list[tuple[str, str]]:
-    """What modules were told to go where, in order; they stay."""
+    """Which modules were sent to which device, in order; they stay."""
     found = []
 
     def to(module: nn.Module, device) -> nn.Module:
@@ -289,7 +289,7 @@ def test_the_voice_of_a_run_has_its_reader_on_the_device(run, moves):
     assert sorted(moves) == [(name, "cuda") for name in ("CodeReader", "MelCodec", "SpeechGPT")]
 
 
-def test_long_recordings_are_heard_on_the_runs_device(run, moves):
+def test_long_recordings_are_recognised_on_the_runs_device(run, moves):
     LongRecordings(run)
     assert moves == [("Recognizer", "cuda")]
 
@@ -305,14 +305,14 @@ def test_encoding_visits_the_runs_device(run, moves, monkeypatch):
     steps = prepare.Preparation(run)
     steps.codec = trained_codec()[0]
     steps.tokenizer = None
-    steps.ledger = SimpleNamespace(kept=manifest())
+    steps.data_report = SimpleNamespace(kept=manifest())
     steps.checked = SimpleNamespace(digests=lambda rows: None)
     steps.encode()
     assert seen == [("MelCodec", "cuda"), ("Mel", "cuda")]
     assert moves[2:] == [("MelCodec", "cpu"), ("Mel", "cpu")]
 
 
-def test_clips_are_heard_on_the_runs_device(run, moves, monkeypatch):
+def test_clips_are_recognised_on_the_runs_device(run, moves, monkeypatch):
     seen = []
     matched = SimpleNamespace(mismatched=[], note="", judged=True)
     monkeypatch.setattr(prepare, "align_clips_cached", lambda *_: seen.extend(moves))
@@ -360,7 +360,7 @@ def test_at_the_gate_of_a_training_codec_and_recogniser_visit_the_models_device(
     )
     voice = opinionated_voice(tmp_path)
     recognizer = Recognizer(RecognizerConfig(width=16, blocks=1), "ab")
-    gate = hearing(voice, [], recognizer, GenerateConfig())
+    gate = gate_evaluator(voice, [], recognizer, GenerateConfig())
     assert gate(OnGPU()) == {"cer": 0.5}
     assert seen == [("MelCodec", "cuda"), ("Recognizer", "cuda")]
     assert moves[2:] == [("MelCodec", "cpu"), ("Recognizer", "cpu")]
@@ -371,7 +371,7 @@ def test_the_codec_visits_for_a_sample_and_can_be_trained_afterwards(tmp_path, m
     model = voice.model
     row = SimpleNamespace(text="ሰላም ነው", speaker="alma")
     state = SimpleNamespace(model=model, averaged=torch.no_grad)
-    config = GenerateConfig(exact_codes=5, candidates=1)
+    config = GenerateConfig(exact_codes=5, best_of=1)
     log = SampleLog(lambda: state, voice, row, config, tmp_path / "samples")
     (tmp_path / "samples").mkdir()
     log.speak(1)

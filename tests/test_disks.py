@@ -93,7 +93,7 @@ TRIED = {
 
 
 @pytest.mark.parametrize("what", TRIED)
-def test_a_full_disk_is_told_with_path_and_cure(full_disk, tmp_path, what):
+def test_a_full_disk_is_reported_with_path_and_fix(full_disk, tmp_path, what):
     with pytest.raises(DiskError, match=r"(?i)free some (disk )?space") as caught:
         TRIED[what](full_disk, tmp_path)
     assert str(full_disk) in str(caught.value)
@@ -102,13 +102,13 @@ def test_a_full_disk_is_told_with_path_and_cure(full_disk, tmp_path, what):
 
 
 @pytest.mark.parametrize("what", TRIED)
-def test_a_disk_closed_to_writing_is_told_with_path_and_cure(closed_disk, tmp_path, what):
+def test_a_disk_closed_to_writing_is_reported_with_path_and_fix(closed_disk, tmp_path, what):
     with pytest.raises(DiskError, match="may not write there, or the disk is read-only") as caught:
         TRIED[what](closed_disk, tmp_path)
     assert str(closed_disk) in str(caught.value)
 
 
-def test_a_check_goes_on_where_the_full_disk_ended_it(full_disk, tmp_path):
+def test_a_check_resumes_where_the_full_disk_ended_it(full_disk, tmp_path):
     data = recorded(tmp_path / "data")
     with pytest.raises(DiskError):
         check_dataset(data, LOOSE, full_disk / "run")
@@ -117,7 +117,7 @@ def test_a_check_goes_on_where_the_full_disk_ended_it(full_disk, tmp_path):
     assert len(again.kept) + len(again.refused) == 200
 
 
-def test_a_runs_folder_deleted_while_it_trains_is_told(tmp_path):
+def test_a_runs_folder_deleted_while_it_trains_is_reported(tmp_path):
     session, seen = tiny_session(tmp_path / "run"), []
     with pytest.raises(DiskError, match=r"run is gone, it was moved or deleted during training"):
         for event in session.run({"ema": True}, threading.Event()):

@@ -74,18 +74,18 @@ def test_the_layout_is_read_as_others_are(tmp_path, monkeypatch):
     function, entry = blocks("A layout of recordings")
     names = dict(vars(layouts))
     exec(function, names)
-    (kaldi,) = eval(f"({entry})", names)
-    monkeypatch.setattr(layouts, "LAYOUTS", (*layouts.LAYOUTS, kaldi))
-    for name in ("a", "sub/b"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.wav").write_bytes(b"?")  # it is only looked for
-    scp = f"a {tmp_path}/a.wav\nb sub/b.wav\nc sph2pipe c.sph |\nd gone.wav\ne a.wav\n"
-    (tmp_path / "wav.scp").write_text(scp, encoding="utf-8")
-    lines = "".join(f"{name} {TEXT}\n" for name in "abcd")
-    (tmp_path / "text").write_text(lines, encoding="utf-8")
+    (vctk,) = eval(f"({entry})", names)
+    monkeypatch.setattr(layouts, "LAYOUTS", (*layouts.LAYOUTS, vctk))
+    texts = {"p1/a": TEXT, "p2/b": TEXT, "p2/c": f"{TEXT}\n{TEXT}", "p2/e": "."}
+    for name, sentence in texts.items():
+        for path in (tmp_path / "wav48" / f"{name}.wav", tmp_path / "txt" / f"{name}.txt"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(sentence, encoding="utf-8")  # the WAV is only looked for
+    (tmp_path / "txt" / "p1" / "d.txt").write_text(TEXT, encoding="utf-8")
     found = layouts.read_dataset(tmp_path, ManifestConfig(held_out_percent=0))
-    assert found.layout == "Kaldi: wav.scp"
-    assert {row.id: row.text for row in found.rows} == {"a": TEXT, "b": TEXT}
+    assert found.layout.startswith("VCTK: p1/a.txt, ")
+    speakers = {row.id: (row.text, row.speaker) for row in found.rows}
+    assert speakers == {"a": (TEXT, "p1"), "b": (TEXT, "p2")}
     assert {f.id: f.kind for f in found.refused} == {"c": "row", "d": "missing", "e": "row"}
 
 
@@ -109,10 +109,10 @@ def test_the_format_of_text_is_streamed_as_others_are(tmp_path, monkeypatch):
     whole = list(streams.open_source(path, config, on_bad_record=faults.append))
     assert len(whole) == 501 and len(faults) == 1
     stream = streams.open_source(path, config, on_bad_record=faults.append)
-    begun = [record for _, record in zip(range(123), stream)]
+    first = [record for _, record in zip(range(123), stream)]
     again = streams.open_source(path, config, on_bad_record=faults.append)
     again.load_state_dict(stream.state_dict())
-    assert begun + list(again) == whole != [record for _, record in found]
+    assert first + list(again) == whole != [record for _, record in found]
     with extract_text(path, tmp_path) as texts:
         assert (texts.lines, texts.unreadable) == (500, 1)
 
@@ -124,11 +124,11 @@ def test_the_schedule_can_be_chosen(monkeypatch):
         monkeypatch.setitem(train_config.SCHEDULES, name, schedule)
     settings = re.search(r"--set (train\.schedule=\S+)", GUIDE)[1]
     check_settings(parse_settings([settings]), load_preset("tiny"))
-    config = TrainConfig(steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)
+    config = TrainConfig(max_steps=100, warmup_steps=0, schedule="one_minus_sqrt", final_lr=0.0)
     rates = [lr_factor(config, step) for step in (0, 80, 85, 100)]
     assert rates == pytest.approx([1, 1, 0.5, 0], abs=1e-6)
     assert all(math.isfinite(lr_factor(config, step)) for step in range(120))
-    config = TrainConfig(steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
+    config = TrainConfig(max_steps=100, warmup_steps=5, schedule="inverse_sqrt", final_lr=0.0)
     assert [lr_factor(config, step) for step in (5, 20, 80)] == pytest.approx([1, 0.5, 0.25])
 
 
@@ -152,8 +152,8 @@ def test_every_link_leads_to_a_file(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_path_of_the_kit_that_is_named_is_there(page):
-    told = page.read_text(encoding="utf-8")
-    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", told)
+    message = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:kit|configs|docs|notebooks|tests)/[\w/.]*)[`#]", message)
     to_write = {"kit/text/languages/CODE.py", "kit/text/languages/sw.py", "configs/words/CODE.yaml"}
     to_write |= {"kit/streams/trn.py", "kit/text/languages/ru.py"}
     assert not [name for name in {*named} - to_write if not (ROOT / name).exists()]
@@ -161,8 +161,8 @@ def test_every_path_of_the_kit_that_is_named_is_there(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: page.name)
 def test_every_command_is_one_that_the_command_line_takes(page):
-    told = page.read_text(encoding="utf-8").replace("SECTION.KEY=VALUE", "train.lr=1")
-    for words in re.findall(r"python -m kit ([^`#\n]+)", told):
+    message = page.read_text(encoding="utf-8").replace("SECTION.KEY=VALUE", "train.lr=1")
+    for words in re.findall(r"python -m kit ([^`#\n]+)", message):
         if words.split()[0] in ("COMMAND", "--help"):
             continue
         options = parser().parse_args(words.split())

@@ -75,18 +75,18 @@ def test_only_what_is_longer_than_the_cap_is_refused_with_both_numbers():
     assert longest(PRESET).max_code_s(28.7) == pytest.approx(21.01, abs=0.01)
 
 
-def test_the_ledger_refuses_no_row_that_can_be_given_positions():
+def test_the_data_report_rejects_no_clip_that_can_be_given_positions():
     rules = build(ManifestConfig, manifest_limits(PRESET, FRAME_RATE))
     long = rows((800, 20.9), (6500, 1.0), (20, 21.1))
     kinds = [[kind for kind, _ in own_faults(r, measured(r.seconds), rules)] for r in long]
     assert "long text" not in kinds[0] and "too long" not in kinds[0]
     assert "long text" in kinds[1] and "too long" in kinds[2]
-    assert manifest_limits(PRESET, FRAME_RATE, 5.0)["longest_s"] == 5.0
-    assert manifest_limits(PRESET, FRAME_RATE, 99.0)["longest_s"] < 22
+    assert manifest_limits(PRESET, FRAME_RATE, 5.0)["max_clip_s"] == 5.0
+    assert manifest_limits(PRESET, FRAME_RATE, 99.0)["max_clip_s"] < 22
 
 
 def measured(seconds: float) -> ClipMeasure:
-    levels = {"peak": 0.5, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}
+    levels = {"peak": 0.5, "mono_peak": 0.5, "dc": 0.0, "clipped": 0.0, "snr_db": 40.0}
     return ClipMeasure(rate_hz=22050, channels=1, subtype="PCM_16", seconds=seconds, **levels)
 
 
@@ -119,7 +119,7 @@ def test_every_later_notebook_sees_the_positions_of_the_run(tmp_path, monkeypatc
 def test_what_a_person_may_have_to_change_is_a_parameter_of_the_notebook():
     notebook = json.loads((NOTEBOOKS / "01_data_prep.ipynb").read_text(encoding="utf-8"))
     code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    for name in ("REFUSE_PERCENT", "LONGEST_S"):
+    for name in ("MAX_REJECTED_PERCENT", "MAX_CLIP_SECONDS"):
         assert f"\n{name} = " in code[1] and any(name in cell for cell in code[2:])
 
 
@@ -127,9 +127,9 @@ def test_the_message_names_the_parameter_that_a_person_can_change(tmp_path):
     kept = rows((20, 1.0))
     lost = [refuse(kept[0], "long text", "too long for any", seconds=1.0)]
     book = DataReport(layout="LJSpeech", kept=kept, refused=lost, warned=[])
-    with pytest.raises(DatasetError, match=r"REFUSE_PERCENT.*01_data_prep"):
+    with pytest.raises(DatasetError, match=r"MAX_REJECTED_PERCENT.*01_data_prep"):
         book.require_usable(ManifestConfig(), tmp_path)
-    book.require_usable(ManifestConfig(refuse_percent=60.0), tmp_path)
+    book.require_usable(ManifestConfig(max_rejected_percent=60.0), tmp_path)
 
 
 # --- a recogniser that cannot judge ---------------------------------------------------------

@@ -52,7 +52,7 @@ def test_the_whole_matrix_has_every_preset_use_and_switch():
 
 def test_a_row_keeps_its_presets_choices_at_tiny_sizes():
     own, small = matrix.load_preset("24gb"), matrix.shrunk(Row(preset="24gb"))
-    assert small["train"]["steps"] < 10 < own["train"]["steps"]
+    assert small["train"]["max_steps"] < 10 < own["train"]["max_steps"]
     assert small["model"]["layers"] == 2 and small["model"]["dropout"] == own["model"]["dropout"]
     for section, name in (("train", "optimizer"), ("train", "schedule"), ("infer", "formats")):
         assert small[section][name] == own[section][name]
@@ -81,7 +81,7 @@ def test_rows_that_ended_are_not_run_again_until_the_code_changes(tmp_path):
 def dies(row: Row, runs: Path) -> dict:
     if row.use == "speed":
         os.kill(os.getpid(), signal.SIGKILL)
-    return matrix.told(row, {}, "")
+    return matrix.result_row(row, {}, "")
 
 
 @slow

@@ -11,7 +11,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "kit").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `keep`, `keep: 1`, `LONGEST_S`
+QUOTED = re.compile(r"`([A-Za-z_]\w*)(?:: [^`]*)?`")  # `seed`, `save_steps: 1`, `RUN`
 
 
 def cells(path: Path, kind: str) -> list[str]:
@@ -72,13 +72,13 @@ def test_every_setting_a_message_names_is_there():
 
 def test_every_notebook_that_is_named_is_there():
     presets = (ROOT / "configs").glob("**/*.yaml")
-    told = [*messages(), *(path.read_text(encoding="utf-8") for path in presets)]
-    named = {name for text in told for name in re.findall(r"\b0\d_[a-z][a-z_]+", text)}
+    texts = [*messages(), *(path.read_text(encoding="utf-8") for path in presets)]
+    named = {name for text in texts for name in re.findall(r"\b0\d_[a-z][a-z_]+", text)}
     assert named <= {path.stem for path in NOTEBOOKS}
 
 
 def test_every_make_target_that_is_named_is_there():
-    told = [*messages(), (ROOT / "README.md").read_text(encoding="utf-8")]
-    named = {name for text in told for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
+    texts = [*messages(), (ROOT / "README.md").read_text(encoding="utf-8")]
+    named = {name for text in texts for name in re.findall(r"`make ([a-z][a-z-]*)", text)}
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert named <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -1,9 +1,13 @@
-"""One set of dependencies, told in four places (pyproject, requirements, conda, README), agrees."""
+"""One set of dependencies in four places (pyproject, requirements, conda, README), agrees."""
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "tools"))
 import oldest  # noqa: E402
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = WHOLE["project"]
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
 
 # Where the name one imports is not the name one installs.
 INSTALLED_AS = {
@@ -74,7 +80,7 @@ def test_make_installs_all_that_is_declared_and_no_more():
 
 
 @pytest.mark.parametrize("name", requirements_txt())
-def test_pin_lies_in_the_open_range(name):
+def test_pin_is_in_the_open_range(name):
     assert requirements_txt()[name] in DECLARED[name].specifier
 
 
@@ -84,7 +90,7 @@ def test_conda_python_is_supported():
     assert python.removeprefix("python=") in {"3.11", "3.12", "3.13"}  # as the Makefile asks
 
 
-def test_the_oldest_python_is_told_alike():
+def test_the_oldest_python_is_the_same_everywhere():
     """hashlib.file_digest came with 3.11."""
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert PROJECT["requires-python"] == ">=3.11"
@@ -170,6 +176,64 @@ def test_the_oldest_versions_claimed_are_those_installed_to_try_them():
         assert Version(version) <= Version(requirements_txt()[name])
 
 
-def test_a_range_without_an_oldest_version_is_told():
+def test_a_range_without_an_oldest_version_is_reported():
     with pytest.raises(ValueError, match=r"numpy<3.*says no oldest version"):
         oldest.oldest({"dependencies": ["numpy<3"]})
+
+
+def test_every_room_is_in_the_package():
+    rooms = {path.parent.relative_to(ROOT) for path in (ROOT / "kit").rglob("__init__.py")}
+    names = {".".join(room.parts) for room in rooms}
+    assert set(WHOLE["tool"]["setuptools"]["packages"]) == names | {"kit.configs"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    tracked = "kit configs pyproject.toml README.md LICENSE NOTICE.md".split()
+    source = folder / "source"
+    source.mkdir()
+    for name in tracked:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+        copy(ROOT / name, source / name)
+    ended = subprocess.run(
+        [*PIP, "wheel", "--no-deps", "-w", folder, source], capture_output=True, encoding="utf-8"
+    )
+    if ended.returncode and "setuptools" in ended.stderr:
+        pytest.skip("setuptools 77 could not be downloaded")
+    assert not ended.returncode, ended.stderr
+    return next(folder.glob("*.whl"))
+
+
+def test_it_holds_what_it_needs_and_names_its_licence(wheel):
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+        metadata = file.read(next(n for n in names if n.endswith("/METADATA"))).decode()
+    presets = {path.relative_to(ROOT / "configs") for path in (ROOT / "configs").rglob("*.yaml")}
+    assert {f"kit/configs/{path.as_posix()}" for path in presets} <= names
+    assert "License-Expression: MIT" in metadata
+    assert any(name.endswith("licenses/NOTICE.md") for name in names)
+
+
+def test_the_command_runs_away_from_the_repository(wheel, tmp_path):
+    environment = tmp_path / "venv"
+    venv.create(environment, symlinks=True)
+    python = environment / "bin" / "python"
+    packages = next((environment / "lib").glob("python*/site-packages"))
+    installed = [*PIP, "install", "--no-deps", "--no-index", "--target", packages, wheel]
+    subprocess.run(installed, check=True)
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))  # its dependencies
+    work = tmp_path / "elsewhere"
+    work.mkdir()
+    variables = {k: v for k, v in os.environ.items() if k not in ("KIT_RUNS", "PYTHONPATH")}
+    command = [python, "-m", "kit", "setup", "--run", "mine", "--preset", "tiny"]
+    ended = subprocess.run(
+        command, cwd=work, env=variables, capture_output=True, encoding="utf-8", timeout=300
+    )
+    assert not ended.returncode, ended.stderr
+    assert (work / "runs" / "mine" / "report.json").is_file()
+    entry = PROJECT["scripts"]["voicekit"]
+    module, function = entry.split(":")
+    shown = f"import sys; from {module} import {function}; sys.argv[1:] = ['--help']; {function}()"
+    ended = subprocess.run([python, "-c", shown], cwd=work, env=variables, capture_output=True)
+    assert b"prepare" in ended.stdout

@@ -101,7 +101,7 @@ class Uses(ast.NodeVisitor):
 
 
 @room
-def test_what_only_posix_has_is_asked_for_first(path):
+def test_what_only_posix_has_is_checked_first(path):
     uses = Uses()
     uses.visit(ast.parse(path.read_text(encoding="utf-8")))
     assert not uses.found, "ask with hasattr(...), or sys.platform, before using these"
@@ -159,9 +159,9 @@ def test_what_was_read_keeps_no_file_open(tmp_path):
     if not maps.exists():
         pytest.skip("what a process has mapped is read from /proc")
     train_in(str(tmp_path))
-    session = tiny_session(tmp_path, dataclasses.replace(TRAIN, steps=TRAIN.steps + 1))
+    session = tiny_session(tmp_path, dataclasses.replace(TRAIN, max_steps=TRAIN.max_steps + 1))
     list(session.run({"ema": True}, threading.Event()))
-    assert session.state.step == TRAIN.steps + 1
+    assert session.state.step == TRAIN.max_steps + 1
     references = tmp_path / "references.safetensors"
     save_references({"a": torch.randn(8, 20)}, references, Habits())
     mels = load_references(references).mels
@@ -170,7 +170,7 @@ def test_what_was_read_keeps_no_file_open(tmp_path):
 
 
 def test_a_checkpoint_that_somebody_reads_goes_another_time(tmp_path, monkeypatch):
-    """Windows refuses to remove it; the run goes on, and its checksum stays with it."""
+    """Windows refuses to remove it; the run continues, and its checksum stays with it."""
     for step in (1, 2):
         checkpoint.save({"w": torch.zeros(2)}, tmp_path, step, keep=1)
         monkeypatch.setattr(Path, "unlink", refuse)
@@ -273,7 +273,7 @@ if __name__ == "__main__":
     assert sorted(stream) == sorted(f"line {i}" for i in range(100))
     assert len(bad) == 1
 
-    assert len(train_in(str(folder / "run"))) == TRAIN.steps
+    assert len(train_in(str(folder / "run"))) == TRAIN.max_steps
     rows = logs.read_log(folder / "run" / "train.jsonl")
     assert min(row["memory_bytes"] for row in rows) > 2**20
 

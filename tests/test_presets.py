@@ -91,10 +91,10 @@ OF_THE_DEMO = {
     "codec": ("frames_per_code", "width", "steps", "batch"),
     "data": ("effective_batch", "short_first", "reference_frames"),
     "model": ("layers", "width", "latents"),
-    "train": ("optimizer", "lr", "steps", "warmup_steps", "val_every", "checkpoint_every"),
+    "train": ("optimizer", "lr", "max_steps", "warmup_steps", "eval_steps", "save_steps"),
     "recognizer": ("steps", "utterances"),
     "align": ("clips",),
-    "generate": ("temperature", "candidates"),
+    "generate": ("temperature", "best_of"),
     "infer": ("lengths", "batches", "formats", "compiled"),
     "trials": ("steps", "warmup_steps"),
 }
@@ -128,8 +128,8 @@ def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
     assert 40 < codec.frame_rate < 50 and model.max_code_s(codec.frame_rate) > 13.9
     assert 30 <= trials.steps <= 50 and trials.warmup_steps >= 10
     assert preset["text"]["fitted"] and 1000 <= preset["text"]["vocab_size"] <= 4000
-    assert train.epochs and train.least_steps >= 1000
-    assert train.gate_every and train.gate_patience and train.val_patience
+    assert train.epochs and train.min_steps >= 1000
+    assert train.gate_every and train.gate_patience and train.early_stopping_patience
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
     assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
@@ -224,14 +224,14 @@ def test_a_free_t4_trains_within_one_session(tmp_path, hours, most_hours):
     config, step_s = resolve_steps(train, epoch_steps), t4_step_s(preset)
     rows = []
     for step in range(1, 2 * config.gate_every + 1):
-        heard = step % config.gate_every == 0
-        judged = step % config.val_every == 0
+        gate_due = step % config.gate_every == 0
+        judged = step % config.eval_steps == 0
         rows.append(
             {
                 "step": step,
                 "val_loss": 2.0 if judged else None,
-                "gate": {"cer": 0.5} if heard else None,
-                "wall_s": step_s + 5.0 * judged + GATE_S * heard,
+                "gate": {"cer": 0.5} if gate_due else None,
+                "wall_s": step_s + 5.0 * judged + GATE_S * gate_due,
             }
         )
     parameters = count_parameters(build(GPTConfig, preset["model"]))

@@ -77,8 +77,8 @@ def card(request, monkeypatch, tmp_path) -> Hardware:
     torch.set_num_threads(threads)
 
 
-def begun_run(card: Hardware) -> Path:
-    """The run's folder with what 01_data_prep leaves, and the log of a run that was begun."""
+def started_run(card: Hardware) -> Path:
+    """The run's folder with what 01_data_prep leaves, and the log of a run that has started."""
     index, run = code_index(), open_run()
     shutil.copy(world() / "codec.safetensors", run.path("codec.safetensors"))
     shutil.copy(world() / "tokenizer.model", run.path("tokenizer.model"))
@@ -98,7 +98,7 @@ def step_row(number: int) -> dict:
 
 
 def words(results: list[Result]) -> str:
-    """All that is printed of `results`, and all that stands in their tables."""
+    """All that is printed of `results`, and all that is in their tables."""
     lines = []
     for result in results:
         lines.append(str(result))
@@ -135,12 +135,12 @@ def test_00_says_what_follows_from_the_card(card):
     assert advice.get("speed.compile", "").startswith("off") == (not compiles)
     assert advice.get("speed.tf32", "").startswith("on") == tf32
     assert "It fits." in words(found) or "Change: " in words(found)
-    assert "mixed_precision off" not in words(found), "no cure where there is no half precision"
-    assert [told for told in OF_A_CPU if told in words(found)] == []
+    assert "mixed_precision off" not in words(found), "no such fix where there is no half precision"
+    assert [reported for reported in OF_A_CPU if reported in words(found)] == []
 
 
 def test_02_plans_for_the_card(card):
-    begun_run(card)
+    started_run(card)
     run = start()
     training = Training(run)
     precision, why, kernel, compiles, tf32 = FOLLOWS[card.capability]
@@ -160,9 +160,9 @@ def test_02_plans_for_the_card(card):
     assert titles([training.fits()])[0].startswith(card.name)
     plan = training.in_time()
     assert plan.figures["a step"].startswith("0.5 s")
-    told = words([training.size(), training.fits(), plan, training.switches()])
-    assert "only a GPU" not in told
-    assert [each for each in OF_A_CPU if each in told] == []
+    message = words([training.size(), training.fits(), plan, training.switches()])
+    assert "only a GPU" not in message
+    assert [each for each in OF_A_CPU if each in message] == []
 
 
 def figures(task: Task, config: TrialConfig, on: tuple) -> dict:
@@ -199,7 +199,7 @@ def test_05_judges_what_the_card_has(card, monkeypatch):
     chosen = load_choice(open_run().path("speed.yaml"))
     assert chosen["compile"] == compiles and chosen["tf32"] == tf32 and chosen["pinned_memory"]
     assert titles(found) == ["Speed", "Peak memory"]
-    assert [told for told in OF_A_CPU if told in words(found)] == []
+    assert [reported for reported in OF_A_CPU if reported in words(found)] == []
 
 
 def test_05_of_a_card_on_which_nothing_runs_leaves_the_presets_switches(monkeypatch):

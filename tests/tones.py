@@ -42,7 +42,7 @@ def noisy(wave: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 class ToneRecognizer(Recognizer):
-    """Hears the letter whose tone is nearest; silence is the blank."""
+    """Recognises the letter whose tone is nearest; silence is the blank."""
 
     def __init__(self):
         super().__init__(RecognizerConfig(width=8, blocks=1), LETTERS)

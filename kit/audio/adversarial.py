@@ -120,7 +120,7 @@ def require_finite_error(error: Tensor, step: int) -> None:
     if not torch.isfinite(error):
         raise TrainError(
             f"The loss was {error.item()} at step {step} of training the codec's decoder. Skip "
-            "it with `--set codec.sharpen_steps=0 sound.steps=0`, or look for a damaged "
+            "it with `--set codec.sharpen_steps=0 decoder_finetune.steps=0`, or look for a damaged "
             "recording."
         )
 

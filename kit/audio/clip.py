@@ -15,11 +15,13 @@ import math
 import warnings
 from collections.abc import Iterator
 from fractions import Fraction
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
+from kit.base.formatting import shorten
 from kit.base.notes import Note
 from kit.streams.file import special_file_kind
 
@@ -35,6 +37,9 @@ KEPT_SILENCE_S = 0.1  # before and after speech; more is neither trained on nor 
 # a thousand times as much.
 MAX_FILTER_TAPS = 2**21
 MAX_SAMPLE = 2.0**31  # times full scale: larger floats are garbage
+# Channels cancel if their mean has less than this of the power that unrelated channels would leave:
+# two of equal level from a correlation of -0.75 on.
+CANCELLING = 0.25
 # Codings whose samples are 16-bit integers: read as such, in a tenth of the time of floats.
 _INT16_SUBTYPES = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 # Full scale of 8-bit codings, which end below 1.
@@ -50,8 +55,10 @@ class ClipMeasure:
     subtype: str  # libsndfile's name of the coding: PCM_16, PCM_24, FLOAT, VORBIS ...
     seconds: float
     peak: float | None = None  # of any channel
-    rms_db: float | None = None  # of the channels' mean, relative to full scale; -120 is silence
-    dc: float | None = None  # mean of all samples
+    mono_peak: float | None = None  # of `to_mono`, about its mean
+    cancels: bool = False  # whether the channels do, so that one of them is taken
+    rms_db: float | None = None  # of `to_mono`, relative to full scale; -120 is silence
+    dc: float | None = None  # mean of `to_mono`
     clipped: float | None = None  # share of samples at full scale, 0 to 1
     leading_s: float | None = None  # silence before the first frame that is not silent
     trailing_s: float | None = None
@@ -69,16 +76,32 @@ def load_wave(path: str, sample_rate: int) -> "Tensor":
 
 
 def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
-    """Resample a waveform (L,) with torchaudio."""
+    """Resample a waveform (L,) with torchaudio. Raises KitError if that cannot be imported."""
     if rate == new_rate:
         return wave
-    from torchaudio.functional import resample
+    return load_torchaudio().functional.resample(wave, *resampling_ratio(rate, new_rate))
 
-    return resample(wave, *resampling_ratio(rate, new_rate))
+
+def load_torchaudio() -> ModuleType:
+    """Return torchaudio, which is imported nowhere else. Raises KitError if it does not fit torch.
+
+    It refuses a torch of another CUDA version when it is imported.
+    """
+    try:
+        import torchaudio.compliance.kaldi
+        import torchaudio.functional
+    except (ImportError, OSError, RuntimeError) as error:
+        import torch
+
+        raise KitError(
+            f"torchaudio does not run with this torch, {torch.__version__} ({shorten(error)}). "
+            "Install two that belong together: pip install torch==2.11.0 torchaudio==2.11.0"
+        ) from error
+    return torchaudio
 
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
-    """Return mono float32 samples (L,) in [-1, 1], the mean of all channels, and the sample rate.
+    """Return float32 samples (L,) in [-1, 1], made mono by `to_mono`, and the sample rate.
 
     Float audio beyond full scale is scaled down to it. Raises DatasetError, naming the path, for a
     file that cannot be decoded, has fewer or more samples than its header says, or NaN samples.
@@ -87,7 +110,28 @@ def read_clip(path: str) -> tuple[np.ndarray, int]:
         wave = _read_samples(file, length, path, "float32")
         rate_hz = file.samplerate
     peak = max(float(np.abs(wave).max()), 1.0)
-    return wave.mean(axis=1) / np.float32(peak), rate_hz
+    return to_mono(wave) / np.float32(peak), rate_hz
+
+
+def to_mono(wave: np.ndarray) -> np.ndarray:
+    """Return the mean (L,) of the channels of `wave` (L, C), or the loudest one if they cancel."""
+    channel = cancelling_channel(wave)
+    return wave.mean(axis=1) if channel is None else wave[:, channel]
+
+
+def cancelling_channel(wave: np.ndarray) -> int | None:
+    """Return the loudest channel of samples (L, C) that cancel each other in their mean, or None.
+
+    Cancelling is what a stereo recording does when one of its channels is inverted.
+    """
+    channels = wave.shape[1]
+    if channels == 1 or len(wave) == 0:
+        return None
+    powers = wave.var(axis=0, dtype=np.float64)
+    mean_power = wave.mean(axis=1, dtype=np.float64).var()
+    if mean_power >= CANCELLING / channels * powers.mean():
+        return None
+    return int(powers.argmax())
 
 
 def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
@@ -117,14 +161,21 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     if peak * scale >= full_scale:
         level = full_scale / scale
         clipped = round(float(((wave >= level) | (wave <= -level)).mean()), 6)
-    mono = wave[:, 0].astype(np.float32) if wave.shape[1] == 1 else wave.mean(1, dtype=np.float32)
+    channel = cancelling_channel(wave)
+    if wave.shape[1] == 1 or channel is not None:
+        mono = wave[:, channel or 0].astype(np.float32)
+    else:
+        mono = wave.mean(1, dtype=np.float32)
     mono *= np.float32(scale)
     energy = float(mono @ mono) / len(mono)
+    dc = float(mono.mean())
     return ClipMeasure(
         **header,
         peak=round(peak * scale, 6),
+        mono_peak=round(max(float(mono.max()) - dc, dc - float(mono.min())), 6),
+        cancels=channel is not None,
         clipped=clipped,
-        dc=round(float(mono.mean()), 6),
+        dc=round(dc, 6),
         rms_db=round(10 * math.log10(max(energy, 1e-12)), 2),
         **_frame_figures(mono, header["rate_hz"]),
         digest=_digest(wave, header["rate_hz"]),

@@ -21,7 +21,8 @@ from kit.audio.fitting import FitSchedule
 from kit.audio.spectrogram import Mel, MelConfig, unpadded
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.formatting import nearest
+from kit.base.formatting import nearest, shorten
+from kit.base.schema import checked
 from kit.base.tensor_file import load_module, save_module
 
 # `kind` in the settings and in a codec's file -> its class, imported when it is chosen.
@@ -213,7 +214,7 @@ def codec_config(values: dict) -> CodecConfig:
     """Return the settings in plain `values`. Raises KitError for an unknown kind or value."""
     kind = str(values.get("kind", "mel"))
     if kind not in CODECS:
-        raise KitError(f"There is no codec `{kind}`.{nearest(kind, CODECS)}")
+        raise KitError(f"There is no codec `{shorten(kind, 40)}`.{nearest(kind, CODECS)}")
     return build(codec_class(kind).config_class, values)
 
 
@@ -240,7 +241,4 @@ def load_codec(path: Path, fix: str = "run notebook 01_data_prep.") -> Codec:
 
 
 def _from_header(header: dict) -> Codec:
-    kind = header["config"].get("kind", "mel")
-    if kind not in CODECS:
-        raise KitError(f"a codec of the unknown kind `{kind}`")
-    return make_codec(codec_config(header["config"]))
+    return make_codec(codec_config(checked(header.get("config"), (dict, 0, 100), "its config")))

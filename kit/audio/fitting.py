@@ -143,7 +143,7 @@ class FitSchedule:
         if self.figure > (1 - self.config.least_gain) * best_before:
             return "no further improvement"
         if next_steps < self.cycle_steps:  # a shorter cycle would undo this one
-            return self._time_limit if self.config.minutes else "one cycle was asked for"
+            return self._time_limit if self.config.minutes else "only one cycle was requested"
         return ""
 
     def follow(
@@ -207,7 +207,7 @@ def fit_model(
             raise TrainError(
                 f"The loss was {loss.item()} at step {fit_schedule.step + 1}. Lower `lr` (now "
                 f"{lr:g}), turn mixed precision off, or look for a recording with absurd samples; "
-                "then run again. Nothing of this training was kept."
+                "then run again. This training saved nothing."
             )
         taken = backward_and_step(loss, optimizer, scaler, clip_norm)
         if taken:

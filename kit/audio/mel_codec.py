@@ -44,7 +44,12 @@ class MelCodecConfig(FitConfig):
     n_fft: int = 1024  # samples
     hop_length: int = 256  # samples
     n_mels: int = 80
-    levels: tuple = (8, 8, 5, 5)  # of each quantised number; their product is the vocabulary
+    levels: tuple[int, ...] = (
+        8,
+        8,
+        5,
+        5,
+    )  # of each quantised number; the product is the vocabulary
     frames_per_code: int = 2  # mel frames
     width: int = 192  # channels
     blocks: int = 3  # residual blocks on each side of the bottleneck
@@ -88,16 +93,17 @@ class MelCodecConfig(FitConfig):
         fits = 2 <= vocabulary <= MAX_VOCABULARY
         fix = f"the vocabulary must be 2 to {MAX_VOCABULARY} codes, these make {vocabulary}."
         require(fits, self, "levels", fix)
-        require_within(self, 1, 1000, "frames_per_code", "blocks", "vocoder_blocks")
-        require_within(self, 1, 65_536, "width", "vocoder_width")
+        require_within(self, 1, 64, "frames_per_code", "blocks", "vocoder_blocks")
+        require_within(self, 1, 8192, "width", "vocoder_width")
         require_within(self, 0, 1000, "griffin_lim_iters")
         require_within(self, 0, 1e6, "magnitude_weight")
         require_within(self, 1, 1e6, "batch", "crop_frames")
         require_within(self, 1e-12, 10, "lr")
         require_within(self, 0, 1e9, "sharpen_steps", "vocoder_steps")
-        require_within(self, 0, 65_536, "state_width")
+        require_within(self, 0, 8192, "state_width")
         divides = self.crop_frames % self.frames_per_code == 0
         require(divides, self, "crop_frames", "must be a multiple of frames_per_code.")
+        require(self.frame_rate >= 1, self, "frames_per_code", "makes less than a code a second.")
         require(self.n_fft % self.hop_length == 0, self, "hop_length", "must divide n_fft.")
 
 

@@ -3,12 +3,16 @@
 Shapes: L samples, M mels, T frames.
 """
 
+import math
+import warnings
+
 import torch
 from torch import Tensor
 
-from kit.audio.clip import load_wave, resampled
+from kit.audio.clip import load_wave, measure_clip, resampled
 from kit.audio.spectrogram import Mel
 from kit.base.errors import SpeechError
+from kit.base.notes import Note
 
 MIN_PIECE_S = 0.33  # shorter remainders are dropped
 MIN_PEAK = 0.005  # of full scale
@@ -19,6 +23,12 @@ def load_reference(path: str, sample_rate: int, longest_s: float = 30.0) -> Tens
 
     Raises DatasetError for a file that cannot be read, and SpeechError as `require_reference` does.
     """
+    if measure_clip(path, decode_s=math.inf).cancels:
+        warnings.warn(
+            f"The channels of {path} cancel each other: the loudest one is taken.",
+            category=Note,
+            stacklevel=2,
+        )
     wave = load_wave(path, sample_rate)[: round(longest_s * sample_rate)]
     require_reference(wave, sample_rate, str(path))
     return wave

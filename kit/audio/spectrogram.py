@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kit.audio.clip import load_wave, resampled
 from kit.base.config import build, require_within
 from kit.base.errors import KitError
-from kit.base.formatting import nearest
+from kit.base.formatting import nearest, shorten
 
 # Slaney's mel scale: 15 mels to 1000 Hz in equal steps, from there 27 per factor of 6.4.
 LINEAR_HZ = 1000.0
@@ -43,10 +43,10 @@ class MelConfig:
         return self.sample_rate / self.hop_length
 
     def __post_init__(self):
-        require_within(self, 4000, 384_000, "sample_rate")
-        require_within(self, 64, 65_536, "n_fft")
-        require_within(self, 1, self.n_fft, "hop_length")
-        require_within(self, 1, self.n_fft // 2 + 1, "n_mels")
+        require_within(self, 8000, 192_000, "sample_rate")
+        require_within(self, 64, 8192, "n_fft")
+        require_within(self, 16, self.n_fft, "hop_length")
+        require_within(self, 1, min(256, self.n_fft // 2 + 1), "n_mels")
 
 
 DEFAULT_MEL = MelConfig()
@@ -136,7 +136,7 @@ def front_end_config(values: dict) -> MelConfig:
     values = dict(values)
     kind = str(values.pop("kind", "mel"))
     if kind not in FRONT_ENDS:
-        raise KitError(f"There is no front end `{kind}`.{nearest(kind, FRONT_ENDS)}")
+        raise KitError(f"There is no front end `{shorten(kind, 40)}`.{nearest(kind, FRONT_ENDS)}")
     return build(front_end_class(kind).config_class, values)
 
 

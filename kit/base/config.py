@@ -2,18 +2,51 @@
 
 A preset is a YAML file of plain values, one section per concern (`corpus`, `codec`, `model`,
 `train` ...). Each dataclass lives beside the code that reads it; this file only fills them in,
-and turns a misspelt key or a wrong type into a sentence. It knows no concern by name.
+and turns a misspelt key or a wrong type into a sentence. Former names
+of settings (`RENAMED`) are read, too.
 """
 
+import dataclasses
 import types
 import typing
+import warnings
 from pathlib import Path
 
 from kit.base.errors import KitError
 from kit.base.formatting import nearest, shorten
+from kit.base.notes import Note
 
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/
+# In an installed package the presets are inside kit/.
+IS_CHECKOUT = not (ROOT / "kit" / "configs").is_dir()
+CONFIGS = ROOT / "configs" if IS_CHECKOUT else ROOT / "kit" / "configs"
+
+# Former names of sections and settings, which are still read: see `rename_settings`.
+RENAMED = {
+    "promise": "time_budget",
+    "promise.least_steps": "time_budget.min_steps",
+    "sound": "decoder_finetune",
+    "train.steps": "train.max_steps",
+    "train.least_steps": "train.min_steps",
+    "train.checkpoint_every": "train.save_steps",
+    "train.keep": "train.save_total_limit",
+    "train.val_every": "train.eval_steps",
+    "train.val_patience": "train.early_stopping_patience",
+    "train.clip_norm": "train.max_grad_norm",
+    "train.plateau": "train.lr_plateau_patience",
+    "train.guide": "train.guided_attention_weight",
+    "train.guide_steps": "train.guided_attention_steps",
+    "generate.candidates": "generate.best_of",
+    "generate.guidance": "generate.guidance_scale",
+    "manifest.refuse_percent": "manifest.max_rejected_percent",
+    "manifest.longest_s": "manifest.max_clip_s",
+    "manifest.shortest_s": "manifest.min_clip_s",
+}
+REMOVED = {
+    "speed.parallel": "every process trains the whole model, and torchrun's --nproc-per-node says "
+    "how many there are",
+}
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
@@ -42,6 +75,8 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
             raise KitError(
                 f"{path}: `{section}` must hold `key: value` entries, got {shorten(repr(values))}."
             )
+    own = rename_settings(own, str(path))
+    for section in own:
         if base is not None and section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
     return merge(base or {}, own)
@@ -71,6 +106,49 @@ def read_yaml(path: Path):
     if aliases:
         raise KitError(f"{path} holds a YAML alias (`*name`): write the values out.")
     return values
+
+
+def rename_settings(sections: dict, where: str = "") -> dict:
+    """Return `sections` with the present names of renamed settings, and without removed ones.
+
+    A Note says the new name of each, and `where` it was read. A setting that has both names keeps
+    the value of its new one.
+    """
+    prefix = f"{where}: " if where else ""
+    renamed = {}
+    for section, values in sections.items():
+        new_section = RENAMED.get(section, section)
+        entries = renamed.setdefault(new_section, {})
+        if section == "recordings":  # its values are sections
+            nested = {name: value for name, value in values.items() if isinstance(value, dict)}
+            entries.update({name: values[name] for name in values.keys() - nested.keys()})
+            entries.update(rename_settings(nested, where))
+            continue
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            if name in REMOVED:
+                note = f"{prefix}{name} was removed and is ignored: {REMOVED[name]}."
+                warnings.warn(note, Note, stacklevel=2)
+                continue
+            new_name = RENAMED.get(name, f"{new_section}.{key}")
+            if new_name == name:
+                entries[key] = value
+                continue
+            warnings.warn(f"{prefix}{name} is now called {new_name}.", Note, stacklevel=2)
+            entries.setdefault(new_name.partition(".")[2], value)
+    return renamed
+
+
+def by_former_names(section: str, config) -> dict:
+    """Return the values of dataclass `config` by the names that the settings of `section` had.
+
+    Digests of them still match those that earlier versions saved.
+    """
+    former = {new: old for old, new in RENAMED.items()}
+    return {
+        former.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2]: value
+        for key, value in dataclasses.asdict(config).items()
+    }
 
 
 def merge(base: dict, over: dict) -> dict:
@@ -109,21 +187,25 @@ def require_types(cls, values: dict) -> None:
     """Raise KitError for a value that is not of the type dataclass `cls` says."""
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
-        if not _fits(value, hints[key]):
-            wanted = getattr(hints[key], "__name__", hints[key])
+        if not fits(value, hints[key]):
+            plain = isinstance(hints[key], type) and not typing.get_args(hints[key])
+            wanted = hints[key].__name__ if plain else hints[key]
+            got = shorten(repr(value))
             raise KitError(
-                f"{cls.__name__}.{key} must be {wanted}, got {value!r} ({type(value).__name__})."
+                f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__})."
             )
 
 
-def _fits(value, hint) -> bool:
+def fits(value, hint) -> bool:
+    """Return whether `value` is of the type `hint`: a class, `int | None`, `tuple[int, ...]`."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         kind = typing.get_origin(option) or option
         if kind is float and type(value) is int:
             return True
         if isinstance(value, kind) and (kind is not int or type(value) is not bool):
-            return True
+            entry = typing.get_args(option)[:1] if kind is tuple else ()
+            return all(fits(part, entry[0]) for part in value) if entry else True
     return False
 
 
@@ -131,13 +213,13 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
         value = getattr(config, field)
-        raise KitError(f"{type(config).__name__}.{field} = {value!r}: {fix}")
+        raise KitError(f"{type(config).__name__}.{field} = {shorten(repr(value))}: {fix}")
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:
     """Raise KitError unless each of `fields` is a number from `least` to `most`.
 
-    Of a tuple, every entry; None, where a field may be that, is left alone. NaN lies nowhere.
+    All entries of a tuple must be. None is accepted, NaN is not.
     """
     for field in fields:
         value = getattr(config, field)

@@ -56,10 +56,11 @@ def bytes_on_disk(path: Path) -> int:
 
 
 def fetch_file(
-    address: str, file: RemoteFile, folder: Path, source: DownloadSource
+    address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
 ) -> Iterator[int]:
     """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are.
 
+    `token` is sent to the host of `address` only, never to another one it redirects to.
     Raises DownloadError where the source gives no more, or the SHA-256 differs.
     """
     path, part = target_and_part(folder, file)
@@ -68,7 +69,7 @@ def fetch_file(
         return
     path.unlink(missing_ok=True)
     make_folder(path.parent)
-    yield from _fetch_bytes(address, file, part, source)
+    yield from _fetch_bytes(address, file, part, source, token)
     if file.sha256:
         sha256 = file_digest(part)
         if sha256 != file.sha256:
@@ -82,7 +83,7 @@ def fetch_file(
 
 
 def _fetch_bytes(
-    address: str, file: RemoteFile, part: Path, source: DownloadSource
+    address: str, file: RemoteFile, part: Path, source: DownloadSource, token: str
 ) -> Iterator[int]:
     """Append to `part` until it has all bytes of `file`, or `TRIES` in a row fetched none."""
     tries = 0
@@ -90,7 +91,7 @@ def _fetch_bytes(
         before_bytes = bytes_on_disk(part)
         reason = "it ended early"
         try:
-            yield from _append(address, part, file.size_bytes)
+            yield from _append(address, part, file.size_bytes, token)
         except DownloadError as error:
             reason = error
         tries = 0 if bytes_on_disk(part) > before_bytes else tries + 1
@@ -103,13 +104,15 @@ def _fetch_bytes(
             time.sleep(PAUSE_S)
 
 
-def _append(address: str, part: Path, size_bytes: int) -> Iterator[int]:
+def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
     """Append to `part` what it lacks of `size_bytes`. Raises DownloadError if it breaks off."""
     done_bytes = bytes_on_disk(part)
     if done_bytes > size_bytes:  # of another file
         part.unlink()
         done_bytes = 0
     request = urllib.request.Request(address)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     if done_bytes:
         request.add_header("Range", f"bytes={done_bytes}-")
     with _network_errors(), urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

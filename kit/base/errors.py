@@ -1,4 +1,4 @@
-"""The kit's exceptions. Whoever only shows a sentence to the user catches KitError."""
+"""The kit's exceptions. To only show a sentence to the user, catch KitError."""
 
 
 class KitError(ValueError):

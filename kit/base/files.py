@@ -1,7 +1,7 @@
-"""Files written whole or not at all, and a disk's objections as sentences.
+"""Atomic writes, digests, names of folders, and disk errors as sentences.
 
-A write goes to a temporary file, is synced and renamed, so a kill leaves all of the old or all of
-the new. Knows nothing of what is in a file.
+A write goes to a temporary file, is synced and renamed, so a killed process leaves the complete old
+file or the complete new one.
 """
 
 import contextlib
@@ -19,34 +19,34 @@ from typing import BinaryIO
 from kit.base.errors import DiskError, KitError
 from kit.base.formatting import shorten
 
-# What Windows keeps for devices, whatever suffix follows.
+# Names that Windows reserves for devices, with any suffix.
 RESERVED = {"con", "prn", "aux", "nul", "conin$", "conout$"}
 RESERVED.update(f"{port}{n}" for port in ("com", "lpt") for n in "0123456789¹²³")
-MAX_NAME_BYTES = 100  # names of files made of it stay below the 255 that disks take
+MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file systems allow
 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
-    """`name`, if it can be that of one folder, on any system. Raises KitError naming `setting`.
+    """Return `name` if it is valid for a folder on any system. Raises KitError naming `setting`.
 
-    `taken` are names that mean something else beside it, in lower case.
+    `taken` are names in use for something else there, in lower case.
     """
-    told = f"{setting} = {shorten(repr(name), 60)}"
-    cure = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
+    given = f"{setting} = {shorten(repr(name), 60)}"
+    fix = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
     unfit = sorted({c for c in name if c in '/\\:*?"<>|' or not c.isprintable()})
     if not name.strip():
-        raise KitError(f"{told} names no folder. {cure}")
+        raise KitError(f"{given} names no folder. {fix}")
     if unfit:
         raise KitError(
-            f"{told} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {cure}"
+            f"{given} cannot name a folder: it holds {' '.join(map(repr, unfit))}. {fix}"
         )
     if name != name.strip() or name.startswith(".") or name.endswith("."):
-        raise KitError(f"{told} cannot name a folder: no dot or space may stand at an end. {cure}")
+        raise KitError(f"{given} must have no dot or space at either end. {fix}")
     if len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise KitError(f"{told} is too long: at most {MAX_NAME_BYTES} bytes. {cure}")
+        raise KitError(f"{given} is too long: at most {MAX_NAME_BYTES} bytes. {fix}")
     if name.lower().split(".")[0].rstrip() in RESERVED:
-        raise KitError(f"{told} is a device of Windows, so no folder there can have it. {cure}")
+        raise KitError(f"{given} is reserved for a device of Windows. {fix}")
     if name.lower() in taken:
-        raise KitError(f"{told} is a folder of the kit's own. {cure}")
+        raise KitError(f"{given} is a folder of the kit's own. {fix}")
     return name
 
 
@@ -58,17 +58,17 @@ def digest(*parts) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file at `path`, read a part at a time."""
+    """Return the SHA-256 of the file at `path`, read in parts."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_kind(path: Path) -> str:
-    """What the file at `path` is by its first bytes; "" for another kind than those asked here."""
+    """Return the kind of the file at `path` by its first bytes; "" for a kind not listed here."""
     with path.open("rb") as file:
         head = file.read(64)
     begins = head.lstrip()[:1]
-    asked = {
+    kinds = {
         "empty": not head,
         "zip": head.startswith(b"PK\x03\x04"),
         "git-lfs": head.startswith(b"version https://git-lfs"),
@@ -76,11 +76,11 @@ def file_kind(path: Path) -> str:
         "safetensors": head[8:9] == b"{",
         "json": begins == b"{",
     }
-    return next((kind for kind, is_it in asked.items() if is_it), "")
+    return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
 def require_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise DiskError with the cure when `folder`'s disk has less than `needed_bytes` left."""
+    """Raise DiskError with a fix if the disk of `folder` has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise DiskError(
@@ -93,13 +93,13 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
 
 _FULL = "Free some disk space and run again; finished work is kept."
 _CLOSED = (
-    "This user may not write there, or the disk is read-only: set KIT_RUNS to a folder that can be "
-    "written to, and run again."
+    "This user may not write there, or the disk is read-only: set KIT_RUNS to a writable folder "
+    "and run again."
 )
 _GONE = "Was its folder deleted, or a drive unplugged? Bring it back and run again."
 _IN_THE_WAY = (
-    "A file stands where a folder is wanted: rename it, or set KIT_RUNS to another folder, and run "
-    "again."
+    "A file has the name of a folder that is needed: rename it, or set KIT_RUNS to another folder, "
+    "and run again."
 )
 DISK_FIXES = {
     errno.EEXIST: _IN_THE_WAY,
@@ -118,25 +118,23 @@ OTHER_DISK_FIX = "Free some disk space, see whether the disk is sound, and run a
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Tell what the disk objects to inside the block as a DiskError with `path` and the cure."""
+    """Raise an OSError of the block as a DiskError with `path` and a fix."""
     try:
         yield
     except DiskError:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        cure = DISK_FIXES.get(error.errno, "")
-        raise DiskError(
-            error.errno, f"could not write {path}: {reason}. {cure or OTHER_DISK_FIX}"
-        ) from error
+        fix = DISK_FIXES.get(error.errno, OTHER_DISK_FIX)
+        raise DiskError(error.errno, f"could not write {path}: {reason}. {fix}") from error
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path; what the block writes there becomes `path`, as a whole, at its end.
+    """Yield a temporary path; what the block writes there replaces `path` when the block ends.
 
-    Temporary file, fsync, rename: `path` holds all of the old or all of the new, whatever happens.
-    Raises DiskError with the cure when the disk is full, closed to writing or gone.
+    Temporary file, fsync, rename: `path` has its complete old or new content at any time. Raises
+    DiskError with a fix if the disk is full, read-only or gone.
     """
     path = Path(path)
     temporary = None
@@ -153,12 +151,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
     finally:
         if temporary is not None:
-            with contextlib.suppress(OSError):  # its folder is gone: so is it
+            with contextlib.suppress(OSError):  # the whole folder was deleted
                 temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> Path:
-    """`path` as a folder, made with those above it. Raises DiskError with the cure."""
+    """Create the folder `path` and its parents; return it. Raises DiskError with a fix."""
     with disk_errors(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
@@ -172,15 +170,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
-    """A folder to write several files to, which move to `folder` together at the block's end.
+    """Yield a folder for several files, which move to `folder` together when the block ends.
 
-    What was there stays until then. Files named in `marks` say that the others are whole: they are
-    removed first and moved last, in this order, so none of them ever lies beside a mixture of old
-    and new. Raises DiskError with the cure.
+    The old files stay until then. Files named in `marks` say that the others are complete: they are
+    removed first and moved last, in this order, so none of them exists beside a mixture of old and
+    new files. Raises DiskError with a fix.
     """
     folder = Path(folder)
     new = folder / ".new"
-    shutil.rmtree(new, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     make_folder(new)
     try:
         with disk_errors(folder):
@@ -198,7 +196,7 @@ def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def append_lines(path: Path) -> Iterator[BinaryIO]:
-    """`path` open for appending lines; one that a kill cut short does not swallow the next."""
+    """Yield `path` open for appending lines; a line that a kill cut short is ended first."""
     with open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

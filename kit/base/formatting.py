@@ -40,7 +40,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An exception as one line. A ValueError's message is written for the user already."""
     text = shorten(" ".join(str(error).split()), 400)
     if isinstance(error, ValueError) and text:

@@ -1,7 +1,7 @@
 """Download files of a Hugging Face repository, at one revision, into a folder.
 
-`huggingface_hub` lists the files; download.py reads the bytes, because the library begins a killed
-download from nothing. HF_ENDPOINT names another hub, as for the library.
+`huggingface_hub` lists the files; download.py reads the bytes, because the library restarts a
+killed download from byte 0. HF_ENDPOINT names another hub, as for the library.
 """
 
 import json
@@ -34,20 +34,24 @@ def fetch_model(
     """Fetch `names` of `repository` at `revision` into `folder`; return the card written there.
 
     Those in `optional` are fetched where they exist. The hub is not asked when all files are
-    there. `progress(bytes, total_bytes)` is called now and then. Raises DownloadError with the fix,
-    and DiskError before the first byte where there is no room.
+    there. HF_TOKEN, or `hf auth login`, opens private repositories. `progress(bytes, total_bytes)`
+    is called now and then. Raises DownloadError with the fix, and DiskError before the first byte
+    where there is no room.
     """
+    from huggingface_hub import get_token
+
     folder = Path(folder)
     card = fetched(folder, names)
     if card:
         return card
-    commit, files = _list_files(repository, revision)
+    commit, files = list_files(repository, revision)
     missing = [name for name in names if name not in files]
     if missing:
         raise DownloadError(
             f"{repository} at revision {revision} has no {join_names(missing)}; it has "
             f"{join_names(sorted(files), 8)}. Name a repository and a revision that have them."
         )
+    token = get_token() or ""
     requested = [files[name] for name in (*names, *optional) if name in files]
     make_folder(folder)
     total_bytes = sum(file.size_bytes for file in requested)
@@ -56,7 +60,7 @@ def fetch_model(
     done_bytes = 0
     for file in requested:
         address = file_url(repository, commit, file.name)
-        for size_bytes in fetch_file(address, file, folder, hub_source()):
+        for size_bytes in fetch_file(address, file, folder, hub_source(), token):
             progress(done_bytes + size_bytes, total_bytes)
         done_bytes += file.size_bytes
     card = {"repository": repository, "revision": revision, "commit": commit}
@@ -80,7 +84,7 @@ def fetched(folder: Path, names: Sequence[str]) -> dict:
     return card if complete else {}
 
 
-def _list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
+def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
     """Return the commit of `revision`, and its files by name. Raises DownloadError."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import (
@@ -106,7 +110,8 @@ def _list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFi
         ) from error
     except RepositoryNotFoundError as error:
         raise DownloadError(
-            f"The hub has no {repository}, or it is private. Is the name right?"
+            f"The hub has no {repository}, or it is private. Is the name right, and HF_TOKEN that "
+            "of somebody who may read it?"
         ) from error
     except RevisionNotFoundError as error:
         raise DownloadError(

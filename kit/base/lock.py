@@ -1,10 +1,8 @@
-"""One process at a time: a lock file that says who holds it, and that no dead process keeps.
+"""A lock file for one process at a time, which names its holder and expires when that has died.
 
-The system makes such a file for one process only, on network shares, Google Drive and Windows, too,
-where locks on open files are not to be relied on. Its holder renews it; one that has died on this
-machine is noticed at once, one on another machine when its signs of life have stopped. filelock
-has locks on open files, or files that say no holder and show no sign of life. Knows files and
-processes alone.
+It works on network shares, Google Drive and Windows as well, where locks on open files are not
+reliable. The holder renews the file; if it died on this machine, that is noticed at once, on
+another machine when the renewals have stopped.
 """
 
 import contextlib
@@ -28,9 +26,9 @@ from kit.base.errors import DiskError, LockError
 from kit.base.files import disk_errors, write_atomic
 
 BEAT_S = 20.0  # between two signs of life
-STALE_S = 300.0  # without one, after which a holder on another machine counts as gone
-TORN_S = 10.0  # the same for a file that says nothing: a kill between its making and its first word
-PAUSE_S = 0.05  # between two looks at a lock that is held
+STALE_S = 300.0  # without a sign of life: then a holder on another machine counts as gone
+TORN_S = 10.0  # the same for an empty file: its process was killed before writing it
+PAUSE_S = 0.05  # between two checks of a held lock
 # Locks of this process, and the thread that took each.
 _OURS: dict[str, threading.Thread] = {}
 
@@ -61,8 +59,8 @@ def held(
 ) -> Iterator["Lock"]:
     """Hold the lock file `path`, the only one to do `what`, for the length of the block.
 
-    Waits up to `wait_s` for another holder, and tells `say` once; then raises LockError with who
-    holds it. A dead holder's lock is taken over. Raises DiskError where nothing can be written.
+    Waits up to `wait_s` for another holder, after calling `say` once; then raises LockError with
+    who holds it. A dead holder's lock is taken over. Raises DiskError where nothing can be written.
     """
     lock = Lock(Path(path), what)
     lock.acquire(wait_s, say)
@@ -94,16 +92,16 @@ class Lock:
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
         """Make the file, or take it over from a dead holder. LockError after `wait_s`."""
         until_s = time.monotonic() + wait_s
-        told = False
+        announced = False
         while not self._make():
             holder = read_holder(self.path)
             if holder and is_gone(holder) and self._take_over(holder):
                 break
             if time.monotonic() >= until_s:
                 raise LockError(describe_holder(self.path, holder or Holder()))
-            if holder and not told:
+            if holder and not announced:
                 say(f"Waiting: {describe_holder(self.path, holder)}")
-                told = True
+                announced = True
             time.sleep(PAUSE_S)
         _OURS[self.mine.token] = threading.current_thread()
 
@@ -167,7 +165,7 @@ class Lock:
             raise DiskError(
                 errno.ENOENT,
                 f"{self.path.parent} is gone, it was moved or deleted during {self.mine.what}: put "
-                "it back and run again, or begin anew",
+                "it back and run again, or start a new run",
             )
         if holder is None and self._make():  # somebody removed the file alone
             return
@@ -228,7 +226,7 @@ def is_gone(holder: Holder) -> bool:
         return holder.age_s > STALE_S
     if holder.pid == os.getpid():
         thread = _OURS.get(holder.token)
-        # What this very thread began it is no longer at: an abandoned loop, an interrupted cell.
+        # If this thread took it, it no longer uses it: an abandoned loop, an interrupted cell.
         return thread is None or thread is threading.current_thread() or not thread.is_alive()
     return not _is_alive(holder)
 
@@ -238,10 +236,10 @@ def _is_alive(holder: Holder) -> bool:
         process = psutil.Process(holder.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        # Another with the same number: it began after the lock was taken, and renews nothing.
+        # Another process with the same number: it started after the lock was taken.
         other = process.create_time() > holder.since_s + 60 and holder.age_s > STALE_S
         return not other
-    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of any process
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # or not a valid process number
         return False
     except psutil.AccessDenied:  # somebody else's
         return True
@@ -252,9 +250,9 @@ def machine() -> str:
     """Names this machine, or container, so that no other has the name by chance."""
     address = uuid.getnode()
     parts = [platform.node()]
-    if not address >> 40 & 1:  # a real one; where there is none it is drawn anew each time
+    if not address >> 40 & 1:  # a real one; without one, Python returns a random number
         parts.append(f"{address:012x}")
-    with contextlib.suppress(OSError):  # Linux: in another container the numbers mean others
+    with contextlib.suppress(OSError):  # Linux: process numbers of another container are different
         parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
 
@@ -268,15 +266,15 @@ def describe_holder(path: Path, holder: Holder) -> str:
     if holder.machine == machine() and holder.pid == os.getpid():
         who = f"this very notebook (process {holder.pid})"
     left_s = max(0.0, STALE_S - holder.age_s)
-    told = (
+    line = (
         f"{path.parent} is in use: {who} has been at {holder.what} since {began}, its last sign of "
-        f"life was {holder.age_s:.0f} s ago. Wait for its end, or stop it there"
+        f"life was {holder.age_s:.0f} s ago. Wait until it ends, or stop it there"
     )
     if holder.machine == machine():
-        return f"{told} (the Stop button, or restart that notebook's kernel)."
+        return f"{line} (the Stop button, or restart that notebook's kernel)."
     return (
-        f"{told}. If that machine was taken away, run again in {left_s:.0f} s: what shows no life "
-        f"for {STALE_S:.0f} s is taken over. Or delete {path}."
+        f"{line}. If that machine is gone, run again in {left_s:.0f} s: a lock without a sign of "
+        f"life for {STALE_S:.0f} s is taken over. Or delete {path}."
     )
 
 

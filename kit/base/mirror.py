@@ -1,22 +1,22 @@
-"""A run kept twice: worked on where the disk is fast, copied whole to where it lasts.
+"""Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
-On Colab the machine and its disk are taken away and only Google Drive stays: slow, behind a
-network, failing now and then in the middle of a write. So nothing works there. A run's folder lies
-on the machine's own disk; a `Mirror` copies what changed in it to the kept folder, and a fresh
-machine fetches it all before it begins. A share of a laboratory is used the same way.
+On Colab the machine and its disk are temporary and only Google Drive stays: slow, remote, and now
+and then failing in the middle of a write. So nothing works on Drive directly. A run's folder is on
+the local disk; a `Mirror` copies its changes to the kept folder, and a new machine fetches all of
+it at its start. A network share is used the same way.
 
-- A file is written beside its final name and renamed: what is kept is whole, however the machine
-  ends. What changed first is copied first, so a mark never comes before what it marks.
-- A failure is told once and tried again; the file here is never touched for it.
-- What was removed here is removed there: older checkpoints as soon as a newer one is kept,
-  anything else after all was copied.
+- A file is copied to a temporary name and renamed, so the kept file is complete whenever the
+  machine ends. Files are copied in the order of their changes, so a mark never precedes what it
+  marks.
+- A failure is reported once and retried; it never touches the local file.
+- What was removed here is removed there: older checkpoints as soon as a newer one is kept, anything
+  else after everything was copied.
 - Machines may share a run: of a file that both wrote the later one stays, figures of report.json
-  are merged, and `hold_shared_lock` lets one machine at a time train. Two runs that share
-  nothing but a name are told apart by an id, and never mixed.
+  are merged, and `hold_shared_lock` lets one machine at a time train. Two runs that only share a
+  name are distinguished by an id, and never mixed.
 
-What was copied is remembered in the folder itself (`.mirror.json`), so nothing is copied twice.
-shutil's and rsync's copies know no disk that fails midway, and no second machine on the same run.
-Knows files by their names and times alone.
+The copies are recorded in the folder itself (`.mirror.json`), so nothing is copied twice. shutil
+and rsync handle neither a disk that fails midway nor a second machine on the same run.
 """
 
 import contextlib
@@ -35,24 +35,26 @@ from kit.base.errors import DiskError, KitError, LockError
 from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, Lock, held
 
-WAIT_S = 60.0  # for a copy that is under way
-FETCH_TRIES = 3  # times, before a file that cannot be fetched is an error
-CLOCK_NS = 2_000_000_000  # times nearer to each other than this are the same
-LITTER_AGE_S = 900.0  # a half-written copy as old as this has lost its machine
-LARGE_BYTES = 100_000_000  # what takes so long to fetch that it is told
-MEMORY = ".mirror.json"  # what was copied when, in the folder here
-IDENTITY = ".id"  # the same here and there: it is one run
+WAIT_S = 60.0  # for a copy by another process
+FETCH_TRIES = 3  # before a file that cannot be fetched is an error
+CLOCK_NS = 2_000_000_000  # times closer than this count as equal
+LITTER_AGE_S = 900.0  # age of a partial copy from which its machine is gone
+LARGE_BYTES = 100_000_000  # from here fetching takes so long that it is announced
+MEMORY = ".mirror.json"  # in the local folder: what was copied and when
+IDENTITY = ".id"  # file with the id of the run, the same in both folders
 RECORD = "report.json"  # the one file that is merged
 Stamp = tuple[int, int]  # bytes, and the time of the last change in nanoseconds
 
 
 @dataclasses.dataclass(kw_only=True)
 class Memory:
-    """What this machine knows of each file, by its path inside the folder."""
+    """The last copy of each file, by its path inside the folder."""
 
-    here: dict[str, Stamp] = dataclasses.field(default_factory=dict)  # when it was last copied
-    there: dict[str, Stamp] = dataclasses.field(default_factory=dict)  # the same file, kept
-    record: dict = dataclasses.field(default_factory=dict)  # RECORD as both last had it
+    here: dict[str, Stamp] = dataclasses.field(
+        default_factory=dict
+    )  # the local file when it was last copied
+    there: dict[str, Stamp] = dataclasses.field(default_factory=dict)  # the kept file then
+    record: dict = dataclasses.field(default_factory=dict)  # RECORD when both were last equal
 
 
 class Busy(LockError):
@@ -60,10 +62,10 @@ class Busy(LockError):
 
 
 class Mirror:
-    """`folder`, kept in `kept` as well. `apart` names folders inside it that are not copied.
+    """Keeps `folder` in `kept` as well. `apart` names folders inside it that are not copied.
 
     `one_run` is False for a folder that several runs fill with files named by their content. `say`
-    hears of trouble, once, and of its end.
+    is called once when copying starts to fail, and once when it works again.
     """
 
     def __init__(
@@ -79,17 +81,17 @@ class Mirror:
         self.apart = apart
         self.one_run = one_run
         self.say = say
-        self.trouble = ""  # why the last copy failed; "" where it did not
-        self.lock: Lock | None = None  # while this machine holds the run for all
+        self.trouble = ""  # why the last copy failed; "" if it did not
+        self.lock: Lock | None = None  # while this machine has the run for itself
 
     # Fetching.
 
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
-        """Copy here what is kept, of the names that are `wanted`, and not here yet; bytes copied.
+        """Copy the kept files that are `wanted` and not here yet; return the bytes copied.
 
-        What changed here since it was last copied stays. Raises DiskError where the kept folder
-        cannot be read: to go on without it would begin the run anew. Raises KitError where
-        another run of this name lies here.
+        Files changed here since their last copy stay. Raises DiskError if the kept folder cannot be
+        read, because the run would start from scratch without it, and KitError if another run of
+        this name is here.
         """
         self._require_one_run()
         make_folder(self.folder)
@@ -109,7 +111,7 @@ class Mirror:
         return total_bytes
 
     def _is_newer(self, name: str, there: Stamp, memory: Memory) -> bool:
-        """Whether the kept file is to take the place of the one here."""
+        """Whether the kept file should replace the one here."""
         here = stamp(self.folder / name)
         if name not in memory.here:
             return here is None
@@ -118,7 +120,7 @@ class Mirror:
         return here is None or here == memory.here[name]
 
     def _require_one_run(self) -> None:
-        """Raise KitError where what lies here and what is kept are not one run's."""
+        """Raise KitError if the two folders hold different runs."""
         here = read_line(self.folder / IDENTITY)
         there = read_line(self.kept / IDENTITY)
         if not self.one_run or (here and here == there) or not stamps(self.kept):
@@ -133,11 +135,11 @@ class Mirror:
     # Copying.
 
     def copy(self, wait_s: float = 0.0) -> None:
-        """Copy what changed here since the last time. Raises DiskError, and LockError while another
+        """Copy what changed here since the last time. Raises DiskError, and LockError if another
         process of this machine copies for longer than `wait_s`."""
         here = stamps(self.folder, self.apart)
         if not here:
-            return  # deleted, or nothing made yet: neither is a reason to touch what is kept
+            return  # deleted, or still empty: keep what is kept
         if here == self._memory().here and read_line(self.kept / IDENTITY):
             return
         if self.lock is not None:
@@ -152,7 +154,7 @@ class Mirror:
             self._remove([name for name in gone if name in memory.here], memory)
 
     def _join(self, memory: Memory) -> None:
-        """See that the kept folder is this run's, and make it where there is none."""
+        """Make sure that the kept folder is this run's; create it if needed."""
         self._require_one_run()
         identity = read_line(self.folder / IDENTITY) or secrets.token_hex(8)
         write_atomic(self.folder / IDENTITY, identity)
@@ -162,7 +164,7 @@ class Mirror:
             write_atomic(self.kept / IDENTITY, identity)
 
     def _is_replaced(self, name: str, here: dict[str, Stamp], memory: Memory) -> bool:
-        """Whether another file of the kind of `name` is kept whole."""
+        """Whether another file of the kind of `name` has been copied completely."""
         kind = (Path(name).parent, Path(name).suffix)
         return any(
             (Path(other).parent, Path(other).suffix) == kind and memory.here[other] == here[other]
@@ -174,14 +176,14 @@ class Mirror:
         target = self.kept / name
         if name == RECORD:
             self._merge_record(memory)
-        before = stamp(source)  # what is written meanwhile counts as changed the next time
+        before = stamp(source)  # changes during the copy count the next time
         if before is None:
             return
         copy_whole(source, target)
         self._remember(name, before, stamp(target), memory)
 
     def _merge_record(self, memory: Memory) -> None:
-        """Lay this machine's new figures over those that another one has recorded meanwhile."""
+        """Merge this machine's new figures into those that another one recorded meanwhile."""
         there = stamp(self.kept / RECORD)
         if there is None or is_same(memory.there.get(RECORD), there):
             return
@@ -202,7 +204,7 @@ class Mirror:
     def _remove(self, names: list[str], memory: Memory) -> None:
         for name in names:
             with disk_errors(self.kept / name), contextlib.suppress(FileNotFoundError):
-                # Drive keeps what is deleted in its bin and counts it: let that be nothing.
+                # Drive moves deleted files to its bin, where they count: empty them first.
                 os.truncate(self.kept / name, 0)
                 (self.kept / name).unlink()
             del memory.here[name], memory.there[name]
@@ -211,7 +213,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def _alone(self, wait_s: float) -> Iterator[Memory]:
-        """The memory of what was copied, for this process alone, and written at the end."""
+        """The record of copies, locked for this process and written at the end."""
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(
@@ -226,7 +228,7 @@ class Mirror:
                 write_atomic(self.folder / MEMORY, json.dumps(dataclasses.asdict(memory)))
 
     def _memory(self) -> Memory:
-        """As it was written last; an empty one where it is missing or damaged."""
+        """Read MEMORY; empty if it is missing or damaged."""
         try:
             memory = Memory(**json.loads((self.folder / MEMORY).read_bytes()))
             memory.here = {name: tuple(each) for name, each in memory.here.items()}
@@ -238,7 +240,7 @@ class Mirror:
     # In the background, and for all machines.
 
     def keep(self, wait_s: float = 0.0) -> bool:
-        """`copy`, with what goes wrong told instead of raised; whether all is kept."""
+        """`copy`, but report errors instead of raising them; return whether all is kept."""
         trouble = ""
         try:
             self.copy(wait_s)
@@ -250,9 +252,9 @@ class Mirror:
             trouble = str(error)
         if trouble and not self.trouble:
             self.say(
-                f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: {trouble} It "
-                "lies on this machine alone and is lost with it. It is tried again all the time; "
-                "you will hear when it works."
+                f"Since {time.strftime('%H:%M')} nothing new is kept in {self.kept}: "
+                f"{trouble} New files are only on this machine and are lost with it. The kit keeps "
+                "trying and prints a line when it works again."
             )
         if self.trouble and not trouble:
             self.say(f"All is kept in {self.kept} again.")
@@ -261,11 +263,11 @@ class Mirror:
 
     @contextlib.contextmanager
     def hold_shared_lock(self, what: str) -> Iterator[None]:
-        """Let no other machine do `what` in this run for the length of the block.
+        """Keep other machines from doing `what` in this run during the block.
 
-        Waits for a machine that may have been taken away until its signs of life have stopped.
-        Raises LockError where it goes on living. Where the kept folder cannot be written to, no
-        other machine can be seen: that is told, and the work goes on.
+        Waits until the lock of a machine that may be gone is stale; raises LockError if it stays
+        alive. If the kept folder is not writable, other machines cannot be seen: that is printed,
+        and the work continues.
         """
         with contextlib.ExitStack() as stack:
             path = self.kept / f"{what}.lock"
@@ -282,10 +284,10 @@ class Mirror:
 
 
 def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
-    """{path inside `folder`, with slashes: stamp} of the files that may be kept.
+    """Return {path inside `folder`, with slashes: stamp} of the files to keep.
 
-    None of the folders `apart` in it, and nothing that serves processes at work: names that begin
-    with a dot, locks and claims.
+    Leaves out the folders `apart` and the working files of processes: names that begin with a dot,
+    locks and claims.
     """
     found = {}
     folder = Path(folder)
@@ -302,19 +304,19 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
 
 
 def is_same(before: Stamp | None, now: Stamp) -> bool:
-    """Whether a kept file is as it was; some disks remember a time only to the second."""
+    """Whether a kept file is unchanged; some disks store times only to the second."""
     return before is not None and before[0] == now[0] and abs(before[1] - now[1]) < CLOCK_NS
 
 
 def _unless_missing(error: OSError) -> None:
-    """A folder that cannot be read is not an empty one."""
+    """Raise the error of a folder that cannot be read, so that it does not count as empty."""
     if not isinstance(error, FileNotFoundError):
-        told = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"
-        raise DiskError(error.errno, told) from error
+        message = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"
+        raise DiskError(error.errno, message) from error
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Bytes and time of the last change of a file; None where there is none."""
+    """Return bytes and time of the last change of a file; None if there is none."""
     try:
         about = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -323,16 +325,16 @@ def stamp(path: Path) -> Stamp | None:
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file, with the time of its last change; `target` is the old or the new one, whole."""
+    """Copy a file, with the time of its last change; `target` is never a partial file."""
     with atomic_path(target) as part:
         shutil.copyfile(source, part)
     changed_ns = Path(source).stat().st_mtime_ns
-    with contextlib.suppress(OSError):  # a share that keeps times of its own
+    with contextlib.suppress(OSError):  # a share that sets its own times
         os.utime(target, ns=(changed_ns, changed_ns))
 
 
 def fetch_whole(source: Path, target: Path) -> None:
-    """`copy_whole`, tried again where the network fails."""
+    """`copy_whole`, retried if the network fails."""
     for tried in range(1, FETCH_TRIES + 1):
         try:
             return copy_whole(source, target)
@@ -345,16 +347,16 @@ def fetch_whole(source: Path, target: Path) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Why a copy failed, and what helps."""
+    """Return why a copy failed, and a fix."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    told = f"{cause.strerror or cause}."
+    message = f"{cause.strerror or cause}."
     if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-        told += " Make room there, and empty its bin."
-    return told
+        message += " Make room there, and empty its bin."
+    return message
 
 
 def changes(before: dict, now: dict) -> dict:
-    """What of `now` is new or other than in `before`, section by section."""
+    """Return the values of `now` that are new or differ from `before`, section by section."""
     found = {}
     for key, value in now.items():
         old = before.get(key)
@@ -368,7 +370,7 @@ def changes(before: dict, now: dict) -> dict:
 
 
 def read_record(path: Path) -> dict:
-    """The figures in a report.json; {} where there are none or they are damaged."""
+    """Read the figures of a report.json; {} if it is missing or damaged."""
     try:
         record = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -377,7 +379,7 @@ def read_record(path: Path) -> dict:
 
 
 def read_line(path: Path) -> str:
-    """The one line of a small file; "" where there is none."""
+    """Read the one line of a small file; "" if it is missing."""
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except FileNotFoundError:

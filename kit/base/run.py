@@ -14,7 +14,15 @@ from pathlib import Path
 
 import yaml
 
-from kit.base.config import CONFIGS, load_preset, merge, read_yaml
+from kit.base.config import (
+    CONFIGS,
+    IS_CHECKOUT,
+    ROOT,
+    load_preset,
+    merge,
+    read_yaml,
+    rename_settings,
+)
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
 from kit.base.formatting import shorten
@@ -69,11 +77,11 @@ class Run:
         write_atomic(self.folder / name, value)
 
     def require_permanent(self, name: str, value: str) -> None:
-        """Raise KitError if the run was begun with another value of `name`."""
-        begun_with = read_run_file(self.folder / name) or value
-        if begun_with != value:
+        """Raise KitError if the run was started with another value of `name`."""
+        original = read_run_file(self.folder / name) or value
+        if original != value:
             raise KitError(
-                f"The run `{self.name}` was begun with the {name} `{begun_with}`, but `{value}` "
+                f"The run `{self.name}` was started with the {name} `{original}`, but `{value}` "
                 f"was requested. Choose another RUN (--run, or KIT_RUN), or delete {self.places()}."
             )
 
@@ -128,7 +136,7 @@ class Run:
         return report
 
     def record(self, **figures) -> dict:
-        """Merge `figures` (nested dicts allowed) into report.json and write report.html anew.
+        """Merge `figures` (nested dicts allowed) into report.json and rewrite report.html.
 
         Processes that record at the same time wait for each other, so no section is lost.
         """
@@ -151,7 +159,7 @@ class Run:
 
 
 def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
-    """Return the run of `find_run`, begun if it did not exist."""
+    """Return the run of `find_run`, created if it did not exist."""
     run = find_run(preset, use, name)
     run.begin()
     return run
@@ -160,15 +168,15 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
 def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     """Return the run `name` (default: KIT_RUN, else "demo"); nothing is written.
 
-    Its preset is `preset`, else KIT_PRESET, else what the run was begun with, else what fits the
-    machine. Raises KitError when it was begun with another: a run has one preset for life.
+    Its preset is `preset`, else KIT_PRESET, else that the run was started with, else what fits
+    the machine. Raises KitError if the run was started with another: a run keeps its preset.
     Merged into the preset are, in this order, the overlay `use` of configs/use (kept for the
     run's later notebooks), the positions that 01_data_prep chose for its corpus, and the user's
     settings for this run.
     """
     folder = run_folder(name)
-    begun_with = read_run_file(folder / "preset").strip()
-    preset = preset or os.environ.get("KIT_PRESET") or begun_with or choose_preset(detect()).value
+    original = read_run_file(folder / "preset").strip()
+    preset = preset or os.environ.get("KIT_PRESET") or original or choose_preset(detect()).value
     run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
     run.require_permanent("preset", preset)
     use = use or read_run_file(folder / "use")
@@ -184,20 +192,21 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
 
 
 def run_folder(name: str = "") -> Path:
-    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), begun or not.
+    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), which may not exist.
 
     Raises KitError for a name that cannot be a folder's or is one of KIT_FOLDERS.
     """
     setting = "RUN" if name else "KIT_RUN"
     name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, KIT_FOLDERS)
-    return Path(os.environ.get("KIT_RUNS") or CONFIGS.parent / "runs") / name
+    runs = os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs"
+    return Path(runs) / name
 
 
 def read_settings(path: Path) -> dict:
     """Return the sections of a run's settings file; {} if there is none. KitError if damaged."""
     sections = (read_yaml(path) or {}) if path.is_file() else {}
     if isinstance(sections, dict) and all(isinstance(each, dict) for each in sections.values()):
-        return sections
+        return rename_settings(sections, path.name)
     raise KitError(f"{path} must hold `section: {{key: value}}` entries. Correct or delete it.")
 
 
@@ -211,7 +220,7 @@ def read_run_file(path: Path) -> str:
     except (UnicodeDecodeError, OSError) as error:
         raise KitError(
             f"{path} is damaged ({shorten(error)}): it must hold one line of text, the {path.name} "
-            "that this run was begun with. Write that there, or delete the file."
+            "that this run was started with. Write that there, or delete the file."
         ) from error
 
 
@@ -234,7 +243,7 @@ def git_state() -> str:
 
 
 def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=CONFIGS.parent, capture_output=True)
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True)
     return result.stdout.decode("utf-8", errors="replace").strip()
 
 

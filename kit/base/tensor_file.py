@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,23 @@ from torch import Tensor, nn
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
+from kit.base.schema import checked, parse_object
+
+# Of tensors that are read: others cannot be tested for NaN, or lose a part in fp32.
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+MAX_DIMENSIONS = 8
+MAX_SIZE = 2**40  # numbers in a tensor
+SHA256 = (str, 64, 64)  # the schema of one
 
 
 def save_module(
@@ -82,37 +100,59 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
 
 def saved_header(path: Path) -> dict:
     """The header that `file_bytes` wrote to `path`, without its checksum."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["header"])
-    header.pop("sha256", None)
-    return header
+    return _header_and_sha256(_read(path, tensors=False)[1])[0]
 
 
 def tensors_sha256(path: Path) -> str:
     """The `checksum` of the tensors that `file_bytes` wrote to `path`."""
-    with safetensors.safe_open(path, framework="pt") as file:
-        saved = json.loads(file.metadata()["header"]).get("sha256")
+    saved = _header_and_sha256(_read(path, tensors=False)[1])[1]
     return saved or checksum(contents(path)[0])  # earlier versions saved none
 
 
 def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
     """Tensors and header that `file_bytes` wrote to `path`.
 
-    Raises ValueError, OSError or SafetensorError for a damaged file, or one of another program.
+    Raises KitError for a damaged file or one of another program, OSError for one it cannot read.
     """
-    with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if "header" not in metadata:
-            raise ValueError("it is of another kind, or of another version of the kit")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-    header = json.loads(metadata["header"])
-    sha256 = header.pop("sha256", None)  # earlier versions wrote none
+    tensors, metadata = _read(path)
+    header, sha256 = _header_and_sha256(metadata)
     if sha256 and sha256 != checksum(tensors):
-        raise ValueError("its checksum does not match")
+        raise KitError("its checksum does not match")
     for name, tensor in tensors.items():
         if not is_finite(name, tensor):
-            raise ValueError(f"{name} is not finite")
+            raise KitError(f"{name} is not finite")
     return tensors, header
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of the safetensors file at `path`, mapped from it. Raises KitError, OSError."""
+    return _read(path)[0]
+
+
+def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, if asked for, and metadata of a safetensors file of any program."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            mapped = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
+    except (safetensors.SafetensorError, RuntimeError) as error:  # RuntimeError: too large a shape
+        raise KitError(shorten(error)) from error
+    for name, tensor in mapped.items():
+        # Without the empty dimensions, whose others may be too large to compute with.
+        size = math.prod(max(1, length) for length in tensor.shape)
+        if tensor.dtype not in DTYPES or tensor.ndim > MAX_DIMENSIONS or size > MAX_SIZE:
+            kind = f"{shorten(tuple(tensor.shape), 60)} of {tensor.dtype}"
+            raise KitError(f"{shorten(repr(name))} is {kind}, as no tensor of a voice is")
+    return mapped, metadata
+
+
+def _header_and_sha256(metadata: dict[str, str]) -> tuple[dict, str | None]:
+    """The header that `file_bytes` wrote, and its checksum; earlier versions wrote none."""
+    if "header" not in metadata:
+        raise KitError("it is of another kind, or of another version of the kit")
+    header = parse_object(metadata["header"], "its header")
+    sha256 = header.pop("sha256", None)
+    return header, sha256 and checked(sha256, SHA256, "its sha256")
 
 
 def saved_tensor(path: Path, name: str) -> Tensor:
@@ -161,14 +201,7 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix:
         _require_shapes(weights, make, header)
         module = make(header)
         module.load_state_dict(weights)
-    except (
-        safetensors.SafetensorError,
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,  # RecursionError is one
-    ) as why:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError) as why:
         raise error(
             f"{path} is damaged or of another kind ({shorten(why)}): move it away, then {fix}"
         ) from why

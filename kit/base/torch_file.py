@@ -1,8 +1,8 @@
 """A file that `torch.save` wrote and somebody published, read without running anything in it.
 
 Such a file is a pickle beside tensors, and a pickle can call whatever it names. Here it may name
-torch's tensors and plain values, and classes that the caller lists: of those only the contents are
-taken, as plain dicts, so what defined them need not be installed. Knows no kind of model.
+torch's tensors and plain values, and classes that the caller lists: objects of those become plain
+dicts of their contents, so the packages that define them need not be installed.
 """
 
 import pickle
@@ -50,11 +50,11 @@ _KINDS = {
     "json": "it looks like JSON",
     "": "its bytes are of another kind, or cut short",
 }
-_CALLS = re.compile(r"GLOBAL (\S+)")  # in the words of torch's reader
+_CALLS = re.compile(r"GLOBAL (\S+)")  # as in the message of torch's reader
 
 
 class PickledContents:
-    """Stands in for an object of a listed class: what it held, and none of what it could do."""
+    """Replaces an object of a listed class: its contents without its code."""
 
     def __new__(cls):
         self = super().__new__(cls)
@@ -66,12 +66,12 @@ class PickledContents:
 
 
 def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
-    """What `torch.save` wrote to `path`: dicts, lists, plain values, and tensors on the CPU.
+    """Read what `torch.save` wrote to `path`: dicts, lists, plain values, and tensors on the CPU.
 
-    Tensors are mapped from the file, which must stay as it is while they are used. `classes` are
-    full names of classes whose objects are taken as dicts of their contents. Raises
-    DamagedFileError for a file that is missing, damaged or no such file, and for one that names
-    anything else to be called: nothing of it has run then.
+    Tensors are mapped from the file, which must not change while they are used. `classes` are
+    full names of classes whose objects become dicts of their contents. Raises DamagedFileError for
+    a file that is missing, damaged or of another kind, and, before any of its code runs, for one
+    that names anything else to be called.
     """
     path = Path(path)
     _require_zip(path)
@@ -108,7 +108,7 @@ def _require_zip(path: Path) -> None:
             f"{path} ({size_bytes:,} bytes) is no PyTorch file: {_KINDS[file_kind(path)]}. "
             "Download it again, or name the right file."
         ) from why
-    # torch.save compresses nothing; what unfolds to more than its file was made to fill a memory.
+    # torch.save compresses nothing; a file that expands was made to fill the memory.
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size > size_bytes for e in entries):
         raise DamagedFileError(
             f"{path} is a compressed archive, no PyTorch file: unpack it, and name what is in it."
@@ -116,7 +116,7 @@ def _require_zip(path: Path) -> None:
 
 
 def _plain(value: object) -> object:
-    """`value` with the contents of listed classes as dicts, wherever they stand."""
+    """Return `value` with objects of listed classes replaced by dicts, at any depth."""
     if isinstance(value, PickledContents):
         return _plain(value.contents)
     if isinstance(value, dict):
@@ -127,10 +127,10 @@ def _plain(value: object) -> object:
 
 
 def require_backed(name: str, value: object) -> Tensor:
-    """`value`, if it is a plain tensor whose numbers all stand in its file.
+    """Return `value` if it is a plain tensor with all its numbers in the file.
 
-    Raises ValueError, which names it, for anything else: sparse or quantized ones, those without
-    any numbers, and views that repeat a few numbers over any size.
+    Raises ValueError with its `name` for anything else: sparse or quantized tensors, those without
+    data, and views that repeat a few numbers over any size.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is {type(value).__name__}, not a tensor")

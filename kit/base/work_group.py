@@ -14,8 +14,8 @@ Item = TypeVar("Item")
 class Job(Protocol):
     """One process's part of some work; it may be sent to that process, so it holds plain values."""
 
-    def run(self, tools, tell: Callable[[float], None]):
-        """Do it with `tools`; `tell(n)` reports that `n` more units are done.
+    def run(self, tools, advance: Callable[[float], None]):
+        """Do it with `tools`; `advance(n)` reports that `n` more units are done.
 
         Only the process that ran the job gets the return value.
         """
@@ -50,12 +50,12 @@ class WorkGroup:
         (job,) = jobs
         done = 0.0
 
-        def tell(more: float) -> None:
+        def advance(more: float) -> None:
             nonlocal done
             done += more
             progress(done)
 
-        return job.run(tools, tell)
+        return job.run(tools, advance)
 
 
 SINGLE_PROCESS = WorkGroup()

@@ -66,8 +66,9 @@ def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
 def claimed(paths: list[Path], make: Callable[[Path], None]) -> Iterator[Path]:
     """Call `make(path)` for each missing file of `paths`; yield each path once the file is there.
 
-    Processes share the work: each first makes what no other has begun, then what is still missing.
-    So a killed process blocks nothing; at worst a file is made twice, with the same content.
+    Processes share the work: each first makes files that no other has started, then those still
+    missing. So a killed process blocks nothing; at worst a file is made twice, with the same
+    content.
     """
     others = []
     for path in paths:

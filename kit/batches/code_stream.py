@@ -1,10 +1,10 @@
 """The stream training reads: effective batches of cached codes, resumed to the batch.
 
 `CodeStream` is an IterableDataset over a `CodeCache`. Its position is an epoch, a group of it (see
-epoch_order) and a batch, carried by every batch it makes; resuming reads nothing of what was
+epoch_order) and a batch, carried by every batch it makes; resuming does not read what was
 skipped, with any number of DataLoader workers and ranks. A position also says which utterances and
-which order it belongs to, and is refused by a stream of others. `loader_settings` says whether
-workers pay. Knows no audio and no model: `collate` makes the batch.
+which order it belongs to, and a stream of others raises an error. `loader_settings` says
+whether workers pay off. `collate` makes the batch.
 
 Shapes: B batch, S packed sequence, M mels, T reference frames.
 """
@@ -119,11 +119,11 @@ class CodeStream(IterableDataset):
             )
 
     def load_state_dict(self, position: dict) -> None:
-        """Begin at `position`. Raises DamagedFileError for one of other utterances or another
+        """Start at `position`. Raises DamagedFileError for one of other utterances or another
         order.
 
-        A position without a mark of either, as written by early versions, is taken as it is; one
-        without a group only where an epoch is one group.
+        A position without a mark of either, as written by early versions, is accepted; one without
+        a group only if an epoch is one group.
         """
         found = dict(position)
         if self.groups > 1 and "batch" in found and "group" not in found:
@@ -131,9 +131,9 @@ class CodeStream(IterableDataset):
         for mark, what in MARKS.items():
             if found.get(mark, self.identity[mark]) != self.identity[mark]:
                 raise DamagedFileError(
-                    f"This position in the data is of {what}: going on from it would repeat some "
-                    "utterances and leave others out. Put them back as they were, or begin the "
-                    "data anew by giving no position (in a notebook: choose another KIT_RUN)."
+                    f"This position in the data is of {what}: resuming from it would repeat some "
+                    "utterances and leave others out. Restore the data as it was, or start from "
+                    "the beginning by giving no position (in a notebook: choose another KIT_RUN)."
                 )
         self.position = {"epoch": 0, "group": 0, "batch": 0}
         self.position.update(position)
@@ -241,34 +241,36 @@ class CodeStream(IterableDataset):
         return position
 
     def _key(self, epoch: int, group: int, number: int) -> str:
-        """What sets the references of batch `number` of a group."""
+        """Return the seed of the references of batch `number` of a group."""
         return f"{order_key(self.config, epoch, group, self.groups)} {number}"
 
     def batch(self, members: list[int], key: str, position: dict):
-        """A batch of `members`: each with a reference clip of its speaker, as `key` draws them."""
+        """Return a batch of `members`, each with a reference clip of its speaker drawn by `key`."""
         rng = random.Random(key)
         voice = {}
         for i, speaker in zip(members, self.cache.speakers(members).tolist()):
             voice[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
-        chance = random.Random(f"{key} texts")  # apart: references are drawn as they ever were
-        untold = {i for i in members if chance.random() < self.text_dropout}
+        chance = random.Random(
+            f"{key} texts"
+        )  # its own generator, so that references stay the same
+        without_text = {i for i in members if chance.random() < self.text_dropout}
         mine = members[self.rank :: self.world]
         lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
         parts = [
-            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows), untold)
+            self.part(rows, [voice[i] for i in rows], max(lengths[i] for i in rows), without_text)
             for rows in micro_batches(mine, lengths, self.config)
         ]
         return self.collate(parts, position)
 
     def part(
-        self, rows: list[int], voices: list[int], longest: int, untold: Container[int] = ()
+        self, rows: list[int], voices: list[int], longest: int, without_text: Container[int] = ()
     ) -> tuple:
-        """One micro-batch, as `collate` takes it; `longest` is the tokens of its longest row.
+        """Return one micro-batch for `collate`; `longest` is the tokens of its longest row.
 
-        Rows of `untold` have no text.
+        Rows of `without_text` have no text.
         """
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
-        texts = [[] if i in untold else self.cache.texts[i].tolist() for i in rows]
+        texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
         return (texts, codes, cond, padded(longest, self.config))
 
@@ -278,7 +280,7 @@ def corpus_mark(
 ) -> str:
     """8 hex digits that change with the utterances: their ids, lengths and order.
 
-    Of an epoch of several groups the index's own mark stands for `members`.
+    For an epoch of several groups the index's own mark replaces `members`.
     """
     rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
     marks = b"\n".join(cache.encoded_ids(rows))
@@ -290,11 +292,11 @@ def corpus_mark(
 
 
 def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
-    """8 hex digits that change with the order of an epoch; alike for any micro-batch."""
+    """8 hex digits that change with the order of an epoch, but not with the micro-batch."""
     size = config.effective_tokens or config.effective_batch
     order = [size, bool(config.effective_tokens), config.sort_window, config.short_first]
     order.append(config.seed)
-    if rehearsal:  # without it, a position is what it was before there was any
+    if rehearsal:  # without it, positions from before rehearsal existed stay valid
         order.append(rehearsal)
     if groups > 1:  # and likewise
         order.append(f"groups of {GROUP_ROWS}")

@@ -1,12 +1,12 @@
-"""Makes the code cache: clips encoded once to codes and references, kept in safetensors shards.
+"""Build the code cache: clips encoded once to codes and references, in safetensors shards.
 
-A shard is filed under the digests of its clips' bytes and under the codec that made it. So new rows
-cost only their own encoding, a changed text costs none, and any run that points at the folder
-shares it. Every file is written whole or not at all; a damaged one is made again. Processes need no
-lock: names follow from content, and a claim only tells another builder which shard to begin with.
-Ranks of one preparation share the shards out among them. The folder stays below `max_cache_gib`;
-what lay unused longest goes first. Clips are encoded where the codec is. Codes made on a GPU may
-differ from the CPU's by rounding, and are not encoded again on another device.
+The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
+own encoding, a changed text costs none, and all runs that use the folder share it. Files are
+written atomically; a damaged one is made again. Processes need no lock: names follow from content,
+and a claim only shows other builders which shard is in progress. Ranks of one preparation divide
+the shards. The folder stays below `max_cache_gib`; the shards unused for longest are deleted first.
+Clips are encoded on the codec's device. Codes made on a GPU may differ from the CPU's by rounding,
+and are not encoded again on another device.
 
 Shapes: L samples, N text ids.
 """
@@ -47,15 +47,15 @@ from kit.batches.index import IndexRow, index_columns
 from kit.dataset.data_report import Utterance
 from kit.text.tokenizer import Tokenizer
 
-# What may be removed to make room: nothing else that lies in the folder is the cache's.
+# Files of the cache, which may be removed to free space; other files in the folder are not.
 OWN = ("codes-*.safetensors", "index-*.safetensors")
 CLIPS_AT_ONCE = 32  # encoded together
 
 
 def cache_key(codec_path: Path, front_end: MelConfig, config: DataConfig) -> str:
-    """Names what a shard is made with: changes with the codec's weights and the references."""
-    heard = ("loudest", config.reference_frames)
-    return digest(file_digest(codec_path), front_end, heard, KEPT_SILENCE_S)
+    """Return a digest that changes with the codec's weights and the kind of references."""
+    reference = ("loudest", config.reference_frames)
+    return digest(file_digest(codec_path), front_end, reference, KEPT_SILENCE_S)
 
 
 def clip_digest(path: str) -> str:
@@ -98,14 +98,14 @@ def build_cache(
     say: Callable[[str], None] = print,
     group: WorkGroup = SINGLE_PROCESS,
 ) -> Path:
-    """Encode what `folder` lacks of `rows`, one shard at a time; return the index of `rows`.
+    """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
-    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known
+    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, if they are known
     already: they must change when a recording does, and be of one kind from run to run.
-    `progress(done, total)` counts recordings; `say` hears of each damaged shard. The processes of
-    `group`, which have EncodingTools, share the shards. An interrupted build goes on with what is
-    missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
-    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError where another
+    `progress(done, total)` counts recordings; `say` is called for each damaged shard. The processes
+    of `group`, which have EncodingTools, share the shards. An interrupted build resumes with what
+    is missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
+    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another
     process failed.
     """
     folder = Path(folder)
@@ -122,9 +122,9 @@ def build_cache(
     require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
     shards = missing_shards(missing, folder, key, config.shard)
     jobs = []
-    # Whole shards are shared out. The clips of one are encoded in batches of their own, and what is
-    # encoded depends, in its last bits, on the batch; which clips a shard has does not depend on
-    # which other shards are there already, nor on who made them.
+    # Processes divide whole shards. A shard's clips are encoded in its own batches, because codes
+    # depend, in the last bits of the input, on the batch; so its content depends neither on the
+    # other shards nor on the process that made it.
     for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
         jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
@@ -145,9 +145,9 @@ def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
 def find_clips(
     folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
 ) -> dict[str, Clip]:
-    """Where those of `wanted` lie that are encoded.
+    """Return where the clips of `wanted` that are already encoded are.
 
-    Every shard of `key` is checked; a damaged one is told and removed.
+    Every shard of `key` is checked; a damaged one is reported and removed.
     """
     found: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
@@ -184,7 +184,7 @@ class EncodeJob:
     config: DataConfig
     used: set[Path]  # files that no room may be made of
 
-    def run(self, tools: EncodingTools, tell: Callable[[float], None]) -> None:
+    def run(self, tools: EncodingTools, advance: Callable[[float], None]) -> None:
         def make(path: Path) -> None:
             clips = self.shards[path]
             shard = encode(list(clips.values()), tools.codec, tools.front_end, self.config)
@@ -194,7 +194,7 @@ class EncodeJob:
             write_atomic(path, data)
 
         for path in claimed(list(self.shards), make):
-            tell(len(self.shards[path]))
+            advance(len(self.shards[path]))
 
 
 def encode(

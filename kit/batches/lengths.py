@@ -47,16 +47,16 @@ def longest(model: GPTConfig) -> GPTConfig:
     return model.with_positions(MAX_TEXT_POSITIONS, MAX_CODE_POSITIONS)
 
 
-def manifest_limits(model: GPTConfig, frame_rate: float, longest_s: float = 0.0) -> dict:
+def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
     """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
 
     Before there is a tokenizer, letters are counted as if they made the longest tokens;
-    `fit_positions` counts again. `longest_s` above 0 also refuses longer clips.
+    `fit_positions` counts again. `max_clip_s` above 0 also refuses longer clips.
     """
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
     return {
-        "longest_s": min(longest_s or max_s, max_s),
+        "max_clip_s": min(max_clip_s or max_s, max_s),
         "most_characters": MAX_TOKEN_CHARACTERS * (largest.max_text - TEXT_EXTRA),
     }
 

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchaudio.functional import forced_align, merge_tokens
 
-from kit.audio.clip import load_wave
+from kit.audio.clip import load_torchaudio, load_wave
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
@@ -36,8 +35,8 @@ from kit.text.normalize import letters
 
 PART_BATCHES = 16  # batches whose results share a file until all are done
 # Clips are compared only with others of their kind.
-TRAINED_ON = "learnt from"
-UNSEEN = "never heard"
+TRAINED_ON = "trained on"
+UNSEEN = "unseen"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,8 +89,9 @@ def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
 
     `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
     """
-    path, scores = forced_align(log_probs[None].contiguous(), ids[None].int())
-    spans = merge_tokens(path[0], scores[0])
+    functional = load_torchaudio().functional
+    path, scores = functional.forced_align(log_probs[None].contiguous(), ids[None].int())
+    spans = functional.merge_tokens(path[0], scores[0])
     return spans, scores[0] - log_probs.amax(-1)
 
 
@@ -267,13 +267,13 @@ class AlignJob:
     key: str
     config: AlignConfig
 
-    def run(self, recognizer: SpeechRecognizer, tell: Callable[[float], None]) -> None:
+    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
         for part, rows in self.parts.items():
             reported = 0
 
             def report(done: int, _total: int) -> None:
                 nonlocal reported
-                tell(done - reported)
+                advance(done - reported)
                 reported = done
 
             alignments = align_clips(rows, recognizer, self.config, report)
@@ -294,8 +294,8 @@ def worst(rows: list, alignments: list[Alignment], count: int) -> list[tuple]:
 def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     """Return the score below which text and audio do not match.
 
-    It lies far under the median in terms of the median absolute deviation, neither of which up to
-    half of the clips can move far. Raises DatasetError when the median is below `hopeless`.
+    It is far below the median in terms of the median absolute deviation; up to half of the clips
+    can hardly move either. Raises DatasetError when the median is below `hopeless`.
     """
     scores = np.array([a.score for a in alignments])
     median = float(np.median(scores)) if len(scores) else 0.0

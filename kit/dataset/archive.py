@@ -13,6 +13,7 @@ import gzip
 import lzma
 import math
 import shutil
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -37,13 +38,23 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # a file in every finished folder: which archive it came from
 CHUNK_BYTES = 2**20
 DISK_STEP_BYTES = 2**28  # how often free disk space is checked
-MAX_HEADER_BYTES = 2**22  # no legitimate name or attribute list is longer
+MAX_HEADER_BYTES = 2**22  # of a member: no legitimate name or attribute list is longer
 _OPENERS = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # With other methods zipfile decompresses without a limit on memory.
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ZIP_SPECIAL = (1, 2, 6, 10, 12)  # kinds in the Unix mode: pipe, devices, link, socket
 _BAD_NAME = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError)
+_DAMAGE = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    # Of a header whose numbers or names cannot be:
+    ValueError,
+    OverflowError,
+    struct.error,
+)
 _AR_MAGIC = b"!<arch>\n"
 _AR_HEADER_BYTES = 60
 _AR_MEMBERS = 16  # a Debian package has three or four
@@ -155,6 +166,8 @@ class Limits:
         self.members += 1
         if self.members > self.config.most_members:
             self.refuse(f"more than {self.config.most_members:,} members", "most_members")
+        if not name:
+            self.refuse("a member without a name")
         path = PurePosixPath(name)
         leads_out = path.is_absolute() or PureWindowsPath(name).drive or ".." in path.parts
         if leads_out or "\\" in name or "\0" in name:
@@ -180,6 +193,8 @@ def _unpack_into(limits: Limits, progress: Callable) -> None:
     try:
         for read_bytes in members:
             progress(min(read_bytes, limits.archive_bytes), limits.archive_bytes)
+    except DatasetError:
+        raise
     except (*_DAMAGE, OSError) as error:
         if getattr(error, "errno", None) is None:  # gzip and bz2 raise OSErrors without one
             raise _damaged(archive, error) from error
@@ -226,7 +241,7 @@ def _unzip(limits: Limits) -> Iterator[int]:
 class _Counted:
     """A decompressed stream that counts all tarfile reads, names and attributes too.
 
-    tarfile reads those at once: a packed header of gigabytes would fill the memory.
+    tarfile keeps what it reads of a header: gigabytes, packed well, would fill the memory.
     """
 
     def __init__(self, stream: BinaryIO, limits: Limits):
@@ -234,10 +249,13 @@ class _Counted:
         self.limits = limits
         self.seek = stream.seek
         self.tell = stream.tell
+        self.header_bytes: int | None = 0  # read of the current header; None: outside of headers
 
     def read(self, size: int) -> bytes:
-        if size > MAX_HEADER_BYTES:
-            self.limits.refuse(f"a header of {size:,} bytes")
+        if self.header_bytes is not None:
+            self.header_bytes += size
+            if self.header_bytes > MAX_HEADER_BYTES:
+                self.limits.refuse(f"a header of {self.header_bytes:,} bytes or more")
         data = self.stream.read(size)
         self.limits.count(len(data))
         return data
@@ -253,12 +271,16 @@ def _untar(limits: Limits) -> Iterator[int]:
             packed.extraction_filter = getattr(tarfile, "data_filter", None)
             while member := packed.next():
                 packed.members.clear()  # tarfile would keep a million of them
-                limits.check_name(member.name)
+                # tar names the packed folder itself "./", or nothing.
+                limits.check_name(member.name or ("." if member.isdir() else ""))
                 # A sparse file of a few bytes may be petabytes.
                 if not (member.isdir() or member.isreg()) or member.issparse():
                     limits.refuse(f"{member.name!r}, which is a link, a device or a sparse file")
+                counted.header_bytes = None
                 packed.extract(member, limits.folder, set_attrs=False)
+                counted.header_bytes = 0
                 yield raw.tell()
+        counted.header_bytes = None
         # tarfile takes a broken header for the end; the true end is a block of zeros.
         stream.seek(packed.offset)
         if stream.read(512) != bytes(512):

@@ -63,17 +63,17 @@ def own_faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, reason) of everything wrong with a row by itself."""
     seconds = measure.seconds
-    if seconds < config.shortest_s:
-        yield "too short", f"shorter than {config.shortest_s} s"
-    if seconds > config.longest_s:
-        yield "too long", f"{seconds:.1f} s, longer than {config.longest_s:.1f} s"
+    if seconds < config.min_clip_s:
+        yield "too short", f"shorter than {config.min_clip_s} s"
+    if seconds > config.max_clip_s:
+        yield "too long", f"{seconds:.1f} s, longer than {config.max_clip_s:.1f} s"
         return  # it was not decoded
     if not MIN_RATE_HZ <= measure.rate_hz <= MAX_RATE_HZ:
         yield "sample rate", f"{measure.rate_hz:,} Hz, not a sample rate of speech"
     if len(row.text) > config.most_characters:
         yield "long text", f"text longer than {config.most_characters} characters"
-    if measure.peak < config.silence_peak:
-        yield "silent", f"silent (peak {measure.peak:.4f} of full scale)"
+    if measure.mono_peak < config.silence_peak:
+        yield "silent", f"silent (peak {measure.mono_peak:.4f} of full scale)"
     if measure.clipped > config.clipped_share:
         yield "clipped", f"clipped ({measure.clipped:.1%} of samples)"
     if measure.peak > config.most_peak:
@@ -218,6 +218,9 @@ def row_warnings(
     if measure.peak > LOUD_PEAK:
         peak = f"its samples reach {measure.peak:.3g} times full scale"
         yield "too loud", f"{peak}: it is read scaled down to 1"
+    if measure.cancels:
+        reason = f"its {measure.channels} channels cancel each other: the loudest one is taken"
+        yield "opposite phase", reason
     rare = sorted(stats.rare_letters.intersection(row.text))
     if rare:
         yield "rare letter", f"letters that hardly any other text has: {' '.join(rare)}"

@@ -22,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
-from kit.base.config import CONFIGS
+from kit.base.config import ROOT
 from kit.base.errors import DatasetError
 from kit.base.files import append_lines, disk_errors, make_folder, write_atomic
 from kit.base.notes import Note
 from kit.base.work_group import SINGLE_PROCESS, WorkGroup
 
-FORMAT = 2  # of a cache line; lines of another format are measured again
+FORMAT = 3  # of a cache line; lines of another format are measured again
 FIELDS = dataclasses.fields(ClipMeasure)
 CHUNK = 64  # clips written to the cache at a time
 READY = "ready\n"  # the first line that a process prints
@@ -105,7 +105,7 @@ class MeasureJob:
     before: int  # of `total` clips, measured before this call
     total: int
 
-    def run(self, _tools, tell: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
+    def run(self, _tools, advance: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
         workers = self.workers or max(1, _cores() // self.here)
         processes = self.processes
         if processes is None:
@@ -120,7 +120,7 @@ class MeasureJob:
         ):
             for lines in chunks:
                 results.update(_append(lines, file, self.before + len(results), self.total))
-                tell(len(lines))
+                advance(len(lines))
         return results
 
 
@@ -268,13 +268,13 @@ def _entry(path: str) -> dict:
 
 
 def measure_line(path: str, decode_s: float) -> str:
-    """Measure a clip; return its cache line, with `size` -1 for a file that cannot be reached."""
+    """Measure a clip; return its cache line, with `size` -1 for what may be readable next time."""
     row = _entry(path)  # before reading, so that a file still growing is measured again
     try:
         row["measure"] = vars(measure_clip(path, decode_s))
     except DatasetError as error:
         row["problem"] = str(error).removeprefix(path).lstrip(": ")
-        if isinstance(error.__cause__, OSError):
+        if isinstance(error.__cause__, OSError | ImportError):  # a library may be installed
             row["size"] = -1
     return json.dumps(row)
 
@@ -323,7 +323,7 @@ class _Worker:
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                cwd=CONFIGS.parent,
+                cwd=ROOT,
             )
 
     def lines(self) -> Iterator[str]:

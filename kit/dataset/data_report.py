@@ -1,6 +1,6 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-Nothing of a dataset is dropped silently: a row is an `Utterance` or a `Finding`. checks.py decides
+No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
 which, by the limits in `ManifestConfig`.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
+from kit.base.formatting import shorten
 
 # How to fix each kind of finding, refusals first.
 FIXES = {
@@ -34,11 +35,13 @@ FIXES = {
     "alphabet": "spell these letters in the script of the other texts, as they are spoken",
     "repeated text": "vary the sentences: what is repeated too often is memorised",
     "edge silence": "nothing: all but 0.1 s of it is trimmed. Is a part of the sentence missing?",
+    "opposite phase": "nothing; or invert one of its channels and export it again",
     "rare letter": "check for a typing error; the voice gets too few examples to learn it",
     "also in training": "remove it from one of the two: it flatters the held-out figures",
 }
 
 MAX_LISTED = 8  # refused rows in a message
+MAX_KINDS = 3  # reasons in a summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,7 @@ class Finding:
     kind: str  # a key of FIXES
     reason: str
     seconds: float = 0.0  # of audio, where it could be measured
-    cure: str = ""
+    cure: str = ""  # how to fix it
     audio: str = ""
 
     def __post_init__(self):
@@ -80,9 +83,10 @@ class Finding:
 class ManifestConfig:
     language: str = "am"
     held_out_percent: float = 2.0  # of a folder that brings no held-out split of its own
-    audio_root: str = ""  # folder that a JSONL's paths start from and stay in; "": the JSONL's own
-    shortest_s: float = 0.2
-    longest_s: float = 14.0  # what the model's code positions hold
+    audio_root: str = ""  # folder that a table's paths start from and stay in; "": the table's own
+    columns: str = ""  # of a table, in order: "audio|text|speaker"; "": found by what they hold
+    min_clip_s: float = 0.2
+    max_clip_s: float = 14.0  # what the model's code positions hold
     most_characters: int = 157  # what its text positions hold at one letter a token
     clipped_share: float = 0.01  # refuse above this share of samples at full scale
     silence_peak: float = 0.005  # refuse below this peak
@@ -94,21 +98,20 @@ class ManifestConfig:
     odd_share: float = 0.01  # a sample rate or script with less of the dataset than this is odd
     most_repeats: int | None = None  # of a text by one speaker; None: any number
     edge_silence_s: float = 1.0  # warn of more silence before or after speech
-    refuse_percent: float = 5.0  # training does not start when more of the hours was refused
+    max_rejected_percent: float = 5.0  # training does not start when more of the hours was refused
 
     def __post_init__(self):
-        require_within(self, 0, 3600, "shortest_s", "longest_s", "edge_silence_s")
+        require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
         require_within(self, 1, 1e6, "most_characters")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
         require_within(self, 1, 1e9, "most_peak")
         require_within(self, -200, 200, "least_snr_db")
         require_within(self, 0, 1e9, "characters_per_s", "most_repeats")
-        require(self.shortest_s < self.longest_s, self, "shortest_s", "must be below longest_s.")
+        require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]
         require(rising, self, "characters_per_s", "give the least and the most, e.g. [2, 40].")
-        require(0 <= self.refuse_percent <= 100, self, "refuse_percent", "a percentage, 0 to 100.")
-        require(0 <= self.held_out_percent <= 100, self, "held_out_percent", "0 to 100.")
+        require_within(self, 0, 100, "max_rejected_percent", "held_out_percent")
         require(0 <= self.odd_share < 0.5, self, "odd_share", "a share from 0 (off) to 0.5.")
         require(self.pace_deviations > 0, self, "pace_deviations", "must be above 0; inf is off.")
         valid = self.most_repeats is None or self.most_repeats >= 1
@@ -119,7 +122,7 @@ class ManifestConfig:
 class DataReport:
     """Every row of a dataset, kept or refused."""
 
-    layout: str  # its layout and tables, in words
+    layout: str  # description of its layout and tables
     kept: list[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
@@ -141,6 +144,21 @@ class DataReport:
         """Share of all seconds; 100 where nothing was kept."""
         total_s = self.lost_s + self.kept_s
         return 100 * self.lost_s / total_s if self.kept and total_s else 100.0
+
+    def summary(self) -> list[str]:
+        """Return lines: hours kept and lost, then the commonest reasons, each with an example."""
+        lost = f"{self.lost_s / 3600:.2f} hours ({self.lost_percent:.2f} %) lost in"
+        lines = [
+            f"{self.kept_s / 3600:.2f} hours kept in {len(self.kept):,} utterances, "
+            f"{lost} {len(self.refused):,} clips"
+        ]
+        for kind, findings in commonest_kinds(self.refused):
+            example = findings[0]
+            lines.append(
+                f"  {len(findings):,} clips, {kind}: for example {example.file}:{example.line} "
+                f"{example.id[:40]}: {shorten(example.reason, 160)}; {example.cure}"
+            )
+        return lines
 
     def without(self, findings: list[Finding]) -> "DataReport":
         """Return the report with the rows of `findings` refused as well."""
@@ -190,15 +208,19 @@ class DataReport:
         """Raise DatasetError when too much was refused; `where` is the file with the findings."""
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
-        if self.lost_percent > config.refuse_percent:
+        if self.lost_percent > config.max_rejected_percent:
             raise DatasetError(
-                f"{self.lost_percent:.1f} % of the hours was refused "
-                f"(limit {config.refuse_percent:g} %): {self._first_refused()}.\n"
+                f"{self.lost_percent:.1f} % of the hours was refused, {self._kinds()} "
+                f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
                 f"All of them: {where}. Fix them, or continue without them: "
-                "raise REFUSE_PERCENT in the second cell of 01_data_prep, or on the command line "
-                f"--set manifest.refuse_percent={math.ceil(self.lost_percent)} (of make voice: "
-                f"ARGS='--set ...')."
+                "raise MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command "
+                f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
+                f"voice: ARGS='--set ...')."
             )
+
+    def _kinds(self) -> str:
+        counts = [f"{kind} {len(same):,} times" for kind, same in commonest_kinds(self.refused)]
+        return ", ".join(counts)
 
     def _first_refused(self) -> str:
         """Return the number of refused rows, and a line for each of the longest."""
@@ -229,6 +251,14 @@ def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Find
     )
 
 
+def commonest_kinds(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
+    """Return the kinds that most findings have, the commonest first, each with its findings."""
+    kinds = collections.defaultdict(list)
+    for finding in findings:
+        kinds[finding.kind].append(finding)
+    return sorted(kinds.items(), key=lambda item: -len(item[1]))[:MAX_KINDS]
+
+
 def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
     """Return {kind: (rows, seconds)}, the most seconds first; unmeasured clips add none."""
     rows = collections.Counter()
@@ -244,7 +274,7 @@ def findings_table(findings: list[Finding], most: int = 20) -> list[tuple[str, .
     """Return table rows, the headings first, then the longest clips; [] for no findings."""
     if not findings:
         return []
-    rows = [("where", "id", "seconds", "reason", "cure")]
+    rows = [("where", "id", "seconds", "reason", "fix")]
     for finding in sorted(findings, key=lambda f: -f.seconds)[:most]:
         where = f"{finding.file}:{finding.line}"
         seconds = f"{finding.seconds:.1f}" if finding.seconds else "?"

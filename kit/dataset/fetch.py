@@ -1,4 +1,4 @@
-"""Find a dataset in a folder, in an archive, on the Hugging Face hub, or in a Festival voice."""
+"""Find a dataset in a folder, an archive, Parquet files, on the hub, or in a Festival voice."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from kit.base.formatting import join_names
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import recognise
+from kit.dataset.parquet import SUFFIX, parquet_files, unpack_parquet
 
 HUB = "hf://"
 FESTIVAL_TRANSCRIPTS = "etc/txt.done.data"
@@ -26,7 +27,9 @@ def fetch_dataset(
     hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
 ) -> Path:
-    """Return the dataset folder in `source`: a folder, an archive (unpacked under `into`), or hf://.
+    """Return the dataset folder in `source`: a folder, or an archive, Parquet files or hf://.
+
+    The latter are unpacked under `into`.
 
     `hf://NAME/CONFIG/SPLIT` streams a dataset of the Hugging Face hub into a folder under `into`:
     hf://google/fleurs/am_et/train, or hf://google/fleurs@REVISION/am_et/train. `archive` limits
@@ -40,6 +43,8 @@ def fetch_dataset(
     source = Path(source)
     if not source.exists():
         raise DatasetError(f"There is no {source}: is the name right, and the disk mounted?")
+    if source.is_file() and source.suffix.lower() == SUFFIX:
+        return unpack_parquet(source, [source], into, hub or HubConfig(), progress)
     if source.is_file() and not archive_suffix(source):
         return source  # a table, which read_dataset checks
     if not source.is_dir():
@@ -54,6 +59,9 @@ def fetch_dataset(
             raise DatasetError(f"{source} holds several datasets ({names}): name one of them.")
         below = (child for folder in level for child in sorted(folder.iterdir()))
         level = [c for c in below if c.is_dir() and not c.name.startswith((".", "__MACOSX"))]
+    files = parquet_files(source)
+    if files:
+        return unpack_parquet(source, files, into, hub or HubConfig(), progress)
     try:
         recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,8 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
+from kit.audio.clip import to_mono
+from kit.audio.container import open_audio
 from kit.base.config import build, require, require_within
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
@@ -220,7 +223,8 @@ def _read_audio(row: dict, config: HubConfig) -> tuple[np.ndarray, int]:
             f"no audio bytes or array in column {config.audio_column!r}, but {got}: paths are not "
             "followed; stream it with decode=False, or with the bytes embedded"
         )
-    wave = wave.mean(axis=int(np.argmin(wave.shape))) if wave.ndim == 2 else wave
+    if wave.ndim == 2:
+        wave = to_mono(wave if wave.shape[0] > wave.shape[1] else wave.T)
     if not isinstance(rate, int) or not 1000 <= rate <= 384_000:
         raise DatasetError(f"the sampling rate is {rate!r}")
     if wave.ndim != 1 or len(wave) == 0 or not np.isfinite(wave).all():
@@ -239,16 +243,30 @@ def _samples(array) -> np.ndarray:
 
 
 def _decoded(data: bytes) -> tuple[np.ndarray, int]:
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.frames > MAX_SECONDS * file.samplerate or file.channels > MAX_CHANNELS:
-                raise DatasetError(
-                    f"its {len(data):,} bytes declare {file.frames / file.samplerate:.3g} s in "
-                    f"{file.channels} channels: at most {MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
-                )
-            return file.read(dtype="float32"), file.samplerate
-    except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise DatasetError(f"its {len(data):,} bytes cannot be decoded: {error}") from error
+    size = f"its {len(data):,} bytes"
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "audio")
+        Path(path).write_bytes(data)
+        try:
+            with open_audio(path) as (file, length):
+                if length.problem:
+                    raise DatasetError(f"{size} are {length.problem}")
+                if length.expected > MAX_SECONDS * file.samplerate or file.channels > MAX_CHANNELS:
+                    raise DatasetError(
+                        f"{size} declare {length.expected / file.samplerate:.3g} s in "
+                        f"{file.channels} channels: at most {MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
+                    )
+                wave = file.read(length.expected + 1, dtype="float32", always_2d=True)
+                rate = file.samplerate
+        except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
+            raise DatasetError(f"{size} cannot be decoded: {error}") from error
+        except DatasetError as error:
+            raise DatasetError(str(error).replace(path, "its audio")) from error
+    if len(wave) != length.expected:
+        raise DatasetError(
+            f"{size} are truncated or damaged: {len(wave):,} of {length.expected:,} samples"
+        )
+    return to_mono(wave), rate
 
 
 def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: BinaryIO) -> None:

@@ -9,8 +9,10 @@ wildcard after Pratap et al. 2023.)
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters, L samples.
 """
 
+import contextlib
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kit.audio.clip import resampled
-from kit.audio.container import count_decodable, open_audio, read_segment
+from kit.audio.clip import cancelling_channel, resampled, to_mono
+from kit.audio.container import count_decodable, open_seekable
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base.config import require, require_within
+from kit.base.errors import DatasetError
+from kit.base.notes import Note
 from kit.dataset.alignment import best_path, frames_needed, quiet_frames
 from kit.text.normalize import letters, normalize
 
@@ -120,28 +124,47 @@ class Window:
 
 
 class WindowReader:
-    """Reads a recording and recognises it, one window at a time."""
+    """Reads a recording and recognises it, one window at a time; open until its block ends."""
 
     def __init__(self, path: Path, recognizer: SpeechRecognizer):
         self.path = path
         self.recognizer = recognizer
-        with open_audio(path) as (sound, _):
-            self.rate = sound.samplerate  # Hz
         self.extent = count_decodable(path)
         self.samples = self.extent.frames
+        self.stack = contextlib.ExitStack()
+        self.sound = self.stack.enter_context(open_seekable(path, self.samples))
+        self.rate = self.sound.samplerate  # Hz
         self.total_s = self.samples / self.rate
+        self.cancels = False  # whether channels have cancelled each other so far
+
+    def __enter__(self) -> "WindowReader":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stack.close()
 
     def samples_of(self, start_s: float, end_s: float) -> np.ndarray:
         """Return mono samples (L,) at the recording's own rate."""
         first = round(start_s * self.rate)
         stop = min(round(end_s * self.rate), self.samples)
-        return read_segment(self.path, first, stop, self.samples).mean(axis=1)
+        self.sound.seek(first)
+        wave = self.sound.read(stop - first, dtype="float32", always_2d=True)
+        if not np.isfinite(wave).all():
+            raise DatasetError(f"samples that are not finite numbers after {start_s:.1f} s")
+        if cancelling_channel(wave) is not None and not self.cancels:
+            self.cancels = True
+            warnings.warn(
+                f"The channels of {self.path} cancel each other: the loudest one is taken.",
+                category=Note,
+                stacklevel=2,
+            )
+        return to_mono(wave)
 
     def window(self, start_s: float, length_s: float) -> Window:
         """Recognise `length_s` seconds from `start_s` on, or up to the end."""
         read_from_s = max(0.0, start_s - CONTEXT_S)
         end_s = min(start_s + length_s, self.total_s)
-        samples = np.nan_to_num(self.samples_of(read_from_s, end_s)).clip(-1, 1)
+        samples = self.samples_of(read_from_s, end_s).clip(-1, 1)
         sample_rate = self.recognizer.input_sample_rate
         wave = resampled(torch.from_numpy(samples), self.rate, sample_rate)
         output = self.recognizer.recognize([wave], sample_rate)[0]

@@ -19,6 +19,7 @@ from kit.dataset.checks import judge_rows
 from kit.dataset.clip_stats import measure_clips
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance
 from kit.dataset.layouts import read_dataset
+from kit.dataset.splits import hold_out, require_training_rows
 
 # Types of the fields that are not str.
 FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
@@ -41,12 +42,15 @@ def check_dataset(
     """
     into = Path(into)
     dataset = read_dataset(source, config)
+    require_training_rows(dataset.rows)
     paths = [row.audio for row in dataset.rows]
     cache = into / "measures.jsonl"
     measures = measure_clips(
-        paths, cache, config.longest_s, workers, progress=progress, group=group
+        paths, cache, config.max_clip_s, workers, progress=progress, group=group
     )
     kept, refused, warned = judge_rows(dataset.rows, measures, config)
+    trained = sum(row.split == "train" for row in dataset.rows)
+    kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
     report = DataReport(
         layout=dataset.layout,
         kept=kept,

@@ -6,6 +6,7 @@ rows of a dataset that are too long for the model. The recogniser is trained on 
 language (01_data_prep), so the first hour or so must be split by hand.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import soundfile
 
-from kit.audio.container import open_audio
+from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
@@ -29,7 +30,6 @@ from kit.dataset.long_alignment import LongAlignConfig, LongAligner, WindowReade
 from kit.dataset.segment_plan import SegmentConfig, Span, plan_segments
 
 ROUNDING_S = 0.001  # error of adding up seconds
-AUDIO = (".wav", ".flac", ".ogg", ".mp3")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,15 @@ class UnusedAudio:
 def find_recordings(folder: Path) -> list[Path]:
     """Return the audio files under `folder`. Raises DatasetError when none has a transcript."""
     files = Path(folder).rglob("*")
-    recordings = sorted(p for p in files if p.suffix.lower() in AUDIO and p.is_file())
+    recordings = sorted(p for p in files if p.suffix.lower() in SUFFIXES and p.is_file())
     for path in recordings:
         if non_utf8_problem(path):
             raise DatasetError(f"{non_utf8_problem(path)}.")
     if not any(p.with_suffix(".txt").is_file() for p in recordings):
         raise DatasetError(
             f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
-            f".flac, .ogg, .mp3) and NAME.txt, found {len(recordings)} recordings and no .txt of "
-            "theirs."
+            f"{', '.join(SUFFIXES[1:])}) and NAME.txt, found {len(recordings)} recordings and no "
+            ".txt of theirs."
         )
     return recordings
 
@@ -84,8 +84,7 @@ def _missing_audio(reader: WindowReader) -> list[Span]:
 
 def _seconds(audio: Path) -> float:
     try:
-        with open_audio(audio) as (sound, length):
-            return length.expected / sound.samplerate
+        return duration_s(audio)
     except (soundfile.LibsndfileError, DatasetError):
         return 0.0
 
@@ -127,19 +126,19 @@ class Segmenter:
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
 
-        def tell(done_s: float) -> None:
+        def advance(done_s: float) -> None:
             now_s = before_s + done_s
             complete = total_s - now_s < ROUNDING_S
             progress(total_s if complete else now_s, total_s)
 
         if before_s:
-            tell(0.0)
+            advance(0.0)
         if todo:
             jobs = [
                 SegmentJob(recordings=list(share), into=into, cuts=self.cuts, walk=self.walk)
                 for share in group.split_evenly(todo)
             ]
-            group.do(jobs, self.recognizer, tell)
+            group.do(jobs, self.recognizer, advance)
         rows = []
         losses = []
         for recording in recordings:
@@ -154,11 +153,12 @@ class Segmenter:
         for leftover in (into / "wavs").glob(f"{name}_[0-9][0-9][0-9][0-9].wav"):
             leftover.unlink()  # of other settings, or an interrupted call
         rows = []
-        try:
-            reader, clips, losses = self._plan(audio, progress)
-        except DatasetError as error:
-            losses = [Span(start_s=0.0, end_s=_seconds(audio), reason=str(error))]
-        else:
+        with contextlib.ExitStack() as stack:
+            try:
+                reader, clips, losses = self._plan(audio, stack, progress)
+            except DatasetError as error:
+                clips = []
+                losses = [Span(start_s=0.0, end_s=_seconds(audio), reason=str(error))]
             for number, clip in enumerate(clips, 1):
                 clip_id = f"{name}_{number:04d}"
                 rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
@@ -173,8 +173,10 @@ class Segmenter:
             lines.append(place | {"reason": span.reason})
         return {"rows": rows, "losses": lines}
 
-    def _plan(self, audio: Path, progress: Callable) -> tuple[WindowReader, list[Span], list[Span]]:
-        """Return the open recording, its clips and its losses.
+    def _plan(
+        self, audio: Path, stack: contextlib.ExitStack, progress: Callable
+    ) -> tuple[WindowReader, list[Span], list[Span]]:
+        """Return the recording, open until `stack` is closed, its clips and its losses.
 
         Raises DatasetError where audio or transcript cannot be used.
         """
@@ -183,7 +185,7 @@ class Segmenter:
             raise DatasetError(f"no transcript {transcript.name} beside it")
         try:
             text = transcript.read_text(encoding="utf-8-sig")
-            reader = WindowReader(audio, self.recognizer)
+            reader = stack.enter_context(WindowReader(audio, self.recognizer))
             tokens = read_tokens(text, self.recognizer, self.walk.language)
             aligned = LongAligner(reader, tokens, self.walk).run(progress)
         except UnicodeDecodeError as error:
@@ -253,27 +255,27 @@ class SegmentJob:
     cuts: SegmentConfig
     walk: LongAlignConfig
 
-    def run(self, recognizer: SpeechRecognizer, tell: Callable[[float], None]) -> None:
+    def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
         segmenter = Segmenter(recognizer=recognizer, cuts=self.cuts, walk=self.walk)
         for recording in self.recordings:
-            self._segment(recording, segmenter, tell)
+            self._segment(recording, segmenter, advance)
 
     def _segment(
-        self, recording: LongRecording, segmenter: Segmenter, tell: Callable[[float], None]
+        self, recording: LongRecording, segmenter: Segmenter, advance: Callable[[float], None]
     ) -> None:
         reported_s = 0.0
 
         def report(now_s: float, _total_s: float) -> None:
             nonlocal reported_s
             if now_s < recording.seconds:  # the end is reported once the clips are written
-                tell(now_s - reported_s)
+                advance(now_s - reported_s)
                 reported_s = now_s
 
         make = partial(
             segmenter.segment_recording, recording.audio, recording.name, self.into, report
         )
         cached_result(recording.result_file(self.into), recording.key, make)
-        tell(recording.seconds - reported_s)
+        advance(recording.seconds - reported_s)
 
 
 def _file_state(path: Path) -> tuple:

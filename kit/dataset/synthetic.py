@@ -38,7 +38,7 @@ class CorpusConfig:
     long: int = 30  # held-out sentences of about 20 words
     free_order: int = 100  # held-out sentences of known words in random order
     any_order: float = 0.33  # share of the training sentences in random order, too
-    max_words: int = 20  # longest training sentence, in words
+    max_words: int = 20  # of the longest training sentence
     speakers: int = 3  # of SPEAKERS
     workers: int = 2  # processes
     seed: int = 0
@@ -254,13 +254,13 @@ def make_corpus(config: CorpusConfig, folder: Path, progress: Callable = lambda 
 
 def _remove_other_corpus(folder: Path, key: str) -> None:
     """Remove what another configuration left in `folder`."""
-    begun = folder / "begun"
-    if not begun.exists() or begun.read_text(encoding="utf-8") != key:
+    mark = folder / "begun"
+    if not mark.exists() or mark.read_text(encoding="utf-8") != key:
         shutil.rmtree(folder / "spoken", ignore_errors=True)
         (folder / "complete").unlink(missing_ok=True)
         for table in folder.glob("metadata*.csv"):
             table.unlink()
-        write_atomic(begun, key)
+        write_atomic(mark, key)
 
 
 def _write_tables(folder: Path, rows: list[tuple[str, str, int]]) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import safetensors
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,8 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from kit.audio.fitting import FitConfig
 from kit.audio.layers import ConvNeXtBlock
 from kit.audio.recognizer import character_ids, transcripts
-from kit.base.config import build, require_within
+from kit.base.config import require_within
 from kit.base.errors import KitError
+from kit.base.schema import checked
 from kit.base.tensor_file import load_module, save_module, saved_header
 
 READER = "reader.safetensors"  # in the folder of a run or an exported voice
@@ -46,8 +46,9 @@ class CodeReaderConfig(FitConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require_within(self, 1, 65_536, "width")
-        require_within(self, 1, 1000, "blocks", "most_repeats")
+        require_within(self, 1, 8192, "width")
+        require_within(self, 1, 64, "blocks")
+        require_within(self, 1, 1000, "most_repeats")
         require_within(self, 1, 1e9, "batch", "batch_frames")
         require_within(self, 1e-12, 10, "lr")
         require_within(self, 0, 1e9, "rows")
@@ -148,8 +149,10 @@ def load_reader(path: Path) -> CodeReader:
 
 
 def _from_header(header: dict) -> CodeReader:
-    config = build(CodeReaderConfig, header["config"])
-    return CodeReader(config, header["alphabet"], tuple(header["levels"]))
+    config = checked(header.get("config"), CodeReaderConfig, "its config")
+    alphabet = checked(header.get("alphabet"), (str, 1, 10_000), "its alphabet")
+    levels = checked(header.get("levels"), (list, 1, 64, (int, 1, 2**20)), "its levels")
+    return CodeReader(config, alphabet, tuple(levels))
 
 
 def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | None:
@@ -159,9 +162,9 @@ def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | No
     """
     path = Path(folder) / READER
     try:
-        saved_parts = saved_header(path)["parts"]
+        saved_parts = saved_header(path).get("parts")
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
+    except (OSError, KitError):
         return load_reader(path)  # raises with the reason
     return load_reader(path) if saved_parts == parts else None

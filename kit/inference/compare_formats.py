@@ -172,7 +172,7 @@ def speak_seconds(
     decoder = voice.ready()
     reference = voice.reference(voice.speakers[0])
     cond = reference.expand(batch, *reference.shape).to(decoder.device)  # (B, M, T)
-    exact = dataclasses.replace(config, exact_codes=codes, candidates=1)
+    exact = dataclasses.replace(config, exact_codes=codes, best_of=1)
     texts = [list(range(3, 23))] * batch
     return median_seconds(lambda: generate(decoder, texts, cond, exact), repeats, warm)
 

@@ -56,11 +56,11 @@ class Scores:
     duration_ratio: float  # seconds spoken / seconds recorded, all sentences together
     sentences: int
     runaway_rate: float = 0.0  # share of sentences that took over twice as long as recorded
-    heard: tuple[str, ...] = ()  # the transcripts
+    transcripts: tuple[str, ...] = ()
 
     def figures(self) -> dict:
         """Return the numbers without the transcripts, for the report."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k != "heard"}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k != "transcripts"}
 
 
 def transcribe(
@@ -92,17 +92,17 @@ def score(
         duration_ratio=sum(seconds) / sum(r.speech_s for r in rows),
         runaway_rate=sum(s > 2 * r.speech_s for s, r in zip(seconds, rows)) / len(rows),
         sentences=len(rows),
-        heard=tuple(transcripts),
+        transcripts=tuple(transcripts),
     )
     return scores, speech
 
 
-def hearing(
+def gate_evaluator(
     voice: Voice, rows: list[Utterance], recognizer: SpeechRecognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
-    """Return a function for the training loop that scores a model on `rows`.
+    """Return a function with which the training loop scores a model on `rows`.
 
-    It speaks with `voice`'s other parts, which are on the model's device meanwhile.
+    The other parts of `voice` are moved to the model's device meanwhile.
     """
 
     def evaluate(model: SpeechGPT) -> dict:
@@ -116,11 +116,11 @@ def hearing(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """Errors of the recogniser itself, beside which every other error rate is read."""
+    """Errors of the recogniser itself, to compare every other error rate with."""
 
     cer: float  # character error rate on the recordings
     cer_codec: float  # on the recordings after the codec: a voice cannot do better
-    heard: tuple[str, ...]  # transcripts after the codec
+    transcripts: tuple[str, ...]  # after the codec
 
 
 def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
@@ -131,7 +131,7 @@ def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Code
     texts = [row.text for row in rows]
     before = transcribe(recognizer, recordings, input_sample_rate)
     after = transcribe(recognizer, copies, codec.sample_rate)
-    return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), heard=tuple(after))
+    return NoiseFloor(cer=cer(before, texts), cer_codec=cer(after, texts), transcripts=tuple(after))
 
 
 def save_samples(
@@ -188,17 +188,17 @@ def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
         return "train longer"
     return (
         f"it has overfitted (training loss {loss:.2f}, held-out loss {held_out_loss:.2f}), so more "
-        "steps do not help; more recordings would, or a base voice (START_FROM in 01_data_prep, "
-        "--start-from)"
+        "steps do not help; more recordings would, or a base voice (BASE_MODEL in 01_data_prep, "
+        "--base-model)"
     )
 
 
 def gate_checks(
-    scores: Scores, floor_cer: float, worst_cer: float, cure: str = "train longer"
+    scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
 ) -> list[Check]:
-    """Return every check of a voice before it is used; `cure` is what `suggest_fix` returns."""
-    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {cure}"
-    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {cure}"
+    """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
+    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
     runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
     pace = f"speech lasts {scores.duration_ratio:.2f} times the recordings"
     return [

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from kit.audio.codec import load_codec, save_codec
 from kit.audio.spectrogram import make_front_end
-from kit.base.config import build
-from kit.base.errors import SpeechError
+from kit.base.config import rename_settings
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import (
     atomic_folder,
     atomic_path,
@@ -28,12 +28,13 @@ from kit.base.files import (
     make_folder,
     write_atomic,
 )
-from kit.base.formatting import nearest, shorten
+from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import set_cuda_defaults
-from kit.base.tensor_file import is_finite
+from kit.base.schema import checked, parse_object
+from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors
 from kit.inference.code_reader import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
-from kit.inference.references import Habits, load_references, save_references
+from kit.inference.references import MAX_SPEAKERS, Habits, load_references, save_references
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import require_matching_parts
@@ -44,6 +45,7 @@ from kit.text.tokenizer import load_tokenizer
 
 FORMAT = 2  # of the folder; others are refused
 CARD = "voice.json"
+MAX_CARD_BYTES = 2**24  # thousands of speakers
 # Of every voice; READER is optional.
 FILES = ("model.safetensors", "codec.safetensors", "tokenizer.model", "references.safetensors")
 # In an int8 export the other weights are fp16.
@@ -94,16 +96,32 @@ class Card:
     speakers: tuple  # names
     sample_rate: int  # Hz
     weights: str  # of the GPT on disk: fp32, fp16, bf16 or int8
-    habits: dict  # Habits
-    model: dict  # GPTConfig
-    sampling: dict  # GenerateConfig
+    habits: Habits
+    model: GPTConfig
+    sampling: GenerateConfig
     files: dict  # name -> bytes and sha256
     versions: dict  # of torch and the kit; null if the kit was not installed
 
     @property
     def settings(self) -> GenerateConfig:
         """The sampling settings recommended by the owner of the voice."""
-        return build(GenerateConfig, self.sampling)
+        return self.sampling
+
+
+# What a card may hold: see `checked`.
+CARD_SCHEMA = {
+    "format_version": (int, FORMAT, FORMAT),
+    "language": (str, 0, 1000),
+    "speakers": (list, 1, MAX_SPEAKERS, (str, 0, 1000)),
+    "sample_rate": (int, 8000, 192_000),
+    "weights": (str, 0, 100),
+    "habits": Habits,
+    "model": GPTConfig,
+    "sampling": GenerateConfig,
+    "files": (dict, len(FILES), len(FILES) + 1, {"bytes": (int, 1, 2**40), "sha256": SHA256}),
+    "versions": (dict, 0, 100, (str | None, 0, 100)),
+    "checksum": (str, 12, 12),
+}
 
 
 def export_voice(
@@ -171,9 +189,9 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         speakers=tuple(voice.speakers),
         sample_rate=voice.codec.sample_rate,
         weights=weights,
-        habits=dataclasses.asdict(voice.habits),
-        model=dataclasses.asdict(voice.model.config),
-        sampling=dataclasses.asdict(sampling),
+        habits=voice.habits,
+        model=voice.model.config,
+        sampling=sampling,
         files={name: size_and_digest(folder / name) for name in names},
         versions={"torch": torch.__version__, "kit": kit},
     )
@@ -209,43 +227,56 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return stored weights in fp32, int8 ones multiplied by their scales.
 
     Quantised again by `linear_formats.int8` they give the same numbers and scales, bit for bit.
+    Raises KitError for scales without a matrix of as many rows.
     """
     scales = {name: tensors[name] for name in tensors if name.endswith(SCALE)}
     # Copies: Windows cannot overwrite a file that is still memory-mapped.
     weights = {name: t for name, t in tensors.items() if name not in scales}
     state = {name: t.to(torch.float32, copy=True) for name, t in weights.items()}
     for name, scale in scales.items():
-        state[name.removesuffix(SCALE)].mul_(scale[:, None])
+        weight = state.get(name.removesuffix(SCALE), torch.zeros(0))
+        if weight.ndim != 2 or scale.shape != weight.shape[:1]:
+            raise KitError(f"{shorten(name)} does not fit the weights it scales")
+        weight.mul_(scale[:, None])
     return state
 
 
 def read_card(folder: Path) -> Card:
     """Load voice.json of `folder`. Raises SpeechError if it is missing or damaged."""
     path = Path(folder) / CARD
-    if not path.is_file():
-        raise SpeechError(
-            f"There is no {path}: {folder} is no exported voice, or its export was interrupted. "
-            f"Name the folder that `export_voice` wrote, or {FIX}"
-        )
     try:
-        fields = json.loads(path.read_bytes())
-        version = fields.pop("format_version")
-        if version != FORMAT:
+        if not path.is_file():
+            raise SpeechError(
+                f"There is no {path}: {folder} is no exported voice, or its export was "
+                f"interrupted. Name the folder that `export_voice` wrote, or {FIX}"
+            )
+        if path.stat().st_size > MAX_CARD_BYTES:
+            raise KitError(f"it is larger than {MAX_CARD_BYTES:,} bytes")
+        fields = parse_object(path.read_bytes(), CARD)
+        version = fields.get("format_version")
+        if type(version) is int and version != FORMAT:
             raise SpeechError(
                 f"{path} has format {version}, this kit reads {FORMAT}: "
                 + ("update the kit." if version > FORMAT else "export the voice again.")
             )
-        fields["format_version"] = version
-        if fields.pop("checksum") != digest(fields):
-            raise ValueError("its checksum does not match")
-        card = build(Card, fields)
+        written = digest({key: value for key, value in fields.items() if key != "checksum"})
+        if isinstance(fields.get("sampling"), dict):
+            renamed = rename_settings({"generate": fields["sampling"]}, path.name)
+            fields["sampling"] = renamed["generate"]
+        values = checked(fields, CARD_SCHEMA, CARD)
+        if values.pop("checksum") != written:
+            raise KitError("its checksum does not match")
+        card = Card(**values | {"speakers": tuple(values["speakers"])})
         if card.weights not in WEIGHTS:
-            raise ValueError(f"unknown weights {card.weights!r}.{nearest(card.weights, WEIGHTS)}")
+            raise KitError(f"unknown weights {card.weights!r}.{nearest(card.weights, WEIGHTS)}")
+        if not set(FILES) <= set(card.files) <= {*FILES, READER}:
+            raise KitError(f"its files are {join_names(sorted(card.files))}")
+        language_code(card.language)  # raises for an unknown language
     except SpeechError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, KitError) as error:
         raise SpeechError(
-            f"{path} is damaged or of another kind ({shorten(error)}): {FIX}"
+            f"{path} is damaged or of another kind ({shorten(error, 400)}): {FIX}"
         ) from error
     return card
 
@@ -254,11 +285,10 @@ def verify(path: Path, recorded: dict) -> None:
     """Raise SpeechError unless size and SHA-256 of `path` are those recorded in the card."""
     if not path.is_file():
         raise SpeechError(f"There is no {path}: {FIX}")
-    actual = size_and_digest(path)
-    if actual["bytes"] != recorded["bytes"]:
-        sizes = f"{actual['bytes']} bytes, {CARD} says {recorded['bytes']}"
+    if path.stat().st_size != recorded["bytes"]:
+        sizes = f"{path.stat().st_size} bytes, {CARD} says {recorded['bytes']}"
         raise SpeechError(f"{path} is truncated, or another file ({sizes}): {FIX}")
-    if actual != recorded:
+    if file_digest(path) != recorded["sha256"]:
         raise SpeechError(f"{path} is damaged (its SHA-256 is not that of {CARD}): {FIX}")
 
 
@@ -273,30 +303,28 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     card = read_card(folder)
     model, codec, tokens, references = (folder / name for name in FILES)
     try:
-        language_code(card.language)  # raises for an unknown language
-        for path in (model, codec, tokens, references):
-            verify(path, card.files[path.name])
-        reader = None
-        if READER in card.files:
-            verify(folder / READER, card.files[READER])
-            reader = load_reader(folder / READER)
-        speakers = load_references(references)
+        for name, recorded in card.files.items():
+            verify(folder / name, recorded)
+        language = language_code(card.language)
+        speakers = load_references(references, FIX)
         voice = Voice(
-            model=restore_model(model, build(GPTConfig, card.model)),
-            codec=load_codec(codec),
-            tokenizer=load_tokenizer(tokens, card.language),
+            model=restore_model(model, card.model),
+            codec=load_codec(codec, FIX),
+            tokenizer=load_tokenizer(tokens, language),
             references=speakers.mels,
             front_end=make_front_end(speakers.front_end),
             pieces=speakers.pieces,
             vectors=speakers.vectors,
-            habits=build(Habits, card.habits),
-            language=card.language,
-            reader=reader,
+            habits=card.habits,
+            language=language,
+            reader=load_reader(folder / READER) if READER in card.files else None,
         )
     except SpeechError:
         raise
-    except (safetensors.SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise SpeechError(f"{folder} does not match {CARD} ({shorten(error)}): {FIX}") from error
+    except (OSError, KitError) as error:
+        raise SpeechError(
+            f"{folder} does not match {CARD} ({shorten(error, 400)}): {FIX}"
+        ) from error
     files = {"model": model, "codec": codec, "tokenizer": tokens, "references": references}
     require_matching_parts(voice, files, FIX)
     require_card(voice, card, folder)
@@ -321,8 +349,12 @@ def require_card(voice: Voice, card: Card, folder: Path) -> None:
 
 
 def restore_model(path: Path, config: GPTConfig) -> SpeechGPT:
-    """Load the GPT of `config` from `path`, in fp32 and eval mode."""
-    with torch.device("meta"):  # skips random initialisation
+    """Load the GPT of `config` from `path`, in fp32 and eval mode. Raises KitError."""
+    weights = unpacked(read_tensors(path))
+    with torch.device("meta"):  # allocates nothing, and skips random initialisation
         model = SpeechGPT(config)
-    model.load_state_dict(unpacked(safetensors.torch.load_file(path)), assign=True)
+    mismatch = describe_mismatch(weights, model.state_dict())
+    if mismatch:
+        raise KitError(f"{path.name}: {mismatch}")
+    model.load_state_dict(weights, assign=True)
     return model.eval()

@@ -111,9 +111,9 @@ def generate(
 ) -> list[GeneratedCodes]:
     """Return codes for every text (ids) with its row of `cond` as the reference.
 
-    Each text gets the best of `candidates` (see `best_of`). If all were truncated, it is generated
-    again at half the temperature, at most `retries` times. `guidance` needs a model trained with
-    `text_dropout`. Raises SpeechError for texts that do not fit and for non-finite logits.
+    Each text gets the best of `config.best_of` candidates. If all were truncated, it is generated
+    again at half the temperature, at most `retries` times. `guidance_scale` needs a model trained
+    with `text_dropout`. Raises SpeechError for texts that do not fit and for non-finite logits.
     """
     if len(cond) != len(texts):
         raise SpeechError(
@@ -143,7 +143,7 @@ def generate(
 
 def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
     """Return `config`, without guidance if the model was trained without `text_dropout`."""
-    return config if model.text_dropout else replace(config, guidance=1.0)
+    return config if model.text_dropout else replace(config, guidance_scale=1.0)
 
 
 def best_of(
@@ -159,7 +159,7 @@ def best_of(
     follows the text (`follow`), and shows in what the codes say (`reread`, by `text_mismatch`).
     Candidates that ended by STOP come before truncated ones.
     """
-    count = config.candidates if config.temperature else 1  # greedy candidates would be the same
+    count = config.best_of if config.temperature else 1  # greedy candidates would be the same
     repeated = [text for text in texts for _ in range(count)]
     seeds = [candidate_seed(config, text, i % count) for i, text in enumerate(repeated)]
     cond = select_rows(cond, [i // count for i in range(len(repeated))])
@@ -365,7 +365,7 @@ def sample_codes(
     cond_logits = logits
     if config.uses_cfg:
         cond_logits, uncond_logits = logits.chunk(2)
-        logits = apply_cfg(cond_logits, uncond_logits, config.guidance)
+        logits = apply_cfg(cond_logits, uncond_logits, config.guidance_scale)
         logits[:, c.start_code] = float("-inf")
     cond_logits[:, c.start_code] = float("-inf")
     log_probs = cond_logits.log_softmax(-1)

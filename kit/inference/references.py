@@ -6,20 +6,32 @@ Shapes: M mels, T frames, S speaker width, L samples.
 import dataclasses
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
 from kit.audio.reference import reference_mel, reference_mels, require_reference
 from kit.audio.spectrogram import DEFAULT_MEL, Mel, MelConfig, front_end_config
 from kit.base.config import build, require_within
-from kit.base.errors import SpeechError
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
+from kit.base.formatting import shorten
+from kit.base.schema import checked
 from kit.base.tensor_file import contents, file_bytes
 from kit.model.text_attention import AlignmentHead
 
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
+MAX_MELS = 256
+MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
+MAX_VECTOR_WIDTH = 8192
+MAX_SPEAKERS = 100_000
+HEADER = {
+    "front_end": (dict, 0, 100),
+    "vectors": (list, 0, MAX_SPEAKERS, (str, 0, 1000)),
+    "pieces": (dict, 0, MAX_SPEAKERS, (list, 1, MAX_FRAMES, (int, 1, MAX_FRAMES))),
+}
+# Missing in older files, which always had the default front end.
+HEADER_DEFAULTS = {"front_end": {}, "vectors": [], "pieces": {}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,37 +97,49 @@ def save_references(
     write_atomic(path, file_bytes(tensors, header))
 
 
-def load_references(path: Path) -> SpeakerReferences:
-    """Load what `save_references` wrote. Raises SpeechError if it is missing or damaged."""
+def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerReferences:
+    """Load what `save_references` wrote. Raises SpeechError, with `fix`, if missing or damaged."""
     if not path.is_file():
-        raise SpeechError(f"There is no {path}: run notebook 02_train.")
+        raise SpeechError(f"There is no {path}: {fix}")
     try:
         tensors, header = contents(path)
-        # Missing in older files, which always had the default.
-        front_end = front_end_config(header.pop("front_end", {}))
-        names = header.pop("vectors", [])
-        pieces = header.pop("pieces", {})
+        parts = {key: header.pop(key, default) for key, default in HEADER_DEFAULTS.items()}
+        parts = checked(parts, HEADER, "its header")
+        vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
+        require_tensors(tensors, vectors, parts)
         # Copies: Windows cannot overwrite a file that is still memory-mapped.
-        mels = {name: tensor.clone() for name, tensor in tensors.items()}
-        stacked = mels.pop(VECTORS, torch.zeros(0, 0))
-        require_pieces(mels, pieces)
         return SpeakerReferences(
-            mels=mels,
-            vectors=dict(zip(names, stacked, strict=True)),
-            pieces=pieces,
+            mels={name: mel.clone() for name, mel in tensors.items()},
+            vectors=dict(zip(parts["vectors"], vectors.clone())),
+            pieces=parts["pieces"],
             habits=build(Habits, header),
-            front_end=front_end,
+            front_end=front_end_config(parts["front_end"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise SpeechError(f"{path} ({error}): run notebook 02_train.") from error
+    except (OSError, KitError) as error:
+        raise SpeechError(f"{path} ({shorten(error, 400)}): {fix}") from error
 
 
-def require_pieces(mels: dict[str, Tensor], pieces: dict[str, list[int]]) -> None:
-    """Raise ValueError unless the segments `pieces` add up to `mels`."""
-    for name, frames in pieces.items():
-        total = mels[name].shape[-1]
-        if min(frames, default=0) < 1 or sum(frames) != total:
-            raise ValueError(f"the reference of {name!r} has {total} frames, its segments {frames}")
+def require_tensors(mels: dict[str, Tensor], vectors: Tensor, parts: dict) -> None:
+    """Raise KitError unless the tensors of a references file are what its header says."""
+    for name, mel in mels.items():
+        require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
+    require_matrix("the tensor of speaker vectors", vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
+    if len(vectors) != len(parts["vectors"]):
+        raise KitError(f"it has {len(vectors)} speaker vectors for {len(parts['vectors'])} names")
+    for name, frames in parts["pieces"].items():
+        total = mels[name].shape[1] if name in mels else 0
+        if sum(frames) != total:
+            raise KitError(f"the reference of {name!r} has {total} frames, its segments {frames}")
+
+
+def require_matrix(what: str, tensor: Tensor, max_rows: int, max_columns: int) -> None:
+    """Raise KitError unless `tensor` is a matrix of floats of at most that size."""
+    rows, columns = tensor.shape if tensor.ndim == 2 else (0, 0)
+    if not (tensor.is_floating_point() and rows <= max_rows and 1 <= columns <= max_columns):
+        raise KitError(
+            f"{what} has shape {tuple(tensor.shape)} and type {tensor.dtype}: it must be a matrix "
+            f"of floats, at most {max_rows:,} by {max_columns:,}"
+        )
 
 
 def prepare_reference(wave: Tensor, sample_rate: int, front_end: Mel, frames: int) -> list[Tensor]:

@@ -28,9 +28,9 @@ class GenerateConfig:
     repetition_penalty: float = 1.0
     # Classifier-free guidance scale; 1 is off. Needs a model trained with `model.text_dropout`, and
     # runs every row twice.
-    guidance: float = 1.0
+    guidance_scale: float = 1.0
     # Candidates for each text; the best by log-probability, `follow` and `reread` is kept.
-    candidates: int = 1
+    best_of: int = 1
     # Weight of the alignment score, in nats a code, beside the log-probability, if the model has an
     # alignment head; 0: off.
     follow: float = 3.0
@@ -51,8 +51,8 @@ class GenerateConfig:
         require(self.top_k >= 0, self, "top_k", "must be 0 (all) or more.")
         positive = self.repetition_penalty > 0
         require(positive, self, "repetition_penalty", "must be more than 0; 1 is off.")
-        require_within(self, 1, 100, "guidance")
-        require_within(self, 1, MAX_CANDIDATES, "candidates")
+        require_within(self, 1, 100, "guidance_scale")
+        require_within(self, 1, MAX_CANDIDATES, "best_of")
         require_within(self, 0, MAX_RETRIES, "retries")
         require_within(self, 0, 1e6, "follow", "reread", "repetition_penalty", "exact_codes")
         require_within(self, 0, 1e6, "max_codes_per_text_id")
@@ -60,12 +60,12 @@ class GenerateConfig:
     @property
     def uses_cfg(self) -> bool:
         """Whether each row also goes through the model without its text."""
-        return self.guidance != 1
+        return self.guidance_scale != 1
 
     @property
     def rows_per_text(self) -> int:
         """Rows in the model for each text."""
-        return self.candidates * (1 + self.uses_cfg)
+        return self.best_of * (1 + self.uses_cfg)
 
     def choices(self, vocabulary: int) -> int:
         """Return the number of codes left after top-k."""
@@ -130,6 +130,6 @@ class Noise:
         return self.block[self.at - 1]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the rows of this mask (B,) alone."""
+        """Continue with only the rows of this mask (B,)."""
         self.generators = [g for g, kept in zip(self.generators, rows.tolist()) if kept]
         self.block = self.block[:, rows] if len(self.block) else self.block

@@ -125,6 +125,13 @@ class Voice:
         references[name] = torch.cat(mels, dim=-1)
         return dataclasses.replace(self, references=references, pieces=pieces, vectors=vectors)
 
+    def without_speaker(self, name: str) -> "Voice":
+        """Return this voice without the speaker `name`."""
+        kept = {}
+        for field in ("references", "pieces", "vectors"):
+            kept[field] = {key: value for key, value in getattr(self, field).items() if key != name}
+        return dataclasses.replace(self, **kept)
+
     def ids(self, text: str) -> list[int]:
         """Return the token ids of `text`. Raises SpeechError for unknown letters or no text."""
         return self.tokenizer.encode_checked(normalize(text, self.language))
@@ -223,17 +230,20 @@ class Voice:
         parts = [self.parts(text) for text in texts]
         all_parts = [part for text_parts in parts for part in text_parts]
         part_speakers = [name for name, text_parts in zip(speakers, parts) for _ in text_parts]
-        generated = iter(self._generate_parts(all_parts, part_speakers, config, batch))
+        generated = iter(self.generate_parts(all_parts, part_speakers, config, batch))
         speech = []
         for text, speaker, text_parts in zip(texts, speakers, parts):
             rows = [next(generated) for _ in text_parts]
-            speech.append(self._join_parts(text, speaker, text_parts, rows, config.guidance))
+            speech.append(self._join_parts(text, speaker, text_parts, rows, config.guidance_scale))
         return speech
 
-    def _generate_parts(
+    def generate_parts(
         self, parts: list[SpokenPart], speakers: list[str], config: GenerateConfig, batch: int
     ) -> list[GeneratedCodes]:
-        """Return the codes of every part, batched by length, the longest first to reuse memory."""
+        """Return the codes of every part, batched by length, the longest first to reuse memory.
+
+        `config` is one that `within` returned.
+        """
         ids = [self.ids(part.text) for part in parts]
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
         decoder = self.ready()
@@ -277,16 +287,16 @@ class Voice:
     def stream(self, text: str, speaker: str, config: GenerateConfig) -> Iterator[Tensor]:
         """Yield chunks (L,) of the waveform while its codes are being generated.
 
-        `candidates` and `retries` do not apply: audio cannot be taken back. Raises SpeechError
+        `best_of` and `retries` do not apply: audio cannot be taken back. Raises SpeechError
         after the last chunk if a part was truncated at its length limit.
         """
-        config = dataclasses.replace(self.within(config), candidates=1, retries=0)
+        config = dataclasses.replace(self.within(config), best_of=1, retries=0)
         self.reference(speaker)
         parts = self.parts(text)
         rate = self.codec.sample_rate
         truncated = []
         for part in parts:
-            stopped = yield from self._stream_part(part, speaker, config, faded=len(parts) > 1)
+            stopped = yield from self.stream_part(part, speaker, config, faded=len(parts) > 1)
             if not stopped:
                 truncated.append(part.text)
             if part.pause_s:
@@ -294,7 +304,7 @@ class Voice:
         if truncated:
             raise SpeechError(truncated_message(" ".join(truncated)))
 
-    def _stream_part(
+    def stream_part(
         self, part: SpokenPart, speaker: str, config: GenerateConfig, faded: bool
     ) -> Iterator[Tensor]:
         """Yield chunks of one part; return whether it ended by STOP."""
@@ -337,10 +347,10 @@ def remark(speech: Speech, config: GenerateConfig) -> str:
         return (
             f"Generated again at temperature {speech.temperature:g}: the first result had no end."
         )
-    if speech.guidance < config.guidance:
+    if speech.guidance < config.guidance_scale:
         return (
             "Generated without guidance: this voice was trained without text dropout. Train it "
-            "with `model.text_dropout` above 0, or set `generate.guidance` to 1."
+            "with `model.text_dropout` above 0, or set `generate.guidance_scale` to 1."
         )
     return ""
 

@@ -10,7 +10,6 @@ import dataclasses
 import warnings
 from pathlib import Path
 
-import safetensors
 import torch
 
 from kit.audio.codec import Codec, load_codec
@@ -25,6 +24,7 @@ from kit.inference.code_reader import READER, load_matching_reader
 from kit.inference.references import load_references
 from kit.inference.voice import Voice
 from kit.model.weights import WEIGHTS, load_model, trained_with
+from kit.text.normalize import language_code
 from kit.text.tokenizer import load_tokenizer
 
 SOUND = "sound.safetensors"
@@ -36,8 +36,8 @@ STALE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SoundConfig:
-    """The section `sound` of a preset: training the codec's decoder on the model's states."""
+class DecoderFinetuneConfig:
+    """The section `decoder_finetune` of a preset: the codec's decoder, on the model's states."""
 
     steps: int = 0  # 0: off
     clips: int = 1500  # recordings to train on, at most
@@ -52,6 +52,7 @@ def load_voice(
 ) -> Voice:
     """Load the voice in a run's folder in its default format. Raises SpeechError."""
     set_cuda_defaults()
+    language = language_code(language)
     folder = Path(folder)
     if (folder / "voice.json").is_file():
         raise SpeechError(
@@ -131,10 +132,11 @@ def require_matching_parts(voice: Voice, files: dict[str, Path], fix: str) -> No
         ("tokenizer", "text ids", voice.tokenizer.vocab_size, config.text_vocab),
         ("codec", "codes, START and STOP included", codec.vocab_size + 2, config.code_vocab),
     ]
+    front_end_mels = voice.front_end.config.n_mels
+    sizes.append(("references", "mels of their front end", front_end_mels, config.n_mels))
     frames = None
     for speaker, mel in voice.references.items():
-        mels = mel.shape[0] if mel.ndim == 2 and mel.numel() else 0
-        sizes.append(("references", f"mels of {speaker!r}", mels, config.n_mels))
+        sizes.append(("references", f"mels of {speaker!r}", mel.shape[0], config.n_mels))
         if speaker not in voice.pieces:
             frames = frames or mel.shape[-1]
             sizes.append(("references", f"frames of {speaker!r}", mel.shape[-1], frames))
@@ -169,10 +171,10 @@ def save_finetuned_codec(codec: Codec, folder: Path, weights: list[Path]) -> Non
 def codec_matches_weights(folder: Path, weights: Path) -> bool:
     """Return whether `folder` has a codec trained on the states of the model in `weights`."""
     try:
-        hashes = saved_header(folder / SOUND)["states_of"]
-    except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError):
+        hashes = saved_header(folder / SOUND).get("states_of")
+    except (OSError, KitError):
         return False  # missing or damaged: the run's plain codec is used
-    return tensors_sha256(weights) in hashes
+    return isinstance(hashes, list) and tensors_sha256(weights) in hashes
 
 
 def load_finetuned_codec(folder: Path, weights: list[Path]) -> Codec | None:

@@ -13,76 +13,76 @@ from kit.audio.recognizer import edit_distance
 from kit.text.normalize import letters
 
 KINDS = {
-    "left out": "a word that was not heard",
-    "doubled": "a word that was heard twice",
+    "left out": "a word of the text that is missing",
+    "doubled": "a word that was said twice",
     "added": "a word that the text does not have",
-    "merged": "two words that were heard as one",
-    "split": "one word that was heard as two",
-    "replaced": "another word was heard",
-    "misspelt": "a letter or a few are others: often the recogniser's mistake",
+    "merged": "two words that were recognised as one",
+    "split": "one word that was recognised as two",
+    "replaced": "another word was recognised",
+    "misspelt": "a few letters differ: often the recogniser's mistake",
 }
 MERGE_COST = 0.5  # of two words becoming one, or one two; less than a word left out
 MISSPELT = 0.5  # share of letters that may differ in the same word
 CACHE_SIZE = 50_000  # pairs of words
-STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # (words of the text, words heard)
+STEPS = ((1, 1), (1, 0), (0, 1), (2, 1), (1, 2))  # (words of the text, words of the transcript)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordPair:
-    """One or two words of a text, and what was heard instead."""
+    """One or two words of a text, and the words of the transcript in their place."""
 
     words: tuple[str, ...]  # of the text; none for one that was added
-    heard: tuple[str, ...]  # none for one that was left out
+    recognized: tuple[str, ...]  # none for one that was left out
     kind: str  # one of KINDS; "" where both are the same
 
 
-def align_words(text: str, heard: str) -> list[WordPair]:
-    """Return the words of `text` paired with those of `heard`, in order, without punctuation."""
+def align_words(text: str, transcript: str) -> list[WordPair]:
+    """Return the words of `text` paired with those of `transcript`, without punctuation."""
     words = letters(text).split()
-    heard_words = letters(heard).split()
-    if words == heard_words:
-        return [WordPair(words=(word,), heard=(word,), kind="") for word in words]
-    best = {(0, 0): (0.0, None)}  # (words, heard words) so far: cost and last pair
-    for i, j in itertools.product(range(len(words) + 1), range(len(heard_words) + 1)):
+    recognized_words = letters(transcript).split()
+    if words == recognized_words:
+        return [WordPair(words=(word,), recognized=(word,), kind="") for word in words]
+    best = {(0, 0): (0.0, None)}  # (words, recognized words) so far: cost and last pair
+    for i, j in itertools.product(range(len(words) + 1), range(len(recognized_words) + 1)):
         options = []
         for di, dj in STEPS:
             if (i - di, j - dj) in best:
                 text_part = tuple(words[i - di : i])
-                heard_part = tuple(heard_words[j - dj : j])
-                cost, kind = word_cost(text_part, heard_part)
-                pair = WordPair(words=text_part, heard=heard_part, kind=kind)
+                recognized_part = tuple(recognized_words[j - dj : j])
+                cost, kind = word_cost(text_part, recognized_part)
+                pair = WordPair(words=text_part, recognized=recognized_part, kind=kind)
                 options.append((best[i - di, j - dj][0] + cost, pair))
         if options:
             best[i, j] = min(options, key=lambda option: option[0])
     pairs = []
     i = len(words)
-    j = len(heard_words)
+    j = len(recognized_words)
     while i or j:
         pair = best[i, j][1]
         pairs.append(pair)
         i -= len(pair.words)
-        j -= len(pair.heard)
+        j -= len(pair.recognized)
     return pairs[::-1]
 
 
 @functools.lru_cache(CACHE_SIZE)
-def word_cost(words: tuple[str, ...], heard: tuple[str, ...]) -> tuple[float, str]:
-    """Return the cost of hearing `heard` for `words`, or infinity, and the kind of error.
+def word_cost(words: tuple[str, ...], recognized: tuple[str, ...]) -> tuple[float, str]:
+    """Return the cost of recognising `recognized` for `words`, or infinity, and the kind of error.
 
     At most one word on either side, or two on one of them.
     """
-    if not heard:
+    if not recognized:
         return 1.0, "left out"
     if not words:
         return 1.0, "added"
     if len(words) == 2:
-        return _joint(words, heard[0], "merged")
-    if len(heard) == 2:
-        doubled = max(difference(word, words[0]) for word in heard)
+        return _joint(words, recognized[0], "merged")
+    if len(recognized) == 2:
+        doubled = max(difference(word, words[0]) for word in recognized)
         if doubled <= MISSPELT:
             return MERGE_COST + doubled, "doubled"
-        return _joint(heard, words[0], "split")
-    distance = difference(words[0], heard[0])
+        return _joint(recognized, words[0], "split")
+    distance = difference(words[0], recognized[0])
     if distance == 0:
         return 0.0, ""
     return distance, "misspelt" if distance <= MISSPELT else "replaced"
@@ -112,13 +112,13 @@ def count_kinds(pairs: list[WordPair]) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordStats:
-    """How often a word was in the texts, and how often it was heard wrong."""
+    """How often a word was in the texts, and how often it was not recognised."""
 
     word: str
     count: int
     wrong: int
     kinds: tuple[str, ...]  # of error, most frequent first
-    heard: tuple[str, ...]  # instead, most frequent first
+    recognized: tuple[str, ...]  # instead, most frequent first
 
 
 def word_stats(pairs: list[WordPair]) -> list[WordStats]:
@@ -131,13 +131,13 @@ def word_stats(pairs: list[WordPair]) -> list[WordStats]:
     for word, word_pairs in by_word.items():
         wrong = [pair for pair in word_pairs if pair.kind]
         kinds = collections.Counter(pair.kind for pair in wrong)
-        heard = collections.Counter(" ".join(pair.heard) for pair in wrong)
+        recognized = collections.Counter(" ".join(pair.recognized) for pair in wrong)
         record = WordStats(
             word=word,
             count=len(word_pairs),
             wrong=len(wrong),
             kinds=tuple(kind for kind, _ in kinds.most_common()),
-            heard=tuple(words for words, _ in heard.most_common()),
+            recognized=tuple(words for words, _ in recognized.most_common()),
         )
         records.append(record)
     return sorted(records, key=lambda r: (-r.wrong, r.wrong / r.count, r.word))

@@ -40,7 +40,7 @@ class LoRAConfig:
     rank: int = 16
     alpha: float = 32.0  # adapters are scaled by alpha / rank
     dropout: float = 0.0  # of the adapters' input
-    targets: tuple = TARGETS  # matrices of each layer of the trunk
+    targets: tuple[str, ...] = TARGETS  # matrices of each layer of the trunk
 
     def __post_init__(self):
         require_within(self, 1, 4096, "rank")

@@ -38,7 +38,7 @@ class GPTConfig:
     n_mels: int = 80
     dropout: float = 0.0
     # Share of training examples without text, so that classifier-free guidance works
-    # (`generate.guidance`).
+    # (`generate.guidance_scale`).
     text_dropout: float = 0.0
     stop_targets: int = 4  # STOP targets after the last code
     text_weight: float = 0.01  # of the text loss; the code loss has weight 1
@@ -59,12 +59,13 @@ class GPTConfig:
         require(self.width % 32 == 0, self, "width", "must divide by 32 (group norm).")
         require(0 <= self.dropout < 1, self, "dropout", "must lie in [0, 1).")
         require_within(self, 0, 0.9, "text_dropout")
-        require_within(self, 1, 1000, "layers")
-        require_within(self, 0, 1000, "cond_blocks", "perceiver_layers")
-        require_within(self, 1, 65_536, "width", "heads", "perceiver_heads")
-        require_within(self, 1, 65_536, "perceiver_head_width", "latents", "n_mels")
-        require_within(self, 3, 2**24, "text_vocab", "code_vocab")  # START, STOP and something
-        require_within(self, 1, 2**20, "max_text", "max_code")
+        require_within(self, 1, 128, "layers")
+        require_within(self, 0, 64, "cond_blocks", "perceiver_layers")
+        require_within(self, 1, 8192, "width")
+        require_within(self, 1, 1024, "heads", "perceiver_heads", "perceiver_head_width", "latents")
+        require_within(self, 1, 256, "n_mels")
+        require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and something
+        require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
         require_within(self, 0, 1e6, "text_weight")
         require_within(self, 0, self.text_vocab - 1, "start_text_id", "stop_text_id")

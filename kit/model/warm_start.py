@@ -83,5 +83,5 @@ def require_compatible(config: GPTConfig, base: GPTConfig) -> None:
         raise DamagedFileError(
             f"The run's text has START and STOP at {ids} of {config.text_vocab} ids, its base "
             f"model at {(base.start_text, base.stop_text)} of {base.text_vocab}: its "
-            "tokenizer was not grown from that model's. Start a new run with START_FROM."
+            "tokenizer was not grown from that model's. Start a new run with BASE_MODEL."
         )

@@ -7,15 +7,15 @@ An adapter file of a few MB holds the adapters, the rows of embeddings and heads
 import dataclasses
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
-from kit.base.config import build
-from kit.base.errors import DamagedFileError
+from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
+from kit.base.schema import checked
 from kit.base.tensor_file import (
+    SHA256,
     checksum,
     contents,
     describe_mismatch,
@@ -33,15 +33,12 @@ from kit.model.warm_start import require_compatible, warm_start_model
 WEIGHTS = {"raw": "model-raw.safetensors", "ema": "model-ema.safetensors"}
 ADAPTERS = {"raw": "adapters-raw.safetensors", "ema": "adapters-ema.safetensors"}
 
-UNREADABLE = (
-    safetensors.SafetensorError,
-    OSError,
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,  # a header without names
-    RecursionError,
-)
+ADAPTER_HEADER = {
+    "config": GPTConfig,
+    "lora": LoRAConfig,
+    "tables": (dict, 0, 100, (int, 0, 2**20)),  # name -> first row that is stored
+    "base_sha256": SHA256,
+}
 
 
 def save_model(
@@ -66,14 +63,19 @@ def trained_with(path: Path) -> dict[str, str]:
 
 def saved_config(path: Path) -> GPTConfig:
     """Return the configuration of the model saved at `path`, without its weights."""
-    return build(GPTConfig, saved_header(path)["config"])
+    return config_in(saved_header(path))
+
+
+def config_in(header: dict) -> GPTConfig:
+    """Return the configuration in a model file's `header`. Raises KitError if there is none."""
+    return checked(header.get("config"), GPTConfig, "its config")
 
 
 def load_model(path: Path) -> SpeechGPT:
     """Return the model saved at `path`, in fp32 and eval mode. Raises DamagedFileError."""
 
     def make(header: dict) -> SpeechGPT:
-        return SpeechGPT(build(GPTConfig, header["config"]))
+        return SpeechGPT(config_in(header))
 
     return load_module(path, make, DamagedFileError, "run notebook 02_train.")
 
@@ -116,18 +118,17 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         raise DamagedFileError(f"There is no {path}: a run with `finetune.method=lora` writes one.")
     try:
         tensors, header = contents(path)
-        config = build(GPTConfig, header["config"])
-        lora = build(LoRAConfig, header["lora"])
-        tables = {str(name): int(rows) for name, rows in header["tables"].items()}
-        expected_sha256 = str(header["base_sha256"])
-    except UNREADABLE as error:
+        header = checked(header, ADAPTER_HEADER, "its header")
+    except (OSError, KitError) as error:
         raise DamagedFileError(damaged_adapters(path, error)) from error
+    config = header["config"]
+    tables = header["tables"]
     base_sha256 = checksum(base.state_dict())
-    if base_sha256 != expected_sha256:
+    if base_sha256 != header["base_sha256"]:
         raise DamagedFileError(
             f"{path} was trained on another base model (SHA-256 of its tensors "
-            f"{shorten(expected_sha256, 12)}, of this one {shorten(base_sha256, 12)}): load the "
-            "voice that the run started from."
+            f"{shorten(header['base_sha256'], 12)}, of this one {shorten(base_sha256, 12)}): load "
+            "the voice that the run started from."
         )
     require_compatible(config, base.config)
     unknown = [name for name in tables if name not in TABLES]
@@ -136,12 +137,12 @@ def load_adapters(path: Path, base: SpeechGPT) -> SpeechGPT:
         raise DamagedFileError(damaged_adapters(path, reason))
     with torch.device("meta"):
         expected = SpeechGPT(config)
-        add_adapters(expected, lora)
+        add_adapters(expected, header["lora"])
     mismatch = describe_mismatch(tensors, adapter_tensors(expected, tables))
     if mismatch:
         raise DamagedFileError(damaged_adapters(path, mismatch))
     model = warm_start_model(config, base, {})
-    add_adapters(model, lora)
+    add_adapters(model, header["lora"])
     with torch.no_grad():
         for name, tensor in adapter_tensors(model, tables).items():
             tensor.copy_(tensors[name])

@@ -1,7 +1,7 @@
 """The live training curve: PNG bytes in a few milliseconds, from any thread.
 
 Agg canvas, no pyplot. Axes, ticks and legend are drawn once and kept as pixels; a frame restores
-them and draws only the lines. Knows rows of the log; nothing of training or widgets.
+them and draws only the lines.
 """
 
 import math
@@ -33,7 +33,7 @@ from kit.notebook.style import (
 class LossFigure:
     """Loss above, memory and learning rate below.
 
-    The background is drawn anew when the data leave the limits, which move in round steps.
+    The background is redrawn when the data leave the limits, which move in round steps.
     """
 
     def __init__(self, width_px: int = 1000, height_px: int = 430, dpi: int = 110):
@@ -51,7 +51,7 @@ class LossFigure:
         self.rate = self.memory.twinx()
         self.lines = self._lines()
         self._decorate()
-        self.background = None  # pixels of everything but the lines; None: draw anew
+        self.background = None  # pixels of everything but the lines; None: redraw
 
     def _lines(self) -> dict:
         dots = {"marker": "o", "markersize": 4.5, "linewidth": 1.4}
@@ -127,7 +127,7 @@ class LossFigure:
     def _fit(self, rows: list[dict]) -> bool:
         """Move the limits where the data ask for it; true when they moved."""
         before = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
-        # As long as the run is now: STEPS may have been another before it was stopped.
+        # As long as the run is now: MAX_STEPS may have been another before it was stopped.
         planned = rows[-1].get("steps") or 0 if rows else 0
         last = max([planned, *(row["step"] for row in rows)])
         self.loss.set_xlim(0, max(last, 1) * 1.01)

@@ -1,7 +1,7 @@
 """The charts of the notebooks, each a figure of its own with units on its axes.
 
-None holds the text of a sentence, for the default font has no Ethiopic. Knows plain numbers. The
-curves of a run are in run_plots.py, the live one in live_plot.py.
+None holds the text of a sentence, for the default font has no Ethiopic. The curves of a run
+are in run_plots.py, the live one in live_plot.py.
 """
 
 import math

@@ -6,7 +6,7 @@ from collections import deque
 
 import psutil
 
-from kit.base.formatting import clock, format_gib, in_words
+from kit.base.formatting import clock, describe_error, format_gib
 
 
 class Pace:
@@ -102,7 +102,7 @@ def verdict(
     where = f"step {row['step']:,} of {row['steps']:,}" if row else "the first step"
     if error is not None:
         again = "Continue" if row else "Start again"
-        return f"Stopped at {where} by an error. {in_words(error)}", "bad", again
+        return f"Stopped at {where} by an error. {describe_error(error)}", "bad", again
     if row and row["step"] >= row["steps"]:
         loss = _number(row.get("loss")) or "not finite"
         return f"Finished: {where} in {clock(took_s)}, loss {loss}.", "good", "Start again"

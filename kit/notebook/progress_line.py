@@ -1,7 +1,7 @@
 """Progress of long work outside training: one line with share, speed and time left.
 
 In a notebook a person watches, the line is rewritten in place; run by a program, a new line is
-printed now and then. Counting is apart from drawing. Knows nothing of what it counts.
+printed now and then. Counting is separate from drawing.
 """
 
 import time

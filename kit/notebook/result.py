@@ -1,6 +1,6 @@
-"""What a step of a recipe found: it draws itself in a notebook, and prints as one line elsewhere.
+"""The result of a step of a recipe: drawn in a notebook, printed as one line elsewhere.
 
-Pictures come first, then sounds, then tables. Knows nothing of what was found.
+Pictures come first, then sounds, then tables.
 """
 
 import base64
@@ -31,7 +31,7 @@ class Sound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """One line for whoever reads a log, and what a notebook draws beside it.
+    """One line for a log, and what a notebook draws beside it.
 
     `figures` are plain numbers and strings by name, the very ones that go into the run's record.
     """

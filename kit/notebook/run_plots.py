@@ -1,7 +1,4 @@
-"""A run over its steps, from the rows of its log, and the few rows a picture needs.
-
-Knows the rows' fields; not training.
-"""
+"""A run over its steps, from the rows of its log, and the few rows a picture needs."""
 
 import math
 

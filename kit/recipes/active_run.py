@@ -20,7 +20,7 @@ import yaml
 from kit.audio.codec import codec_config
 from kit.audio.ctc_recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
-from kit.base.config import build, merge
+from kit.base.config import build, merge, rename_settings
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import atomic_path, digest
 from kit.base.formatting import nearest, shorten
@@ -47,7 +47,7 @@ from kit.inference.code_reader import CodeReaderConfig
 from kit.inference.compare_formats import InferConfig
 from kit.inference.evaluate import EvaluateConfig
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice_files import SoundConfig
+from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.notebook.result import Result
@@ -78,14 +78,14 @@ SECTIONS = {
     "train": TrainConfig,
     "finetune": FinetuneConfig,
     "lora": LoRAConfig,
-    "promise": TimeBudget,
+    "time_budget": TimeBudget,
     "speed": SpeedConfig,
     "recognizer": RecognizerConfig,
     "align": AlignConfig,
     "generate": GenerateConfig,
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
-    "sound": SoundConfig,
+    "decoder_finetune": DecoderFinetuneConfig,
     "reader": CodeReaderConfig,
     "trials": TrialConfig,
 }
@@ -160,7 +160,8 @@ def active_run(
     is its copy on another disk.
     """
     run = find_run(preset, use, name)
-    check_settings(settings or {}, run.preset)  # before anything is written
+    settings = rename_settings(settings or {})
+    check_settings(settings, run.preset)  # before anything is written
     run.begin()
     if settings:
         run = run.save_settings(settings)
@@ -245,7 +246,7 @@ def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy 
     """Fetch the run in `folder` from its copy, and start copying; None without KIT_MIRROR.
 
     Checkpoints and the code cache are fetched later. Raises KitError if KIT_MIRROR is not a usable
-    folder, and OSError if it cannot be read: starting the run from nothing would be worse.
+    folder, and OSError if it cannot be read: starting the run from scratch would be worse.
     """
     mirror = os.environ.get("KIT_MIRROR")
     if not mirror:

@@ -30,13 +30,17 @@ from kit.inference.code_reader import (
     load_matching_reader,
     save_reader,
 )
-from kit.inference.voice_files import SoundConfig, load_finetuned_codec, save_finetuned_codec
+from kit.inference.voice_files import (
+    DecoderFinetuneConfig,
+    load_finetuned_codec,
+    save_finetuned_codec,
+)
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import pack
 from kit.model.weights import WEIGHTS, load_model
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
-from kit.recipes.run_source import section_as_begun
+from kit.recipes.run_source import section_for_run
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
 
@@ -54,9 +58,9 @@ def learn_reader(data: TrainingData) -> Result:
     the result says so, and candidates are ranked without it.
     """
     run = data.run
-    config = build(CodeReaderConfig, section_as_begun(run, "reader"))
+    config = build(CodeReaderConfig, section_for_run(run, "reader"))
     if not config.rows:
-        return Result(line="Readings are not read back: `reader.rows` is 0.")
+        return Result(line="Candidates are ranked without a code reader: `reader.rows` is 0.")
     held_out_rows = data.cache.sample_of_split("held_out", READER_HELD_OUT_ROWS).tolist()
     held_out = texts_and_codes(data, held_out_rows)
     existing = existing_reader(data, config)
@@ -65,8 +69,8 @@ def learn_reader(data: TrainingData) -> Result:
     rows = data.cache.sample_of_split("train", config.rows).tolist()
     if len(rows) < MIN_CLIPS:
         return Result(
-            line=f"Readings are not read back: {len(rows)} recordings are fewer than the "
-            f"{MIN_CLIPS} that a reader needs."
+            line=f"Candidates are ranked without a code reader: {len(rows)} recordings are fewer "
+            f"than the {MIN_CLIPS} that a reader needs."
         )
     speakers = data.cache.speakers(rows).tolist()
     texts, codes = texts_and_codes(data, balance_speakers(rows, speakers, config.most_repeats))
@@ -127,9 +131,9 @@ def learn_sound(data: TrainingData) -> Result:
     sounds as its codec alone does.
     """
     run = data.run
-    config = build(SoundConfig, run.section("sound"))
+    config = build(DecoderFinetuneConfig, run.section("decoder_finetune"))
     if not config.steps:
-        return Result(line="The sound is made of codes alone: `sound.steps` is 0.")
+        return Result(line="The sound is made of codes alone: `decoder_finetune.steps` is 0.")
     codec = data.codec.with_state_inputs(data.model.width)
     if codec is None:
         return Result(line="This codec's decoder cannot be trained on hidden states.")

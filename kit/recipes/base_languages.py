@@ -44,7 +44,7 @@ class BaseLanguages:
         self.run = run
         self.voice = voice
         self.speaker = voice.speakers[0]
-        self.sampling = dataclasses.replace(sampling, candidates=1, retries=0)
+        self.sampling = dataclasses.replace(sampling, best_of=1, retries=0)
         self.model = load_model(run.path(MODEL)).to(run.hw.device)
         self.texts = self.speakable(sentences)
         self.spoken: dict[str, list[GeneratedCodes]] = {}

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import re
+import warnings
 from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
@@ -16,6 +17,7 @@ from kit.base.errors import KitError
 from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.hub import fetch_model, fetched
 from kit.base.lock import held
+from kit.base.notes import Note
 from kit.base.run import RELEASES_FOLDER, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.inference.export import CARD, load_export
@@ -27,7 +29,8 @@ from kit.model.warm_start import model_settings, warm_start_model
 from kit.model.weights import WEIGHTS, load_model, save_model, saved_config
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, indextts2_in, told_indextts2
+from kit.recipes.hub import HUB, fetch_export, is_voice
+from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (
     CONFIG_FILE,
@@ -42,7 +45,6 @@ from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.trainable import Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import count_parameters, count_trained
 
-HUB = "hf://"
 RELEASE = "hf://coqui/XTTS-v2"
 # Revisions that have been tested: the files of a repository may change at any time.
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
@@ -50,7 +52,7 @@ NEEDED = (WEIGHTS_FILES[0], CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_F
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
 LICENCE = "CPML"
 
-BEGUN = "start_from"  # file with the SHA-256 of the base model's weights, and their folder
+START_FROM = "start_from"  # file with the SHA-256 of the base model's weights and its path
 CODEC = "codec.safetensors"
 MODEL = "start.safetensors"
 TOKENIZER = "start-tokenizer.model"
@@ -61,7 +63,8 @@ TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "te
 XTTS_DEFAULTS = {
     "train": {"optimizer": "adamw", "lr": 5e-6, "weight_decay": 0.01, "betas": [0.9, 0.96]}
 }
-NO_GUIDED_ATTENTION = {"train": {"guide": 0.0}}  # a trained model has heads that follow the text
+# A trained model has heads that follow the text.
+NO_GUIDED_ATTENTION = {"train": {"guided_attention_weight": 0.0}}
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
 FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements.md
 
@@ -81,29 +84,29 @@ class BaseModel:
 def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """Return `run` starting from the model in `folder`, with that model's sizes as settings.
 
-    `folder` is an export, another run's folder or a released XTTS-v2 (its folder, or
-    `hf://OWNER/NAME`, which is downloaded), whose licence `licence` accepts. "" leaves the run as
-    it was begun. Raises KitError for a folder without a model, a licence that is not accepted and a
-    run that was begun otherwise; SpeechError, or the errors of `load_xtts` and `xtts_codec`, for a
-    damaged model; DownloadError if it cannot be downloaded.
+    `folder` is an export, another run's folder or a released XTTS-v2, whose licence `licence`
+    accepts; `hf://OWNER/NAME@REVISION` downloads an export or a release. "" leaves the run as
+    it was started. Raises KitError for a folder without a model, a licence that is not accepted and
+    a run that was started otherwise; SpeechError, or the errors of `load_xtts` and `xtts_codec`,
+    for a damaged model; DownloadError if it cannot be downloaded.
     """
     if not folder:
         return run
-    begun_sha256, _, begun_path = read_run_file(run.folder / BEGUN).partition(" ")
+    old_sha256, _, old_path = read_run_file(run.folder / START_FROM).partition(" ")
     origin = hub_name(folder) if is_on_hub(folder) else str(Path(folder).expanduser().resolve())
-    if origin == begun_path and not Path(origin).exists():
+    if origin == old_path and not Path(origin).exists():
         return run  # everything was copied: the notebook is run again after the folder was deleted
     source, downloaded = folder_of(run, folder, licence)
     path, weights = weights_in(source)
     sha256 = file_digest(path / weights)
-    if begun_sha256 == sha256:
+    if old_sha256 == sha256:
         return run
     from_scratch = (run.folder / CODEC).exists() and not (run.folder / MODEL).exists()
-    if begun_sha256 or from_scratch:
-        how = f"from another voice, {begun_path}" if begun_sha256 else "from nothing"
+    if old_sha256 or from_scratch:
+        how = f"from another voice, {old_path}" if old_sha256 else "from scratch"
         raise KitError(
-            f"The run `{run.name}` was begun {how}, now {folder} is asked for: its codes and text "
-            f"ids would mean something else. Set RUN to a new name, or delete {run.places()}."
+            f"The run `{run.name}` was started {how}, not from {folder}: its codes and text ids "
+            f"would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
     if release_weights(path):
         base = load_release(path, weights, licence)
@@ -115,7 +118,8 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
     save_codec(base.codec, run.path(CODEC))
     if base.record:
         run.record(start_from=merge(base.record, {"download": downloaded}))
-    write_atomic(run.path(BEGUN), f"{sha256} {origin}")  # last: it says that the copy is complete
+    # Written last: it marks a complete copy.
+    write_atomic(run.path(START_FROM), f"{sha256} {origin}")
     return run
 
 
@@ -130,16 +134,16 @@ def repository_of(name: str) -> tuple[str, str]:
     """
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     if repository.startswith(INDEXTTS2_REPOSITORIES):
-        raise KitError(f"START_FROM = {name}: {told_indextts2(repository)}")
+        raise KitError(f"BASE_MODEL = {name}: {describe_indextts2(repository)}")
     revision = revision or PINNED.get(repository, "")
     if repository.count("/") != 1 or not re.fullmatch(r"[\w./-]+", repository):
         raise KitError(
-            f"START_FROM = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
+            f"BASE_MODEL = {name} names no repository of the hub: write {HUB}OWNER/NAME@REVISION, "
             f"or {RELEASE}."
         )
     if not re.fullmatch(r"[\w.-]+", revision):
         raise KitError(
-            f"START_FROM = {name} says no revision, and the files of a repository may change: "
+            f"BASE_MODEL = {name} says no revision, and the files of a repository may change: "
             f"write {HUB}{repository}@REVISION, a commit that its page lists under Files, Commits."
         )
     return repository, revision
@@ -152,11 +156,18 @@ def hub_name(name: str) -> str:
 
 
 def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
-    """The folder of the model `name`, downloaded if it is on the hub; and the download's record."""
+    """The folder of the model `name`, downloaded if it is on the hub; and the download's record.
+
+    A repository other than the tested release's may hold a voice of this kit.
+    """
     if not is_on_hub(name):
         return Path(name).expanduser(), {}
+    runs = run.folder.parent
+    repository, revision = repository_of(name)
+    if repository not in PINNED and is_voice(repository, revision, runs):
+        return fetch_export(repository, revision, runs)
     require_licence(name, licence)
-    return fetch_release(run.folder.parent, name)
+    return fetch_release(runs, name)
 
 
 def fetch_release(runs: Path, name: str) -> tuple[Path, dict]:
@@ -178,8 +189,11 @@ def fetch_release(runs: Path, name: str) -> tuple[Path, dict]:
 
 
 def require_licence(folder: Path | str, licence: str) -> None:
-    """Raise KitError unless `licence`, or KIT_LICENCE, is that of XTTS-v2."""
-    licence = licence or os.environ.get("KIT_LICENCE", "")
+    """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is that of XTTS-v2."""
+    licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
+    if not licence and "KIT_LICENCE" in os.environ:
+        warnings.warn("KIT_LICENCE is now called KIT_ACCEPT_LICENSE.", Note, stacklevel=2)
+        licence = os.environ["KIT_LICENCE"]
     if licence == LICENCE:
         return
     given = f", not {licence!r}" if licence else ""
@@ -187,7 +201,7 @@ def require_licence(folder: Path | str, licence: str) -> None:
         f"{folder} holds an XTTS-v2 ({CONFIG_FILE}, {VOCABULARY_FILE}). It is under the Coqui "
         "Public Model License: neither the model, nor what is made from it, nor its speech may be "
         "used commercially. Read the licence where the model was published; to accept it, give "
-        f'`licence="{LICENCE}"` (--licence {LICENCE}){given}.'
+        f'`accept_license="{LICENCE}"` (--accept-license {LICENCE}){given}.'
     )
 
 
@@ -212,11 +226,11 @@ def weights_in(folder: Path) -> tuple[Path, str]:
             return folder.resolve(), name
     other = indextts2_in(folder)
     if other:
-        raise KitError(f"START_FROM = {folder}: {told_indextts2(other)}")
+        raise KitError(f"BASE_MODEL = {folder}: {describe_indextts2(other)}")
     missing = "it is a file" if folder.is_file() else "no such folder"
     content = ", ".join(sorted(os.listdir(folder))[:8]) if folder.is_dir() else missing
     raise KitError(
-        f"START_FROM = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
+        f"BASE_MODEL = {folder}: there is no voice ({content or 'it is empty'}). Name the folder "
         "`export` of a run, the folder of a run that 02_train has finished, or that of a released "
         "XTTS-v2 with its vocab.json."
     )
@@ -302,7 +316,7 @@ def settings_for(run: ActiveRun, base: BaseModel) -> dict:
 
 def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
     """The base model's tokenizer, for texts in `language`; None if there is no base model."""
-    if not read_run_file(run.folder / BEGUN):
+    if not read_run_file(run.folder / START_FROM):
         return None
     return load_tokenizer(run.folder / TOKENIZER, language)
 
@@ -331,7 +345,7 @@ def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
         return ""
     new = tokenizer.vocab_size - base.vocab_size
     return (
-        f"It starts from the voice in {read_run_file(run.folder / BEGUN).partition(' ')[2]}: "
+        f"It starts from the voice in {read_run_file(run.folder / START_FROM).partition(' ')[2]}: "
         f"{base.vocab_size} text ids stay, {new} new ones are initialised from the ids that "
         "spelt them before."
     )
@@ -340,7 +354,7 @@ def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
 def finetuning_of(run: ActiveRun) -> Finetuning:
     """What of the model `run` trains. Raises KitError if that needs a base model."""
     base = None
-    if read_run_file(run.folder / BEGUN):
+    if read_run_file(run.folder / START_FROM):
         path = run.folder / MODEL
         base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
     finetuning = Finetuning(

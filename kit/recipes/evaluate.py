@@ -78,7 +78,7 @@ class Evaluation:
         yield self.compare_weights()
         yield self.best_of_several()
         yield self.harder_sentences()
-        yield self.whose_voice()
+        yield self.speaker_conditioning()
         yield self.losses()
         yield self.word_errors()
         yield self.verdict()
@@ -102,7 +102,7 @@ class Evaluation:
             self.best_of(self.weights): spoken.wave,
         }
         return Result(
-            line=f"{row.text} | heard: {data.transcribe(spoken.wave)}",
+            line=f"{row.text} | transcript: {data.transcribe(spoken.wave)}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
             sounds=players_of(waves, data.rate_hz),
         )
@@ -128,7 +128,7 @@ class Evaluation:
         chosen = self.data.spoken["held_out"].scores
         figures = chosen.figures()
         figures["weights"] = best
-        figures["candidates"] = self.data.sampling.candidates
+        figures["candidates"] = self.data.sampling.best_of
         scores = self.scores_read_once()
         line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
         scores[self.best_of(best)] = chosen
@@ -154,7 +154,7 @@ class Evaluation:
         line = f"CER by kind of sentence: {error_rates(scores)}"
         return self.record(line, figures, picture, scores_table(scores))
 
-    def whose_voice(self) -> Result:
+    def speaker_conditioning(self) -> Result:
         """Loss per code with the speaker's own reference, and with another speaker's."""
         data = self.data
         clips = [
@@ -163,11 +163,12 @@ class Evaluation:
         ]
         losses = loss_by_speaker(data.voices[self.weights], clips)
         if not losses:
-            return Result(line="Whose voice: there is one speaker, so nothing to tell apart.")
+            return Result(line="Speaker conditioning: not evaluated, there is only one speaker.")
         figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
         self.active_run.record(eval=figures)
         costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
-        line = f"Whose voice: nats per code with the own reference (another's): {', '.join(costs)}"
+        line = "Speaker conditioning, nats per code with the own reference (another's): "
+        line += ", ".join(costs)
         problems = problems_of(speaker_checks(self.active_run))
         groups = {
             "own reference": [loss.own for loss in losses.values()],
@@ -262,7 +263,7 @@ class Evaluation:
         return Result(line=line, pictures=pictures, figures=figures, shown=False, grid=grid)
 
     def best_of(self, weights: str) -> str:
-        return f"{weights}, best of {self.data.sampling.candidates}"
+        return f"{weights}, best of {self.data.sampling.best_of}"
 
     def scores_read_once(self) -> dict[str, Scores]:
         return {name: spoken.scores for name, spoken in self.data.by_weights.items()}
@@ -308,12 +309,12 @@ def judges_table(scores: dict[str, dict]) -> list[tuple[str, ...]]:
 def worst_words_table(pairs: list[WordPair], on_codec: list[WordPair]) -> list[tuple[str, ...]]:
     """Rows of a table of the words with the most errors, the headings first."""
     wrong_on_codec = {word.word: word.wrong for word in word_stats(on_codec)}
-    grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "heard as")]
+    grid = [("word", "in the texts", "wrong", "wrong on the codec", "how", "recognised as")]
     for word in word_stats(pairs)[:WORST_WORDS]:
         if word.wrong:
             counts = (word.count, word.wrong, wrong_on_codec[word.word])
-            heard = " | ".join(words or "nothing" for words in word.heard[:3])
-            grid.append((word.word, *map(str, counts), ", ".join(word.kinds), heard))
+            recognized = " | ".join(words or "nothing" for words in word.recognized[:3])
+            grid.append((word.word, *map(str, counts), ", ".join(word.kinds), recognized))
     return grid
 
 
@@ -372,7 +373,8 @@ class Checklist:
 
     def checks(self) -> list[Check]:
         """Every check, passed or not."""
-        max_percent = build(ManifestConfig, self.active_run.section("manifest")).refuse_percent
+        manifest = build(ManifestConfig, self.active_run.section("manifest"))
+        max_percent = manifest.max_rejected_percent
         table = (
             ("enough recordings", f"{MIN_HOURS:g} hour or more", "prepare", self.recordings),
             (

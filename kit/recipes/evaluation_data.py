@@ -1,6 +1,6 @@
-"""What an evaluation works with: a run's voices, the texts, and what the recogniser hears.
+"""What an evaluation works with: a run's voices, the texts, and their transcripts.
 
-Results are cached in the run's folder beside a digest of everything they depend on, so nothing is
+Results are cached in the run's folder with a digest of everything they depend on, so nothing is
 spoken twice.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from kit.audio.clip import load_wave
 from kit.audio.codec import load_codec
 from kit.audio.recognizer import load_recognizer
+from kit.base.config import by_former_names
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest
 from kit.base.result_cache import cached_result
@@ -69,7 +70,7 @@ class EvaluationData:
         self.rate_hz = self.codec.sample_rate
         self.front_end = self.voices["raw"].front_end
         self.sampling = sampling_of(run)
-        self.read_once = dataclasses.replace(self.sampling, candidates=1)
+        self.read_once = dataclasses.replace(self.sampling, best_of=1)
         rows = rows_in_split(self.rows, "held_out")[:sentences]
         self.held_out = self.speakable(rows)
         self.left_out = len(rows) - len(self.held_out)
@@ -109,9 +110,9 @@ class EvaluationData:
         def measure() -> dict:
             return dataclasses.asdict(noise_floor(rows, self.recognizer, self.codec))
 
-        path = self.run.path("heard", f"{split}-recordings.json")
+        path = self.run.path("transcripts", f"{split}-recordings.json")
         figures = cached_result(path, digest(self.digests, as_dicts(rows)), measure)
-        figures["heard"] = tuple(figures["heard"])
+        figures["transcripts"] = tuple(figures["transcripts"])
         return NoiseFloor(**figures)
 
     def speak(self, split: str, weights: str, config: GenerateConfig, label: str) -> SpokenTexts:
@@ -131,11 +132,12 @@ class EvaluationData:
         def has_samples(result: dict) -> bool:
             return all((self.run.folder / row["wav"]).is_file() for row in result["samples"])
 
-        path = self.run.path("heard", f"{split}-{label}.json")
-        key = digest(self.digests, model, config, as_dicts(rows))
+        path = self.run.path("transcripts", f"{split}-{label}.json")
+        sampling = by_former_names("generate", config)
+        key = digest(self.digests, model, sampling, as_dicts(rows))
         result = cached_result(path, key, measure, has_samples)
         scores = result["scores"]
-        scores["heard"] = tuple(scores["heard"])
+        scores["transcripts"] = tuple(scores["transcripts"])
         return SpokenTexts(scores=Scores(**scores), samples=result["samples"])
 
     @functools.cached_property
@@ -173,19 +175,19 @@ class EvaluationData:
         """The words of all texts, aligned with the transcripts of the voice."""
         pairs = []
         for split, spoken in self.spoken.items():
-            pairs += aligned(self.split(split), spoken.scores.heard)
+            pairs += aligned(self.split(split), spoken.scores.transcripts)
         return pairs
 
     def codec_word_pairs(self) -> list[WordPair]:
         """The same words, aligned with the transcripts of the recordings after the codec."""
         pairs = []
         for split in self.spoken:
-            pairs += aligned(self.split(split), self.floor(split).heard)
+            pairs += aligned(self.split(split), self.floor(split).transcripts)
         return pairs
 
     def worst_sentence(self) -> int:
         """The number of the held-out sentence with the most word errors, from 0."""
-        transcripts = self.spoken["held_out"].scores.heard
+        transcripts = self.spoken["held_out"].scores.transcripts
         errors = [
             sum(bool(pair.kind) for pair in align_words(row.text, line))
             for row, line in zip(self.held_out, transcripts)

@@ -78,12 +78,13 @@ CLEANED = "en es fr de it pt pl tr ru nl cs ar zh-cn ja hu ko hi".split()
 
 
 class FineTune:
-    """A run that starts from the model `start_from`; `run()` is every step of it.
+    """A run that starts from the model `base_model`; `run()` is every step of it.
 
-    `start_from`, `data`, `language` and `licence` are as `Preparation` takes them; `licence` "CPML"
-    accepts that of a released XTTS-v2, without which nothing is read. `steps`, `session_hours` and
-    `quota_gb` are as `Training` takes them. `rehearsal` is the share of an epoch's rows in which
-    the voice repeats sentences of its base model's languages (None: the run's setting).
+    `base_model`, `data`, `language` and `accept_license` are as `Preparation` takes them;
+    "CPML" accepts the licence of a released XTTS-v2, without which nothing is read. `max_steps`,
+    `session_hours` and `quota_gb` are as `Training` takes them. `rehearsal` is the share of an
+    epoch's rows in which the voice repeats sentences of its base model's languages (None: the run's
+    setting).
     """
 
     def __init__(
@@ -91,24 +92,30 @@ class FineTune:
         run: ActiveRun,
         data: str = "",
         language: str = "",
-        start_from: str = RELEASE,
-        licence: str = "",
-        steps: int = 0,
+        base_model: str = RELEASE,
+        accept_license: str = "",
+        max_steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
         rehearsal: float | None = None,
     ):
         if rehearsal is not None:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
-        self.start_from = start_from
-        self.licence = licence
-        self.duration = {"steps": steps, "session_hours": session_hours, "quota_gb": quota_gb}
-        self.prepare = Preparation(run, data, language, start_from=start_from, licence=licence)
+        self.base_model = base_model
+        self.accept_license = accept_license
+        self.duration = {
+            "max_steps": max_steps,
+            "session_hours": session_hours,
+            "quota_gb": quota_gb,
+        }
+        self.prepare = Preparation(
+            run, data, language, base_model=base_model, accept_license=accept_license
+        )
         self.active_run = self.prepare.active_run
 
     def run(self) -> Iterator[Result]:
         """Run every step without a notebook; finished steps are not repeated."""
-        yield self.begun()
+        yield self.describe_base()
         yield self.recordings()
         yield self.spelling()
         yield self.grow()
@@ -123,7 +130,7 @@ class FineTune:
     def language(self) -> str:
         return self.prepare.source.language
 
-    def begun(self) -> Result:
+    def describe_base(self) -> Result:
         """The base model, its licence and its size."""
         source = self.active_run.report().get("start_from", {})
         model = self.prepare.model
@@ -137,7 +144,7 @@ class FineTune:
             "text ids": model.text_vocab,
             "codes": model.code_vocab,
         }
-        line = f"{self.start_from}: {parameters / 1e6:,.1f} million parameters"
+        line = f"{self.base_model}: {parameters / 1e6:,.1f} million parameters"
         return Result(line=line, figures=figures)
 
     def recordings(self) -> Result:
@@ -212,7 +219,7 @@ class FineTune:
         """The run's sentence by `voice`, once; [] if no held-out sentence can be spoken."""
         if not self.sentence:
             return []
-        once = dataclasses.replace(self.sampling, candidates=1, retries=0)
+        once = dataclasses.replace(self.sampling, best_of=1, retries=0)
         (speech,) = voice.speak([self.sentence], voice.speakers[0], once)
         caption = f"{voice.language}, {when}: {self.sentence}"
         wave = speech.wave.cpu().numpy()
@@ -256,7 +263,7 @@ class FineTune:
         """
         run = self.training.active
         folders = [export_voice(self.voice, run.path("export"), weights, self.sampling)]
-        release, _ = folder_of(run, self.start_from, self.licence)
+        release, _ = folder_of(run, self.base_model, self.accept_license)
         if release_weights(release):
             coqui = run.path("coqui")
             export_for_coqui(run, self.voice, release, coqui, weights)

@@ -11,6 +11,7 @@ import soundfile
 
 from kit.audio.clip import load_wave
 from kit.audio.codec import load_codec
+from kit.audio.container import duration_s
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
 from kit.base.errors import DatasetError
@@ -42,19 +43,19 @@ class LongRecordings:
     """Cut long recordings `NAME.wav` with transcripts `NAME.txt` into a dataset of clips.
 
     `folder` holds them and is only read; "" makes an example of the run's own clips. The run's
-    recogniser must be trained on similar voices. No clip is longer than `longest_s` (0: the most
-    that the model has positions for).
+    recogniser must be trained on similar voices. No clip is longer than `max_clip_seconds` (0: the
+    most that the model has positions for).
     """
 
-    def __init__(self, run: ActiveRun, folder: str = "", longest_s: float = 0.0):
+    def __init__(self, run: ActiveRun, folder: str = "", max_clip_seconds: float = 0.0):
         self.active_run = run
         self.codec = load_codec(run.path("codec.safetensors"))
         recognizer = load_recognizer(run.path("recognizer.safetensors"))
         self.recognizer = recognizer.to(run.hw.device)
         self.language = run.require_figure("data", "language", "01_data_prep")
         model = build(GPTConfig, run.section("model"))
-        limits = manifest_limits(model, self.codec.frame_rate, longest_s)
-        self.cuts = SegmentConfig(max_s=limits["longest_s"])
+        limits = manifest_limits(model, self.codec.frame_rate, max_clip_seconds)
+        self.cuts = SegmentConfig(max_s=limits["max_clip_s"])
         if folder:
             self.folder = Path(folder)
             self.into = run.path("cut")
@@ -79,7 +80,7 @@ class LongRecordings:
             if transcript.is_file():
                 text = transcript.read_text(encoding="utf-8-sig", errors="replace")
                 words = str(len(text.split()))
-            rows.append((audio.name, f"{soundfile.info(audio).duration:.1f}", words))
+            rows.append((audio.name, f"{duration_s(audio):.1f}", words))
         return Result(line=f"{len(recordings)} recordings in {self.folder}", grid=rows)
 
     def cut(self) -> Result:
@@ -89,7 +90,7 @@ class LongRecordings:
             cuts=self.cuts,
             walk=LongAlignConfig(language=self.language),
         )
-        losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds heard"))
+        losses = cutter.segment_folder(self.folder, self.into, Ticker("seconds aligned"))
         table = (self.into / "metadata.csv").read_text(encoding="utf-8")
         clips = [line.split("|") for line in table.splitlines()]
         lost_s = sum(loss.end_s - loss.start_s for loss in losses)
@@ -135,10 +136,10 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
 def _timeline(audio: Path, losses: list[UnusedAudio]):
     """The clips, which are between the losses, and the losses."""
     lost = sorted((loss.start_s, loss.end_s) for loss in losses if loss.end_s > loss.start_s)
-    duration_s = soundfile.info(audio).duration
+    total_s = duration_s(audio)
     clips = []
     clip_start_s = 0.0
-    for start_s, end_s in [*lost, (duration_s, duration_s)]:
+    for start_s, end_s in [*lost, (total_s, total_s)]:
         if start_s - clip_start_s > 0.01:
             clips.append((clip_start_s, start_s))
         clip_start_s = end_s

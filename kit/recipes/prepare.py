@@ -40,13 +40,14 @@ from kit.dataset.long_alignment import LongAlignConfig
 from kit.dataset.manifest import check_dataset, write_data_report, write_fixed
 from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import Segmenter
+from kit.dataset.splits import hold_out
 from kit.model.sequence import GPTConfig, collate
 from kit.notebook.plots import bars, curves, histogram, measures
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_model import (
-    BEGUN,
+    START_FROM,
     base_tokenizer_digest,
     describe_base_voice,
     load_base_tokenizer,
@@ -94,15 +95,16 @@ class Preparation:
     """The steps from recordings to batches, one method each, in the order of `run`.
 
     `data` is a folder, a table, an archive or a hf:// name; `language` a code like "am". Left
-    empty, both stay as the run was begun; a new run takes the built-in corpus, in Amharic. Clips
-    longer than `longest_s` are rejected (0: only those too long for the model). Raises DatasetError
-    when more than `refuse_percent` of the hours is rejected (None: as in the run's settings).
+    empty, both stay as the run was started; a new run takes the built-in corpus, in Amharic. Clips
+    longer than `max_clip_seconds` are rejected (0: only those too long for the model). Raises
+    DatasetError when more than `max_rejected_percent` of the hours is rejected (None: as in the
+    run's settings).
+    `columns` names those of a table, in order, where it does not show: "audio|text|speaker".
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
     size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes.
-    `start_from` is a folder with a base voice, an export or another run: its codec is used as it
-    is, and its tokenizer is extended. A released XTTS-v2 needs `licence` "CPML", which accepts its
-    licence.
+    `base_model` is a folder with a base voice, an export or another run: its codec is used as it
+    is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
     """
 
     checked = MadeBy("check")
@@ -113,7 +115,7 @@ class Preparation:
     matched = MadeBy("align")
     aligned = MadeBy("align")
     cut = MadeBy("cut_long")
-    ledger = MadeBy("fit_positions")
+    data_report = MadeBy("fit_positions")
     cache = MadeBy("encode")
     stream = MadeBy("make_batches")
 
@@ -122,14 +124,15 @@ class Preparation:
         run: ActiveRun,
         data: str = "",
         language: str = "",
-        refuse_percent: float | None = None,
-        longest_s: float = 0.0,
+        max_rejected_percent: float | None = None,
+        max_clip_seconds: float = 0.0,
         text: str = "",
         phonemes: str = "",
-        start_from: str = "",
-        licence: str = "",
+        base_model: str = "",
+        accept_license: str = "",
+        columns: str = "",
     ):
-        run = start_from_base(run, start_from, licence)
+        run = start_from_base(run, base_model, accept_license)
         self.active_run = run
         pieces = run.section("text")
         asked = RunSource(
@@ -144,12 +147,14 @@ class Preparation:
         self.codec_config = codec_config(self.source.codec_settings(run))
         self.front_end = make_front_end(front_end_config(run.section("front_end")))
         self.data_config = build(DataConfig, run.section("data"))
-        limits = manifest_limits(self.model, self.codec_config.frame_rate, longest_s)
+        limits = manifest_limits(self.model, self.codec_config.frame_rate, max_clip_seconds)
         limits["language"] = self.source.language
-        if refuse_percent is not None:
-            limits["refuse_percent"] = refuse_percent
+        if max_rejected_percent is not None:
+            limits["max_rejected_percent"] = max_rejected_percent
+        if columns:
+            limits["columns"] = columns
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
-        self.ledger_path = run.path("ledger.jsonl")
+        self.data_report_path = run.path("ledger.jsonl")
 
     def run(self) -> Iterator[Result]:
         """Take every step in order; finished work is not repeated."""
@@ -171,12 +176,12 @@ class Preparation:
     def rehearses(self) -> bool:
         """Whether the settings ask for rehearsal and the run has a base voice."""
         share = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
-        return bool(share and read_run_file(self.active_run.folder / BEGUN))
+        return bool(share and read_run_file(self.active_run.folder / START_FROM))
 
     @property
     def rows(self) -> list[Utterance]:
         """The utterances for training, in the order of the code cache."""
-        return self.ledger.kept
+        return self.data_report.kept
 
     def check(self) -> Result:
         """Fetch or synthesise the recordings and measure every clip."""
@@ -196,7 +201,7 @@ class Preparation:
 
         Clips that are too long do not count yet: they are cut once there is a recogniser.
         """
-        self.checked.before_segmentation().require_usable(self.rules, self.ledger_path)
+        self.checked.before_segmentation().require_usable(self.rules, self.data_report_path)
         rows = self.checked.kept
         fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
         line = f"{len(rows):,} rows in {fixed}"
@@ -339,7 +344,7 @@ class Preparation:
             return Result(line=line)
         cutter = Segmenter(
             recognizer=self.recognizer,
-            cuts=SegmentConfig(max_s=self.rules.longest_s),
+            cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             walk=LongAlignConfig(language=self.rules.language),
         )
         run = self.active_run
@@ -348,7 +353,7 @@ class Preparation:
             rows = [row for row in read_dataset(self.folder, self.rules).rows if row.id in too_long]
         with on_device(run.hw.device, self.recognizer):
             clips = cutter.segment_rows(
-                rows, run.path("long"), Ticker("seconds heard"), recognizer_group(run)
+                rows, run.path("long"), Ticker("seconds aligned"), recognizer_group(run)
             )
         self.cut = self.aligned.with_clips(clips)
         return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
@@ -357,14 +362,16 @@ class Preparation:
         """Size the model's position tables for the longest rows; write the manifest."""
         frame_rate = self.codec_config.frame_rate
         self.model, beyond = fit_positions(self.model, self.cut.kept, self.tokenizer, frame_rate)
-        self.ledger = self.cut.without(beyond)
-        write_data_report(self.ledger, self.active_run.folder)
-        self.ledger.require_usable(self.rules, self.ledger_path)
+        report = self.cut.without(beyond)
+        # The held-out clips may be among those rejected since the check.
+        self.data_report = dataclasses.replace(report, kept=hold_out(report.kept, self.rules))
+        write_data_report(self.data_report, self.active_run.folder)
+        self.data_report.require_usable(self.rules, self.data_report_path)
         figures = {
-            "hours": self.ledger.kept_s / 3600,
+            "hours": self.data_report.kept_s / 3600,
             "utterances": len(self.rows),
-            "refused": len(self.ledger.refused),
-            "refused_percent": self.ledger.lost_percent,
+            "refused": len(self.data_report.refused),
+            "refused_percent": self.data_report.lost_percent,
             "language": self.source.language,
             "positions": {"max_text": self.model.max_text, "max_code": self.model.max_code},
         }
@@ -456,7 +463,7 @@ class Preparation:
 def data_report_result(report: DataReport, folder: Path, language: str, lines: list[str]) -> Result:
     """Histograms of the kept clips, minutes by kind of finding, and the rejected clips.
 
-    `lines` stand before its own.
+    `lines` are printed before its own.
     """
     pictures = []
     if report.kept:
@@ -470,13 +477,15 @@ def data_report_result(report: DataReport, folder: Path, language: str, lines: l
     kinds = by_kind(report.refused + report.warned)
     if kinds:
         minutes = [seconds / 60 for _, seconds in kinds.values()]
-        pictures.append(bars(list(kinds), minutes, unit="minutes", title="Ledger"))
+        pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
     speakers = len({row.speaker for row in report.kept})
+    counts = Counter(row.split for row in report.kept)
+    splits = ", ".join(f"{name} {count:,} clips" for name, count in counts.most_common())
     lines = [
         *lines,
         f"recordings in {folder}: {report.layout}",
-        f"{len(report.kept):,} utterances, {report.kept_s / 3600:.2f} hours, {speakers} speakers, "
-        f"{report.lost_percent:.2f} % refused",
+        *report.summary(),
+        f"speakers: {speakers}; splits: {splits}",
     ]
     if not kinds:
         lines.append("No clip was refused, and there are no warnings.")

@@ -46,7 +46,7 @@ def train_or_load_codec(
 ) -> tuple[Codec, str]:
     """Load the codec at `path` or, if its settings differ, train one on `rows`.
 
-    Returns it with its origin in words. A released codec is downloaded, not trained; raises
+    Returns it with a description of its origin. A released codec is downloaded, not trained; raises
     KitError and DownloadError where that fails. Interrupted training resumes after its last
     finished stage.
     """
@@ -151,7 +151,8 @@ def train_or_load_recognizer(
 ) -> tuple[SpeechRecognizer, str]:
     """Load the recogniser at `path` or, if its settings differ, train one on `rows`.
 
-    Returns it with its origin in words. With `config.whisper` it is that Whisper, if installed.
+    Returns it with a description of its origin. With `config.whisper` it is that Whisper, if
+    installed.
     """
     missing = whisper_unavailable() if config.whisper else ""
     if config.whisper and not missing:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from kit.base.config import CONFIGS, build
+from kit.base.config import CONFIGS, build, by_former_names
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import clock
@@ -30,7 +30,7 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.base_languages import BaseLanguages
-from kit.recipes.base_model import BEGUN, TOKENIZER
+from kit.recipes.base_model import START_FROM, TOKENIZER
 from kit.recipes.run_source import sampling_of
 from kit.text.tokenizer import load_tokenizer
 from kit.training.trainable import FinetuneConfig
@@ -106,8 +106,8 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
         top_k=0,
         top_p=1.0,
         repetition_penalty=1.0,
-        guidance=1.0,
-        candidates=1,
+        guidance_scale=1.0,
+        best_of=1,
         retries=0,
     )
 
@@ -115,7 +115,8 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
     """A digest of the base voice, its sampling and the reference clips."""
     arrays = {name: mel.numpy() for name, mel in references.items()}
-    return digest(read_run_file(run.folder / BEGUN), arrays_digest(arrays), rehearsal_sampling(run))
+    sampling = by_former_names("generate", rehearsal_sampling(run))
+    return digest(read_run_file(run.folder / START_FROM), arrays_digest(arrays), sampling)
 
 
 def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> list[RehearsalRow]:

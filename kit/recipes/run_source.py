@@ -13,6 +13,7 @@ from kit.inference.sampling import GenerateConfig
 from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
 from kit.streams.open import require_known_format
+from kit.text.normalize import language_code
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,20 +87,25 @@ class RunSource:
 
 def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str]]:
     """Fill what `asked` leaves empty from the run's record; return it with lines to print."""
-    begun = run.figure("data", "source") or {}
+    recorded = run.figure("data", "source") or {}
     given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
-    source = build(RunSource, begun, **given)
-    if any(value and name not in given for name, value in begun.items()):
-        return source, [f"As this run was begun: {source}."]
+    if "language" in given:
+        given["language"] = language_code(given["language"])
+        # However it was spelt when the run started: a run keeps its source, letter by letter.
+        if "language" in recorded and language_code(recorded["language"]) == given["language"]:
+            given["language"] = recorded["language"]
+    source = build(RunSource, recorded, **given)
+    if any(value and name not in given for name, value in recorded.items()):
+        return source, [f"As this run was started: {source}."]
     return source, []
 
 
-def section_as_begun(run: ActiveRun, name: str) -> dict:
-    """The section `name`, suited to the recordings that `run` was begun with."""
+def section_for_run(run: ActiveRun, name: str) -> dict:
+    """The section `name`, adapted to the recordings that `run` was started with."""
     source, _ = choose_source(run, RunSource())
     return source.section(run, name)
 
 
 def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:
     """The sampling settings for the voice of `run`, with the fields `over` replaced."""
-    return build(GenerateConfig, section_as_begun(run, "generate"), **over)
+    return build(GenerateConfig, section_for_run(run, "generate"), **over)

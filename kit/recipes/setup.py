@@ -148,12 +148,12 @@ class Setup:
         run = self.active
         if run.hw.device != "cpu":
             return Result(line="02_train says how long training takes.")
-        promise = build(TimeBudget, run.section("promise"))
+        budget = build(TimeBudget, run.section("time_budget"))
         step_s = step_seconds(run.preset, run.hw, int(run.threads.value))
         slow = describe_speed(run.hw, run.threads, run.precision)
-        line = forecast(self.train, step_s, promise, slow)
-        own = build(TimeBudget, RunSource(data="a person's").section(run, "promise"))
-        if own.minutes > promise.minutes:
+        line = forecast(self.train, step_s, budget, slow)
+        own = build(TimeBudget, RunSource(data="a person's").section(run, "time_budget"))
+        if own.minutes > budget.minutes:
             line += (
                 f"\nThat is for the built-in corpus. With recordings of your own, training gets "
                 f"{own.minutes:g} minutes, and preparing them takes longer, too: 01_data_prep and "

@@ -66,7 +66,7 @@ def broadcast_order(ranks: Ranks, give: Callable[[], Order | None] = lambda: Non
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt in the block on SIGINT or SIGTERM.
 
-    Elsewhere ranks other than the main one ignore both: the main one hears them.
+    Elsewhere ranks other than the main one ignore both: the main one handles them.
     """
 
     def interrupt(number: int, frame) -> None:
@@ -143,9 +143,9 @@ class RankGroup(WorkGroup):
         try:
             order = broadcast_order(ranks, lambda: JobOrder(number=ranks.calls, load=self.load))
             total = TotalProgress(ranks, order.name, progress)
-            job = ranks.hand_out(jobs)
+            job = ranks.scatter(jobs)
             result = job.run(tools, total.add)
-            ranks.meet(total.poll)
+            ranks.barrier(total.poll)
             total.report()
         except RankLost as error:
             raise KitError(
@@ -157,7 +157,7 @@ class RankGroup(WorkGroup):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOrder:
-    """The order to do the job that is handed out next."""
+    """The order to do the job that is scattered next."""
 
     number: int  # of this order
     load: Callable[[], object]  # loads the job's tools
@@ -168,7 +168,7 @@ class JobOrder:
 
     def follow(self, ranks: SeveralRanks) -> None:
         """Do this rank's job; send the main rank its progress, or why it failed."""
-        job = ranks.hand_out()
+        job = ranks.scatter()
         with interruptible():
             try:
                 job.run(
@@ -179,7 +179,7 @@ class JobOrder:
                     raise
                 ranks.write(f"{self.name} failure", str(error))
                 ranks.add(f"{self.name} failed", 1)
-            ranks.meet()
+            ranks.barrier()
 
 
 class TotalProgress:

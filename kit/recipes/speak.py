@@ -9,10 +9,11 @@ import torch
 
 from kit.audio.recognizer import load_recognizer
 from kit.audio.reference import load_reference
-from kit.base.config import build
+from kit.base.config import build, by_former_names
 from kit.base.errors import SpeechError
 from kit.base.files import digest, file_digest
 from kit.base.formatting import nearest
+from kit.base.hardware import detect
 from kit.base.result_cache import read_result, save_result
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
@@ -31,7 +32,7 @@ from kit.inference.compare_formats import (
     voices_by_format,
 )
 from kit.inference.evaluate import save_samples, score
-from kit.inference.export import export_voice, load_export
+from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.torch_export import export_program
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
@@ -48,12 +49,20 @@ SETTINGS = {  # of GenerateConfig
     "temperature": "0 takes the most likely code, 1 samples from the model's own probabilities",
     "top_k": "sample only from this many of the most likely codes; 0: all",
     "top_p": "sample only from the most likely codes that make up this share",
-    "guidance": "how far to move away from what is likely without the text; 1: not at all",
-    "candidates": "readings of a text; the best one is kept: likely, and following the text",
+    "guidance_scale": "how far to move away from what is likely without the text; 1: not at all",
+    "best_of": "candidates for a text; the best one is kept: likely, and following the text",
     "follow": "weight of following the text, beside being likely; 0: none",
-    "retries": "of a reading that never ended, each at half the temperature",
-    "seed": "another number, another reading",
+    "retries": "of a candidate that never ended, each at half the temperature",
+    "seed": "another number gives another candidate",
 }
+
+
+def chosen_weights(run: ActiveRun) -> str:
+    """The weights that the evaluation chose; without one EMA, or raw. KitError before training."""
+    for weights in ("ema", "raw"):
+        if (run.folder / f"model-{weights}.safetensors").is_file():
+            return run.figure("eval", "weights") or weights
+    return run.require_figure("eval", "weights", "03_evaluate_ema")
 
 
 class Speaking:
@@ -67,16 +76,20 @@ class Speaking:
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
         self.active_run = run
         self.config = build(InferConfig, run.section("infer"))
-        self.weights = run.require_figure("eval", "weights", "03_evaluate_ema")
+        self.weights = chosen_weights(run)
         self.weights_file = run.folder / f"model-{self.weights}.safetensors"
         language = run.require_figure("data", "language", "01_data_prep")
         self.voice = load_voice(run.folder, self.weights_file.name, language, run.hw.device)
         self.speaker = self.voice.speakers[0]
         self.rate_hz = self.voice.codec.sample_rate
         self.sampling = sampling_of(run)
-        self.read_once = dataclasses.replace(self.sampling, candidates=1)
-        rows = rows_in_split(read_manifest(run.folder), "held_out")
-        self.held_out = [row for row in rows if self.voice.can_speak(row.text)]
+        self.read_once = dataclasses.replace(self.sampling, best_of=1)
+        rows = read_manifest(run.folder)
+        held_out = [
+            row for row in rows_in_split(rows, "held_out") if self.voice.can_speak(row.text)
+        ]
+        # A run of a single recording has no held-out rows, and speaks all the same.
+        self.held_out = held_out or [row for row in rows if self.voice.can_speak(row.text)]
         self.sentence = sentence or self.example()
         self.story = story or ". ".join(row.text for row in self.held_out[:4])
         self.costs = SpeakingCosts(self)
@@ -95,6 +108,8 @@ class Speaking:
         """The kit's own sentence in Amharic; in other languages the first held-out one."""
         if self.voice.language == "am" and self.voice.can_speak(BREAD):
             return BREAD
+        if not self.held_out:
+            raise SpeechError("This voice can speak no text of its manifest: give a sentence.")
         return self.held_out[0].text
 
     @cached_property
@@ -113,7 +128,7 @@ class Speaking:
         yield self.programs()
 
     def say(
-        self, text: str = "", speaker: str = "", weights: str = "", reference: str = ""
+        self, text: str = "", speaker: str = "", dtype: str = "", reference: str = ""
     ) -> Result:
         """Say `text` (of any length); shows its sound, spectrogram, and the parts it was split in.
 
@@ -126,7 +141,7 @@ class Speaking:
                 "only one of the two."
             )
         text = text or self.sentence
-        speech = self.speech(text, speaker or self.speaker, weights, reference)
+        speech = self.speech(text, speaker or self.speaker, dtype, reference)
         line = f"{len(speech.wave) / self.rate_hz:.1f} s of speech"
         note = remark(speech, self.sampling)
         grid = []
@@ -143,17 +158,17 @@ class Speaking:
             grid=grid,
         )
 
-    def speech(self, text: str, speaker: str, weights: str = "", reference: str = "") -> Speech:
-        """Speak `text` with the preset's settings, in the number format `weights`.
+    def speech(self, text: str, speaker: str, dtype: str = "", reference: str = "") -> Speech:
+        """Speak `text` with the preset's settings, in the number format `dtype`.
 
-        Empty `weights` is the default of this device (`Voice.in_format`). With `reference`, the
+        Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
         path of a recording, its speaker replaces `speaker`. Raises SpeechError for a text, speaker,
         format or recording that cannot be used, DatasetError for a recording that cannot be read.
         """
-        if weights and weights not in self.voices:
-            hint = nearest(weights, self.voices)
-            raise SpeechError(f"This voice is not ready in the format {weights!r}.{hint}")
-        voice = self.voices[weights] if weights else self.voice
+        if dtype and dtype not in self.voices:
+            hint = nearest(dtype, self.voices)
+            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
+        voice = self.voices[dtype] if dtype else self.voice
         if reference:
             rate_hz = voice.codec.input_sample_rate
             path = Path(reference).expanduser()
@@ -249,6 +264,25 @@ class Speaking:
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
 
 
+def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> Result:
+    """Say `text` with the exported voice in the folder `voice`; its sampling settings are used.
+
+    Raises SpeechError for a text, speaker or recording that cannot be used.
+    """
+    settings = read_card(voice).settings
+    loaded = load_export(voice, detect().device)
+    if reference:
+        speaker = Path(reference).name
+        rate_hz = loaded.codec.input_sample_rate
+        loaded = loaded.with_speaker(speaker, load_reference(reference, rate_hz), rate_hz)
+    speech = loaded.speak([text], speaker or loaded.speakers[0], settings)[0]
+    rate_hz = loaded.codec.sample_rate
+    note = remark(speech, settings)
+    line = f"{len(speech.wave) / rate_hz:.1f} s of speech"
+    sound = Sound(caption=text, wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
+    return Result(line=f"{line}; {note}" if note else line, sounds=[sound])
+
+
 class SpeakingCosts:
     """Measures `speaking`, the voice of a run, and records the figures under `infer`."""
 
@@ -280,7 +314,8 @@ class SpeakingCosts:
         """A digest of all that measurements depend on: weights, settings, machine."""
         own = self.speaking
         weights = file_digest(own.weights_file)
-        return digest(weights, own.config, own.sampling, own.story, own.active_run.hw.name)
+        sampling = by_former_names("generate", own.sampling)
+        return digest(weights, own.config, sampling, own.story, own.active_run.hw.name)
 
     def record(
         self, step: str, line: str, pictures: list, figures: dict, grid: list = ()

@@ -98,7 +98,7 @@ def keep_on_drive() -> None:
         print(
             f"Google Drive is not there ({type(error).__name__}: {error}), so runs stay on this "
             "machine and are lost with it, after 12 hours at the latest. Run this cell again to "
-            "allow access; a run that was begun without Drive then needs a new name in RUN if "
+            "allow access; a run that was started without Drive then needs a new name in RUN if "
             "Drive holds one of the same name."
         )
         return

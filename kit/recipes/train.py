@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from kit.base.config import CONFIGS, build, merge
+from kit.base.config import ROOT, build, merge
 from kit.base.errors import TrainError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_memory
@@ -43,7 +43,7 @@ from kit.recipes.base_model import (
     first_model,
 )
 from kit.recipes.benchmark import measured_effects
-from kit.recipes.run_source import sampling_of, section_as_begun
+from kit.recipes.run_source import sampling_of, section_for_run
 from kit.recipes.shared_jobs import broadcast_order
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import (
@@ -115,7 +115,7 @@ def once(step: Callable) -> Callable:
 class Training:
     """One run's training: its plan, the run itself, and what came of it.
 
-    `steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
+    `max_steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
     machine stays, `quota_gb` how much the run may store (0: what the disk has). `plan` is what a
     panel has settled (`start`): nothing is checked again.
     """
@@ -123,7 +123,7 @@ class Training:
     def __init__(
         self,
         run: ActiveRun,
-        steps: int = 0,
+        max_steps: int = 0,
         session_hours: float = 12.0,
         quota_gb: float = 0,
         plan: dict | None = None,
@@ -132,7 +132,7 @@ class Training:
         run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
-        self.asked_steps = steps
+        self.asked_steps = max_steps
         self.limits = SessionLimits(
             session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
         )
@@ -144,7 +144,7 @@ class Training:
         self.model = self.data.model
         self.process = TrainingProcess(run.folder)
         self.rows_before = read_log(self.process.log)
-        self.begun_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
+        self.previous_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
         self.measured = load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
@@ -158,16 +158,16 @@ class Training:
             for switch in offered_switches(self.speed, run.hw, self.model)
         ]
         config = build(TrainConfig, run.section("train"))
-        self.config = resolve_steps(config, self.data.epoch_steps, steps, self.begun_steps)
+        self.config = resolve_steps(config, self.data.epoch_steps, max_steps, self.previous_steps)
         if "train" in plan:
             self.config = build(TrainConfig, plan["train"])
-        self.finetuning.require_steps(self.config.steps)
+        self.finetuning.require_steps(self.config.max_steps)
         self.shown: TrainPanel | None = None
         self.job: TrainingRun | None = None  # in the process that trains
 
     @property
     def finished(self) -> bool:
-        return finished_steps(self.active.folder) >= self.config.steps
+        return finished_steps(self.active.folder) >= self.config.max_steps
 
     def training_run(self, **more) -> TrainingRun:
         """The training itself, to be run in this process."""
@@ -223,8 +223,9 @@ class Training:
         config = self.config
         parameters = f"{count_parameters(self.model):,}"
         guide = "none"
-        if config.guide:
-            guide = f"weight {config.guide:g} at first, gone after {config.guide_steps:,} steps"
+        if config.guided_attention_weight:
+            weight, steps = config.guided_attention_weight, config.guided_attention_steps
+            guide = f"weight {weight:g} at first, gone after {steps:,} steps"
         figures = {
             "parameters": parameters,
             "layers": self.model.layers,
@@ -244,17 +245,17 @@ class Training:
         return Result(line="\n".join(filter(None, lines)), figures=figures)
 
     def steps_kept(self) -> str:
-        """Where the setting `train.steps` differs from the number the run began with, say so.
+        """Where the setting `train.max_steps` differs from the number the run began with, say so.
 
-        A run keeps its number, so that its schedule does not jump; only STEPS changes it.
+        A run keeps its number, so that its schedule does not jump; only MAX_STEPS changes it.
         """
-        steps = self.config.steps
-        setting = self.active.settings.get("train", {}).get("steps", steps)
-        if not self.begun_steps or self.asked_steps or setting == steps:
+        steps = self.config.max_steps
+        setting = self.active.settings.get("train", {}).get("max_steps", steps)
+        if not self.previous_steps or self.asked_steps or setting == steps:
             return ""
         return (
-            f" This run was begun with {steps:,} steps and keeps them, whatever `train.steps` says "
-            f"({setting:,}): set STEPS, or give --steps."
+            f" This run was started with {steps:,} steps and keeps them, whatever "
+            f"`train.max_steps` says ({setting:,}): set MAX_STEPS, or give --max-steps."
         )
 
     @once
@@ -307,45 +308,45 @@ class Training:
     def in_time(self) -> Result:
         """How long training takes here, and whether sessions and disk are enough for it.
 
-        A run that was begun is judged by its own log, else by a few steps of a throwaway model. A
-        preset may have a time budget: on a slow machine it takes fewer steps, unless a person has
-        asked for their number or the run was begun with it.
+        A resumed run is judged by its own log, a new one by a few steps of a temporary model. A
+        preset may have a time budget: on a slow machine training takes fewer steps, unless a person
+        set their number or the run is resumed.
         """
         self.fits()
         run = self.active
         self.config, line = shortened(
             self.config,
             self.session_plan().per_step_s,
-            build(TimeBudget, section_as_begun(run, "promise")),
+            build(TimeBudget, section_for_run(run, "time_budget")),
             f"{run.threads.reason}; {run.precision.reason}",
-            fixed=bool(self.asked_steps or self.begun_steps),
+            fixed=bool(self.asked_steps or self.previous_steps),
         )
         plan = self.session_plan()
         return Result(line="\n".join([line, *plan.advice]), figures=plan.table())
 
     def session_plan(self) -> SessionPlan:
         """The plan of the steps to go, from what steps have taken here."""
-        begun = any(row.get("wall_s") for row in self.rows_before)
+        resumed = any(row.get("wall_s") for row in self.rows_before)
         parts = plan_bytes(self.model, self.workload().step).parts
         saved = count_trained(self.model, self.finetuning).trained
         sizes = on_disk(
             count_parameters(self.model), parts["optimizer"], self.speed.ema, saved=saved
         )
         return plan_session(
-            self.rows_before if begun else self.trial_rows,
+            self.rows_before if resumed else self.trial_rows,
             self.config,
             sizes,
             self.active.folder / "checkpoints",
             self.limits,
-            done=self.rows_before[-1]["step"] if begun else 0,
+            done=self.rows_before[-1]["step"] if resumed else 0,
         )
 
     @functools.cached_property
     def trial_rows(self) -> list[dict]:
-        """Log rows of a few real steps of a throwaway model, on batches of usual length.
+        """Log rows of a few real steps of a temporary model, on batches of usual length.
 
-        Each batch is used twice, and its second step counts: the first one meets a new length and
-        memory, and takes up to half as long again.
+        Each batch is used twice, and its second step counts: the first one has a new length and
+        allocates memory, and takes up to half as long again.
         """
         speed = dataclasses.replace(self.speed, compile=False)
         usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
@@ -380,7 +381,7 @@ class Training:
         if self.model.text_dropout:
             line += (
                 f" {self.model.text_dropout:.0%} of the rows come without their text: a voice that "
-                "knows both can be guided by its text (`generate.guidance`)."
+                "knows both can be guided by its text (`generate.guidance_scale`)."
             )
         return Result(line=line, figures=figures)
 
@@ -402,7 +403,7 @@ class Training:
         }
 
     def values(self) -> dict:
-        """Switches and numbers before anybody has touched the panel."""
+        """Switches and numbers before any change in the panel."""
         return {switch.name: switch.on for switch in self.offered} | self.numbers()
 
     def planned(self, values: dict) -> tuple[str, bool]:
@@ -462,8 +463,8 @@ class Training:
         """
         if self.finished:
             raise TrainError(
-                f"This run has finished its {self.config.steps:,} steps. Set STEPS to more to "
-                "train it further."
+                f"This run has finished its {self.config.max_steps:,} steps. Set MAX_STEPS to more "
+                "to train it further."
             )
         values = dict(values)
         gpus = values.pop(GPUS, 1)
@@ -559,7 +560,7 @@ class Training:
         listeners = [AttentionLog(trainer, self.data.middle_row(), self.attention_folder)]
         sentences = self.data.held_out_sentences(1)
         if sentences:
-            speaking = sampling_of(run, candidates=1)
+            speaking = sampling_of(run, best_of=1)
             voice = self.data.voice()
             listeners.append(SampleLog(trainer, voice, sentences[0], speaking, self.samples_folder))
         boards = [tensorboard_log(run.path("tensorboard", "_").parent, self.rows_before)]
@@ -712,7 +713,7 @@ class TrainAlong:
 
 
 def _main_rank_evaluates(model) -> dict:
-    raise AssertionError("the main rank alone evaluates, and tells the others")
+    raise AssertionError("only the main rank evaluates, and broadcasts the result")
 
 
 def in_process(function: Callable, *arguments):
@@ -776,7 +777,7 @@ def environment_of(run: ActiveRun) -> dict[str, str]:
     """This process's environment, with what leads a new one to this kit and to `run`."""
     environment = dict(os.environ, KIT_RUNS=str(run.folder.parent.resolve()))
     environment.pop("KIT_PRESET", None)  # the run has its own
-    paths = [str(Path(CONFIGS).parent), environment.get("PYTHONPATH", "")]
+    paths = [str(ROOT), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
 
@@ -786,7 +787,7 @@ def should_stop(folder: Path, signals: StopSignals) -> bool:
 
 
 def newest_profile(folder: Path) -> str:
-    """What the newest profile found, in words; "" where there is none."""
+    """Describe the newest profile; "" if there is none."""
     saved = sorted(folder.glob("step-*.operators.json"))
     if not saved:
         return ""

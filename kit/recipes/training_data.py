@@ -1,7 +1,6 @@
 """What 01_data_prep left in a run's folder, as training reads it.
 
-Tokenizer and codec fix the sizes of the two vocabularies, the code cache holds the rows. Knows
-nothing of the loop.
+Tokenizer and codec set the sizes of the two vocabularies, the code cache holds the rows.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.rehearsal import load_rehearsal_rows
-from kit.recipes.run_source import section_as_begun
+from kit.recipes.run_source import section_for_run
 from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import ALONE
 from kit.training.trainable import FinetuneConfig
@@ -59,7 +58,7 @@ class TrainingData:
         self.config = shared(build(DataConfig, run.section("data")), run.ranks.world)
         self.model = build(
             GPTConfig,
-            section_as_begun(run, "model"),
+            section_for_run(run, "model"),
             text_vocab=self.tokenizer.vocab_size,
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
@@ -185,9 +184,9 @@ class TrainingData:
 
     @cached_property
     def speaker_vectors(self) -> dict[str, Tensor]:
-        """Who speaks to the codec, (S,) of each speaker's reference clip; none where it never asks.
+        """The codec's speaker vector (S,) of each speaker's reference clip; {} if it needs none.
 
-        Raises SpeechError for a clip that no voice can be heard in.
+        Raises SpeechError for a clip without a voice.
         """
         if not self.codec.speaker_width:
             return {}

@@ -20,7 +20,7 @@ from kit.base.config import build
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.data_report import Utterance
-from kit.inference.evaluate import EvaluateConfig, hearing, recognizer_warning
+from kit.inference.evaluate import EvaluateConfig, gate_evaluator, recognizer_warning
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
@@ -187,8 +187,8 @@ def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Calla
     if not sentences:
         return None, "no gate"
     recognizer = load_recognizer(run.path("recognizer.safetensors"))
-    config = sampling_of(run, candidates=1)
-    gate = hearing(data.voice(), sentences, recognizer, config)
+    config = sampling_of(run, best_of=1)
+    gate = gate_evaluator(data.voice(), sentences, recognizer, config)
     return gate, f"gate: {len(sentences)} sentences every {every} steps"
 
 

@@ -1,8 +1,7 @@
-"""IndexTTS2's GPT, recognised so that a person is told what it is (Zhou et al. 2025).
+"""Detect an IndexTTS2 GPT (Zhou et al. 2025), which the kit cannot use, by its tensors' names.
 
-Its layers are those of an XTTS-v2, under nearly the same names; what they are given of a voice and
-what their codes mean is not. docs/indextts2.md compares the two tensor by tensor. Knows names of
-tensors alone.
+Its layers are those of an XTTS-v2, under nearly the same names, but its speaker conditioning and
+its codes are different. docs/indextts2.md compares the two tensor by tensor.
 """
 
 from collections.abc import Iterable
@@ -12,8 +11,8 @@ from kit.base.errors import DamagedFileError
 from kit.base.torch_file import read_torch_file
 
 INDEXTTS2_FILE = "gpt.pth"
-INDEXTTS2_REPOSITORIES = "IndexTeam/IndexTTS-2"  # how their names on the hub begin: 2, 2.5
-# The emotion of a reference is one vector there; nothing else has both.
+INDEXTTS2_REPOSITORIES = "IndexTeam/IndexTTS-2"  # prefix on the hub, of versions 2 and 2.5
+# Layers of its emotion vector; no other model has both.
 MARKS = {"emo_perceiver_encoder.latents", "emovec_layer.weight"}
 
 
@@ -22,22 +21,22 @@ def is_indextts2(names: Iterable[str]) -> bool:
     return set(names) >= MARKS
 
 
-def told_indextts2(where: Path | str) -> str:
-    """In words, what lies at `where` and why the kit cannot begin with it."""
+def describe_indextts2(where: Path | str) -> str:
+    """Return why the kit cannot start from the IndexTTS2 at `where`."""
     return (
-        f"{where} is the GPT of IndexTTS2. Its layers are an XTTS-v2's, but it is no voice for the "
-        "kit: it hears a reference through w2v-BERT 2.0, a speaker and an emotion encoder of its "
-        "own, its codes are those of MaskGCT's semantic codec, and sound is made of them by a flow "
-        "model with BigVGAN. The kit has none of these, so it can neither make codes of recordings "
-        "for it nor speak. Begin with an XTTS-v2 or a voice of the kit's; docs/indextts2.md says "
-        "what would be needed."
+        f"{where} is the GPT of IndexTTS2. Its layers are those of an XTTS-v2, but the kit cannot "
+        "use it: it encodes a reference with w2v-BERT 2.0 and its own speaker and emotion "
+        "encoders, its codes are those of MaskGCT's semantic codec, and a flow model with BigVGAN "
+        "decodes them. The kit has none of these, so it can neither encode recordings for it nor "
+        "speak. Start from an XTTS-v2 or a voice of the kit; docs/indextts2.md says what would be "
+        "needed."
     )
 
 
 def indextts2_in(path: Path) -> Path | None:
-    """The file of an IndexTTS2's GPT that `path` means, itself or in that folder.
+    """Return the file of an IndexTTS2 GPT at `path` or in that folder.
 
-    None where there is none, and where it cannot be read: then it is no voice either way.
+    None if there is none or if it cannot be read, because then it is no voice either way.
     """
     file = path / INDEXTTS2_FILE if path.is_dir() else path
     if not file.is_file() or file.suffix != ".pth":

@@ -1,9 +1,9 @@
-"""Whisper as a recogniser: it knows a hundred languages, and need not be trained on recordings.
+"""Whisper (Radford et al. 2022) as a recogniser: a hundred languages, without training.
 
-Radford et al. 2022, through faster-whisper, which is installed by who wants it (`pip install
-"faster-whisper>=1.1"`) and loaded when something is first heard. It tells words and their times, no
-probabilities of letters: each letter is given the time that falls to it within its word, as if CTC
-had heard it there, so that all that is done with the kit's own recogniser can be done with it.
+It runs in faster-whisper, an optional dependency (`pip install "faster-whisper>=1.1"`) that is
+imported for the first transcript. Whisper returns words and their times, but no probabilities of
+letters. So the letters of a word are spread evenly over its time, in the form of a CTC output, and
+Whisper can replace the kit's own recogniser everywhere.
 
 Shapes: L samples, S output frames, A alphabet + blank, N characters.
 """
@@ -28,12 +28,12 @@ from kit.text.normalize import letters, normalize
 
 RATE_HZ = 16_000
 FRAME_S = 0.02
-SURE = 4.0  # nats by which what was heard is likelier than any other character
-LEAST_S = 0.1  # shorter clips hold no word
-# As many tokens may a transcript have: what it does not understand it may repeat for minutes.
+SURE = 4.0  # log-probability of the recognised character above that of any other
+LEAST_S = 0.1  # shorter clips contain no word
+# Limits of a transcript: from unintelligible audio Whisper may repeat itself for minutes.
 TOKENS_PER_S = 12
 TOKENS = 20
-WINDOW_S = 30  # Whisper hears so much at a time
+WINDOW_S = 30  # length of Whisper's input
 SIZES = ("tiny", "base", "small", "medium", "large-v3")
 FILES = ("model.bin", "config.json", "tokenizer.json")
 VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
@@ -41,17 +41,17 @@ HOW_TO_INSTALL = 'pip install "faster-whisper>=1.1"'
 
 
 def whisper_unavailable() -> str:
-    """Why Whisper cannot listen here, in words; "" where it can."""
+    """Return why Whisper cannot be used here; "" if it can."""
     if importlib.util.find_spec("faster_whisper") is None:
         return f"faster-whisper is not installed ({HOW_TO_INSTALL})"
     return ""
 
 
 def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) -> Path:
-    """The folder with the model `name`: a size such as `base`, or a folder of this machine.
+    """Return the folder of the model `name`: a size such as `base`, or a local folder.
 
-    A size is fetched under `into`, once, and compared with the SHA-256 that the hub tells. Raises
-    KitError for a folder that holds none, DownloadError where it cannot be fetched.
+    A size is fetched once, under `into`, and checked against the SHA-256 of the hub. Raises
+    KitError for a folder without a model, DownloadError if it cannot be fetched.
     """
     if name in SIZES:
         folder = Path(into) / f"faster-whisper-{name}"
@@ -70,13 +70,13 @@ def require_whisper(folder: Path) -> None:
         missing.append(VOCABULARIES[0])
     if missing:
         raise KitError(
-            f"{folder} is no Whisper that faster-whisper takes: it has no {', '.join(missing)}. "
+            f"{folder} is no Whisper model for faster-whisper: it has no {', '.join(missing)}. "
             f"Name a folder that has, or one of the sizes {', '.join(SIZES)}."
         )
 
 
 class WhisperRecognizer(nn.Module, SpeechRecognizer):
-    """Whisper from `folder`, listening in `language`, its letters those of `alphabet`."""
+    """Whisper from `folder`, for `language`, with transcripts in the letters of `alphabet`."""
 
     input_sample_rate = RATE_HZ
     frame_s = FRAME_S
@@ -90,14 +90,14 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     @cached_property
     def model(self):
-        """faster-whisper's own; it takes as many CPU threads as torch. Raises KitError."""
+        """The faster-whisper model, with as many CPU threads as torch. Raises KitError."""
         why = whisper_unavailable()
         if why:
-            raise KitError(f"This run is heard by Whisper, and {why}.")
+            raise KitError(f"This run uses Whisper as its recogniser, but {why}.")
         require_whisper(self.folder)
         from faster_whisper import WhisperModel
 
-        # Not on a GPU: CTranslate2 looks there for libraries of CUDA 12, whichever torch brought.
+        # Not on a GPU: there CTranslate2 needs libraries of CUDA 12, which torch may not have.
         model = WhisperModel(
             str(self.folder), device="cpu", compute_type="int8", cpu_threads=torch.get_num_threads()
         )
@@ -142,7 +142,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         return RecognizerOutput(log_probs=log_probs, loudness=frame_loudness(wave, frames))
 
     def _words(self, wave: Tensor, timed: bool) -> Iterator[tuple[str, float, float]]:
-        """(letters, start, end in seconds) of each word heard in `wave` (L,) of 16 kHz."""
+        """Yield (letters, start, end in seconds) of each word in `wave` (L,) of 16 kHz."""
         if len(wave) < LEAST_S * RATE_HZ:
             return
         longest_s = min(WINDOW_S, len(wave) / RATE_HZ)
@@ -167,7 +167,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
                     yield text, word.start, word.end
 
     def spelt(self, text: str) -> str:
-        """`text` in the letters of the alphabet; what it lacks loses its marks, or goes."""
+        """Return `text` in the letters of the alphabet; others lose their marks or are left out."""
         plain = letters(normalize(text, self.language))
         return "".join(self._letter(char) for char in plain)
 
@@ -179,9 +179,9 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
 
 def emissions(ids: list[int], times: list[float], frames: int, letters_count: int) -> Tensor:
-    """Log-probabilities (S, A) as of CTC that heard the characters `ids` at `times`, in seconds.
+    """Return CTC log-probabilities (S, A) of the characters `ids` at `times`, in seconds.
 
-    A frame each and blanks between; where characters are closer than frames they move apart.
+    Each takes one frame, with blanks between; characters closer than a frame are moved apart.
     """
     places = [round(time / FRAME_S) for time in times]
     for i in range(1, len(places)):
@@ -190,29 +190,29 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
     for i in reversed(range(len(places))):
         places[i] = min(places[i], latest)
         latest = places[i] - apart(ids, i)
-    heard = torch.zeros(frames, dtype=torch.long)
+    labels = torch.zeros(frames, dtype=torch.long)
     for char, place in zip(ids, places):
-        if place >= 0:  # more than the clip has frames for
-            heard[place] = char
+        if place >= 0:  # below 0: more characters than frames
+            labels[place] = char
     scores = torch.zeros(frames, letters_count + 1)
-    scores[torch.arange(frames), heard] = SURE
+    scores[torch.arange(frames), labels] = SURE
     return scores.log_softmax(-1)
 
 
 def apart(ids: list[int], i: int) -> int:
-    """Frames from character `i` - 1 to `i`: a letter said twice needs a blank between."""
+    """Return the frames from character `i` - 1 to `i`: the same letter twice needs a blank."""
     return 2 if i and ids[i] == ids[i - 1] else 1
 
 
 def frame_loudness(wave: Tensor, frames: int) -> Tensor:
-    """How loud each of `frames` frames (S,) of a clip (L,) of 16 kHz is, in nats."""
+    """Return the log-loudness (S,) of each of `frames` frames of a clip (L,) of 16 kHz."""
     hop = round(FRAME_S * RATE_HZ)
     padded = torch.nn.functional.pad(wave.float(), (0, frames * hop - len(wave)))
     return padded.unflatten(0, (frames, hop)).square().mean(-1).clamp(min=1e-10).log() / 2
 
 
 def save_whisper(model: WhisperRecognizer, path: Path) -> None:
-    """Which model listens, and how, in a file as of the kit's own recogniser, without weights."""
+    """Write the model's folder and settings, without weights, in the kit's recogniser format."""
     save_module(
         path,
         model,
@@ -224,11 +224,11 @@ def save_whisper(model: WhisperRecognizer, path: Path) -> None:
 
 
 def new_whisper(folder: Path, language: str, alphabet: str) -> WhisperRecognizer:
-    """Whisper from `folder` as it lies there."""
+    """Return the recogniser with the model in `folder`."""
     return WhisperRecognizer(folder, language, alphabet, file_digest(folder / "model.bin"))
 
 
 def whisper_from_header(header: dict) -> WhisperRecognizer:
-    """The recogniser that the header of its file describes."""
+    """Return the recogniser that the header of its file describes."""
     names = ("language", "alphabet", "model_sha256")
     return WhisperRecognizer(Path(header["whisper"]), *(header[name] for name in names))

@@ -279,7 +279,7 @@ class FileStream(Stream):
             )
         self._start = (0, 0)
         self._set_turn(turn, record, iter(()))
-        # `chain` iterates in C; the position is asked of the list's own iterator.
+        # `chain` iterates in C; the position is read from the list's own iterator.
         return itertools.chain.from_iterable(self._turns(turn, record))
 
     def _turns(self, turn: int, record: int) -> Iterator[Iterator]:

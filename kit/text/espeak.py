@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 
-from kit.base.config import CONFIGS
+from kit.base.config import ROOT
 from kit.base.errors import KitError
 
 SAMPLE_RATE = 22050
@@ -32,7 +32,7 @@ _in_subprocess = {
     "text": True,
     "encoding": "utf-8",
     "errors": "replace",  # a traceback may hold a path in the system's own encoding
-    "cwd": CONFIGS.parent,
+    "cwd": ROOT,
 }
 
 

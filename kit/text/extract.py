@@ -40,7 +40,7 @@ class Progress:
         self.state = {"items": 0}
 
     def follow(self, items: Iterable, figures: Callable[[], dict]) -> Iterator:
-        """The `items` not yet done. When one is asked for, those before it count as done.
+        """Yield the `items` not yet done. When one is requested, those before it count as done.
 
         `figures()` returns what to save, after flushing any output it refers to.
         """

@@ -89,7 +89,7 @@ def grown_vocabulary_advice(
     if base is None or isinstance(base, Tokenizer):
         return vocabulary_advice(tokenizer, counts)
     growth = importlib.import_module(base.growth_module)
-    return tokenizer.vocab_size, growth.told_growth(base, tokenizer)
+    return tokenizer.vocab_size, growth.describe_growth(base, tokenizer)
 
 
 def _learn_pieces(

@@ -14,6 +14,9 @@ It is given composed lower-case text without quotes, brackets or spaces before p
 spaces are removed afterwards. It must not change its own output again (idempotent). The file may
 also define EXAMPLE, a text that shows what it does and is tested when the file is loaded, and
 `lower`, where Python's lower case is not the language's (Turkish I is the capital of ı).
+
+A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
+`kit.text.numbers.read_signs` reads it, with currencies and degrees. A − that is left is removed.
 """
 
 import functools
@@ -27,6 +30,8 @@ from pathlib import Path
 
 from kit.base.errors import SpeechError
 from kit.base.notes import Note
+from kit.text.language_names import codes_by_name, plain_name, similar_language
+from kit.text.numbers import CURRENCY_SIGNS
 
 LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
 # Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
@@ -47,6 +52,12 @@ _PUNCTUATION = str.maketrans(
     | dict.fromkeys("‐‑‒–—―", "-")
     | dict.fromkeys("‘’ʼ`´", "'")
 )
+# A minus precedes a figure and follows nothing that it could join to it: it is none in A-5,
+# 10-15, 10 -15, 5%-10%, 5 €-10 € and (555) -1234, nor before the zero of a telephone number.
+_MINUS = re.compile(
+    rf"(?<![\w.,/)\]-])(?<!\d.)(?<!\d.[%°{CURRENCY_SIGNS}])(?<!\d[%°{CURRENCY_SIGNS})\]]\s)"
+    rf"[-‐‑–](?=[%{CURRENCY_SIGNS}]?\d)(?!0\d)"
+)
 _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something between letters only
 
 
@@ -61,6 +72,8 @@ def normalize(text: str, language: str = "am") -> str:
 
 
 def _normalize(text: str, rules: types.ModuleType | None) -> str:
+    if rules:
+        text = _MINUS.sub("−", text)
     text = _prepare(text, getattr(rules, "lower", str.lower))
     if rules:
         text = rules.normalize(text)
@@ -68,6 +81,7 @@ def _normalize(text: str, rules: types.ModuleType | None) -> str:
             raise SpeechError(
                 f"`normalize` in {rules.__file__} gave {text!r}: it must return the text."
             )
+        text = text.replace("−", " ")
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
 
@@ -91,7 +105,7 @@ def _tidy(text: str) -> str:
 @functools.cache
 def language_rules(language: str) -> types.ModuleType | None:
     """The language's own file as a module, or None, with one warning, where it has none."""
-    code = language_code(language)
+    code = language_code(language).replace("-", "_")
     # By the folder's own list: an import would also look where Python was started.
     if f"{code}.py" in {path.name for path in LANGUAGES.glob("*.py")}:
         name = f"kit.text.languages.{code}"
@@ -135,11 +149,39 @@ def language_example(language: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """`language` as files are named by it. Raises SpeechError for what is no language code."""
-    code = language.lower().replace("-", "_")
-    if not _CODE.fullmatch(code):
-        raise SpeechError(f"{language[:80]!r} is no language code: use one like `am` or `pt-br`.")
-    return code
+    """The kit's code of `language`, given as a code or by name: `en`, `pt-br`.
+
+    "en-US", "eng", "English" and "Türkçe" become en and tr. A region stays where the language with
+    its region has a file of its own, or where the language has none: XTTS, Whisper and espeak-ng
+    name languages in ways of their own, and drop what they do not need. Raises SpeechError for what
+    is no language.
+    """
+    given = language.strip(" ")
+    known = codes_by_name()
+    written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
+    subtags = given.lower().replace("-", "_")
+    if subtags not in written:
+        subtags = known.get(plain_name(given), subtags)
+    if not _CODE.fullmatch(subtags):
+        raise _unknown_language(language)
+    first, _, region = subtags.partition("_")
+    if first not in written:
+        first = known.get(first, first)
+    # ISO 639-3 has some 7,900 codes of three letters, which are not listed here.
+    if first not in written and first not in known.values() and len(first) != 3:
+        raise _unknown_language(language)
+    code = f"{first}_{region}" if region else first
+    shorter = code
+    while shorter not in written and "_" in shorter:
+        shorter = shorter.rpartition("_")[0]
+    return (shorter if shorter in written else code).replace("_", "-")
+
+
+def _unknown_language(language: str) -> SpeechError:
+    return SpeechError(
+        f"{language[:80]!r} is no language code or name.{similar_language(language)} Give the ISO "
+        "639 code of the language, such as `am`, `en` or `pt-br`, or its name in English."
+    )
 
 
 def letters(text: str) -> str:

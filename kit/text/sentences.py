@@ -28,7 +28,7 @@ FADE_S = 0.005  # at both edges of a wave: shorter clicks, longer swallows conso
 
 _CLOSING = r"[\"'”’»›)\]}]*"
 _FIGURE = r"[\d፩-፼]"
-# A sure stop needs no space after it; what Latin script uses also stands in numbers, names, URLs.
+# A sure stop needs no space after it; those of Latin script also occur in numbers, names, URLs.
 _STOP = re.compile(
     rf"(?P<sure>(?:[።፧፨؟۔।॥。！？]|[፡:](?:\s*[፡:])+)+[.!?…]*{_CLOSING})"
     rf"|(?<![.!?…])[.!?…]+{_CLOSING}(?=\s)"
@@ -92,17 +92,17 @@ def _has_words(text: str, say: Callable[[str], str]) -> bool:
 
 
 def _stops(text: str, say: Callable[[str], str], doubtful: bool = False) -> list[int]:
-    """Where sentences of `text` end; `doubtful` also where they seem to go on behind the mark."""
+    """Return where sentences of `text` end; `doubtful` adds marks that seem to be inside them."""
     ends = [0]
     for match in _STOP.finditer(text):
-        within = _goes_on(text, match) and not doubtful
+        within = _continues(text, match) and not doubtful
         if not within and not _belongs(text, match, ends[-1], say):
             ends.append(match.end())
     return ends[1:]
 
 
-def _goes_on(text: str, match: re.Match) -> bool:
-    """Whether a sentence goes on behind its mark: "Why?" she asked. «ለምን፧» አለች።"""
+def _continues(text: str, match: re.Match) -> bool:
+    """Whether a sentence continues after its mark: "Why?" she asked. «ለምን፧» አለች።"""
     after = _LETTER_AFTER.match(text, match.end())
     if not after or after[1].isupper():
         return False

@@ -123,14 +123,15 @@ class Tokenizer(BaseTokenizer):
             raise SpeechError(f"There is no tokenizer at {path}: run notebook 01_data_prep first.")
         try:
             self.model = spm.SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError) as error:
+            size = self.model.vocab_size()
+            pieces = [self.model.id_to_piece(i) for i in range(size)]
+        except (RuntimeError, OSError, UnicodeDecodeError) as error:
             kind = _KINDS.get(file_kind(path), "its content is of another kind, or incomplete")
             raise SpeechError(
                 f"{path} is damaged, or not a SentencePiece model ({kind}): delete it and "
                 "run 01_data_prep again, or choose another file."
             ) from error
-        size = self.model.vocab_size()
-        control = {self.model.id_to_piece(i): i for i in range(size) if self.model.is_control(i)}
+        control = {piece: i for i, piece in enumerate(pieces) if self.model.is_control(i)}
         is_grown = START in control and STOP in control
         self.start = control[START] if is_grown else size
         self.stop = control[STOP] if is_grown else size + 1

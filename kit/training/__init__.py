@@ -1,4 +1,1 @@
-"""The loop and all that a run is: settings, switches, optimizers, EMA, checkpoints, recovery, log.
-
-Knows no file of a dataset, no sound and no widget; batches are handed to it.
-"""
+"""Training: the loop, settings, switches, optimizers, EMA, checkpoints, recovery and the log."""

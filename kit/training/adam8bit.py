@@ -1,10 +1,10 @@
 """AdamW with its two moments in 8 bits: about 2 bytes of state a parameter instead of 8.
 
-bitsandbytes does it, where it is installed: blocks of 256 numbers, each with a scale of its own
-(Dettmers et al. 2022). Parameters of fewer than 4,096 entries keep fp32 moments. Chosen over
-torchao, whose optimizer compiles its step, takes rates only as tensors, and keeps tensor subclasses
-as its state, which no safetensors file holds. Its moments are turned into torch's and back, so a
-run may go on with or without the switch. Knows optimizers and their moments; nothing of models.
+It uses bitsandbytes, if installed: blocks of 256 numbers, each with its own scale (Dettmers et al.
+2022). Parameters of fewer than 4,096 entries keep fp32 moments. Chosen over torchao, whose
+optimizer compiles its step, takes rates only as tensors, and keeps its state in tensor subclasses,
+which safetensors cannot store. The moments are converted to torch's and back, so a run may be
+resumed with or without the switch.
 """
 
 import functools
@@ -48,7 +48,7 @@ def _runs_on(device: str) -> Choice:
         return Choice(value="no", reason=f"{PACKAGE} {found} is too old ({INSTALL})")
     try:
         probe(device)
-    except Exception as error:  # whatever a foreign library raises: it is told, not hidden
+    except Exception as error:  # a library may raise anything; the reason is shown
         return Choice(value="no", reason=f"{PACKAGE} {found} does not run here: {shorten(error)}")
     return Choice(value="yes", reason=f"a quarter of the optimizer's state ({PACKAGE} {found})")
 
@@ -59,7 +59,7 @@ def probe(device: str) -> None:
     parameter.grad = torch.ones_like(parameter)
     adamw([{"params": [parameter]}], lr=1.0, betas=(0.9, 0.99)).step()
     if not bool((parameter < -0.5).all()):
-        raise RuntimeError("its first step went astray")
+        raise RuntimeError("its first step returned wrong values")
 
 
 def adamw(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optimizer:
@@ -111,7 +111,7 @@ def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
 
 
 def converted(moments: dict[int, dict], optimizer: torch.optim.Optimizer) -> tuple[dict, str]:
-    """(moments as `optimizer` takes them, what was done in words; "" where nothing had to be)."""
+    """Return the moments in the format of `optimizer`, and a note; "" if nothing changed."""
     theirs = type(optimizer).__module__.partition(".")[0] == PACKAGE
     if theirs and any("exp_avg" in m for m in moments.values()):
         rounded = {number: to_eight_bits(m) for number, m in moments.items()}

@@ -30,9 +30,9 @@ SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: int = 900  # optimiser steps; with `epochs`, at most
-    epochs: float = 0.0  # passes over the data, which set the steps; 0: `steps`
-    least_steps: int = 1  # with `epochs`, for little data
+    max_steps: int = 900  # optimiser steps; with `epochs`, at most
+    epochs: float = 0.0  # passes over the data, which set the steps; 0: `max_steps`
+    min_steps: int = 1  # with `epochs`, for little data
     optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
@@ -43,20 +43,21 @@ class TrainConfig:
     warmup_steps: int = 50
     schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
     final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
-    plateau: int = 0  # validations without a better loss before the rates are halved; 0: never
+    # Validations without a better loss before the rates are halved; 0: never.
+    lr_plateau_patience: int = 0
     weight_decay: float = 0.05  # of matrices; biases, norms and embeddings have none
     betas: tuple = (0.9, 0.98)
-    guide: float = 0.0  # weight of guided attention in the first step; 0: none
-    guide_steps: int = 1000  # steps after which it has fallen to 0
-    clip_norm: float = 1.0
+    guided_attention_weight: float = 0.0  # weight of guided attention in the first step; 0: none
+    guided_attention_steps: int = 1000  # steps after which it has fallen to 0
+    max_grad_norm: float = 1.0  # gradients are clipped to it
     spike: float = 0.0  # a gradient norm of so many times the average tightens clipping; 0: never
     ema_decay: float = 0.999
-    val_every: int = 100  # steps
+    eval_steps: int = 100  # steps between two validations
     gate_every: int = 0  # steps between two evaluations of the quality gate; 0: no gate
     gate_patience: int = 0  # evaluations without a better one before the run ends; 0: never
-    val_patience: int = 0  # the same for validations, without a gate
-    checkpoint_every: int = 100  # steps
-    keep: int = 2  # newest checkpoints; the best one is kept too
+    early_stopping_patience: int = 0  # the same for validations, without a gate
+    save_steps: int = 100  # steps between two checkpoints
+    save_total_limit: int = 2  # newest checkpoints; the best one is kept too
     checkpoint: str = (
         "full"  # or "weights", a quarter of the size: when resumed, the optimizer starts again
     )
@@ -68,27 +69,28 @@ class TrainConfig:
         known = ", ".join(SCHEDULES)
         require(self.schedule in SCHEDULES, self, "schedule", f"choose one of {known}.")
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
-        for name in ("steps", "least_steps", "muon_steps", "val_every", "checkpoint_every"):
+        for name in ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps"):
             require(getattr(self, name) > 0, self, name, "must be at least 1.")
-        for name in ("plateau", "spike", "gate_every", "gate_patience", "patience", "rollbacks"):
+        for name in ("spike", "gate_every", "gate_patience", "patience", "rollbacks"):
             require(getattr(self, name) >= 0, self, name, "must be 0 or more.")
-        within = not self.epochs or self.least_steps <= self.steps
-        require(within, self, "least_steps", f"must not be above `steps` ({self.steps}).")
-        require(self.keep > 0, self, "keep", "at least 1 checkpoint must stay.")
+        within = not self.epochs or self.min_steps <= self.max_steps
+        require(within, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
+        positive = self.save_total_limit > 0
+        require(positive, self, "save_total_limit", "at least 1 checkpoint must stay.")
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one would train uphill
         require_within(self, 0, 10, "conditioner_lr")
         require_within(self, 0, 1, "final_lr", "weight_decay")
-        require_within(self, 0, 100, "guide")
-        require_within(self, 1, 1e9, "guide_steps")
-        require_within(self, 1e-9, 1e9, "clip_norm")  # so large a one never clips
-        require_within(self, 0, 1e9, "spike", "warmup_steps", "plateau", "patience")
-        require_within(self, 0, 1e9, "steps", "val_every", "gate_every", "gate_patience")
-        require_within(self, 0, 1e9, "least_steps", "val_patience")
+        require_within(self, 0, 100, "guided_attention_weight")
+        require_within(self, 1, 1e9, "guided_attention_steps")
+        require_within(self, 1e-9, 1e9, "max_grad_norm")  # so large a one never clips
+        require_within(self, 0, 1e9, "spike", "warmup_steps", "patience", "lr_plateau_patience")
+        require_within(self, 0, 1e9, "max_steps", "eval_steps", "gate_every", "gate_patience")
+        require_within(self, 0, 1e9, "min_steps", "early_stopping_patience")
         require_within(self, 0, 1e6, "epochs")
-        require_within(self, 1, 1e9, "checkpoint_every", "keep")
+        require_within(self, 1, 1e9, "save_steps", "save_total_limit")
         require_within(self, 0, 1000, "rollbacks", "muon_steps")
         require_within(self, 0, MAX_SEED, "seed")
         has_gate = not self.gate_patience or self.gate_every
@@ -97,7 +99,7 @@ class TrainConfig:
     @property
     def end_patience(self) -> int:
         """Evaluations, or without a gate validations, without a better one before the run ends."""
-        return self.gate_patience if self.gate_every else self.val_patience
+        return self.gate_patience if self.gate_every else self.early_stopping_patience
 
     def for_steps(self, steps: int) -> "TrainConfig":
         """Adapt these settings to a run of another length.
@@ -105,17 +107,17 @@ class TrainConfig:
         The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
         evaluations are as many as in the longer run, but at most ten.
         """
-        if steps == self.steps:
+        if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)
-        share = steps / self.steps
+        share = steps / self.max_steps
         return dataclasses.replace(
             self,
-            steps=steps,
+            max_steps=steps,
             epochs=0.0,
             warmup_steps=min(self.warmup_steps, tenth),
-            guide_steps=min(self.guide_steps, 4 * tenth),
-            val_every=min(self.val_every, max(tenth, round(self.val_every * share))),
+            guided_attention_steps=min(self.guided_attention_steps, 4 * tenth),
+            eval_steps=min(self.eval_steps, max(tenth, round(self.eval_steps * share))),
             gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
         )
 

@@ -1,8 +1,7 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
 `jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard and W&B are
-for whoever likes them better: listeners that are told the same events, each there only when its
-package is. Knows step events by their fields; nothing of training, plots or widgets.
+optional listeners to the same events, available if their packages are installed.
 """
 
 import dataclasses
@@ -57,7 +56,7 @@ def jsonl_log(path: Path) -> Listener:
             raise DiskError(
                 error.errno,
                 f"could not write {path}: {error.strerror}. Free some disk space and run "
-                "again: training goes on from the last checkpoint.",
+                "again: training resumes from the last checkpoint.",
             ) from error
         last_s = event.unix_s
 
@@ -65,16 +64,16 @@ def jsonl_log(path: Path) -> Listener:
 
 
 def require_there(path: Path) -> None:
-    """Raise DiskError when the file that is being written is at `path` no more.
+    """Raise DiskError if the file that is being written is no longer at `path`.
 
-    A deleted file takes all that is written to it, in silence, and is gone when it is closed.
+    Writing to a deleted file raises no error, and its content is lost when it is closed.
     """
     if not path.exists():
         raise DiskError(
             errno.ENOENT,
-            f"{path} was deleted or moved while training wrote it, with its run's folder perhaps. "
-            "Training stops here: bring the folder back and run again, it goes on from the last "
-            "checkpoint there; without one it begins anew",
+            f"{path} was deleted or moved while training wrote it, perhaps with the run's folder. "
+            "Training stops here: restore the folder and run again; it resumes from the last "
+            "checkpoint there, or starts from scratch without one",
         )
 
 
@@ -146,7 +145,7 @@ def _is_event(row) -> bool:
 
 
 def _fields(row: dict) -> set[str]:
-    """The numbers that the log of `row` tells of every step; later versions tell more."""
+    """The numbers of every step in the log of `row`; later versions have more."""
     return {*NUMBERS[:7]} & row.keys()
 
 
@@ -180,10 +179,10 @@ def scalars(row: dict) -> dict[str, float]:
 
 
 def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | None, str]:
-    """(a listener that writes scalars and notes for TensorBoard, or None; the reason in words).
+    """Return a listener that writes scalars and notes for TensorBoard or None, and the reason.
 
     A `folder` without events first gets `rows`, what `read_log` found so far, so that a finished
-    run's log can be converted, too. Where steps go back TensorBoard is told to drop the stale ones.
+    run's log can be converted, too. If steps go back, TensorBoard drops the stale ones.
     """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
@@ -245,7 +244,7 @@ class _Board:
 def wandb_log(
     project: str, name: str, folder: Path, mode: str = "offline"
 ) -> tuple[Listener | None, str]:
-    """(a listener that logs scalars to W&B, or None; the reason in words).
+    """Return a listener that logs scalars to W&B or None, and the reason.
 
     `mode` is "offline" (files under `folder`, no account; `wandb sync` uploads them), "online" or
     "disabled"; the environment's WANDB_MODE wins. W&B cannot take a step back, so each start of

@@ -31,7 +31,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     evaluate: Callable[[], dict] | None = None,
 ) -> Iterator[StepEvent]:
-    """Train until `config.steps`, `stop()` or early stopping; yields an event per optimiser step.
+    """Train until `config.max_steps`, `stop()` or early stopping; yields an event per step.
 
     `validate()` returns the loss and `evaluate()` the figures (`cer`, `eos_rate`, ...) of the
     weights that the model holds at that moment. Raises Diverged after more than `patience`
@@ -41,11 +41,11 @@ def train(
     ranks = trainer.ranks
     batches = start_stream(batches)
     skipped = 0
-    while trainer.step < config.steps and not trainer.settled and not ranks.any(stop()):
+    while trainer.step < config.max_steps and not trainer.settled and not ranks.any(stop()):
         started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
-            raise TrainError(f"The data ended at step {trainer.step} of {config.steps}.")
+            raise TrainError(f"The data ended at step {trainer.step} of {config.max_steps}.")
         lr = trainer.set_rates()
         trainer.set_phase()
         loss = accumulate(trainer, batch)
@@ -70,7 +70,7 @@ def train(
         judged = validate_when_due(trainer, validate, evaluate)
         yield StepEvent(
             step=trainer.step,
-            steps=config.steps,
+            steps=config.max_steps,
             loss=loss,
             lr=lr,
             grad_norm=norm,
@@ -154,7 +154,7 @@ def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
         raise TrainError(
             f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
             "checkpointing and mixed precision on and run again: training resumes from the last "
-            "checkpoint. Or begin a new run without the longest utterances (`LONGEST_S` in "
+            "checkpoint. Or begin a new run without the longest utterances (`MAX_CLIP_SECONDS` in "
             "01_data_prep), or with the preset of a smaller model."
         )
     trainer.micro_rows = 2 ** math.ceil(math.log2(rows)) // 2
@@ -209,9 +209,9 @@ def validate_when_due(trainer: Trainer, validate: Callable, evaluate: Callable |
     judged = {}
 
     def due(every: int) -> bool:
-        return bool(every) and (trainer.step % every == 0 or trainer.step == config.steps)
+        return bool(every) and (trainer.step % every == 0 or trainer.step == config.max_steps)
 
-    if due(config.val_every):
+    if due(config.eval_steps):
         trainer.model.eval()
         judged["val_loss"] = validate()
         if trainer.ema:

@@ -34,7 +34,7 @@ def lr_factor(config: TrainConfig, step: int) -> float:
     """
     if step < config.warmup_steps:
         return step / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     left = SCHEDULES[config.schedule](min(1.0, done))
     return config.final_lr + (1 - config.final_lr) * left
 
@@ -192,7 +192,7 @@ class Adaptation:
     usual_norm: float = 0.0  # running average of the gradient norm; 0: none yet
     best_loss: float = math.inf  # of the validations so far
     waited: int = 0  # validations since then
-    begun_step: int = 0  # where an optimizer started again without moments; 0: never
+    begun_step: int = 0  # where the optimizer restarted without moments; 0: never
 
     def warm_up(self, config: TrainConfig, step: int) -> float:
         """Factor on the learning rate at `step` of an optimizer that started again."""
@@ -204,29 +204,30 @@ class Adaptation:
     def clip_norm(self, config: TrainConfig, norm: float) -> tuple[float, str]:
         """Return the norm to clip this step to, and a note; a spike hardly changes the average."""
         if not config.spike or not math.isfinite(norm):
-            return config.clip_norm, ""
+            return config.max_grad_norm, ""
         usual = self.usual_norm or norm
         note = ""
         if norm > config.spike * usual:
             self.tight = max(LEAST_TIGHT, self.tight / 2)
-            limit = config.clip_norm * self.tight
+            limit = config.max_grad_norm * self.tight
             note = f"spike: gradient norm {norm:.3g}, usual {usual:.3g}; clipped to {limit:.3g}"
         else:
             self.tight = min(1.0, self.tight * RELAX)
         self.usual_norm = USUAL * usual + (1 - USUAL) * min(norm, config.spike * usual)
-        return config.clip_norm * self.tight, note
+        return config.max_grad_norm * self.tight, note
 
     def record_validation(self, config: TrainConfig, loss: float) -> str:
-        """Halve the rates after `plateau` validations without a better one; returns a note."""
-        if not config.plateau:
+        """Halve the rates after validations without a better one; returns a note."""
+        patience = config.lr_plateau_patience
+        if not patience:
             return ""
         if loss < self.best_loss * (1 - BETTER):
             self.best_loss = loss
             self.waited = 0
             return ""
         self.waited += 1
-        if self.waited < config.plateau:
+        if self.waited < patience:
             return ""
         self.rate /= 2
         self.waited = 0
-        return f"plateau: no better validation in {config.plateau}; learning rates x{self.rate:g}"
+        return f"plateau: no better validation in {patience}; learning rates x{self.rate:g}"

@@ -148,14 +148,14 @@ class SeveralRanks(Ranks):
         self.calls += 1
         self.add("calls", 1)
 
-    def hand_out(self, values: Sequence | None = None):
+    def scatter(self, values: Sequence | None = None):
         """Return this rank's item of the main rank's `values`."""
         result = [None]
         with self._together():
             dist.scatter_object_list(result, list(values) if self.is_main else None, src=0)
         return result[0]
 
-    def meet(self, poll: Callable[[], None] = lambda: None) -> None:
+    def barrier(self, poll: Callable[[], None] = lambda: None) -> None:
         """Wait until all ranks are here; calls `poll()` meanwhile."""
         with self._together():
             others = dist.all_reduce(torch.zeros(1), async_op=True)

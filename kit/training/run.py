@@ -69,7 +69,7 @@ class TrainingRun:
         return self.folder / "checkpoints"
 
     def finished(self) -> bool:
-        return finished_steps(self.folder) >= self.config.steps
+        return finished_steps(self.folder) >= self.config.max_steps
 
     def resumable(self) -> bool:
         """Whether there is a checkpoint of an unfinished run."""
@@ -134,7 +134,7 @@ class TrainingRun:
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
             trainer.save(self.checkpoints)  # stopped after the last event
-        if trainer.step >= self.config.steps or trainer.settled:
+        if trainer.step >= self.config.max_steps or trainer.settled:
             self._finish()
         self.ranks.from_main(lambda: None)  # wait until the main rank has written everything
 
@@ -228,7 +228,7 @@ class TrainingRun:
         average = self.folder / WEIGHTS["ema"]
         if trainer.ema:
             self._save_weights("raw")
-        evaluated = trainer.config.gate_every or trainer.config.val_patience
+        evaluated = trainer.config.gate_every or trainer.config.early_stopping_patience
         if evaluated and 0 < trainer.best.step < trainer.step:
             self._restore_best()
         if trainer.ema:
@@ -239,7 +239,7 @@ class TrainingRun:
             average.unlink(missing_ok=True)  # of an earlier, shorter training
             (self.folder / ADAPTERS["ema"]).unlink(missing_ok=True)
         if self.ranks.is_main:
-            write_atomic(self.folder / FINISHED, str(self.config.steps))
+            write_atomic(self.folder / FINISHED, str(self.config.max_steps))
 
     def _save_weights(self, name: str) -> None:
         """Save the plain model, and the adapters alone where adapters were trained."""
@@ -330,7 +330,7 @@ def listen(
 def checkpointer(
     trainer: Trainer, folder: Path, stop: Callable[[], bool] = lambda: False
 ) -> Callable[[StepEvent], None]:
-    """Return a listener that saves every `checkpoint_every` steps, the best, the last, at a stop.
+    """Return a listener that saves every `save_steps` steps, the best, the last, at a stop.
 
     After a step that was not finite it waits for the next one: a checkpoint must be good to return
     to.
@@ -339,7 +339,7 @@ def checkpointer(
 
     def save(event: StepEvent) -> None:
         nonlocal saved
-        every = trainer.config.checkpoint_every
+        every = trainer.config.save_steps
         due = event.step // every > saved // every or event.step in (event.steps, trainer.best.step)
         if (due and math.isfinite(event.loss)) or stop() or trainer.settled:
             trainer.save(folder)

@@ -86,7 +86,7 @@ class Applied:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence for each switch that was asked for and is off."""
+        """A sentence for each requested switch that is off."""
         return [f"{s.label} is off: {s.reason}" for s in self.switches if s.asked and not s.on]
 
     def on(self, name: str) -> bool:
@@ -238,7 +238,7 @@ def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
 
 
 def compile_layers(model: SpeechGPT) -> None:
-    """Compile the trunk's layers anew, at the next training pass."""
+    """Compile the trunk's layers again, at the next training pass."""
     detect_vector_isa()
     torch.compiler.reset()  # graphs of an earlier model count against a limit
     # One graph for any number and length of rows.

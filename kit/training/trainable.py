@@ -1,8 +1,7 @@
 """Which of a model's parameters train: all, adapters alone, embeddings and heads before the rest.
 
-`Finetuning` is asked for, `Trainable` is what a model then has to train: the optimizers, the
-average and the checkpoints hold that and nothing else. Knows one model and parameters; nothing of
-the loop.
+`Finetuning` is the request, `Trainable` the resulting parameters of a model: the optimizers, the
+average and the checkpoints hold only those.
 """
 
 import dataclasses
@@ -83,19 +82,19 @@ class Finetuning:
         return dataclasses.replace(self, config=dataclasses.replace(self.config, tables_first=0))
 
     def require_voice(self) -> None:
-        """Raise KitError where a run from nothing would keep, or say, what chance has drawn."""
+        """Raise KitError if a run from scratch would freeze, or rehearse with, random weights."""
         if self.base is None and self.config.rehearsal:
             raise KitError(
-                f"finetune.rehearsal = {self.config.rehearsal}: this run begins with nothing, so "
-                "there is no voice that could say anything to rehearse. Begin with one (START_FROM "
-                "in 01_data_prep, --start-from), or set it to 0."
+                f"finetune.rehearsal = {self.config.rehearsal}: this run starts from scratch, so "
+                "there is no base voice for rehearsal. Start from one (BASE_MODEL in 01_data_prep, "
+                "--base-model), or set it to 0."
             )
         if self.base is None and (self.config.method == "lora" or self.config.tables_first):
             asked = "tables_first" if self.config.tables_first else "method"
             raise KitError(
-                f"finetune.{asked} = {getattr(self.config, asked)}: this run begins with nothing, "
-                "so what stays as it is would stay random. Begin with a voice (START_FROM in "
-                "01_data_prep, --start-from), or leave `finetune` out."
+                f"finetune.{asked} = {getattr(self.config, asked)}: this run starts from "
+                "scratch, so the frozen weights would stay random. Start from a voice (BASE_MODEL "
+                "in 01_data_prep, --base-model), or leave `finetune` out."
             )
 
     def require_steps(self, steps: int) -> None:
@@ -107,7 +106,7 @@ class Finetuning:
             )
 
     def identity(self) -> dict:
-        """Plain values that must stay as they are for a checkpoint to be gone on from."""
+        """Plain values that must be unchanged to resume from a checkpoint."""
         if not self.adapters:
             return {"method": "full"}
         return {
@@ -187,10 +186,10 @@ class Trainable:
 
 
 def round_frozen(model: SpeechGPT, dtype: torch.dtype, weights: Path) -> None:
-    """Hold the matrices beside adapters in `dtype`, half the bytes; `weights` is their file.
+    """Store the frozen matrices in `dtype` (half the bytes); `weights` is their file.
 
-    Autocast multiplies with them in that precision whatever they are held in, so no product
-    changes by a bit. Whoever merges them reads them whole: what is heard and kept is not rounded.
+    Autocast rounds them to that precision anyway, so the matmuls do not change. Merging reads the
+    exact weights from the file, so exported and spoken weights are not rounded.
     """
     for name, module in adapted_layers(model):
         module.round_weight(dtype, partial(saved_tensor, weights, f"{name}.weight"))

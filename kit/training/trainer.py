@@ -58,7 +58,7 @@ class Trainer:
         finetuning: Finetuning = FULL,
         ranks: Ranks = ALONE,
     ):
-        finetuning.require_steps(config.steps)
+        finetuning.require_steps(config.max_steps)
         self.ranks = ranks  # that train together
         self.model = model.to(hw.device)
         self.finetuning = finetuning
@@ -117,7 +117,8 @@ class Trainer:
         """
         if not hasattr(self.model.gpt, "h"):
             return 0.0
-        return self.config.guide * max(0.0, 1 - self.step / self.config.guide_steps)
+        left = max(0.0, 1 - self.step / self.config.guided_attention_steps)
+        return self.config.guided_attention_weight * left
 
     def set_phase(self) -> None:
         """Freeze what does not train in the next step.
@@ -177,7 +178,7 @@ class Trainer:
             "random": random_states(self.ranks),
             "run": {
                 "step": self.step,
-                "steps": self.config.steps,
+                "steps": self.config.max_steps,
                 "position": json.dumps(self.position),
                 "adaptation": json.dumps(dataclasses.asdict(self.adaptation)),
                 "best": json.dumps(dataclasses.asdict(self.best)),
@@ -283,7 +284,9 @@ class Trainer:
                 "the checkpoint holds only weights, in half precision: the optimizer starts again, "
                 f"with {self.config.warmup_steps:,} steps of warm-up"
             )
-        if run["steps"] < self.config.steps:  # the run was extended: early stopping counts anew
+        if (
+            run["steps"] < self.config.max_steps
+        ):  # the run was extended: early stopping counts from 0
             self.best.waited = 0
         self.micro_rows = self._micro_rows_here(run)
 
@@ -313,7 +316,7 @@ class Trainer:
             return
         if self.config.checkpoint == "weights":
             tree = checkpoint.weights_alone(tree)
-        checkpoint.save(tree, folder, self.step, self.config.keep, self.best.step)
+        checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
 
 
 def unmapped(moments: dict) -> dict:

@@ -86,7 +86,7 @@ class MemoryPlan:
 
     @property
     def fullest(self) -> str:
-        """The moment of the peak, in words."""
+        """The name of the moment of the peak."""
         return max(self.moments, key=self.moments.get)
 
 

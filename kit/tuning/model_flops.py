@@ -42,7 +42,7 @@ def head_flops(config: GPTConfig, text_ids: int, codes: int) -> int:
 
 
 def conditioner_flops(config: GPTConfig, frames: int) -> int:
-    """Whose voice it is: attention blocks over the reference, then the latents' layers."""
+    """Speaker conditioning: attention blocks over the reference, then the latents' layers."""
     block = 2 * 4 * config.width**2 * frames + 4 * frames**2 * config.width
     layers = config.perceiver_layers * perceiver_flops(config, frames)
     return first_flops(config, frames) + config.cond_blocks * block + layers

@@ -1,8 +1,8 @@
-"""How much of the device a run really uses: a thread that reads memory and load once a second.
+"""Measure how much of the device a run uses: a thread samples memory and load once a second.
 
-On a GPU the whole device is read, other processes included: memory as the CUDA driver counts it,
-load by NVML (package nvidia-ml-py). On the CPU it is this process with its children (psutil). What
-cannot be read says why. Knows the hardware; nothing of training.
+On a GPU the whole device is measured, other processes included: memory by the CUDA driver, load by
+NVML (package nvidia-ml-py). On the CPU it is this process with its children (psutil). If a value
+cannot be measured, the summary says why.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ CHILDREN_EVERY = 10  # samples between two searches for child processes: one rea
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One reading."""
+    """One measurement."""
 
     memory_bytes: int  # in use
     load: float | None  # share of the device that was busy since the sample before, 0 to 1
@@ -28,8 +28,8 @@ class Sample:
 class Monitor:
     """`with Monitor(hw) as monitor:` samples until the block ends; `summary()` any time.
 
-    `newest` is the last Sample, None before the first. Sampling that fails ends, and `summary` says
-    why. The same monitor may be entered again; it goes on counting.
+    `newest` is the last Sample, None before the first. If sampling fails, it ends and `summary`
+    says why. The same monitor may be entered again and continues to count.
     """
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
@@ -65,7 +65,7 @@ class Monitor:
             self._take(probe.read())
             while not self.ended.wait(self.every_s):
                 self._take(probe.read())
-        except Exception as error:  # training goes on without its monitor, and the summary says so
+        except Exception as error:  # training continues; the summary has the error
             self.error = f"sampling ended: {type(error).__name__}: {error}"
 
     def _take(self, sample: Sample) -> None:
@@ -91,8 +91,8 @@ class Monitor:
             "error": self.error,
         }
 
-    def in_words(self) -> str:
-        """The newest sample for a status line, "" when there is none."""
+    def describe(self) -> str:
+        """Return the newest sample for a status line, "" if there is none."""
         if self.error or self.newest is None:
             return self.error
         used = self.newest.memory_bytes / 2**30
@@ -140,7 +140,7 @@ class _Processes:
 
 
 class _Card:
-    """The current CUDA device, whoever uses it."""
+    """The current CUDA device, with all its processes."""
 
     def __init__(self):
         self.source = "the CUDA driver's count of device memory, load by NVML"

@@ -3,7 +3,7 @@
 `preflight` plans the step, refuses what is hopeless without trying, and otherwise takes two steps
 of a throwaway model and measures: a run that would fail in its third hour fails now, with what to
 change. `largest_micro_batch` finds by bisection how many rows a pass may have; accumulation fills
-the rest, so the effective batch and the gradients stay. Knows plan, loop and device; no data.
+the rest, so the effective batch and the gradients stay.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class Workload:
             fused=speed.fused_adamw,
             eight_bit=speed.adamw_8bit and eight_bit_adamw(self.hw).value == "yes",
             accumulate=self.data.grad_accum > 1,
-            guided=self.train.guide > 0,
+            guided=self.train.guided_attention_weight > 0,
             device=self.hw.device,
             finetuning=self.finetuning,
         )
@@ -143,10 +143,10 @@ def limit_memory(hw: Hardware, fraction: float) -> int:
 def preflight(work: Workload) -> Verdict:
     """Plan `work`'s longest step, try it where that is safe, and say what to change.
 
-    Nothing of the run is touched: model, optimizer and random numbers are throwaways. On the CPU
-    the plan alone refuses, for a process that takes all the memory there is gets killed. On a GPU
-    the memory that the trial reserved is judged, as that is what the fraction limits. For a GPU
-    that is not here the plan alone answers.
+    The run itself is not touched: model, optimizer and random numbers are temporary. On the CPU
+    the plan alone decides, because a process that uses all memory is killed. On a GPU the memory
+    that the trial reserved decides, because the fraction limits that. For a GPU that is not in this
+    machine, the plan alone decides.
     """
     limit = limit_memory(work.hw, work.max_memory_fraction)
     planned = work.planned_bytes
@@ -195,10 +195,10 @@ def largest_micro_batch(work: Workload) -> Verdict:
 
 
 def check_changes(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
-    """What is to be told of switches chosen after `work` was `checked`; "" where nothing is.
+    """Return a note on switches chosen after `work` was `checked`; "" if none is needed.
 
-    What is planned to need no more than that passes at once; the rest is tried by a preflight of
-    its own. Raises KitError when it does not fit, with what was changed and what would help.
+    Settings whose plan needs no more memory pass at once; others get their own preflight. Raises
+    KitError if they do not fit, with the changed settings and a fix.
     """
     chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
@@ -215,14 +215,14 @@ def divisors(number: int) -> list[int]:
 
 
 def change(work: Workload, room_bytes: int) -> str:
-    """The mildest change with which `work` is planned to fit into `room_bytes`, in words."""
+    """Describe the mildest change with which `work` should fit into `room_bytes`."""
     for other in milder(work):
         if other.planned_bytes <= room_bytes:
             return f"Change: {', '.join(changed_settings(work, other))}."
     return (
         "Even single rows with every saving on need "
         f"{format_gib(other.planned_bytes)}: choose the preset of a smaller tier, or leave the "
-        "longest utterances out (`LONGEST_S` in 01_data_prep)."
+        "longest utterances out (`MAX_CLIP_SECONDS` in 01_data_prep)."
     )
 
 

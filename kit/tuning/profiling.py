@@ -1,8 +1,8 @@
 """Where the time of a step goes: torch's profiler over ten steps of a run, at one click.
 
-`StepProfiler` listens to step events. Once asked it lets two steps pass, warms the profiler up for
-two, records six, and leaves a trace for Perfetto or TensorBoard and the top operators as a table.
-Until then it costs nothing. Knows step numbers and torch's profiler; nothing of models or widgets.
+`StepProfiler` listens to step events. After a request it skips two steps, warms the profiler up for
+two, records six, and writes a trace for Perfetto or TensorBoard and the top operators as a table.
+Before a request it costs nothing.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from kit.base.files import write_atomic
-from kit.base.formatting import in_words
+from kit.base.formatting import describe_error
 from kit.base.hardware import silence_profiler
 
 WAIT = 2
@@ -31,8 +31,8 @@ class StepProfiler:
     """A listener to step events, and the button's `request()`.
 
     The trainer's thread calls it after each step and runs its steps inside `with profiler:`, so
-    that a profile is closed, and says that it is incomplete, when the run ends in its middle. A
-    profile that fails is told in `said` and never ends the run.
+    that a profile is closed and marked as incomplete if the run ends during it. The error of a
+    failed profile is in `said`; it never ends the run.
     """
 
     def __init__(self, folder: Path):
@@ -40,10 +40,10 @@ class StepProfiler:
         self.asked = threading.Event()
         self.ready = False
         self.profile = None
-        self.first = 0  # the one in progress; the step it was asked at
+        self.first = 0  # of the profile in progress: the step at which it was requested
         self.steps = 0  # finished since then
         self.result: dict | None = None  # what the newest profile found, as in its JSON
-        self.said = ""  # how it goes, for the panel
+        self.said = ""  # its status, for the panel
 
     def request(self) -> None:
         """Profile the steps to come; from any thread, best from the notebook's own.
@@ -72,9 +72,9 @@ class StepProfiler:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # a profile is an extra: the run goes on, the user is told
+        except Exception as error:  # a profile is optional: the run continues
             self.profile = None
-            self.said = f"The profile failed. {in_words(error)}"
+            self.said = f"The profile failed. {describe_error(error)}"
 
     def _begin(self, step: int) -> None:
         self.asked.clear()
@@ -96,7 +96,7 @@ class StepProfiler:
         """Stop and save; less than ACTIVE recorded steps are kept, too, as incomplete."""
         ended = self.profile
         self.profile = None
-        self.asked.clear()  # clicks during a profile ask for no second one
+        self.asked.clear()  # clicks during a profile do not start a second one
         ended.stop()
         recorded = self.steps - WAIT - WARMUP
         if recorded < 1:
@@ -131,7 +131,7 @@ class StepProfiler:
         )
 
     def table(self, count: int = 10) -> dict[str, str]:
-        """The newest profile's first `count` operators in words, by name; {} without one."""
+        """Return the top `count` operators of the newest profile by name; {} without one."""
         operators = self.result["operators"][:count] if self.result else []
         return {
             o["name"]: f"{o['share']:.1%}, {o['self_ms']:,.1f} ms in {o['calls']:,} calls, "

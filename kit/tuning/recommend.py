@@ -2,8 +2,7 @@
 
 The advice is a table of plain values: `configs/advice/devices.yaml` by memory and architecture,
 `configs/use/*.yaml` by purpose, as overlays over a preset. Preset and precision themselves are
-chosen in hardware.py; which switches really pay on a device, only a measurement tells. Knows
-devices and YAML; sets nothing.
+chosen in hardware.py; which switches pay off on a device can only be measured.
 """
 
 import dataclasses

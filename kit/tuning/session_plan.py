@@ -1,8 +1,7 @@
 """Will the run be done in time, and will its checkpoints fit? From measured steps, never guessed.
 
-The rows are those of a log, or of trial steps; asked again the plan follows the newest. Time
-between two starts is not counted. Knows logs, limits and free disk space; starts, stops and writes
-nothing.
+The rows are those of a log or of trial steps; the newest ones count. Time between two starts is not
+counted.
 """
 
 import dataclasses
@@ -18,14 +17,14 @@ from kit.training.config import TrainConfig
 
 RECENT = 1000  # newest rows that count
 SAVING_SHARE = 0.1  # of the time, beyond which checkpoints come too often
-# What a checkpoint holds, in words.
+# Descriptions of what a checkpoint holds.
 HOLDS = {
     "full": "weights, average and the optimizer's state",
-    "weights": "weights and average alone, in half precision; resumed, the optimizer begins anew",
+    "weights": "weights and average alone, in half precision; resumed, the optimizer starts again",
 }
 LOST_SHARE = 0.05  # of a session, beyond which a disconnect costs too much
-# A corpus is validated every so many passes over it, or steps where those are more: what is read so
-# often that it is known by heart gets worse at all else within some six passes.
+# A corpus is validated every so many passes over it, or steps where those are more: after some six
+# passes a model that has memorised it gets worse on everything else.
 VALIDATED_PASSES = 2
 VALIDATED_STEPS = 50
 TOO_FEW = 0.2  # of a preset's steps, below which a voice mumbles
@@ -57,12 +56,12 @@ class TimeBudget:
     """How long a preset may keep a person waiting."""
 
     minutes: float = 0.0  # for all training steps; where they last longer, fewer are taken. 0: none
-    least_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
+    min_steps: int = 0  # with fewer a voice mumbles: so many are taken in up to twice the minutes
     other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
 
     def __post_init__(self):
         require_within(self, 0, 1e6, "minutes")
-        require_within(self, 0, 1e9, "least_steps", "other_steps")
+        require_within(self, 0, 1e9, "min_steps", "other_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,19 +70,19 @@ class Costs:
 
     step_s: float  # a step, logging included
     validation_s: float = 0.0  # one validation
-    gate_s: float = 0.0  # one hearing of the quality gate
+    gate_s: float = 0.0  # one evaluation of the quality gate
     checkpoint_s: float = 0.0  # one checkpoint
 
     def per_step_s(self, config: TrainConfig) -> float:
         """A step with its share of everything else."""
         gate_s = self.gate_s / config.gate_every if config.gate_every else 0.0
-        others_s = self.validation_s / config.val_every + gate_s
-        return self.step_s + others_s + self.checkpoint_s / config.checkpoint_every
+        others_s = self.validation_s / config.eval_steps + gate_s
+        return self.step_s + others_s + self.checkpoint_s / config.save_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiskSizes:
-    """Bytes of what a run lays down."""
+    """Bytes that a run writes."""
 
     full_bytes: int  # a checkpoint
     weights_bytes: int  # one with the setting `checkpoint: weights`
@@ -112,7 +111,7 @@ class SessionPlan:
     disk_now_bytes: int  # checkpoints that lie there
     disk_most_bytes: int  # at the worst moment: one more is written before the oldest goes
     room_bytes: int  # what disk and quota leave besides those that lie there
-    advice: tuple[str, ...]  # what to change, in words
+    advice: tuple[str, ...]  # sentences: what to change
 
     @property
     def fits(self) -> bool:
@@ -121,7 +120,7 @@ class SessionPlan:
         return self.sessions is not None and has_room
 
     def table(self) -> dict[str, str]:
-        """The plan in words, for a small table."""
+        """The plan as rows of a small table."""
         room = f"{_size(self.disk_now_bytes)} there now, room for {_size(self.room_bytes)} more"
         table = {
             "steps to go": f"{self.left_steps:,} of {self.steps:,}",
@@ -153,7 +152,7 @@ def plan_session(
     """
     costs = step_costs(rows, config)
     per_step_s = costs.per_step_s(config)
-    left = max(0, config.steps - done)
+    left = max(0, config.max_steps - done)
     sessions = _sessions(left, per_step_s, config, limits)
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
     room_bytes = _room_bytes(Path(folder), limits, now_bytes)
@@ -163,7 +162,7 @@ def plan_session(
         _saving_advice(config, costs, limits, left),
     )
     return SessionPlan(
-        steps=config.steps,
+        steps=config.max_steps,
         left_steps=left,
         per_step_s=per_step_s,
         left_s=left * per_step_s,
@@ -172,82 +171,82 @@ def plan_session(
         checkpoint=config.checkpoint,
         checkpoint_bytes=sizes.checkpoint_bytes(config.checkpoint),
         disk_now_bytes=now_bytes,
-        disk_most_bytes=sizes.most_bytes(config.checkpoint, config.keep),
+        disk_most_bytes=sizes.most_bytes(config.checkpoint, config.save_total_limit),
         room_bytes=room_bytes,
         advice=tuple(filter(None, advice)),
     )
 
 
 def resolve_steps(
-    config: TrainConfig, epoch_steps: int, asked: int = 0, begun: int = 0
+    config: TrainConfig, epoch_steps: int, asked: int = 0, previous: int = 0
 ) -> TrainConfig:
     """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
 
-    What a person `asked` for comes first, then the number a run was `begun` with (0: neither), else
-    `epochs` passes, between `least_steps` and `steps`. Warm-up, validations and hearings follow. A
-    small corpus is validated more often: it is learnt by heart within a few passes.
+    `asked` by a person comes first, then the `previous` number of a resumed run (0: neither), else
+    `epochs` passes, between `min_steps` and `max_steps`. Warm-up, validations and the gate follow.
+    A small corpus is validated more often, because it is memorised within a few passes.
     """
-    require_types(TrainConfig, {"steps": asked})
-    steps = asked or begun
+    require_types(TrainConfig, {"max_steps": asked})
+    steps = asked or previous
     if not steps and config.epochs:
         passes = math.ceil(config.epochs * epoch_steps)
-        steps = min(config.steps, max(config.least_steps, passes))
-    config = config.for_steps(steps or config.steps)
+        steps = min(config.max_steps, max(config.min_steps, passes))
+    config = config.for_steps(steps or config.max_steps)
     often = max(VALIDATED_STEPS, VALIDATED_PASSES * epoch_steps)
-    return config if config.val_every <= often else dataclasses.replace(config, val_every=often)
+    return config if config.eval_steps <= often else dataclasses.replace(config, eval_steps=often)
 
 
 def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
     """'844 steps = 20 epochs over 3 hours', and what may end them before."""
-    epochs = config.steps / epoch_steps
+    epochs = config.max_steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
-    whole = f"{config.steps:,} steps = {few} epochs over {hours:.3g} hours"
+    whole = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
     if not config.end_patience:
         return whole
-    judged = "hearings" if config.gate_every else "validations"
+    judged = "gate evaluations" if config.gate_every else "validations"
     return f"{whole}; {config.end_patience} {judged} with none better end it before"
 
 
 def shortened(
-    config: TrainConfig, step_s: float, promise: TimeBudget, slow: str, fixed: bool = False
+    config: TrainConfig, step_s: float, budget: TimeBudget, slow: str, fixed: bool = False
 ) -> tuple[TrainConfig, str]:
-    """`config` with the steps that fit into the promised minutes, and in words how long they take.
+    """Return `config` with the steps that fit into the time budget, and a sentence about it.
 
-    Where that would be fewer than the promise's `least_steps`, they take up to twice the minutes.
-    A step lasts `step_s` seconds with its share of validations and checkpoints; `slow` says what
-    that comes from. The steps are `fixed` where a person asked for their number, or the run was
-    begun with it.
+    If they would be fewer than its `min_steps`, they may take up to twice the minutes. A step
+    lasts `step_s` seconds with its share of validations and checkpoints; `slow` says why. The steps
+    are `fixed` if a person set their number, or if the run is resumed.
     """
-    steps = config.steps
+    steps = config.max_steps
     time = clock(steps * step_s)
-    fitting = int(60 * promise.minutes / step_s)
-    if fixed or not promise.minutes or steps <= fitting:
+    fitting = int(60 * budget.minutes / step_s)
+    if fixed or not budget.minutes or steps <= fitting:
         return config, f"Training: {steps:,} steps of {step_s:.2g} s, about {time}."
-    clear = min(promise.least_steps, 2 * fitting)
+    clear = min(budget.min_steps, 2 * fitting)
     beyond = f", but {fitting:,} steps would teach it too little" if clear > fitting else ""
     fewer = min(steps, max(fitting, clear, 2 * config.warmup_steps, 1))
     said = (
-        f"Training: {steps:,} steps would take {time} here; {promise.minutes:g} minutes are "
-        f"promised{beyond}, so it takes {fewer:,} ({clock(fewer * step_s)}) and the voice will be "
-        f"less clear. Set STEPS = {steps} in 02_train to train them all. What is slow here: {slow}."
+        f"Training: {steps:,} steps would take {time} here, over the budget of "
+        f"{budget.minutes:g} minutes{beyond}. Training {fewer:,} instead "
+        f"({clock(fewer * step_s)}); expect a less clear voice. Set MAX_STEPS = {steps} in "
+        f"02_train to train them all. What is slow here: {slow}."
     )
     if fewer < TOO_FEW * steps:
         said += f" {TINY_INSTEAD}"
     return config.for_steps(fewer), said
 
 
-def forecast(config: TrainConfig, step_s: float, promise: TimeBudget, slow: str) -> str:
-    """How long training and the whole demo take, in words, before anything was trained."""
-    taken, said = shortened(config, step_s, promise, slow)
-    if not promise.other_steps:
+def forecast(config: TrainConfig, step_s: float, budget: TimeBudget, slow: str) -> str:
+    """Return a sentence: how long training and the whole demo take, before any training."""
+    taken, said = shortened(config, step_s, budget, slow)
+    if not budget.other_steps:
         return said
-    other_s = promise.other_steps * step_s
-    all_s = taken.steps * step_s + other_s
+    other_s = budget.other_steps * step_s
+    all_s = taken.max_steps * step_s + other_s
     return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
 
 
 def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) -> DiskSizes:
-    """What a model of so many `parameters` lays down, `optimizer_bytes` those of its moments.
+    """Return what a model of `parameters` writes; `optimizer_bytes` are those of its moments.
 
     Of the parameters a checkpoint holds `saved` (0: all), and as many averages with `ema`.
     """
@@ -291,7 +290,7 @@ def _kind(row: dict, before: dict, config: TrainConfig) -> str:
         return "gate"
     if row.get("val_loss") is not None:
         return "validation"
-    if row["step"] > 1 and (row["step"] - 1) % config.checkpoint_every == 0:
+    if row["step"] > 1 and (row["step"] - 1) % config.save_steps == 0:
         return "saved"
     return "best" if before.get("val_loss") is not None else "plain"
 
@@ -305,7 +304,7 @@ def _sessions(
 ) -> int | None:
     """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
     left_s = left * per_step_s
-    kept_s = limits.session_s - config.checkpoint_every * per_step_s
+    kept_s = limits.session_s - config.save_steps * per_step_s
     if left_s <= limits.session_s:
         return 1
     if kept_s <= 0:
@@ -321,24 +320,25 @@ def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
 
 def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
-    keep = _fitting(config.checkpoint, config.keep, sizes, whole_bytes)
-    if keep == config.keep:
+    keep = _fitting(config.checkpoint, config.save_total_limit, sizes, whole_bytes)
+    if keep == config.save_total_limit:
         return ""
     if keep:
-        return f"Keep fewer checkpoints: set `keep` to {keep} (now {config.keep})."
-    keep = _fitting("weights", config.keep, sizes, whole_bytes)
+        limit = config.save_total_limit
+        return f"Keep fewer checkpoints: set `save_total_limit` to {keep} (now {limit})."
+    keep = _fitting("weights", config.save_total_limit, sizes, whole_bytes)
     if keep:
-        fewer = f" and `keep` to {keep}" if keep < config.keep else ""
+        fewer = f" and `save_total_limit` to {keep}" if keep < config.save_total_limit else ""
         return (
-            f"Not even `keep: 1` fits with checkpoints of {_size(sizes.full_bytes)}: set "
-            f"`checkpoint` to weights{fewer}. Each then takes {_size(sizes.weights_bytes)} and "
+            f"Not even `save_total_limit: 1` fits with checkpoints of {_size(sizes.full_bytes)}: "
+            f"set `checkpoint` to weights{fewer}. Each then takes {_size(sizes.weights_bytes)} and "
             "holds weights and average alone, in half precision; after a disconnect the optimizer "
-            "begins anew, with its warm-up."
+            "starts again, with its warm-up."
         )
     missing = sizes.most_bytes("weights", 1) - whole_bytes
     return (
-        f"Even `checkpoint: weights` and `keep: 1` need {_size(missing)} more. Free some space, "
-        "set KIT_RUNS to a folder on another disk, or choose a smaller preset."
+        f"Even `checkpoint: weights` and `save_total_limit: 1` need {_size(missing)} more. Free "
+        "some space, set KIT_RUNS to a folder on another disk, or choose a smaller preset."
     )
 
 
@@ -357,32 +357,32 @@ def _time_advice(
     a_session = int(limits.session_s / per_step_s)
     if sessions is None:
         return (
-            f"{config.checkpoint_every:,} steps take longer than a session, so no checkpoint is "
-            f"ever reached: set `checkpoint_every` to {max(1, a_session // 2):,} or less."
+            f"{config.save_steps:,} steps take longer than a session, so no checkpoint is "
+            f"ever reached: set `save_steps` to {max(1, a_session // 2):,} or less."
         )
     if sessions == 1:
         return ""
     return (
-        f"This session reaches about step {done + a_session:,}. Lower `STEPS` in 02_train (now "
-        f"{config.steps:,}) to that, or run the notebook again after each disconnect: it goes on "
-        "by itself."
+        f"This session reaches about step {done + a_session:,}. Lower `MAX_STEPS` in 02_train (now "
+        f"{config.max_steps:,}) to that, or run the notebook again after each disconnect: it "
+        "resumes automatically."
     )
 
 
 def _saving_advice(config: TrainConfig, costs: Costs, limits: SessionLimits, left: int) -> str:
     """What to change where checkpoints come too often, or so seldom that much work may be lost."""
-    every = config.checkpoint_every
+    every = config.save_steps
     per_step_s = costs.per_step_s(config)
     between_s = every * per_step_s
     bearable_s = LOST_SHARE * limits.session_s
     if costs.checkpoint_s > SAVING_SHARE * between_s:
         enough = math.ceil(costs.checkpoint_s / (SAVING_SHARE * costs.step_s) / 10) * 10
         share = costs.checkpoint_s / between_s
-        return f"Saving takes {share:.0%} of the time: set `checkpoint_every` to {enough:,}."
+        return f"Saving takes {share:.0%} of the time: set `save_steps` to {enough:,}."
     if bearable_s < between_s < limits.session_s and left > every:
         fewer = max(1, int(bearable_s / per_step_s))
         return (
-            f"A disconnect may cost {clock(between_s)} of work: set `checkpoint_every` to {fewer:,}"
+            f"A disconnect may cost {clock(between_s)} of work: set `save_steps` to {fewer:,}"
             f" or less (now {every:,})."
         )
     return ""

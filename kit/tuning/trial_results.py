@@ -1,7 +1,7 @@
 """What measured switches are worth: rows to show, the set that pays, and the file that keeps it.
 
 A switch is judged by what it changed where it was added to those before it, and must leave the loss
-where it was. Knows figures; runs and measures nothing.
+where it was.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ HEAD = (
     "ran, or why not",
 )
 LEAST_GAIN = 0.02  # of steps/s
-LEAST_SAVING = 0.10  # of peak memory, where memory is asked for
+LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
 MOST_LOSS = 0.10  # of steps/s, for such a saving
 # Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
 # the slower the CPU and the disk, and a trial's rows are already in memory.
@@ -82,7 +82,7 @@ class Trial:
 
     @property
     def parity(self) -> bool | None:
-        """Whether the loss stayed; None where it cannot be told."""
+        """Whether the loss stayed; None if unknown."""
         return None if self.loss_change is None else abs(self.loss_change) <= self.tolerance
 
 
@@ -156,7 +156,7 @@ def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision
     if rows and not ran:
         raise KitError(
             f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
-            f"The baseline: {rows[0].reason}. Mend that, delete the run's folder bench/ and run "
+            f"The baseline: {rows[0].reason}. Fix that, delete the run's folder bench/ and run "
             "this notebook again."
         )
     return [_decide(row, ran, goal) for row in rows if row.kind == "alone"]

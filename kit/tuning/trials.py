@@ -1,11 +1,10 @@
-"""Which switches pay on this device: none, each alone, one after another, all, measured.
+"""Measure which switches pay off on this device: none, each alone, cumulatively, and all.
 
-Every variant trains on the same batches from the same seed in a process of its own: its peak
-memory is its own, and one that runs out of memory or crashes is a row with its reason. Batches are
+Every variant trains on the same batches from the same seed in its own process, so its peak memory
+is its own, and one that runs out of memory or crashes is a row with its reason. Batches are
 collated from rows in the step, or with pinned memory in a thread, as in training. Rounds are
-interleaved, so that a noisy machine hurts all alike, and the median round counts. Each result is
-one line of a file, so an interrupted benchmark goes on where it was. Knows the loop and the
-switches; of data only how long the rows are. What the figures are worth is in ab_results.py.
+interleaved, so that a noisy machine affects all variants alike, and the median round counts. Each
+result is one line of a file, so an interrupted benchmark resumes. trial_results.py compares them.
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ import numpy as np
 import psutil
 import torch
 
-from kit.base.config import build, load_preset, merge, require, require_within
+from kit.base.config import build, by_former_names, load_preset, merge, require, require_within
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
 from kit.base.processes import ProcessDied, run_in_process
@@ -248,7 +247,9 @@ def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:
     """The run's settings for a few steps that do learn, with no validation in between."""
     beyond = config.warmup_steps + config.steps + 1
     warmup_steps = min(settings.warmup_steps, config.warmup_steps)
-    return dataclasses.replace(settings, steps=beyond, val_every=beyond, warmup_steps=warmup_steps)
+    return dataclasses.replace(
+        settings, max_steps=beyond, eval_steps=beyond, warmup_steps=warmup_steps
+    )
 
 
 def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
@@ -291,10 +292,11 @@ def run_trials(
 ) -> list[Trial]:
     """Measure the variants, round by round, and return a row for each, in order.
 
-    Results lie in one file under `folder` for one task and number of steps; what it holds is not
+    The results of a task and number of steps are in one file under `folder`. What it holds is not
     measured again, and more `rounds` add to it. `tick(done, total, label)` shows progress.
     """
-    key = digest(task, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
+    trained = dataclasses.asdict(task) | {"train": by_former_names("train", task.train)}
+    key = digest(trained, config.steps, config.warmup_steps, versions(), STEP_INCLUDES)
     path = Path(folder) / f"{key}.jsonl"
     found = read_results(path)
     possible = [v for v in wanted if not v.reason]
@@ -349,8 +351,8 @@ def trial_rows(
     torch.set_num_threads(threads)
     speed = dataclasses.replace(speed, compile=False)
     # The run itself may be shorter than the trial, and nothing stops the trial early.
-    steps = max(len(batches), config.steps)
-    config = dataclasses.replace(config.without_gate(), steps=steps, val_patience=0)
+    steps = max(len(batches), config.max_steps)
+    config = dataclasses.replace(config.without_gate(), max_steps=steps, early_stopping_patience=0)
     trainer = Trainer(SpeechGPT(model), config, speed, hw, finetuning.without_phases())
     rows = []
     for event in itertools.islice(train(trainer, batches), len(batches)):

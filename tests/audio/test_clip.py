@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import tracemalloc
 import wave as wave_module
 
@@ -10,6 +11,7 @@ import pytest
 from clips import BAD, GOOD, encoded, flac_telling, hour, voice, wav_with_comment
 from helpers import RATE, in_time, speech
 
+from kit.audio import clip
 from kit.audio.clip import (
     KEPT_SILENCE_S,
     MAX_FILTER_TAPS,
@@ -19,7 +21,7 @@ from kit.audio.clip import (
     resampling_ratio,
     trim_silence,
 )
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, KitError
 
 
 def at(tmp_path, data: bytes, name: str = "a.wav") -> str:
@@ -97,6 +99,43 @@ def test_stereo_becomes_the_mean_of_both_and_its_peak_is_the_louder_one(tmp_path
     assert measure.rms_db == pytest.approx(10 * np.log10(np.mean(speech() ** 2) / 4), abs=0.02)
 
 
+INVERTED = {
+    "opposite": [1, -1],
+    "nearly opposite": [1, -0.95],
+    "opposite in 5.1": [0.9, -1, 0, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("kind", INVERTED)
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
+def test_channels_that_cancel_are_read_from_the_loudest_one(tmp_path, kind, subtype):
+    gains = INVERTED[kind]
+    noise = 0.01 * np.random.default_rng(0).standard_normal((RATE, len(gains)))
+    both = (speech()[:, None] * gains + noise).astype(np.float32)
+    path = at(tmp_path, encoded(both, subtype=subtype))
+    loudest = int(np.abs(gains).argmax())
+    assert np.allclose(read_clip(path)[0], both[:, loudest], atol=1e-4)
+    measure = measure_clip(path)
+    assert measure.cancels and measure.mono_peak == pytest.approx(0.5, abs=0.05)
+    level_db = 10 * np.log10(np.mean(both[:, loudest] ** 2))
+    assert measure.rms_db == pytest.approx(level_db, abs=0.05)
+
+
+@pytest.mark.parametrize("gains", [[1, 1], [1, 0.3], [0, 1], [1, -0.3], [0, 0, 1, 0, 0, 0]])
+def test_other_channels_are_averaged(tmp_path, gains):
+    wave = (speech()[:, None] * gains).astype(np.float32) + 0.001
+    path = at(tmp_path, encoded(wave, subtype="FLOAT"))
+    assert np.array_equal(read_clip(path)[0], wave.mean(axis=1))
+    assert not measure_clip(path).cancels
+
+
+def test_a_constant_is_silence_and_opposite_constants_are_no_opposite_phase(tmp_path):
+    assert measure_clip(at(tmp_path, encoded(np.full(RATE, 0.05)))).mono_peak < 1e-3
+    both = np.stack([speech() + 0.2, speech() - 0.2], axis=1)
+    measure = measure_clip(at(tmp_path, encoded(both)))
+    assert not measure.cancels and abs(measure.dc) < 0.01
+
+
 def test_an_hour_is_refused_by_its_header_not_decoded(tmp_path):
     path = at(tmp_path, hour(), "a.flac")
     tracemalloc.start()
@@ -154,13 +193,13 @@ def test_the_digest_knows_the_sound_not_the_file(tmp_path):
 def test_measures_are_plain_numbers_that_json_can_hold(tmp_path):
     for how in ({}, {"subtype": "FLOAT"}):
         values = dataclasses.asdict(measure_clip(at(tmp_path, encoded(voice(), **how))))
-        assert {type(v) for v in values.values()} <= {int, float, str}
+        assert {type(v) for v in values.values()} <= {int, float, str, bool}
         assert ClipMeasure(**values).snr_db > 20
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("read", [read_clip, measure_clip])
-def test_a_pipe_or_a_device_is_told_and_not_waited_for(tmp_path, read):
+def test_a_pipe_or_a_device_is_reported_and_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "a.wav")
     (tmp_path / "b.wav").symlink_to("/dev/zero")
     for name, kind in (("a.wav", "a named pipe"), ("b.wav", "a device")):
@@ -189,8 +228,14 @@ def test_usual_rates_are_resampled_exactly(rate, recwarn):
 @pytest.mark.parametrize("rate", [44_101, 44_099, 22_051, 11_027, 48_017, 191_999, 4001, 4483])
 def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
     resampling_ratio.cache_clear()
-    with pytest.warns(UserWarning, match=f"{rate:,} Hz, an unusual rate") as told:
+    with pytest.warns(UserWarning, match=f"{rate:,} Hz, an unusual rate") as caught:
         a, b = resampling_ratio(rate, RATE)
         assert resampling_ratio(rate, RATE) == (a, b)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert a * b <= MAX_FILTER_TAPS and a / b == pytest.approx(rate / RATE, rel=7e-4)
+
+
+def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchaudio", None)  # an import raises ImportError
+    with pytest.raises(KitError, match=r"pip install torch==.* torchaudio=="):
+        clip.load_torchaudio()

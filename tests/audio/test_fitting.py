@@ -62,7 +62,7 @@ def test_an_overflow_skips_the_step_lowers_the_scale_and_says_so():
 @pytest.mark.parametrize(("precision", "reads"), [("fp32", 0), ("fp16", 1)])
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_a_step_asks_the_device_once_in_fp16_alone(monkeypatch, precision, reads, clip_norm):
-    """On a GPU each question waits until all that was asked of it before is done."""
+    """On a GPU, each readout waits until all earlier work is done."""
     layer = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     scaler = loss_scaler("cpu", precision)
@@ -164,7 +164,7 @@ def test_cycles_follow_until_the_held_out_figure_is_good_or_falls_no_more(figure
 
 
 def test_the_weights_that_ended_a_cycle_best_are_kept():
-    """The loss draws the one weight from 1 towards 0; a look tells how far it is from 0.5."""
+    """The loss draws the one weight from 1 towards 0; a look shows how far it is from 0.5."""
     layer = nn.Linear(1, 1, bias=False)
     nn.init.ones_(layer.weight)
     figures = []
@@ -195,14 +195,16 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
     assert found.step == 30 and found.timed_out
     assert found.reason == "the limit of 0.5 minutes, while still improving"
     never = fit_schedule([0.9], seconds_a_step=1.0, minutes=0.0)
-    assert never.step == 10 and never.reason == "one cycle was asked for" and not never.timed_out
+    assert (
+        never.step == 10 and never.reason == "only one cycle was requested" and not never.timed_out
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds_a_step", "steps"),
     [(1.0, 100), (1.5, 20 + 60), (9.0, 20 + 50)],  # in time as it is; what fits; the least
 )
-def test_a_first_cycle_too_long_for_the_minutes_begins_anew_where_it_may(seconds_a_step, steps):
+def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(seconds_a_step, steps):
     slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
     found = fit_schedule([0.9, 0.8], **slow)
     assert found.step == steps and found.timed_out

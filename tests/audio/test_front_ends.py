@@ -36,13 +36,13 @@ def test_xttss_goes_through_a_file_of_plain_values():
     assert front_end.clip_mel(spoken(22_050), 22_050).shape == (80, 87)
 
 
-def test_the_recogniser_hears_what_is_not_scaled_for_another():
+def test_the_recogniser_gets_features_not_scaled_for_another_network():
     assert recognizer_mel(MelConfig(n_mels=40)) == MelConfig(n_mels=40)
     assert recognizer_mel(front_end_config(XTTS)) == DEFAULT_MEL
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"kind": "xtt"}, r"no front end `xtt`.*xtts"),
         ({"win_length": 512}, r"MelConfig has no setting `win_length`"),
@@ -50,8 +50,8 @@ def test_the_recogniser_hears_what_is_not_scaled_for_another():
         ({**XTTS, "mel_stats": ["a"] * 80}, r"give 80 numbers"),
     ],
 )
-def test_what_is_none_is_told(values, told):
-    with pytest.raises(KitError, match=told):
+def test_what_is_none_is_reported(values, message):
+    with pytest.raises(KitError, match=message):
         front_end_config(values)
 
 

@@ -73,5 +73,5 @@ def test_the_same_sound_each_time_and_the_global_generator_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_nothing_of_it_is_saved():
+def test_it_saves_no_tensors():
     assert not GriffinLim(1024, 256, 2).state_dict()

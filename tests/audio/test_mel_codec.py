@@ -65,7 +65,7 @@ def test_a_batch_is_decoded_as_each_row_alone(codec):
     assert torch.allclose(together, alone, atol=1e-5)
 
 
-def heard(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
+def affected(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
     """The codes whose samples depend on code `at`: a NaN there reaches all of them."""
     values = codec.fsq.dequantize(codes).float()
     values[:, at] = math.nan
@@ -77,10 +77,10 @@ def heard(codec: MelCodec, codes: Tensor, at: int) -> list[int]:
 @pytest.mark.parametrize("over", [{}, {"frames_per_code": 3}, {"blocks": 1}, {"n_fft": 768}])
 @pytest.mark.parametrize("iters", [0, 1, 4])
 @torch.inference_mode()
-def test_the_context_is_how_far_a_code_is_heard(over, iters):
+def test_the_context_is_how_far_a_code_has_effect(over, iters):
     codec = MelCodec(MelCodecConfig(**{**vars(CODEC), "griffin_lim_iters": iters} | over))
     at, context = 60, codec.context
-    before, *_, after = heard(codec, torch.zeros(1, 2 * at, dtype=torch.long), at)
+    before, *_, after = affected(codec, torch.zeros(1, 2 * at, dtype=torch.long), at)
     # Sound waits for exactly `context` codes; what came before may matter for one code less.
     assert before == at - context and at + context - 1 <= after <= at + context
 
@@ -387,7 +387,7 @@ def test_a_codec_that_is_not_finite_is_neither_written_nor_loaded(tmp_path, code
 
 
 @pytest.mark.parametrize("damage", ["empty", "junk", "truncated", "header"])
-def test_a_damaged_codec_is_told(tmp_path, codec, damage):
+def test_a_damaged_codec_is_reported(tmp_path, codec, damage):
     whole = (world() / "codec.safetensors").read_bytes()
     data = {"empty": b"", "junk": b"junk" * 99, "truncated": whole[:-100], "header": whole[:50]}
     path = tmp_path / "codec.safetensors"
@@ -396,7 +396,7 @@ def test_a_damaged_codec_is_told(tmp_path, codec, damage):
         load_codec(path)
 
 
-def test_a_file_of_another_kind_is_told(tmp_path, codec):
+def test_a_file_of_another_kind_is_reported(tmp_path, codec):
     path = tmp_path / "codec.safetensors"
     whole = (world() / "codec.safetensors").read_bytes()
     path.write_bytes(whole.replace(b"mel_head.weight", b"mel_hand.weight"))

@@ -18,7 +18,7 @@ from kit.base.files import file_digest
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.neucodec import codec as neucodec
-from kit.releases.neucodec import encoder as neucodec_ears
+from kit.releases.neucodec import encoder as neucodec_encoder
 from kit.releases.neucodec.codec import NeuCodec, block_spans
 from kit.releases.neucodec.decoder import code_digits
 from kit.releases.neucodec.encoder import encode_clip, encoder_unavailable, semantic_features
@@ -38,7 +38,7 @@ def codec() -> NeuCodec:
 
 
 def lively(module: nn.Module) -> nn.Module:
-    """`module` with weights under which every part of it is heard."""
+    """`module` with weights under which every part changes the output."""
     for parameter in module.parameters():
         spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.3
         nn.init.normal_(parameter, std=spread)
@@ -132,13 +132,15 @@ def test_a_stream_is_the_whole(codec, size):
     torch.testing.assert_close(again, whole, atol=1e-5 * float(whole.abs().max()), rtol=0)
 
 
-def test_no_code_is_heard_further_than_it_says(codec):
+def test_no_code_has_effect_beyond_the_context(codec):
     codes = random_codes(97)
     other = codes.clone()
     other[0, 48] = (other[0, 48] + 30_000) % 65_536
     moved = (codec.decode(codes) - codec.decode(other))[0].unflatten(0, (97, 480)).abs().amax(-1)
-    heard = moved.nonzero()[:, 0]
-    assert 48 - codec.lookahead <= int(heard.min()) < 48 < int(heard.max()) <= 48 + codec.context
+    affected = moved.nonzero()[:, 0]
+    assert (
+        48 - codec.lookahead <= int(affected.min()) < 48 < int(affected.max()) <= 48 + codec.context
+    )
 
 
 def test_what_fits_a_block_is_sounded_in_one_go(codec):
@@ -151,7 +153,7 @@ def test_what_fits_a_block_is_sounded_in_one_go(codec):
 # Its file and its settings.
 
 
-def test_it_is_kept_in_a_file_without_the_half_that_hears(codec, tmp_path):
+def test_it_is_saved_without_the_encoder(codec, tmp_path):
     codec.config = dataclasses.replace(SMALL, sha256="ab" * 32)
     save_codec(codec, tmp_path / "codec.safetensors")
     again = load_codec(tmp_path / "codec.safetensors")
@@ -163,7 +165,7 @@ def test_it_is_kept_in_a_file_without_the_half_that_hears(codec, tmp_path):
 
 def test_settings_are_checked():
     assert isinstance(make_codec(codec_config({"kind": "neucodec", **SIZES})), NeuCodec)
-    for over, told in (
+    for over, message in (
         ({"width": 100}, "width = 100: must divide by 32 and by 16 heads"),
         ({"semantic_width": 20}, "semantic_width = 20: must divide by 16"),
         ({"block": 0}, "block = 0"),
@@ -171,7 +173,7 @@ def test_settings_are_checked():
         ({"revision": ""}, "write main, or a commit"),
         ({"frames_per_code": 2}, "no setting `frames_per_code`"),
     ):
-        with pytest.raises(KitError, match=told):
+        with pytest.raises(KitError, match=message):
             codec_config({"kind": "neucodec", **over})
 
 
@@ -192,7 +194,7 @@ def test_65_536_codes_add_two_tables_to_the_model():
 
 @pytest.fixture
 def folder(tmp_path, codec, monkeypatch):
-    """A folder with a small release; the half that hears is named, and heard by nobody."""
+    """A folder with a small release; its encoder is named but never used."""
     tensors = dict(codec.state_dict())
     tensors["fc_encoder.weight"] = torch.ones(4, 4)
     wanted = {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -207,7 +209,7 @@ def folder(tmp_path, codec, monkeypatch):
 def taking(folder, **over) -> NeuCodec:
     config = dataclasses.replace(SMALL, **{"folder": str(folder), **over})
     codec = NeuCodec(config).eval()
-    codec.told = codec.load_release(lambda *_: None)
+    codec.release_line = codec.load_release(lambda *_: None)
     return codec
 
 
@@ -215,7 +217,10 @@ def test_a_release_is_taken_with_its_licence_and_its_version(folder, codec):
     taken = taking(folder)
     sha256 = file_digest(folder / WEIGHTS_FILE)
     assert taken.config.sha256 == sha256
-    assert f"Apache-2.0, SHA-256 {sha256[:12]}" in taken.told and str(folder) in taken.told
+    assert (
+        f"Apache-2.0, SHA-256 {sha256[:12]}" in taken.release_line
+        and str(folder) in taken.release_line
+    )
     codes = random_codes(20)
     assert torch.equal(taken.decode(codes), codec.decode(codes))
 
@@ -227,14 +232,14 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
     misshapen = {**whole, "quantizer.project_out.bias": torch.zeros(3)}
     unknown = {**whole, "generator.head.out.bias": torch.zeros(3)}
     damaged = {**whole, "acoustic_decoder.norm.bias": torch.full((64,), torch.nan)}
-    for tensors, told in (
+    for tensors, message in (
         (without, r"missing: acoustic_decoder\.fc\.bias"),
         (misshapen, r"misshapen: quantizer\.project_out\.bias \(3,\), not \(128,\)"),
         (unknown, r"unknown: generator\.head\.out\.bias"),
         (damaged, r"acoustic_decoder\.norm\.bias is not finite"),
     ):
         safetensors.torch.save_file(tensors, path)
-        with pytest.raises(KitError, match=told):
+        with pytest.raises(KitError, match=message):
             taking(folder)
     path.write_bytes(b"<html>")
     with pytest.raises(KitError, match="damaged or no safetensors file"):
@@ -243,7 +248,7 @@ def test_what_is_not_the_release_is_refused_by_name(folder):
     with pytest.raises(KitError, match=r"has no model\.safetensors of NeuCodec"):
         taking(folder)
     (folder / "pytorch_model.bin").write_bytes(b"?")
-    with pytest.raises(KitError, match="lacks the half that hears and is a pickle"):
+    with pytest.raises(KitError, match="lacks the encoder and is a pickle"):
         taking(folder)
 
 
@@ -271,7 +276,7 @@ def test_it_is_fetched_once_from_a_hub(folder, tmp_path, monkeypatch):
         with pytest.raises(DownloadError, match="no revision gone"):
             taking("", revision="gone")
     kept = home / "voicekit" / "neuphonic--neucodec@main"
-    assert str(kept) in taken.told
+    assert str(kept) in taken.release_line
     card = json.loads((kept / "download.json").read_text())
     assert card["files"][WEIGHTS_FILE]["sha256"] == taken.config.sha256
 
@@ -294,12 +299,12 @@ def test_without_a_network_or_room_it_says_what_to_do(folder, tmp_path, monkeypa
 
 @pytest.mark.parametrize("version", [None, "5.16.4"])
 def test_without_transformers_it_says_how_to_install_it(version, codec, monkeypatch):
-    def told(name):
+    def reported(name):
         if version is None:
             raise importlib.metadata.PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(neucodec_ears.importlib.metadata, "version", told)
+    monkeypatch.setattr(neucodec_encoder.importlib.metadata, "version", reported)
     why = "is not installed" if version is None else "5.16.4 has no NeuCodec yet"
     for asked in (lambda: codec.encode(torch.zeros(1, 16_000)), lambda: taking("/nowhere")):
         with pytest.raises(KitError, match=rf'{why}.*pip install "transformers>=5\.17"'):
@@ -315,7 +320,7 @@ def library(tmp_path_factory):
     from transformers import NeuCodecModel
 
     torch.manual_seed(0)
-    model = lively(NeuCodecModel(neucodec_ears.library_settings(SMALL))).eval()
+    model = lively(NeuCodecModel(neucodec_encoder.library_settings(SMALL))).eval()
     released = tmp_path_factory.mktemp("released")
     model.save_pretrained(released)
     return model, released
@@ -323,7 +328,7 @@ def library(tmp_path_factory):
 
 @with_transformers
 def test_the_names_are_those_of_transformers():
-    found = neucodec_ears.library_tensors(NeuCodecConfig())
+    found = neucodec_encoder.library_tensors(NeuCodecConfig())
     assert sum(tensor.numel() for tensor in found.values()) == 629_937_706
     speaks = ("acoustic_decoder.", "quantizer.project_out.")
     half = {name: tuple(t.shape) for name, t in found.items() if name.startswith(speaks)}
@@ -347,7 +352,7 @@ def test_it_sounds_as_transformers_does(library):
 
 @with_transformers
 @pytest.mark.parametrize("samples", [100, 320, 16_000, 16_001, 40_123])
-def test_it_hears_as_transformers_does(library, samples):
+def test_it_transcribes_as_transformers_does(library, samples):
     from transformers import NeuCodecFeatureExtractor
 
     model, released = library
@@ -361,18 +366,20 @@ def test_it_hears_as_transformers_does(library, samples):
     if samples < 320:
         return  # theirs has no frame of so short a clip
     extractor = NeuCodecFeatureExtractor(padding_value=1.0)
-    told = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
-    padded = told["input_values"][0, 0]
-    torch.testing.assert_close(semantic_features(padded), told["input_features"][0])
+    features = extractor(wave.numpy(), sampling_rate=16_000, return_tensors="pt")
+    padded = features["input_values"][0, 0]
+    torch.testing.assert_close(semantic_features(padded), features["input_features"][0])
     with torch.no_grad():
-        theirs = model.encode(told["input_values"], told["input_features"]).audio_codes[:, 0]
+        theirs = model.encode(features["input_values"], features["input_features"]).audio_codes[
+            :, 0
+        ]
     assert torch.equal(codes, theirs.long())
     assert len(codes.unique()) > 3 or samples == 320
     assert torch.equal(encode_clip(model, wave), codes[0])
 
 
 @with_transformers
-def test_a_release_that_lacks_what_hears_is_refused(library, tmp_path):
+def test_a_release_without_the_encoder_is_rejected(library, tmp_path):
     tensors = safetensors.torch.load_file(library[1] / WEIGHTS_FILE)
     del tensors["fc_encoder.weight"]
     safetensors.torch.save_file(tensors, tmp_path / WEIGHTS_FILE)

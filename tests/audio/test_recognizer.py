@@ -66,8 +66,8 @@ def test_padding_in_a_batch_is_never_transcribed():
     model = Recognizer(CONFIG, "ab").eval()
     long, short = torch.randn(80, 200), torch.randn(80, 20)
     alone = len(model(short[None])[0])
-    heard = model.transcribe([long, short])
-    assert len(heard[1]) <= alone == 10
+    transcripts = model.transcribe([long, short])
+    assert len(transcripts[1]) <= alone == 10
 
 
 def test_loss_is_torchs_ctc_of_the_real_frames():
@@ -129,7 +129,7 @@ def test_a_damaged_recogniser_names_file_and_notebook(tmp_path, damage):
         load_recognizer(path)
 
 
-def test_what_it_hears_goes_with_it(tmp_path):
+def test_the_front_end_is_saved_with_the_recogniser(tmp_path):
     path = tmp_path / "r.safetensors"
     narrow = MelConfig(sample_rate=16_000, hop_length=160, n_mels=40)
     model = Recognizer(CONFIG, "ab", narrow).eval()

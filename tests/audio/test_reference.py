@@ -1,4 +1,4 @@
-"""Any recording of a voice is taken as a reference; one without a voice is told in a sentence."""
+"""Any recording of a voice is taken as a reference; one without a voice gets a clear message."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from released_sound import spoken
 from kit.audio.reference import load_reference, reference_mels, require_reference
 from kit.audio.spectrogram import Mel
 from kit.base.errors import SpeechError
+from kit.base.notes import Note
 
 RATE = 22_050
 
@@ -28,13 +29,21 @@ def test_stereo_at_48_khz_is_one_channel_at_the_rate_asked_for(tmp_path):
     assert found.abs().max() < 0.6 * wanted.abs().max(), "the mean of both channels"
 
 
-def test_a_long_one_is_heard_from_its_beginning(tmp_path):
+def test_channels_that_cancel_give_one_of_them_and_a_note(tmp_path):
+    wave = spoken(RATE)
+    path = written(tmp_path / "inverted.wav", torch.stack((wave, -wave)), RATE)
+    with pytest.warns(Note, match=r"inverted\.wav cancel each other"):
+        found = load_reference(path, RATE)
+    assert torch.allclose(found.abs(), wave.abs(), atol=1e-3)
+
+
+def test_a_long_one_is_used_from_its_beginning(tmp_path):
     path = written(tmp_path / "long.wav", spoken(RATE * 5), RATE)
     assert len(load_reference(path, RATE, longest_s=3)) == 3 * RATE
 
 
 @pytest.mark.parametrize(
-    ("wave", "told"),
+    ("wave", "message"),
     [
         (torch.zeros(RATE), r"is silent \(peak 0\.0000"),
         (1e-3 * spoken(RATE), r"is silent"),
@@ -44,10 +53,10 @@ def test_a_long_one_is_heard_from_its_beginning(tmp_path):
         (torch.full((RATE,), torch.nan), r"not finite"),
     ],
 )
-def test_what_is_no_reference_is_told(wave, told):
-    with pytest.raises(SpeechError, match=told):
+def test_what_is_no_reference_is_reported(wave, message):
+    with pytest.raises(SpeechError, match=message):
         require_reference(wave, RATE)
-    with pytest.raises(SpeechError, match=told):
+    with pytest.raises(SpeechError, match=message):
         reference_mels(wave, RATE, Mel())
 
 
@@ -64,7 +73,7 @@ def test_pieces_are_as_long_as_asked_for_and_a_short_rest_is_left_out():
     assert [mel.shape[1] for mel in mels] == [259, 259, 44]
 
 
-def test_any_rate_is_heard_at_the_front_ends():
+def test_any_rate_is_resampled_to_the_front_ends():
     at_48 = reference_mels(spoken(96_000, rate=48_000), 48_000, Mel())[0]
     at_22 = reference_mels(spoken(2 * RATE), RATE, Mel())[0]
     assert at_48.shape == at_22.shape

@@ -106,7 +106,7 @@ def test_after_the_end_another_utterance_begins(codec):
         assert torch.allclose(wave, codec.decode(codes[None])[0], atol=1e-5)
 
 
-def test_a_code_outside_the_vocabulary_is_told(codec):
+def test_a_code_outside_the_vocabulary_is_reported(codec):
     stream = AudioStream(codec)
     stream.push(torch.tensor([3, codec.vocab_size]))
     with pytest.raises(KitError, match=r"0\.\.59"):

@@ -47,7 +47,7 @@ def test_any_number_of_frames_has_its_sound(frames):
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @torch.inference_mode()
-def test_a_frame_is_heard_within_the_context_and_no_further(blocks):
+def test_a_frame_has_effect_within_the_context_only(blocks):
     vocoder = small(blocks=blocks)
     frames = torch.randn(1, 513, 100)
     other = frames.clone()
@@ -102,6 +102,6 @@ def test_where_the_error_is_no_number_it_ends(recording):
 @pytest.mark.parametrize(
     "over", [{"vocoder_steps": -1}, {"vocoder_width": 0}, {"vocoder_blocks": 0}]
 )
-def test_sizes_that_cannot_be_are_told(over):
+def test_sizes_that_cannot_be_are_reported(over):
     with pytest.raises(KitError, match=next(iter(over))):
         MelCodecConfig(**over)

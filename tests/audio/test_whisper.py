@@ -27,8 +27,8 @@ def listener(alphabet: str = ALPHABET, language: str = "ru") -> WhisperRecognize
     return WhisperRecognizer("nowhere", language, alphabet, "0" * 64)
 
 
-def heard(text: str, seconds: float = 2.0) -> RecognizerOutput:
-    """As Whisper would hear `text`, its characters evenly over so many seconds."""
+def output_of(text: str, seconds: float = 2.0) -> RecognizerOutput:
+    """The output of Whisper for `text`, its characters evenly over so many seconds."""
     ids = [ALPHABET.index(char) + 1 for char in text]
     times = [0.3 + i * seconds / len(ids) for i in range(len(ids))]
     loud = torch.zeros(FRAMES)
@@ -42,8 +42,8 @@ def read(row: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize("seconds", [2.0, 0.1, 0.0])
-def test_what_it_heard_is_there_letter_by_letter(seconds):
-    row = heard("абба где да", seconds).log_probs
+def test_the_transcript_is_there_letter_by_letter(seconds):
+    row = output_of("абба где да", seconds).log_probs
     assert read(row) == "абба где да" and row.shape == (FRAMES, len(ALPHABET) + 1)
     assert torch.allclose(row.logsumexp(-1), torch.zeros(FRAMES), atol=1e-5)
 
@@ -55,7 +55,7 @@ def test_more_than_a_clip_has_frames_for_keeps_its_end():
 
 
 def test_a_text_that_was_said_scores_best_and_words_have_their_times():
-    found = heard("абба где да")
+    found = output_of("абба где да")
     right = alignment_score(listener(), found, "абба, где да?", AlignConfig())
     assert right.score == pytest.approx(0, abs=1e-5) and right.weak_share == 0
     assert [word.text for word in right.words] == ["абба", "где", "да"]
@@ -95,7 +95,7 @@ def test_a_clip_too_short_for_a_word_is_silence():
     assert listener().recognize([short], RATE_HZ)[0].log_probs.argmax(-1).tolist() == [0]
 
 
-def test_a_folder_without_one_is_told(tmp_path):
+def test_a_folder_without_one_is_reported(tmp_path):
     with pytest.raises(KitError, match=r"is no Whisper .* it has no model\.bin, .*sizes tiny"):
         whisper_folder(str(tmp_path), tmp_path)
     with pytest.raises(KitError, match=r"is no Whisper|is not installed"):

@@ -19,7 +19,7 @@ from kit.releases.xtts_v2.model import load_xtts
 from kit.releases.xtts_v2.vocoder import frames_of, to_frames
 
 RATE = 24_000
-HEARD = 22_050
+INPUT_RATE = 22_050
 STATES = 96  # width of the tiny release's
 
 
@@ -41,13 +41,13 @@ def some_states(count: int, rows: int = 1) -> dict[str, Tensor]:
 
 def test_the_contract_in_numbers(codec):
     assert codec.vocab_size == 32
-    assert (codec.sample_rate, codec.input_sample_rate) == (RATE, HEARD)
+    assert (codec.sample_rate, codec.input_sample_rate) == (RATE, INPUT_RATE)
     assert codec.frame_rate == codec.config.frame_rate == pytest.approx(21.533, abs=1e-3)
     assert codec.samples(147) == 640 * 256 == round(147 / codec.frame_rate * RATE)
 
 
 @pytest.mark.parametrize("samples", [100, 1024, 1025, 4096, 22_050])
-def test_a_code_for_every_1024_samples_begun(codec, samples):
+def test_a_code_for_every_started_1024_samples(codec, samples):
     codes = codec.encode(spoken(samples).expand(2, -1))
     assert codes.shape == (2, math.ceil(samples / 1024))
     assert codes.dtype == torch.int64 and codes.max() < 32
@@ -63,7 +63,7 @@ def test_the_length_of_the_sound_follows_the_codes(codec, count):
 
 
 def test_a_round_trip_comes_back_at_the_rate_of_the_sound(codec):
-    codes = codec.encode(resampled(spoken(RATE, rate=RATE), RATE, HEARD)[None])
+    codes = codec.encode(resampled(spoken(RATE, rate=RATE), RATE, INPUT_RATE)[None])
     assert codes.shape == (1, 22)
     assert torch.equal(codec.round_trip(spoken(RATE, rate=RATE)), codec.decode(codes)[0])
 
@@ -73,7 +73,7 @@ def test_clips_are_encoded_as_each_alone(codec):
     mels, codes = mels_and_codes(codec, codec.reference_mel, waves)
     for wave, mel, found in zip(waves, mels, codes):
         assert torch.equal(found, codec.encode(wave[None])[0])
-        alone = codec.reference_mel.clip_mel(wave, HEARD)
+        alone = codec.reference_mel.clip_mel(wave, INPUT_RATE)
         assert mel.shape == alone.shape
         assert torch.allclose(mel[:, :-6], alone[:, :-6], atol=1e-4), "but where silence follows"
 
@@ -98,18 +98,18 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, with_state_inputs, st
 
 @pytest.mark.parametrize("at", range(30, 40))
 @torch.no_grad()
-def test_the_context_is_how_far_a_state_is_heard(codec, at):
+def test_the_context_is_how_far_a_state_has_effect(codec, at):
     given = some_states(70)
     given["states"][:, at] = math.nan
     wave = codec.decode(some_codes(70), **given)[0]
     ends = torch.tensor([codec.samples(n + 1) for n in range(70)])
-    heard = torch.searchsorted(ends, wave.isnan().nonzero()[:, 0], right=True)
-    assert at - codec.vocoder.context <= heard.min() < at < heard.max()
-    assert heard.max() <= at + codec.vocoder.context
+    affected = torch.searchsorted(ends, wave.isnan().nonzero()[:, 0], right=True)
+    assert at - codec.vocoder.context <= affected.min() < at < affected.max()
+    assert affected.max() <= at + codec.vocoder.context
 
 
 @torch.no_grad()
-def test_the_context_is_how_far_a_code_is_heard(codec):
+def test_the_context_is_how_far_a_code_has_effect(codec):
     codes = some_codes(120)
     codec = xtts_codec(random_sound(), random_dvae(), settings())
     codec.dvae.codebook.embed[:, 5] = math.nan
@@ -151,7 +151,7 @@ def test_griffin_lim_sounds_log_mels_of_speech(codec):
     assert nats[loud].std() > 1
 
 
-def test_a_speaker_is_heard_at_any_rate(codec):
+def test_a_speaker_vector_is_computed_at_any_rate(codec):
     at_48 = codec.speaker_embedding(spoken(96_000, rate=48_000), 48_000)
     at_22 = codec.speaker_embedding(spoken(44_100), 22_050)
     assert at_48.shape == (512,)
@@ -162,7 +162,7 @@ def test_a_speaker_is_heard_at_any_rate(codec):
         codec.speaker_embedding(torch.zeros(22_050), 22_050)
 
 
-def test_codes_and_states_that_do_not_fit_are_told(codec):
+def test_codes_and_states_that_do_not_fit_are_reported(codec):
     with pytest.raises(KitError, match=r"must be in 0\.\.31"):
         codec.decode(torch.tensor([[3, 32]]))
     given = some_states(5)
@@ -184,18 +184,18 @@ def test_a_release_becomes_a_codec_with_a_file_of_its_own(tmp_path):
     save_codec(codec, path)
     again = load_codec(path)
     assert again.config == codec.config and again.config.codes == xtts.model.config.start_code
-    wave = spoken(HEARD)[None]
+    wave = spoken(INPUT_RATE)[None]
     assert torch.equal(again.encode(wave), codec.encode(wave))
     given = some_states(7)
     assert torch.equal(again.decode(some_codes(7), **given), codec.decode(some_codes(7), **given))
     assert torch.equal(
-        again.speaker_embedding(wave[0], HEARD), codec.speaker_embedding(wave[0], HEARD)
+        again.speaker_embedding(wave[0], INPUT_RATE), codec.speaker_embedding(wave[0], INPUT_RATE)
     )
     before = xtts_codec(xtts.sound, xtts.dvae, xtts.config).state_dict()
     assert all(torch.equal(before[name], tensor) for name, tensor in again.state_dict().items())
 
 
-def test_parts_of_two_releases_are_told():
+def test_parts_of_two_releases_are_reported():
     sound = random_sound()
     name = "hifigan_decoder.speaker_encoder.fc"
     sound[f"{name}.weight"] = sound[f"{name}.weight"][:256]
@@ -204,13 +204,13 @@ def test_parts_of_two_releases_are_told():
         xtts_codec(sound, random_dvae(), settings())
 
 
-def test_tensors_of_no_part_are_told():
+def test_tensors_of_no_part_are_reported():
     sound = dict(random_sound(), **{"hifigan_decoder.more.weight": torch.ones(2)})
     with pytest.raises(KitError, match=r"XTTS-v2 has no hifigan_decoder\.more\.weight"):
         xtts_codec(sound, random_dvae(), settings())
 
 
-def test_a_configuration_of_another_release_is_told():
+def test_a_configuration_of_another_release_is_reported():
     with pytest.raises(KitError, match=r"`audio\.sample_rate` = 24000"):
         described = dict(settings(), audio={"sample_rate": 24_000})
         xtts_codec(random_sound(), random_dvae(), described)
@@ -228,7 +228,7 @@ def test_it_is_not_trained_here():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"filters": (8, 8)}, "give four numbers"),
         ({"channels": 4}, "channels = 4: must lie in 16"),
@@ -236,6 +236,6 @@ def test_it_is_not_trained_here():
         ({"mel_stats": (1.0,)}, "give 80 numbers"),
     ],
 )
-def test_sizes_that_are_none_are_told(values, told):
-    with pytest.raises(KitError, match=told):
+def test_sizes_that_are_none_are_reported(values, message):
+    with pytest.raises(KitError, match=message):
         XTTSCodec(dataclasses.replace(XTTSCodecConfig(), **values))

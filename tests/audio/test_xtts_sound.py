@@ -1,4 +1,4 @@
-"""The parts of an XTTS-v2 that hear and speak: sizes, lengths, and what is said of bad files.
+"""An XTTS-v2's encoder and vocoder: sizes, lengths, and the messages for bad files.
 
 coqui-tts itself is the reference in tests/xtts; here they are tiny and it is not needed.
 """
@@ -68,18 +68,18 @@ def test_a_configuration_says_all_of_a_mel():
 
 
 @pytest.mark.parametrize("stats", [(), (1.0,) * 79, (1.0,) * 79 + (0.0,), (math.nan,) * 80])
-def test_stats_that_are_none_are_told(stats):
+def test_stats_that_are_none_are_reported(stats):
     with pytest.raises(KitError, match=r"mel_stats = .*: give 80 numbers"):
         XTTSMelConfig(mel_stats=stats)
 
 
-def test_a_window_longer_than_the_transform_is_told():
+def test_a_window_longer_than_the_transform_is_reported():
     with pytest.raises(KitError, match=r"win_length = 1024: must lie in 1 to 512"):
         XTTSMelConfig(n_fft=512, mel_stats=(1.0,) * 80)
 
 
 @pytest.mark.parametrize(
-    ("stats", "told"),
+    ("stats", "message"),
     [
         (None, "it is missing"),
         (torch.ones(64), r"it is \(64,\)"),
@@ -88,8 +88,8 @@ def test_a_window_longer_than_the_transform_is_told():
         (torch.full((80,), math.inf), "not finite"),
     ],
 )
-def test_a_release_without_sound_stats_is_told(stats, told):
-    with pytest.raises(KitError, match=told):
+def test_a_release_without_sound_stats_is_reported(stats, message):
+    with pytest.raises(KitError, match=message):
         xtts_mels({} if stats is None else {"mel_stats": stats})
 
 
@@ -189,7 +189,7 @@ def test_weight_normalisation_is_torchs():
     assert torch.equal(found.bias, layer.bias)
 
 
-def test_half_of_a_weight_is_told():
+def test_half_of_a_weight_is_reported():
     name = f"{VOCODER}.ups.1.parametrizations.weight.original0"
     tensors = random_sound()
     length = tensors.pop(name)
@@ -206,7 +206,7 @@ def test_half_of_a_weight_is_told():
         xtts_vocoder({**tensors, name: length, f"{VOCODER}.ups.1.weight": torch.ones(8, 4, 16)})
 
 
-def test_no_dvae_is_told():
+def test_no_dvae_is_reported():
     with pytest.raises(KitError, match=r"no DVAE.*put dvae\.pth"):
         xtts_dvae({})
 
@@ -217,7 +217,7 @@ def test_what_training_kept_of_a_dvae_is_left():
     assert xtts_dvae(tensors).state_dict().keys() == xtts_dvae(random_dvae()).state_dict().keys()
 
 
-def test_other_rates_are_told():
+def test_other_rates_are_reported():
     described = settings()
     require_rates(described)
     require_rates({**described, "audio": {"sample_rate": 22_050, "output_sample_rate": 24_000}})

@@ -1,4 +1,4 @@
-"""Compiling a step: told when it cannot be, quiet while it is."""
+"""Compiling a step: a message when it is impossible, quiet while it runs."""
 
 import inspect
 import subprocess
@@ -24,7 +24,7 @@ def test_nothing_is_compiled_that_was_not_asked_for():
     assert will_compile(False, torch.device("cpu")) == (False, "")
 
 
-def test_without_a_compiler_the_reason_is_told(monkeypatch):
+def test_without_a_compiler_the_reason_is_reported(monkeypatch):
     asked = []
 
     def compiler_available(device, capability):
@@ -78,7 +78,7 @@ def test_triton_serves_gpus_from_volta_on(monkeypatch, capability, value):
     assert ("{}.{}".format(*capability) in found.reason) == (value == "no")
 
 
-def test_a_gpu_without_triton_or_without_its_compiler_is_told_what_to_install(monkeypatch):
+def test_for_a_gpu_without_triton_or_its_compiler_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "platform", "win32")
     found = compiler_available("cuda", (8, 6))

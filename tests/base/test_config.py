@@ -14,10 +14,20 @@ from kit.audio.ctc_recognizer import RecognizerConfig
 from kit.audio.fitting import FitConfig
 from kit.audio.mel_codec import MelCodecConfig
 from kit.audio.spectrogram import MelConfig
-from kit.base.config import CONFIGS, build, load_preset, merge, require
+from kit.base.config import (
+    CONFIGS,
+    RENAMED,
+    build,
+    by_former_names,
+    load_preset,
+    merge,
+    rename_settings,
+    require,
+)
 from kit.base.errors import KitError
 from kit.base.files import digest, write_atomic
 from kit.base.formatting import nearest
+from kit.base.notes import Note
 from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.archive import ArchiveConfig
@@ -32,7 +42,7 @@ from kit.inference.decoder import DecoderConfig
 from kit.inference.evaluate import EvaluateConfig
 from kit.inference.references import Habits
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice_files import SoundConfig
+from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.releases.neucodec.files import NeuCodecConfig
@@ -64,10 +74,10 @@ SECTIONS = {
     "align": AlignConfig,
     "text": TokenizerConfig,
     "generate": GenerateConfig,
-    "promise": TimeBudget,
+    "time_budget": TimeBudget,
     "evaluate": EvaluateConfig,
     "infer": InferConfig,
-    "sound": SoundConfig,
+    "decoder_finetune": DecoderFinetuneConfig,
     "reader": CodeReaderConfig,
 }
 PLAIN = {"memory", "recordings"}  # read key by key
@@ -100,12 +110,12 @@ def test_every_preset_builds_all_its_sections(name):
 def test_what_recordings_of_people_get_is_laid_over_a_section_that_there_is(name):
     preset = load_preset(name)
     people = preset.get("recordings", {})
-    assert set(people) <= {"codec", "generate", "model", "promise", "reader"}
+    assert set(people) <= {"codec", "generate", "model", "time_budget", "reader"}
     model = build(GPTConfig, merge(preset["model"], people.get("model", {})))
     # Guidance takes a model that has learnt to speak without a text.
     guided = build(GenerateConfig, merge(preset["generate"], people.get("generate", {})))
     assert bool(model.text_dropout) == guided.uses_cfg
-    build(TimeBudget, merge(preset.get("promise", {}), people.get("promise", {})))
+    build(TimeBudget, merge(preset.get("time_budget", {}), people.get("time_budget", {})))
     codec = merge(preset["codec"], people.get("codec", {}))
     built = codec_config(codec)
     assert all(getattr(built, key) == value for key, value in people.get("codec", {}).items())
@@ -124,13 +134,13 @@ def test_the_longest_clip_a_preset_lets_in_fits_its_model(name):
         build(SECTIONS[s], preset.get(s)) for s in ("manifest", "codec", "model")
     )
     codes_per_s = codec.sample_rate / codec.hop_length / codec.frames_per_code
-    assert manifest.longest_s * codes_per_s + model.stop_targets <= model.max_code
+    assert manifest.max_clip_s * codes_per_s + model.stop_targets <= model.max_code
 
 
 def test_a_preset_extends_another_section_by_section(tmp_path):
-    (tmp_path / "base.yaml").write_text("train: {steps: 5, lr: 0.1}\nspeed: {sdpa: true}\n")
+    (tmp_path / "base.yaml").write_text("train: {max_steps: 5, lr: 0.1}\nspeed: {sdpa: true}\n")
     (tmp_path / "mine.yaml").write_text("extends: base\ntrain: {lr: 0.2}\n")
-    wanted = {"train": {"steps": 5, "lr": 0.2}, "speed": {"sdpa": True}}
+    wanted = {"train": {"max_steps": 5, "lr": 0.2}, "speed": {"sdpa": True}}
     assert load_preset("mine", tmp_path) == wanted
 
 
@@ -188,13 +198,13 @@ def test_right_types_are_taken_and_lists_become_tuples():
     assert built == Setting(lr=2, levels=(8, 5), best=None, steps=7)
 
 
-def test_a_refused_value_names_field_value_and_cure():
+def test_a_refused_value_names_field_value_and_fix():
     with pytest.raises(KitError, match=r"Setting\.lr = -1: must be above 0"):
         build(Setting, {"lr": -1})
 
 
 def test_yaml_numbers_without_a_dot_are_caught():
-    # YAML 1.1 reads 2e-3 as text: the user must be told, not be given a string.
+    # YAML 1.1 reads 2e-3 as text: the user must get a message, not a string.
     with pytest.raises(KitError, match=r"TrainConfig\.lr"):
         build(TrainConfig, yaml.safe_load("lr: 2e-3"))
 
@@ -283,7 +293,9 @@ def test_no_number_is_taken_that_cannot_be_meant(cls, name):
     assert with_value(cls, name, -math.inf) is None
     assert with_value(cls, name, math.inf) is None or (cls, name) in INFINITE
     assert with_value(cls, name, -1) is None or (cls, name) in NEGATIVE
-    with_value(cls, name, 0)  # refused in words or taken: anything else would be raised here
+    with_value(
+        cls, name, 0
+    )  # rejected with a message or accepted: anything else would be raised here
     for huge in (2**200, 10**18, 1e300):
         taken = with_value(cls, name, huge)
         assert taken is None or name in ("seed", "top_k", "pace_deviations")
@@ -293,7 +305,7 @@ SENSELESS = [
     (TrainConfig, {"betas": [0.9]}),
     (TrainConfig, {"betas": [0.9, 0.98, 0.99]}),
     (TrainConfig, {"betas": ["a", "b"]}),
-    (TrainConfig, {"clip_norm": -1}),
+    (TrainConfig, {"max_grad_norm": -1}),
     (TrainConfig, {"lr": math.inf}),
     (MelCodecConfig, {"hop_length": 0}),
     (MelCodecConfig, {"levels": []}),
@@ -314,6 +326,63 @@ SENSELESS = [
 def test_settings_without_sense_are_named(cls, values):
     with pytest.raises(KitError, match=rf"{cls.__name__}\.{next(iter(values))} = "):
         build(cls, values)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_setting_is_read_by_its_former_name(old):
+    section, _, key = old.partition(".")
+    if not key:
+        section, key = old, "steps"
+    with pytest.warns(Note) as notes:
+        found = rename_settings({section: {key: 3}}, "mine.yaml")
+    ((new_section, values),) = found.items()
+    (new_key,) = values
+    (note,) = notes
+    assert values == {new_key: 3} and new_section in SECTIONS
+    assert str(note.message) == f"mine.yaml: {section}.{key} is now called {new_section}.{new_key}."
+    if key in old:
+        assert new_key in {field.name for field in dataclasses.fields(SECTIONS[new_section])}
+
+
+def test_a_preset_with_former_names_is_one_with_the_new_names(tmp_path):
+    (tmp_path / "base.yaml").write_text("train: {max_steps: 5}\ntime_budget: {}\nrecordings: {}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: base\ntrain: {steps: 9, keep: 1}\npromise: {minutes: 2, least_steps: 7}\n"
+        "recordings: {promise: {minutes: 3}, generate: {candidates: 4}, codec: {width: 8}}\n"
+    )
+    with pytest.warns(Note, match="mine.yaml: train.steps is now called train.max_steps"):
+        preset = load_preset("mine", tmp_path)
+    assert preset == {
+        "train": {"max_steps": 9, "save_total_limit": 1},
+        "time_budget": {"minutes": 2, "min_steps": 7},
+        "recordings": {
+            "time_budget": {"minutes": 3},
+            "generate": {"best_of": 4},
+            "codec": {"width": 8},
+        },
+    }
+
+
+@pytest.mark.filterwarnings("ignore::kit.base.notes.Note")
+@pytest.mark.parametrize("both", [{"steps": 1, "max_steps": 2}, {"max_steps": 2, "steps": 1}])
+def test_the_new_name_of_a_setting_wins(both):
+    assert rename_settings({"train": both}) == {"train": {"max_steps": 2}}
+
+
+def test_a_removed_setting_is_left_out_with_what_to_do_instead():
+    with pytest.warns(Note, match=r"speed\.parallel was removed.*torchrun"):
+        assert rename_settings({"speed": {"parallel": "fsdp", "ema": True}}) == {
+            "speed": {"ema": True}
+        }
+
+
+def test_digests_of_settings_stay_what_they_were():
+    config = TrainConfig(max_steps=7)
+    values = by_former_names("train", config)
+    assert values["steps"] == 7 and "max_steps" not in values
+    assert len(values) == len(dataclasses.fields(config))
+    sampling = by_former_names("generate", GenerateConfig(best_of=2))
+    assert sampling["candidates"] == 2 and sampling["temperature"] == 0.3
 
 
 ODD_YAML = {

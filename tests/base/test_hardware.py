@@ -94,7 +94,7 @@ def test_torch_reads_the_allocators_settings_at_its_first_use_and_knows_them():
         assert done.stderr.strip().endswith("'nonsense' in Accelerator allocator config.")
 
 
-def test_the_peak_of_a_gpus_memory_begins_anew(monkeypatch):
+def test_the_peak_of_a_gpus_memory_is_reset(monkeypatch):
     calls = []
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: calls.append(1))
     reset_peak_memory("cpu")
@@ -117,11 +117,11 @@ def test_precision_follows_the_compute_capability_and_says_so(capability, wanted
 def measure():
     """Has the precision of this CPU measured, as a new process does."""
 
-    def anew():
+    def measured_again():
         _cpu_precision.cache_clear()
         return choose_precision(CPU)
 
-    yield anew
+    yield measured_again
     _cpu_precision.cache_clear()
 
 
@@ -135,7 +135,7 @@ def test_precision_of_a_cpu_is_measured(monkeypatch, measure):
         assert choice.value == wanted and f"{speed:.2g}x" in choice.reason
 
 
-def test_emulated_bf16_is_told_by_small_products(monkeypatch, measure):
+def test_emulated_bf16_is_detected_by_small_matmuls(monkeypatch, measure):
     asked = set()
 
     def matmul_seconds(dtype, repeats, rows):
@@ -225,7 +225,7 @@ def test_a_build_of_torch_runs_on_the_generations_it_was_made_for(architectures,
 
 
 @pytest.mark.parametrize(("capability", "device"), [((6, 0), "cpu"), ((7, 5), "cuda")])
-def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_cure_told(
+def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_fix_is_named(
     monkeypatch, capability, device
 ):
     major, minor = capability
@@ -234,11 +234,11 @@ def test_a_card_that_torch_has_no_code_for_is_left_idle_and_the_cure_told(
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
     monkeypatch.setattr("torch.cuda.get_arch_list", lambda: CUDA_13)
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hw = detect()
     assert hw.device == device and (hw.capability is None) == (device == "cpu")
-    said = "".join(str(w.message) for w in told)
+    said = "".join(str(w.message) for w in caught)
     assert ("Tesla cannot be used" in said and "cu126" in said) == (device == "cpu")
 
 
@@ -286,7 +286,7 @@ def test_something_busy_for_two_seconds_takes_no_core_away(monkeypatch):
     assert free_cores(CPU).value == "2"
 
 
-def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(monkeypatch):
+def test_an_idle_machine_is_checked_once_and_a_busy_one_gets_advice(monkeypatch):
     looks = []
     answers = {"percent": 97.0}
 
@@ -302,12 +302,12 @@ def test_an_idle_machine_is_looked_at_once_and_a_busy_one_is_told_what_to_do(mon
     assert "1.0 of them busy" in choice.reason and "run this cell again" in choice.reason
 
 
-def test_what_decides_the_speed_is_told(monkeypatch):
+def test_what_decides_the_speed_is_reported(monkeypatch):
     monkeypatch.setattr("kit.base.hardware.matmul_seconds", lambda dtype, device: 0.01)
     threads = Choice(value="1", reason="2 cores, 1.0 of them busy")
     said = describe_speed(CPU, threads, Choice(value="fp32", reason="bf16 is emulated here"))
-    assert said.startswith("2 cores, 1.0 of them busy; bf16 is emulated here; ")
-    assert "54 GFLOP/s" in said
+    assert said.startswith("2 cores, 1.0 of them busy; bf16 is emulated here; fp32 ")
+    assert said.endswith(" at 54 GFLOP/s")
 
 
 def test_autocast_reaches_matrix_products():
@@ -333,9 +333,9 @@ def test_peak_memory_stays_when_memory_is_given_back():
 
 
 def test_peak_memory_on_windows_is_the_peak_of_the_working_set(monkeypatch):
-    """Windows has no `resource` module; psutil tells what the system counts."""
-    told = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3, peak_wset=5 * 2**20))
-    monkeypatch.setattr("psutil.Process", lambda: told)
+    """Windows has no `resource` module; psutil reads what the system counts."""
+    reported = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=3, peak_wset=5 * 2**20))
+    monkeypatch.setattr("psutil.Process", lambda: reported)
     monkeypatch.setitem(sys.modules, "resource", None)  # importing it raises
     assert peak_memory_bytes("cpu") == 5 * 2**20
 

@@ -41,8 +41,8 @@ def sent(hub: Hub, name: str) -> list[str | None]:
 
 
 def test_what_is_needed_comes_and_nothing_else(hub, into):
-    told = []
-    card = fetch_model(NAME, "v2", WANTED, into, lambda *seen: told.append(seen))
+    reported = []
+    card = fetch_model(NAME, "v2", WANTED, into, lambda *seen: reported.append(seen))
     for name in WANTED:
         assert (into / name).read_bytes() == FILES[name]
     assert not (into / "README.md").exists() and not sent(hub, "README.md")
@@ -50,7 +50,7 @@ def test_what_is_needed_comes_and_nothing_else(hub, into):
     assert card["files"]["model.pth"]["bytes"] == len(FILES["model.pth"])
     assert card == json.loads((into / "download.json").read_text())
     total = sum(len(FILES[name]) for name in WANTED)
-    assert told == sorted(told) and told[-1] == (total, total) and len(told) > 3
+    assert reported == sorted(reported) and reported[-1] == (total, total) and len(reported) > 3
     addresses = [path for path, _ in hub.asked if "/resolve/" in path]
     assert all(f"/resolve/{COMMIT}/" in path for path in addresses), "not a moving revision"
 
@@ -70,14 +70,14 @@ def test_what_is_optional_may_lack(hub, into):
     assert (into / "README.md").is_file() and "LICENSE.txt" not in card["files"]
 
 
-def test_a_connection_that_breaks_goes_on_where_it_broke(hub, into):
+def test_a_broken_connection_resumes_where_it_broke(hub, into):
     hub.cut = 700_000
     fetch_model(NAME, "v2", WANTED, into)
     assert (into / "model.pth").read_bytes() == FILES["model.pth"]
     assert sent(hub, "model.pth") == [None, "bytes=700000-"]
 
 
-def test_a_killed_download_goes_on_where_it_was(hub, into):
+def test_a_killed_download_resumes_where_it_was(hub, into):
     def kill(done, total):
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def test_a_killed_download_goes_on_where_it_was(hub, into):
     assert not (into / "model.pth.part").exists()
 
 
-def test_a_hub_that_falls_silent_is_told_and_what_came_stays(hub, into, monkeypatch):
+def test_a_hub_that_falls_silent_is_reported_and_what_came_stays(hub, into, monkeypatch):
     monkeypatch.setattr("hub.Answer.send", lambda self, path: self.refuse("gone"))
     with pytest.raises(
         DownloadError, match=r"model\.pth is incomplete: 0 of 2,304,000 .*Run this again"
@@ -100,7 +100,7 @@ def test_a_hub_that_falls_silent_is_told_and_what_came_stays(hub, into, monkeypa
     assert not (into / "download.json").exists()
 
 
-def test_bytes_that_are_not_those_told_are_dropped(hub, into):
+def test_bytes_that_differ_from_the_declared_ones_are_dropped(hub, into):
     hub.spoilt.add("model.pth")
     with pytest.raises(
         DownloadError, match=r"model\.pth came damaged: its SHA-256 .*run this again"
@@ -140,7 +140,7 @@ def test_without_a_network(into, monkeypatch):
         fetch_model(NAME, "v2", WANTED, into)
 
 
-def test_room_is_asked_for_before_the_first_byte(hub, into, monkeypatch):
+def test_disk_space_is_checked_before_the_first_byte(hub, into, monkeypatch):
     class Full:
         free = 1000
 

@@ -59,13 +59,13 @@ def write(path, holder: Holder) -> None:
 
 
 def stranger(age_s: float, **over) -> Holder:
-    """The holder of a lock on another machine, last heard of `age_s` seconds ago."""
+    """The holder of a lock on another machine, last renewed `age_s` seconds ago."""
     now = time.time()
-    told = {"machine": "elsewhere 0123", "pid": 7, "token": "abcd", "what": "training"}
-    return Holder(**told | over, since_s=now - 7200, beat_s=now - age_s)
+    reported = {"machine": "elsewhere 0123", "pid": 7, "token": "abcd", "what": "training"}
+    return Holder(**reported | over, since_s=now - 7200, beat_s=now - age_s)
 
 
-def test_a_second_one_is_told_who_holds_it(path):
+def test_a_second_one_gets_the_name_of_the_holder(path):
     process = start(hold, path, 60)
     wait_for(path)
     said = rf"run is in use: process {process.pid} on \S+ has been at training since 20\d\d-.*Stop"
@@ -106,12 +106,16 @@ def test_a_killed_holder_that_nobody_has_buried_is_dead_as_well(path):
 
 
 def test_a_waiting_one_gets_its_turn_and_says_that_it_waits(path):
-    process, told = start(hold, path, 0.5), []
+    process, reported = start(hold, path, 0.5), []
     wait_for(path)
-    with held(path, "training", wait_s=30, say=told.append):
+    with held(path, "training", wait_s=30, say=reported.append):
         assert read_holder(path).pid == os.getpid()
     process.join()
-    assert len(told) == 1 and told[0].startswith("Waiting: ") and str(process.pid) in told[0]
+    assert (
+        len(reported) == 1
+        and reported[0].startswith("Waiting: ")
+        and str(process.pid) in reported[0]
+    )
 
 
 def test_of_many_that_want_a_dead_ones_lock_one_gets_it_at_a_time(path):
@@ -179,7 +183,7 @@ def test_a_holder_shows_signs_of_life(path, monkeypatch):
     assert list(path.parent.iterdir()) == []
 
 
-def test_one_that_slept_while_another_took_over_is_told(path):
+def test_one_that_slept_while_another_took_over_gets_an_error(path):
     with held(path, "training") as mine:
         mine.confirm()
         write(path, stranger(0))
@@ -195,7 +199,7 @@ def test_a_lock_file_removed_by_hand_is_made_again(path):
         assert read_holder(path).token == mine.mine.token
 
 
-def test_a_folder_that_was_removed_is_told(path):
+def test_a_folder_that_was_removed_is_reported(path):
     with held(path, "training") as mine:
         shutil.rmtree(path.parent)
         with pytest.raises(DiskError, match=r"run is gone, .* during training: put it back"):
@@ -217,7 +221,7 @@ def test_a_second_thread_is_refused_and_an_abandoned_loop_is_not(path):
     thread.join()
 
 
-def test_where_nothing_can_be_written_the_cure_is_told(tmp_path):
+def test_where_nothing_can_be_written_the_fix_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match=r"could not write .*KIT_RUNS"):  # noqa: SIM117
         with held(tmp_path / "file" / "train.lock", "training"):

@@ -24,7 +24,7 @@ def write(folder: Path, **files: str) -> None:
         path = folder / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        time.sleep(0.002)  # times of change that can be told apart
+        time.sleep(0.002)  # modification times that differ
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_only_what_is_wanted_comes(machine):
     assert set(stamps(b.folder)) == {"report", "checkpoints/step", "more"}
 
 
-def test_a_failing_drive_is_told_once_and_tried_again(machine, drive, said):
+def test_a_failing_drive_is_reported_once_and_tried_again(machine, drive, said):
     a = machine()
     write(a.folder, weights="long enough", mark="done")
     drive.faults = [errno.EIO, errno.EIO]
@@ -193,7 +193,7 @@ def test_an_unreadable_drive_is_not_an_empty_one(machine, monkeypatch):
     assert stamps(b.folder) == {}
 
 
-def test_fetching_tries_again_and_goes_on_where_it_stopped(machine, monkeypatch):
+def test_fetching_tries_again_and_resumes_where_it_stopped(machine, monkeypatch):
     a, b = machine("a"), machine("b")
     write(a.folder, one="1", two="2")
     a.copy()

@@ -1,4 +1,4 @@
-"""Files that belong together are put in place together: old, new, or told to be neither."""
+"""Files that belong together are replaced together: all old, all new, or reported as mixed."""
 
 import os
 
@@ -47,7 +47,7 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path):
 
 
 @pytest.mark.parametrize("moved", range(len(NAMES)))
-def test_no_mark_ever_lies_beside_a_mixture(moved, tmp_path, monkeypatch):
+def test_no_mark_is_ever_beside_a_mixture(moved, tmp_path, monkeypatch):
     write(tmp_path, "old")
     left = [moved]
     replace = os.replace

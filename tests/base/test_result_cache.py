@@ -37,7 +37,7 @@ def test_a_result_whose_files_are_gone_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"key": "a"}', b"\xff", b"[" * 99_999])
-def test_a_damaged_file_is_told_and_costs_the_work_alone(tmp_path, data):
+def test_a_damaged_file_is_reported_and_costs_the_work_alone(tmp_path, data):
     path = tmp_path / "result.json"
     path.write_bytes(data)
     with pytest.warns(UserWarning, match=r"result\.json is damaged .* made again"):

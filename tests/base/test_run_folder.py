@@ -28,7 +28,7 @@ def run(tmp_path) -> Run:
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An empty runs folder, and nothing asked for by the environment."""
+    """An empty runs folder, and no environment variables of the kit."""
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     for name in ("KIT_RUN", "KIT_PRESET", "KIT_DEMO_STARTED"):
         monkeypatch.delenv(name, raising=False)
@@ -141,7 +141,7 @@ def test_a_run_keeps_its_preset_for_life(place):
     first = open_run("tiny")
     assert (first.name, first.folder) == ("demo", place / "demo")
     assert open_run() == first == open_run("tiny")
-    with pytest.raises(KitError, match=r"begun with the preset `tiny`.*`cpu`.*KIT_RUN"):
+    with pytest.raises(KitError, match=r"started with the preset `tiny`.*`cpu`.*KIT_RUN"):
         open_run("cpu")
 
 
@@ -150,7 +150,7 @@ def test_the_environment_names_run_and_preset(place, monkeypatch):
     monkeypatch.setenv("KIT_PRESET", "tiny")
     run = open_run()
     assert run.folder == place / "other" and run.preset_name == "tiny"
-    assert run.section("train")["steps"] == 12 and run.section("none") == {}
+    assert run.section("train")["max_steps"] == 12 and run.section("none") == {}
 
 
 def test_an_unknown_preset_begins_no_run(place):
@@ -208,10 +208,10 @@ def test_the_commit_is_named_where_there_is_git(monkeypatch):
     assert git_state() == ""
 
 
-def test_a_run_keeps_to_the_data_it_was_begun_with(run):
+def test_a_run_keeps_the_data_it_started_with(run):
     run.set_permanent("data", "my voice")
     run.set_permanent("data", "my voice")
-    with pytest.raises(KitError, match=r"begun with the data `my voice`, .*KIT_RUN"):
+    with pytest.raises(KitError, match=r"started with the data `my voice`, .*KIT_RUN"):
         run.set_permanent("data", "another")
 
 
@@ -250,7 +250,7 @@ def test_two_processes_that_record_lose_no_section(run):
 @pytest.mark.parametrize(
     "data", [b"", b'{"data": {"codes"', b"[]", b"7", b"\xff\xfe", b"[" * 99_999]
 )
-def test_a_damaged_record_is_named_with_the_cure_and_kept(run, data):
+def test_a_damaged_record_is_named_with_the_fix_and_kept(run, data):
     run.path("report.json").write_bytes(data)
     for use in (run.report, run.index, lambda: run.record(train={"loss": 1.0})):
         with pytest.raises(KitError, match=r"report\.json .*move or delete it.*00_setup"):

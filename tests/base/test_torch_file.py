@@ -137,7 +137,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_another_file_is_told_by_its_first_bytes(kind, tmp_path):
+def test_another_file_is_recognised_by_its_first_bytes(kind, tmp_path):
     (tmp_path / "model.pth").write_bytes(WRONG[kind])
     with pytest.raises(
         DamagedFileError, match=rf"no PyTorch file: .*{kind}|{kind}, no PyTorch file"
@@ -151,7 +151,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
-def test_a_download_cut_short_is_told(share, tmp_path):
+def test_a_download_cut_short_is_reported(share, tmp_path):
     path = saved(tmp_path / "model.pth", {"a": torch.randn(5000)})
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])

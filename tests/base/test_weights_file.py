@@ -1,4 +1,4 @@
-"""What keeps tensors from filling a module is told by names, briefly."""
+"""What keeps tensors from filling a module is named, briefly."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ def test_every_kind_of_fault_is_named():
     )
 
 
-def test_of_many_names_the_first_are_told():
+def test_of_many_names_the_first_are_given():
     assert join_names(list("abcde")) == "a, b, c, d, e"
     assert join_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
     assert join_names([]) == ""

@@ -18,7 +18,7 @@ def test_every_item_is_one_process_s(size):
         assert max(counts) < 1.2 * min(counts), "about as many each"
 
 
-def test_a_share_by_content_does_not_depend_on_what_stands_before():
+def test_a_share_by_content_does_not_depend_on_earlier_items():
     group = PretendedGroup(4)
     whole = group.split_by_key(CLIPS, str)
     fewer = group.split_by_key(CLIPS[1001::3], str)
@@ -41,6 +41,6 @@ class Adding:
 
 
 def test_a_process_alone_does_all_of_it():
-    told = []
-    assert SINGLE_PROCESS.do([Adding()], 2, told.append) == "done"
-    assert told == [2, 4, 6]
+    reported = []
+    assert SINGLE_PROCESS.do([Adding()], 2, reported.append) == "done"
+    assert reported == [2, 4, 6]

@@ -76,13 +76,13 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_vocabulary_that_cannot_be_right_is_refused(kind, tmp_path):
     path = written(tmp_path / "vocab.json", WRONG[kind](vocabulary()))
-    with pytest.raises(KitError) as told:
+    with pytest.raises(KitError) as caught:
         load_vocabulary(path)
-    assert kind in str(told.value) and "copy vocab.json again" in str(told.value)
+    assert kind in str(caught.value) and "copy vocab.json again" in str(caught.value)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", b'{"model": ', b"[" * 100_000])
-def test_a_damaged_vocabulary_is_told(data, tmp_path):
+def test_a_damaged_vocabulary_is_reported(data, tmp_path):
     (tmp_path / "vocab.json").write_bytes(data)
     with pytest.raises(KitError, match=r"vocab\.json is not an XTTS vocabulary"):
         load_vocabulary(tmp_path / "vocab.json")

@@ -45,7 +45,7 @@ FROZEN = {
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_the_order_of_a_run_never_changes_with_the_kit(name):
-    # A run begun with an earlier version goes on with the very batches it would have seen.
+    # A run started with an earlier version resumes with exactly the batches it would have seen.
     over, wanted = FROZEN[name]
     plans = [plan_batches(toy_lengths(), config(**over), epoch) for epoch in (0, 1, 5)]
     assert hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16] == wanted
@@ -89,7 +89,7 @@ def test_short_first_sorts_the_first_epoch_alone():
 
 
 @pytest.mark.parametrize("grad_accum", [1, 2, 4])
-def test_a_token_budget_holds_and_only_the_too_long_stand_alone(grad_accum):
+def test_a_token_budget_holds_and_only_the_too_long_are_alone(grad_accum):
     lengths = [*toy_lengths(300), 700, 900]
     c = config(effective_tokens=600, effective_batch=8, micro_batch=8).split(grad_accum)
     for part in passes(lengths, c):

@@ -97,19 +97,22 @@ def test_silence_around_speech_has_no_codes(tmp_path):
 
 
 def test_a_second_build_reads_no_audio_and_changes_nothing(built):
-    before, told, known = contents(built.parent), [], digests()
+    before, reported, known = contents(built.parent), [], digests()
     again = build(
-        built.parent, away(manifest()[:ROWS]), digests=known, progress=lambda *now: told.append(now)
+        built.parent,
+        away(manifest()[:ROWS]),
+        digests=known,
+        progress=lambda *now: reported.append(now),
     )
-    assert again == built and contents(built.parent) == before and told == [(30, 30)]
+    assert again == built and contents(built.parent) == before and reported == [(30, 30)]
 
 
 def test_new_rows_cost_their_own_encoding_alone(built, tmp_path):
     build(tmp_path, manifest()[:20])
-    told = []
+    reported = []
     rows = [*away(manifest()[:20]), *manifest()[20:ROWS]]
-    index = build(tmp_path, rows, digests=digests(), progress=lambda *now: told.append(now))
-    assert told == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
+    index = build(tmp_path, rows, digests=digests(), progress=lambda *now: reported.append(now))
+    assert reported == [(20, 30), (30, 30)] and len(shards(tmp_path)) == 2
     cache, wanted = CodeCache(index), CodeCache(built)
     assert list(cache.rows) == list(wanted.rows)
     assert [len(c) for c in cache.codes] == [len(c) for c in wanted.codes]
@@ -158,9 +161,9 @@ def test_a_changed_recording_is_noticed_by_its_bytes(tmp_path):
     data[1000:9000] = data[9000:17000]
     Path(paths[2]).write_bytes(data)
     os.utime(paths[2], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as an honest clock might not
-    told = []
-    second = CodeCache(build(tmp_path / "cache", rows, progress=lambda *now: told.append(now)))
-    assert told == [(3, 4), (4, 4)]
+    reported = []
+    second = CodeCache(build(tmp_path / "cache", rows, progress=lambda *now: reported.append(now)))
+    assert reported == [(3, 4), (4, 4)]
     changed = [
         not (a.shape == b.shape and (a == b).all()) for a, b in zip(first.codes, second.codes)
     ]
@@ -173,9 +176,9 @@ def test_one_recording_under_two_names_is_encoded_once(tmp_path):
         manifest()[1],
         dataclasses.replace(manifest()[0], id="again", text="ሰላም"),
     ]
-    told = []
-    cache = CodeCache(build(tmp_path, rows, progress=lambda *now: told.append(now)))
-    assert told == [(0, 2), (2, 2)]
+    reported = []
+    cache = CodeCache(build(tmp_path, rows, progress=lambda *now: reported.append(now)))
+    assert reported == [(0, 2), (2, 2)]
     assert cache.codes[0].tolist() == cache.codes[2].tolist()
     assert cache.texts[2].tolist() == tokenizer().encode("ሰላም") and cache.rows[2]["id"] == "again"
 
@@ -189,7 +192,7 @@ def test_a_deleted_shard_alone_is_made_again(built, copy):
     assert contents(copy.parent) == contents(built.parent) and first.stat().st_ino == inode
 
 
-def test_an_interrupted_build_goes_on_where_it_stopped(built, tmp_path):
+def test_an_interrupted_build_resumes_where_it_stopped(built, tmp_path):
     def interrupt(done, total):
         if done:
             raise KeyboardInterrupt
@@ -211,14 +214,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_shard_is_named_told_and_made_again(built, copy, damage):
+def test_a_damaged_shard_is_named_reported_and_made_again(built, copy, damage):
     shard = shards(copy.parent)[1]
     shard.write_bytes(DAMAGE[damage](shard.read_bytes()))
     with pytest.raises(DamagedFileError, match=rf"{shard.name} is damaged.*01_data_prep"):
         CodeCache(copy)
-    told = []
-    assert build(copy.parent, say=told.append) == copy
-    assert len(told) == 1 and shard.name in told[0] and "encoded again" in told[0]
+    reported = []
+    assert build(copy.parent, say=reported.append) == copy
+    assert len(reported) == 1 and shard.name in reported[0] and "encoded again" in reported[0]
     assert contents(copy.parent) == contents(built.parent)
 
 
@@ -231,7 +234,7 @@ def test_a_missing_shard_or_index_names_the_notebook(copy):
         CodeCache(copy.parent / "none.safetensors")
 
 
-def test_a_damaged_index_is_told_and_made_again(built, copy):
+def test_a_damaged_index_is_reported_and_made_again(built, copy):
     copy.write_bytes(copy.read_bytes()[:-1])
     with pytest.raises(DamagedFileError, match=copy.name):
         CodeCache(copy)
@@ -278,14 +281,14 @@ def test_reading_a_cache_counts_as_use(copy):
     assert min(path.stat().st_mtime for path in copy.parent.iterdir()) > 1e9
 
 
-def test_a_corpus_larger_than_the_cap_is_told_before_the_cap_is_passed(tmp_path):
+def test_a_corpus_larger_than_the_cap_is_reported_before_the_cap_is_passed(tmp_path):
     config = dataclasses.replace(SMALL, max_cache_gib=40_000 / 2**30)
     with pytest.raises(DamagedFileError, match=r"max_cache_gib"):
         build(tmp_path, config=config)
     assert 0 < gib(tmp_path) <= config.max_cache_gib
 
 
-def test_no_room_on_the_disk_is_told_before_work_begins(tmp_path, monkeypatch):
+def test_no_room_on_the_disk_is_reported_before_work_begins(tmp_path, monkeypatch):
     usage = collections.namedtuple("usage", "total used free")(10, 9, 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(DiskError, match="needs about"):
@@ -373,11 +376,11 @@ def test_processes_that_share_the_shards_leave_the_cache_of_one(tmp_path):
         build(apart, config=SMALL, group=PretendedGroup(3, fails=2))
     made = shards(apart)
     assert 0 < len(made) < 10
-    told = []
+    reported = []
     group = PretendedGroup(2)
-    index = build(apart, config=SMALL, group=group, progress=lambda *now: told.append(now))
+    index = build(apart, config=SMALL, group=group, progress=lambda *now: reported.append(now))
     assert index.name == alone.name and contents(apart) == contents(alone.parent)
-    assert told[0] == (3 * len(made), ROWS) and told[-1] == (ROWS, ROWS)
+    assert reported[0] == (3 * len(made), ROWS) and reported[-1] == (ROWS, ROWS)
     assert not list(apart.glob(".*"))
 
 
@@ -418,7 +421,7 @@ def test_a_recording_that_went_bad_after_the_check_names_its_path(tmp_path, size
         build(tmp_path / "cache", rows)
 
 
-def test_a_recording_that_has_gone_names_its_path_and_the_cure(tmp_path):
+def test_a_recording_that_has_gone_names_its_path_and_the_fix(tmp_path):
     with pytest.raises(DatasetError, match=r"nowhere\.wav cannot be read.*01_data_prep"):
         build(tmp_path, away(manifest()[:2]))
 

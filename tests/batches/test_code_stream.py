@@ -54,7 +54,7 @@ FROZEN = [
 
 @pytest.mark.parametrize("over, order, references", FROZEN)
 def test_what_a_run_sees_never_changes_with_the_kit(over, order, references):
-    # A run begun with an earlier version goes on with the very batches it would have seen.
+    # A run started with an earlier version resumes with exactly the batches it would have seen.
     config = DataConfig(effective_batch=8, micro_batch=4, sort_window=32, **over)
     s = CodeStream(toy_cache(), "train", config, keep)
     taken = [
@@ -64,7 +64,7 @@ def test_what_a_run_sees_never_changes_with_the_kit(over, order, references):
         assert hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16] == wanted
 
 
-def told(rank=0, world=1, **over) -> dict[tuple, bool]:
+def reported(rank=0, world=1, **over) -> dict[tuple, bool]:
     """Of each utterance of an epoch, by its place and codes: whether it comes with its text."""
     config = dataclasses.replace(DATA, **over)
     taken = CodeStream(
@@ -78,10 +78,10 @@ def told(rank=0, world=1, **over) -> dict[tuple, bool]:
 
 
 def test_some_rows_come_without_their_text_the_same_ones_however_they_are_split():
-    whole = told()
+    whole = reported()
     assert len(whole) == 60 and 0.1 < 1 - sum(whole.values()) / 60 < 0.4
-    assert told(micro_batch=1) == whole
-    assert told(rank=0, world=2) | told(rank=1, world=2) == whole
+    assert reported(micro_batch=1) == whole
+    assert reported(rank=0, world=2) | reported(rank=1, world=2) == whole
 
 
 def test_rows_without_a_text_change_neither_order_nor_references():
@@ -196,7 +196,7 @@ def test_gradients_of_two_ranks_add_up_to_those_of_one():
     assert (found[0] - found[1]).norm() < 1e-5 * found[0].norm()
 
 
-def test_more_ranks_than_utterances_leave_some_with_nothing():
+def test_more_ranks_than_utterances_leave_some_without_any():
     batches = [next(iter(stream(rank=r, world=9))) for r in range(9)]
     assert [len(members(b)) for b in batches] == [1] * len(members(next(iter(stream())))) + [0]
     with pytest.raises(ValueError, match=r"rank 2 of 2 ranks: it must lie in 0\.\.1"):
@@ -233,13 +233,13 @@ def test_a_position_in_another_order_is_refused(over):
         stream(next(iter(stream()))[1], **over)
 
 
-def test_another_split_into_passes_and_another_padding_go_on():
+def test_another_split_into_passes_and_another_padding_resume():
     whole = list(itertools.islice(stream(), 3))
     s = stream(whole[0][1], micro_batch=2, grid_lengths=(500,), shard=7, max_cache_gib=1.0)
     assert [members(b) for b in itertools.islice(s, 2)] == [members(b) for b in whole[1:]]
 
 
-def test_a_position_of_an_early_version_goes_on():
+def test_a_position_of_an_early_version_is_resumed():
     whole = list(itertools.islice(stream(), 5))
     assert same(next(iter(stream({"epoch": 0, "batch": 4}))), whole[4])
 
@@ -312,7 +312,7 @@ def test_validation_takes_every_held_out_utterance_once_and_always_alike():
     assert all(same(a, b) for a, b in zip(batches, validation_batches(stream(split="held_out"))))
 
 
-def test_a_split_nobody_has_is_told():
+def test_a_split_nobody_has_is_reported():
     with pytest.raises(DamagedFileError, match="split `test`"):
         stream(split="test")
 
@@ -386,7 +386,7 @@ def test_an_epoch_has_each_utterance_once_and_a_share_of_rehearsal(share):
     assert max(times) - min(times) <= 1, "each as often as the others"
 
 
-def test_rows_to_rehearse_change_nothing_where_none_is_asked_for():
+def test_rows_to_rehearse_change_nothing_when_the_share_is_zero():
     with_rows = CodeStream(rehearsing_cache(), "train", DATA, keep)
     without = CodeStream(toy_cache(), "train", DATA, keep)
     assert with_rows.identity == without.identity
@@ -397,15 +397,15 @@ def test_rows_to_rehearse_change_nothing_where_none_is_asked_for():
 def test_what_is_rehearsed_has_a_recording_of_its_speaker_for_a_reference():
     s = rehearsing(share=0.5)
     speakers = {100 + i: i % 2 for i in range(9)}
-    heard = set()
+    references = set()
     for parts, _ in itertools.islice(s, len(s.plan(0))):
         for texts, codes, cond, _ in parts:
             for text, row, reference in zip(texts, codes, cond):
                 if text[0] >= 100:
                     assert row[0] == text[0]
                     assert int(reference[0, 0]) % 3 == speakers[text[0]]
-                    heard.add(text[0])
-    assert len(heard) == 9
+                    references.add(text[0])
+    assert len(references) == 9
 
 
 def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks():
@@ -420,7 +420,7 @@ def test_with_rehearsal_any_position_resumes_exactly_with_workers_and_ranks():
         assert sorted(members(batch)) == sorted(itertools.chain(*map(members, parts)))
 
 
-def test_another_share_or_other_rows_are_no_place_to_go_on_from():
+def test_another_share_or_other_rows_cannot_be_resumed():
     position = next(iter(rehearsing()))[1]
     with pytest.raises(
         DamagedFileError, match=r"other batches \(seed, sizes, sorting, rehearsal\)"

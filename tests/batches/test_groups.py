@@ -78,7 +78,7 @@ def test_every_utterance_exactly_once_an_epoch(over, count):
     assert found == [sorted(batch) for batch in plans[0] + plans[1]]
 
 
-def test_a_group_is_drawn_from_the_whole_corpus_anew_each_epoch():
+def test_a_group_is_drawn_from_the_whole_corpus_in_each_epoch():
     s = stream()
     groups = [{i for batch in s.plan(e, g) for i in batch} for e in (0, 1) for g in (0, 1)]
     assert all(min(group) < 60 and max(group) > 240 for group in groups)

@@ -99,7 +99,7 @@ def early_version(index: Path, folder: Path) -> Path:
     return path
 
 
-def test_an_index_of_an_early_version_is_read_and_its_positions_go_on(tmp_path):
+def test_an_index_of_an_early_version_is_read_and_its_positions_resume(tmp_path):
     early = CodeCache(early_version(code_index(), tmp_path))
     assert list(early.rows) == list(code_cache().rows)
     assert early.index.corpus == code_cache().index.corpus
@@ -132,7 +132,7 @@ def flipped(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("column", ["codes", "references"])
-def test_damage_in_a_shard_is_told_when_its_row_is_read(large, column):
+def test_damage_in_a_shard_is_reported_when_its_row_is_read(large, column):
     path = sorted(large.parent.glob("codes-*"))[0]
     last_bytes = load_tensors(path)[column].tobytes()[-60:]
     flipped(path, path.read_bytes().index(last_bytes) + 57)

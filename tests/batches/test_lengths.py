@@ -36,7 +36,7 @@ def test_limits_keep_what_they_promise_and_list_the_rest():
 
 
 @pytest.mark.parametrize("keep_percent", [50, 95, 99.5, 100])
-def test_at_least_the_promised_percentage_is_kept(keep_percent):
+def test_at_least_the_requested_percentage_is_kept(keep_percent):
     rng = np.random.default_rng(0)
     columns = [np.maximum(1, rng.lognormal(4, 0.6, 3000)).astype(int).tolist() for _ in range(2)]
     found = report(*columns, keep_percent=keep_percent)
@@ -63,7 +63,7 @@ def test_a_percentile_is_a_length_that_occurs():
     assert percentile(np.array([1, 2, 3, 400]), 75) == 400
 
 
-def test_a_split_nobody_has_is_told():
+def test_a_split_nobody_has_is_reported():
     with pytest.raises(ValueError, match="split `test`"):
         report([1], [1], split="test")
 

@@ -139,9 +139,9 @@ def rates(contestants: dict[str, Callable[[], int]], repeats: int) -> dict[str, 
     found: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, run in contestants.items():
-            begun = time.perf_counter()
+            started_s = time.perf_counter()
             done = run()
-            found[name].append(done / (time.perf_counter() - begun))
+            found[name].append(done / (time.perf_counter() - started_s))
     for name, values in found.items():
         print(f"  {name}: best {max(values):,.0f}, median {statistics.median(values):,.0f} /s")
     return {name: max(values) for name, values in found.items()}
@@ -175,18 +175,18 @@ def growth_mb(kind: str, path: str, most: int) -> float:
 
 
 def resume_ms(kind: str, path: str, at: int) -> dict:
-    """Milliseconds from nothing but the state to the first record; bytes of the state."""
+    """Milliseconds from the state alone to the first record; bytes of the state."""
     make = lambda: TextLines(path, SHUFFLED) if kind == "kit" else hf_stream(Path(path), False)  # noqa: E731
     stream = make()
     rows = iter(stream)
     for _ in range(at):
         next(rows)
     state, expected = stream.state_dict(), next(rows)
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     stream = make()
     stream.load_state_dict(state)
     assert next(iter(stream)) == expected
-    return {"ms": 1000 * (time.perf_counter() - begun), "bytes": len(json.dumps(state))}
+    return {"ms": 1000 * (time.perf_counter() - started_s), "bytes": len(json.dumps(state))}
 
 
 # --- rows -----------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def resume_rows(folder: Path, options) -> list[dict]:
     kit, hf = apart("resume_ms", "kit", path, at), apart("resume_ms", "hf", path, few)
     return [
         row(
-            f"first record on going on at line {at:,}",
+            f"first record after resuming at line {at:,}",
             kit["ms"],
             "ms",
             f"datasets, at line {few:,}",

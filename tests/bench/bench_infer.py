@@ -53,7 +53,7 @@ class Effort:
     layers: dict[str, int] = dataclasses.field(default_factory=lambda: {"S": 6, "L": 30})
     codes: dict[str, int] = dataclasses.field(default_factory=lambda: {"S": 200, "L": 60})
     cache_codes: tuple[int, int] = (100, 200)  # spoken with the cache off and on
-    sentences: int = 200  # heard of the demo's voice, with each format
+    sentences: int = 200  # spoken by the demo's voice, with each format
     compared: int = 40  # held-out rows whose logits are compared
 
     def of(self, size: str) -> int:
@@ -179,9 +179,9 @@ def static_rows(effort: Effort) -> list[dict]:
     """The peer's own way to be faster: static cache and compile."""
     model, peer = models("S", effort.layers["S"], effort.codes["S"])
     decoder, codes, options = ready(model, "int8"), effort.codes["S"], static_compiled()
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     peer_call(peer, codes, **options)
-    print(f"  its warm-up takes {time.perf_counter() - begun:.0f} s")
+    print(f"  its warm-up takes {time.perf_counter() - started_s:.0f} s")
     calls = {
         "kit": lambda: kit_call(decoder, codes),
         "peer": lambda: peer_call(peer, codes, **options),
@@ -255,16 +255,16 @@ def where() -> str:
 def attempt(part: str, rows: Callable[[], list[dict]]) -> list[dict]:
     """The rows of `part`; where it fails, one row that says why."""
     print(f"{part}:", flush=True)
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     try:
         return rows()
     except Exception as error:  # one part must not cost the others
         lines = str(error).splitlines() or [""]
-        cure = " (tests/bench/infer-requirements.txt)" if isinstance(error, ImportError) else ""
-        note = f"{type(error).__name__}: {lines[0]}{cure}"
+        fix = " (tests/bench/infer-requirements.txt)" if isinstance(error, ImportError) else ""
+        note = f"{type(error).__name__}: {lines[0]}{fix}"
         return [result(part, None, "", "", None, None, note=note)]
     finally:
-        print(f"  {time.perf_counter() - begun:.0f} s in all", flush=True)
+        print(f"  {time.perf_counter() - started_s:.0f} s in all", flush=True)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def main() -> None:
     data = build(DataConfig, preset["data"])
     task = Task(
         model=build(GPTConfig, preset["model"]),
-        train=TrainConfig(steps=10**6, val_every=10**6, lr=1e-5),
+        train=TrainConfig(max_steps=10**6, eval_steps=10**6, lr=1e-5),
         data=data,
         rows=some_rows((10, 40), (40, 150), 64),
         hw=detect(),

@@ -155,7 +155,7 @@ def muon_rows(rounds: int) -> list[dict]:
     batches = list(itertools.islice(make_batches(task), 4))
     contestants = {}
     for name in ("muon", "adamw"):
-        config = dataclasses.replace(task.train, optimizer=name, steps=10**9, val_every=10**9)
+        config = dataclasses.replace(task.train, optimizer=name, max_steps=10**9, eval_steps=10**9)
         torch.manual_seed(0)
         state = Trainer(SpeechGPT(task.model), config, build(SpeedConfig, preset["speed"]), task.hw)
         events = train(state, itertools.cycle(batches))
@@ -195,18 +195,18 @@ def loop_shares(config: GPTConfig, steps: int) -> Iterator[float]:
         events = listen(train(state, batches), jsonl_log(Path(folder) / "train.jsonl"))
         next(events)
         for _ in range(steps):
-            begun, inside[0] = time.perf_counter(), 0.0
+            started_s, inside[0] = time.perf_counter(), 0.0
             next(events)
-            yield 1 - inside[0] / (time.perf_counter() - begun)
+            yield 1 - inside[0] / (time.perf_counter() - started_s)
 
 
 def timed(call: Callable, total_s: list[float]) -> Callable:
     def run(*args, **kwargs):
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         try:
             return call(*args, **kwargs)
         finally:
-            total_s[0] += time.perf_counter() - begun
+            total_s[0] += time.perf_counter() - started_s
 
     return run
 
@@ -223,9 +223,9 @@ def panel_rows(rounds: int) -> list[dict]:
 
     def run(_values: dict, _stop: threading.Event, *listeners) -> Iterator:
         torch.set_num_threads(threads)
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         yield from listen(itertools.islice(events, 80), *listeners)
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started_s)
 
     def alone() -> None:
         emptying = lambda: collections.deque(run({}, None), 0)  # noqa: E731
@@ -283,8 +283,8 @@ def attempt(part: str, rounds: int) -> list[dict]:
         return PARTS[part](rounds)
     except Exception as error:  # a missing peer must not cost the other rows
         lines = str(error).splitlines() or [""]
-        cure = " (tests/bench/train-requirements.txt)" if isinstance(error, ImportError) else ""
-        note = f"{type(error).__name__}: {lines[0]}{cure}"
+        fix = " (tests/bench/train-requirements.txt)" if isinstance(error, ImportError) else ""
+        note = f"{type(error).__name__}: {lines[0]}{fix}"
         return [result(part, None, "", "", None, None, note=note)]
 
 

@@ -2,8 +2,8 @@
 
 Stages run one after another (STAGES). In most of them one part has the GPU to itself; where
 nothing is timed, parts run side by side. A part is a process of its own: one that fails, crashes
-or runs out of time is a row with its reason, and the rest goes on. A stage that ends early leaves
-its time to the next ones.
+or runs out of time is a row with its reason, and the rest still runs. A stage that ends early
+leaves its time to the next ones.
 
 Every row is in runs/bench/gpu.json as soon as it is measured: {"machine": {...}, "rows": [{"row",
 "value", "unit", "peer", "peer_value", "ratio", "part", "status", ...}]}. A ratio above 1 means
@@ -11,7 +11,7 @@ better; a status is ok, off, failed or skipped. `--only` replaces the rows of th
 no others. tests/bench/gpu_page.py writes the table into docs/measurements.md.
 
 Without a GPU the same lines run at tiny sizes on the CPU, into gpu-pretended.json: that shows that
-the check works, and nothing of any GPU.
+the check works. It says nothing about any GPU.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def part_rows(part: str, setting: Setting) -> Iterator[dict]:
         module, name = PARTS[part].split(":")
         for row in getattr(importlib.import_module(module), name)(setting):
             yield row | {"part": part}
-    except Exception as error:  # a failing part is a row, and the others go on
+    except Exception as error:  # a failing part is a row, and the others still run
         first_line = (str(error).strip().splitlines() or [""])[0]
         reason = f"{type(error).__name__}: {first_line}"[:300]
         yield note_row(part, reason, "failed") | {"part": part}

@@ -67,7 +67,7 @@ def row_line(row: dict) -> str:
 
 
 def extras(row: dict) -> list[str]:
-    """Figures that belong to a row, in words."""
+    """Figures that belong to a row, as text."""
     words = []
     if row.get("tokens_per_s"):
         words.append(f"{row['tokens_per_s']:,.0f} tokens/s")

@@ -24,7 +24,7 @@ from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
 from kit.tuning.trials import Task, make_batches, some_rows
 
-TRAIN = TrainConfig(steps=100_000, val_every=100_000, lr=3e-4, warmup_steps=2)
+TRAIN = TrainConfig(max_steps=100_000, eval_steps=100_000, lr=3e-4, warmup_steps=2)
 XTTS = GPTConfig(
     layers=30,
     width=1024,

@@ -244,7 +244,7 @@ def falling(row: str, found: list[float], devices: set[str]) -> dict:
 
 
 def recognizer_rows(setting: Setting) -> Iterator[dict]:
-    """The recogniser trains on the device, lands on the CPU, and hears there what it hears here."""
+    """The recogniser trains on the device and gives the same transcripts on the CPU."""
     torch.manual_seed(0)
     config = RecognizerConfig(width=32, blocks=2, steps=12, batch=4)
     mels = [torch.randn(80, 60 + 4 * i) - 5 for i in range(8)]

@@ -92,7 +92,7 @@ def run(cache: CodeCache, precision: str, setting: Setting) -> tuple[list[StepEv
 def endless(config: TrainConfig) -> TrainConfig:
     """The preset's training without validation or gate, its rate reached after a few steps."""
     return dataclasses.replace(
-        config, steps=10**6, val_every=10**6, gate_every=0, checkpoint_every=10**6, warmup_steps=20
+        config, max_steps=10**6, eval_steps=10**6, gate_every=0, save_steps=10**6, warmup_steps=20
     )
 
 

@@ -73,19 +73,19 @@ GPU_TIERS = ("8gb", "12gb", "t4", "24gb", "80gb")
 
 
 def attention_rows(setting: Setting) -> Iterator[dict]:
-    """Which attention kernel the dispatcher promises, and which really ran; matrix products."""
+    """Which attention kernel the dispatcher predicts, and which really ran; matmuls."""
     silence_profiler()
     for precision in ("fp32", setting.precision):
         for dropout in (0.0, 0.1):
             model = dataclasses.replace(setting.middle.model, dropout=dropout)
             head_width = model.width // model.heads
-            promised = attention_backend(setting.hw, precision, head_width, model.heads, dropout)
+            predicted = attention_backend(setting.hw, precision, head_width, model.heads, dropout)
             names = kernel_names(setting, Attention(model), precision)
             ran = attention_kernel(names)
-            row = f"attention, {precision}, dropout {dropout:g}: {promised.value} promised"
-            same = ran == promised.value
-            more = {"status": "ok" if same else "off", "names": names, "reason": promised.reason}
-            yield result(row, float(same), f"{ran} ran", "promised", 1.0, None, **more)
+            row = f"attention, {precision}, dropout {dropout:g}: {predicted.value} predicted"
+            same = ran == predicted.value
+            more = {"status": "ok" if same else "off", "names": names, "reason": predicted.reason}
+            yield result(row, float(same), f"{ran} ran", "predicted", 1.0, None, **more)
     for precision in ("fp32", "tf32", "bf16", "fp16"):
         if setting.pretended and precision in ("tf32", "fp16"):
             continue

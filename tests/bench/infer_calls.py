@@ -1,8 +1,7 @@
 """The calls that `bench_infer.py` measures: the kit's decoder, and transformers' GPT-2 beside it.
 
 A call reads a prompt of 128 positions and makes so many greedy codes, all included: on the kit's
-side its conditioning encoder, sampling and checks, too. Both models carry the same weights. Knows
-nothing of rows and ratios.
+side its conditioning encoder, sampling and checks, too. Both models carry the same weights.
 
 Shapes: B rows, N codes.
 """
@@ -61,15 +60,15 @@ def greedy(codes: int, kv_cache: bool = True) -> GenerateConfig:
 def kit_call(decoder: Decoder, codes: int, batch: int = 1, kv_cache: bool = True) -> Call:
     """The kit's own generator on a CPU, where it yields at every code."""
     texts, cond = request(decoder.config, batch)
-    begun, marks = time.perf_counter(), []
+    started_s, marks = time.perf_counter(), []
     said = None
     for said in decode_stream(decoder, texts, cond, greedy(codes, kv_cache), [0] * batch):  # noqa: B007
         marks.append(time.perf_counter())
-    return timed(begun, marks, torch.stack([row.codes for row in said.spoken(0.0)]))
+    return timed(started_s, marks, torch.stack([row.codes for row in said.spoken(0.0)]))
 
 
-def timed(begun: float, marks: list[float], codes: Tensor) -> Call:
-    total_s = time.perf_counter() - begun
+def timed(started_s: float, marks: list[float], codes: Tensor) -> Call:
+    total_s = time.perf_counter() - started_s
     step_s = statistics.median(b - a for a, b in zip(marks, marks[1:]))
     return Call(step_s=step_s, total_s=total_s, codes=codes)
 
@@ -98,7 +97,7 @@ def gpt2(model: SpeechGPT):
         n_layer=c.layers,
         n_head=c.heads,
         bos_token_id=None,
-        eos_token_id=None,  # nothing ends a row: it makes the codes it was asked for
+        eos_token_id=None,  # nothing ends a row: it makes the requested number of codes
         tie_word_embeddings=False,
     )
     peer = GPT2LMHeadModel(config).eval()
@@ -118,7 +117,7 @@ def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
     """`generate`, greedy, with its key-value cache."""
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, CODE_VOCAB - 2, (batch, PROMPT), generator=random).to(peer.device)
-    clock, begun = Clock(), time.perf_counter()
+    clock, started_s = Clock(), time.perf_counter()
     found = peer.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -127,7 +126,7 @@ def peer_call(peer, codes: int, batch: int = 1, **options) -> Call:
         streamer=clock,
         **options,
     )
-    return timed(begun, clock.marks[1:], found[:, PROMPT:])  # the first mark is the prompt's
+    return timed(started_s, clock.marks[1:], found[:, PROMPT:])  # the first mark is the prompt's
 
 
 def static_compiled() -> dict:
@@ -167,6 +166,6 @@ def same_codes(model: SpeechGPT, peer, codes: int) -> int:
 def read_bytes_per_s() -> float:
     """Bandwidth of reading memory: an array of 1 GiB summed once, on all threads."""
     array = torch.ones(2**28)
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     array.sum()
-    return 4 * len(array) / (time.perf_counter() - begun)
+    return 4 * len(array) / (time.perf_counter() - started_s)

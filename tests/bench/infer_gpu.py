@@ -1,6 +1,6 @@
 """Size L on a GPU, compiled on both sides, from one row to 64: rows for `bench_infer.py --gpu`.
 
-Whole calls, prompt included. Knows nothing of CPUs.
+Whole calls, prompt included.
 """
 
 import statistics
@@ -46,10 +46,10 @@ def seconds(work: Callable[[], object]) -> float:
     spent = []
     for _ in range(5):
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         work()
         torch.cuda.synchronize()
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started_s)
     return statistics.median(spent[2:])
 
 

@@ -45,9 +45,9 @@ def off_seconds(decoder: Decoder, codes: int, every: int = 20) -> float:
     spent = []
     for number in range(every // 2, codes + every // 2, every):
         row = torch.cat((x, x[:, :1].expand(-1, number, -1)), dim=1)
-        begun = time.perf_counter()
+        started_s = time.perf_counter()
         decoder.prefill(row, [0], 0)
-        spent.append(time.perf_counter() - begun)
+        spent.append(time.perf_counter() - started_s)
     return codes * statistics.mean(spent)
 
 

@@ -1,7 +1,7 @@
-"""What number formats cost a trained voice, and how soon it is heard: rows for `bench_infer.py`.
+"""What number formats cost a trained voice, and the time to first sound: rows for `bench_infer.py`.
 
 Reads a finished run's folder and writes nothing there: its voice, its held-out rows and its
-recogniser. A format is compared with fp32 of the same voice; nothing of other programs is here.
+recogniser. A format is compared with fp32 of the same voice.
 """
 
 import json
@@ -56,18 +56,18 @@ def agreement_rows(voice: Voice, cache: CodeCache, compared: int) -> list[dict]:
 
 
 def cer_rows(voice: Voice, folder: Path, sentences: int) -> list[dict]:
-    """Character errors the run's recogniser hears, every sentence read once by each format."""
+    """Character error rates of each format by the run's recogniser, one candidate a sentence."""
     recognizer = load_recognizer(folder / "recognizer.safetensors")
     some = [r for r in read_manifest(folder) if r.split == "held_out"][:sentences]
-    found, once = [], GenerateConfig(candidates=1)
+    found, once = [], GenerateConfig(best_of=1)
     voices = {weights: voice.in_format(weights) for weights in ("fp32", *FORMATS)}
     voices["int8, compiled"] = voice.in_format("int8", True)  # in a batch another product
-    heard = {}
+    percent_wrong = {}
     for name, speaking in voices.items():
-        heard[name] = 100 * score(speaking, some, recognizer, once)[0].cer
-        print(f"  {name}: CER {heard[name]:.2f} %", flush=True)
-    full = heard.pop("fp32")
-    for name, percent in heard.items():
+        percent_wrong[name] = 100 * score(speaking, some, recognizer, once)[0].cer
+        print(f"  {name}: CER {percent_wrong[name]:.2f} %", flush=True)
+    full = percent_wrong.pop("fp32")
+    for name, percent in percent_wrong.items():
         row = f"voice, {name}: CER, {len(some)} sentences read once"
         found.append(result(row, percent, "%", FULL, full, full / percent if percent else None))
     return found

@@ -42,7 +42,7 @@ def coqui_call(gpt: torch.nn.Module, config: GPTConfig, codes: int) -> Call:
     """Its own way from a reference's mel and text ids to so many greedy codes."""
     texts, cond = request(config, 1)
     clock = Clock()
-    begun = time.perf_counter()
+    started_s = time.perf_counter()
     latents = gpt.get_style_emb(cond).mT
     found = gpt.generate(
         latents,
@@ -53,7 +53,7 @@ def coqui_call(gpt: torch.nn.Module, config: GPTConfig, codes: int) -> Call:
         max_new_tokens=codes,
         streamer=clock,
     )
-    return timed(begun, clock.marks[1:], found)  # the first mark is the prompt's
+    return timed(started_s, clock.marks[1:], found)  # the first mark is the prompt's
 
 
 def xtts_calls(layers: int, codes: int) -> tuple[dict, dict]:

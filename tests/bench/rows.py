@@ -1,7 +1,7 @@
 """Rows of a benchmark: what one measured, shown as a table and kept in a JSON file.
 
 A ratio above 1 means that the kit is better than its peer; what failed has no figures, but a
-"note". Knows nothing of what is measured.
+"note".
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Both sides train the same batch with the same weights, references of 6 s and dropout 0.1. coqui-tts
 computes mels and codes in each step, as its trainer does; the kit has them in its cache. coqui-tts
-and one model of the kit's stand in memory together, with AdamW's moments some 17 GB; memory is
+and one model of the kit's are in memory together, with AdamW's moments some 17 GB; memory is
 measured of the kit alone, in processes of their own.
 """
 
@@ -32,13 +32,13 @@ def released_size() -> GPTConfig:
 
 
 def adapters() -> Finetuning:
-    """As a run has them: its base lies in a file, which is read where they are merged, not here."""
+    """As in a run: the base is in a file, which is read when they are merged, not here."""
     base = Base(config=released_size(), sha256="", weights=Path("start.safetensors"))
     return Finetuning(config=FinetuneConfig(method="lora"), base=base)
 
 
 def finetuning_step(bf16: bool = False, finetuning: Finetuning = FULL, **speed) -> Step:
-    """A step of the kit's own loop, on codes and mels of 6 s that stand ready."""
+    """A step of the kit's own loop, on codes and mels of 6 s that are ready."""
     config = released_size()
     batch = EffectiveBatch(micro=[packed(config, FRAMES["6 s"])], position={})
     state = kit_state(config, bf16, finetuning, **speed)

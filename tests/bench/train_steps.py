@@ -2,7 +2,7 @@
 
 Each is set up as its users run it, through its public classes, with random weights in one size. A
 step is a callable that goes once through forward, backward, clipping and AdamW and returns the
-loss. Knows nothing of measuring.
+loss.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def kit_state(
 ) -> Trainer:
     """A run at its first step; `speed` are more switches that are on."""
     torch.manual_seed(0)
-    endless = TrainConfig(steps=10**9, val_every=10**9, lr=1e-5)
+    endless = TrainConfig(max_steps=10**9, eval_steps=10**9, lr=1e-5)
     on = SpeedConfig(sdpa=True, fused_adamw=True, mixed_precision=bf16, **speed)
     state = Trainer(SpeechGPT(config), endless, on, detect(), finetuning)
     wanted = "bf16" if bf16 else "fp32"
@@ -65,7 +65,7 @@ def kit_state(
 
 
 def kit_step(config: GPTConfig, frames: int = FRAMES["1 s"], bf16: bool = False) -> Step:
-    """The kit's own loop, on codes and mels that stand ready."""
+    """The kit's own loop, on codes and mels that are ready."""
     batch = EffectiveBatch(micro=[packed(config, frames)], position={})
     events = train(kit_state(config, bf16), itertools.repeat(batch))
     return lambda: next(events).loss
@@ -154,7 +154,7 @@ class Coqui:
         return run
 
     def ready(self, texts: Tensor, codes: Tensor, cond: Tensor) -> dict:
-        """A batch as the GPT gets it after `format_batch`: codes and mels stand ready."""
+        """A batch as the GPT gets it after `format_batch`: codes and mels are ready."""
         return {
             "text_inputs": texts,
             "text_lengths": torch.full((len(texts),), texts.shape[1]),
@@ -194,7 +194,7 @@ class Coqui:
 
 
 def gpt2_step(config: GPTConfig, batch: Batch, fused: bool | None = True, **more) -> Step:
-    """transformers' GPT-2 with SDPA over the kit's own joint ids, where `batch` lies.
+    """transformers' GPT-2 with SDPA over the kit's own joint ids, on the device of `batch`.
 
     AdamW is fused, as in its Trainer; None is torch's default.
     """

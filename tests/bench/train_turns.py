@@ -18,11 +18,11 @@ def seconds(contestants: dict[str, Step], rounds: int) -> dict[str, list[float]]
     found = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, step in contestants.items():
-            begun = time.perf_counter()
+            started_s = time.perf_counter()
             loss = step()
             assert math.isfinite(loss), f"{name}: loss {loss}"
             if number:
-                found[name].append(time.perf_counter() - begun)
+                found[name].append(time.perf_counter() - started_s)
     for name, values in found.items():
         middle, best = 1000 * statistics.median(values), 1000 * min(values)
         print(f"  {name}: median {middle:,.0f} ms, best {best:,.0f} ms", flush=True)

@@ -1,7 +1,7 @@
 """JupyterLab in a real Chromium, driven by commands rather than menus (menu clicks get lost).
 
 `lab(folder)` and `browser()` are context managers; the rest are small acts on an open notebook.
-Knows nothing of the kit. Screenshots go to the folder named by KIT_SCREENSHOTS, if it is set.
+Screenshots go to the folder named by KIT_SCREENSHOTS, if it is set.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ def open_notebook(driver, address: str, path: str) -> None:
 
 
 def reload(driver) -> None:
-    """Save the notebook and load the page anew; its kernel goes on, and may be busy."""
+    """Save the notebook and reload the page; its kernel keeps running, and may be busy."""
     command(driver, "docmanager:save")
     driver.execute_script("window.left = true")
     driver.refresh()
@@ -234,7 +234,7 @@ def button(driver, label: str):
     from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
 
-    with contextlib.suppress(StaleElementReferenceException):  # drawn anew while being looked at
+    with contextlib.suppress(StaleElementReferenceException):  # redrawn while being looked at
         for found in driver.find_elements(By.CSS_SELECTOR, "button.jupyter-button"):
             if found.text.strip() == label and found.is_enabled() and found.is_displayed():
                 return found

@@ -27,7 +27,7 @@ SWITCHES = [
 
 
 class SlowTrainer:
-    """Lasts too long to end by itself; stopped, it goes on for a few steps. Its loss falls."""
+    """Lasts too long to end by itself; stopped, it runs for a few more steps. Its loss falls."""
 
     def __init__(self, log, steps=4000, steps_more=40, pause_s=0.05):
         self.steps, self.steps_more, self.pause_s = steps, steps_more, pause_s

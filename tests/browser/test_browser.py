@@ -176,7 +176,7 @@ def players(driver) -> int:
 
 
 def watch_training(driver, address: str, notebook: Path) -> None:
-    """02_train as a person uses it: try a switch, Start, listen, reload the tab, Stop, go on."""
+    """02_train as a person uses it: try a switch, Start, listen, reload the tab, Stop, resume."""
     steps(notebook, 100_000)
     web.open_notebook(driver, address, notebook.name)
     web.run_all(driver)
@@ -188,7 +188,7 @@ def watch_training(driver, address: str, notebook: Path) -> None:
     web.screenshot(driver, "02_train-planned")
     flip(driver, "Gradient checkpointing")
     web.wait(lambda: plan(driver) == before, "the first plan")
-    assert step(driver) == 0 and not players(driver), "nothing has begun"
+    assert step(driver) == 0 and not players(driver), "nothing has started"
     web.press(driver, "Start")
     web.wait(lambda: players(driver), "the first sample")
     assert "Training." in status(driver)
@@ -205,7 +205,9 @@ def watch_training(driver, address: str, notebook: Path) -> None:
 
 def steps(notebook: Path, number: int) -> None:
     """Set how long 02_train trains."""
-    text, count = re.subn(r"STEPS = \d+  #", f"STEPS = {number}  #", notebook.read_text("utf-8"))
+    text, count = re.subn(
+        r"MAX_STEPS = \d+  #", f"MAX_STEPS = {number}  #", notebook.read_text("utf-8")
+    )
     assert count == 1
     notebook.write_text(text, "utf-8")
 

@@ -21,7 +21,7 @@ def repository(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def colab(tmp_path_factory, repository):
-    """Makes machines, each with nothing but the Drive `drive`, on one and the same path."""
+    """Makes machines, each with only the Drive `drive`, on one and the same path."""
     place = tmp_path_factory.mktemp("colab")
 
     def machine(drive: Path, mood: str = "", **environ: str) -> Machine:
@@ -52,7 +52,7 @@ def test_it_is_colabs_own_packages_that_run(colab, tmp_path):
     assert environment().is_file()
 
 
-# The journey, on a slow Drive, each notebook on a machine of its own, in this order.
+# The whole pipeline, on a slow Drive, each notebook on a machine of its own, in this order.
 
 
 def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
@@ -62,7 +62,7 @@ def test_00_the_first_cell_fetches_the_kit_and_mounts_drive(colab, drive):
     assert report(drive, RUN)["preset"] == "tiny"
 
 
-def test_01_is_killed_and_goes_on_with_what_it_had_made(colab, drive):
+def test_01_is_killed_and_resumes_with_what_it_had_made(colab, drive):
     with colab(drive, "slow") as machine, pytest.raises(Killed):
         machine.run_all(
             "01_data_prep", RUN=RUN, kill_when=lambda: bool(kept(drive, "codec.safetensors"))
@@ -76,18 +76,18 @@ def test_01_is_killed_and_goes_on_with_what_it_had_made(colab, drive):
     assert list((drive / RUNS / "codes").glob("index-*")) and kept(drive, "clips.tar")
 
 
-def test_02_is_killed_while_it_trains_and_run_all_goes_on(colab, drive):
+def test_02_is_killed_while_it_trains_and_run_all_resumes(colab, drive):
     with colab(drive, "slow") as machine, pytest.raises(Killed):
         machine.run_all(
             "02_train",
             RUN=RUN,
-            STEPS=40,
+            MAX_STEPS=40,
             press="Start",
             kill_when=lambda: bool(kept(drive, "checkpoints", "*.sha256")),
         )
     assert not kept(drive, "train-finished")
     with colab(drive, "slow") as machine:
-        machine.run_all("02_train", RUN=RUN, STEPS=40)
+        machine.run_all("02_train", RUN=RUN, MAX_STEPS=40)
         log = machine.place / "content" / "voicekit" / "runs" / RUN / "train.jsonl"
         assert "resumed from step" in log.read_text(encoding="utf-8")
     assert report(drive, RUN)["train"]["steps"] == 40
@@ -119,13 +119,13 @@ def test_06_more_data(colab, drive):
         machine.run_all("06_more_data", RUN=RUN)
 
 
-def test_07_begins_with_a_published_voice_and_goes_on_where_a_killed_machine_was(colab, drive):
+def test_07_starts_from_a_published_voice_and_resumes_where_a_killed_machine_was(colab, drive):
     tuned = f"{RUN}-tuned"
-    begun = drive / RUNS / tuned / "start_from"
-    with hub_with_a_release() as told:
-        with colab(drive, "slow", **told) as machine, pytest.raises(Killed):
-            machine.run_all("07_finetune_xtts", RUN=tuned, kill_when=begun.is_file)
-        with colab(drive, "slow", **told) as machine:
+    copied = drive / RUNS / tuned / "start_from"
+    with hub_with_a_release() as caught:
+        with colab(drive, "slow", **caught) as machine, pytest.raises(Killed):
+            machine.run_all("07_finetune_xtts", RUN=tuned, kill_when=copied.is_file)
+        with colab(drive, "slow", **caught) as machine:
             machine.run_all("07_finetune_xtts", RUN=tuned, press="Start")
     found = report(drive, tuned)
     assert found["start_from"]["licence"].startswith("CPML, accepted")
@@ -165,7 +165,7 @@ def test_a_full_drive_stops_no_work_and_says_what_to_do(colab, tmp_path):
         assert (machine.place / "content/voicekit/runs" / RUN / "report.json").is_file()
 
 
-def test_a_refused_drive_is_told_and_the_work_goes_on(colab, tmp_path):
+def test_a_refused_drive_is_reported_and_the_work_continues(colab, tmp_path):
     with colab(tmp_path, "refused") as machine:
         said = machine.run_all("00_setup", allow_stdin=False, RUN=RUN)
         assert "Google Drive is not there (ValueError: mount failed)" in said

@@ -34,8 +34,8 @@ ROW = Utterance(
 
 
 def score(wave: np.ndarray, text: str) -> Alignment:
-    heard = HEAR.recognize([torch.from_numpy(noisy(wave))], RATE)[0]
-    return alignment_score(HEAR, heard, text, CONFIG)
+    output = HEAR.recognize([torch.from_numpy(noisy(wave))], RATE)[0]
+    return alignment_score(HEAR, output, text, CONFIG)
 
 
 def sentence(rng: random.Random) -> str:
@@ -121,12 +121,12 @@ def test_letters_the_recogniser_does_not_know_count_as_weak():
 
 def test_precisely_the_wrong_clips_are_refused(clips):
     rows, wrong = clips
-    told = []
-    found = align_clips(rows, HEAR, CONFIG, lambda *now: told.append(now))
+    reported = []
+    found = align_clips(rows, HEAR, CONFIG, lambda *now: reported.append(now))
     refused = match(rows, found, CONFIG).mismatched
     kept = [row for row in rows if row.id not in {finding.id for finding in refused}]
     assert {f.id for f in refused} == set().union(*wrong.values()) and len(kept) == 85
-    assert told[-1] == (100, 100) and told == sorted(told)
+    assert reported[-1] == (100, 100) and reported == sorted(reported)
     first = refused[0]
     assert first.kind == "mismatch" and first.file == "metadata.csv" and first.line == 1
     assert first.seconds == rows[0].seconds and "text and audio do not match" in first.reason
@@ -180,21 +180,21 @@ def test_a_recogniser_of_another_language_tells_nothing_and_says_so():
         lowest_score(scored(-7.0, -6.0, -8.0), CONFIG)
 
 
-def clips_of(learnt: list[float], never_heard: list[float]):
+def clips_of(learnt: list[float], unseen: list[float]):
     """Rows of two splits with these scores."""
     rows = []
-    for split, scores in (("train", learnt), ("held_out", never_heard)):
+    for split, scores in (("train", learnt), ("held_out", unseen)):
         for i, _ in enumerate(scores):
             rows.append(dataclasses.replace(ROW, id=f"{split}-{i}", split=split))
-    return rows, scored(*learnt, *never_heard)
+    return rows, scored(*learnt, *unseen)
 
 
-# Of 568 recordings of a person: what a recogniser that knew the others by heart gave 13 it had
-# never heard. Whisper found all thirteen texts right.
+# Of 568 recordings of a person: what a recogniser that had memorised the others gave 13 it had
+# never seen. Whisper found all thirteen texts right.
 PERSON = [-2.33, -1.29, -0.99, -0.87, -0.81, -0.75, -0.72, -0.71, -0.64, -0.55, -0.48, -0.3, -0.26]
 
 
-def test_clips_never_heard_are_not_refused_for_fitting_worse_than_those_known_by_heart():
+def test_new_clips_are_not_rejected_for_scoring_below_memorised_ones():
     rows, found = clips_of([0.0] * 555, PERSON)
     judged = match(rows, found, CONFIG)
     assert judged.judged and len(judged.mismatched) <= 1  # eleven, by the limit of the others
@@ -221,42 +221,42 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 
 def test_alignments_are_kept_until_a_text_a_clip_or_the_recogniser_changes(clips, tmp_path):
     rows, kept = clips[0][:6], tmp_path / "aligned.json"
-    heard = []
+    ticks = []
 
     def align(rows, config=CONFIG, sounds="abcdef") -> list[Alignment]:
-        tick = lambda *now: heard.append(now)  # noqa: E731
+        tick = lambda *now: ticks.append(now)  # noqa: E731
         return align_clips_cached(rows, list(sounds), HEAR, config, kept, tick)
 
     scores = [a.score for a in align_clips(rows, HEAR, CONFIG)]
     first = align(rows)
-    assert [a.score for a in first] == scores and len(heard) == 1
-    assert align(rows) == first and len(heard) == 1
-    assert align(rows, AlignConfig(weak=-2.0)) and len(heard) == 2
+    assert [a.score for a in first] == scores and len(ticks) == 1
+    assert align(rows) == first and len(ticks) == 1
+    assert align(rows, AlignConfig(weak=-2.0)) and len(ticks) == 2
     align([dataclasses.replace(rows[0], text=rows[1].text), *rows[1:]])
-    assert len(heard) == 3
-    assert align(rows, sounds="abcdeg") == first and len(heard) == 4
+    assert len(ticks) == 3
+    assert align(rows, sounds="abcdeg") == first and len(ticks) == 4
     kept.write_text("{", encoding="utf-8")
-    assert align(rows) == first and len(heard) == 5
+    assert align(rows) == first and len(ticks) == 5
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_alignments_go_on_after_a_kill_and_are_those_of_one_process(clips, tmp_path, size):
+def test_alignments_resume_after_a_kill_and_are_those_of_one_process(clips, tmp_path, size):
     rows = clips[0][:90]
     sounds = [row.id for row in rows]
     config = AlignConfig(batch=2)  # three parts
     alone = tmp_path / "alone.json"
     wanted = align_clips_cached(rows, sounds, HEAR, config, alone)
     kept = tmp_path / "kept.json"
-    told = []
+    reported = []
 
     def tick(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == 40:
+        reported.append(done)
+        if len(reported) == 40:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(size))
     again = align_clips_cached(rows, sounds, HEAR, config, kept, tick, PretendedGroup(2))
     assert again == wanted and kept.read_bytes() == alone.read_bytes()
-    assert told[40] == 64, "two parts were whole"
-    assert told[-1] == 90 and not (tmp_path / "kept.parts").exists()
+    assert reported[40] == 64, "two parts were whole"
+    assert reported[-1] == 90 and not (tmp_path / "kept.parts").exists()

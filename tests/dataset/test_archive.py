@@ -5,9 +5,11 @@ import io
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
 import stat
+import struct
 import tarfile
 import time
 import zipfile
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from kit.base.errors import DatasetError, DiskError, KitError, LockError
+from kit.base.hardware import peak_resident_bytes
 from kit.dataset.archive import ArchiveConfig, unpack
 
 FILES = {
@@ -74,11 +77,11 @@ def refused(archive: Path, into: Path, match: str, config: ArchiveConfig = CONFI
 @pytest.mark.parametrize("suffix", [".zip", *MODES])
 def test_every_kind_comes_out_whole_and_only_once(tmp_path, suffix):
     archive = pack(tmp_path / f"corpus.v1{suffix}", FILES)
-    told = []
-    folder = unpack(archive, tmp_path / "into", CONFIG, lambda *now: told.append(now))
+    counted = []
+    folder = unpack(archive, tmp_path / "into", CONFIG, lambda *now: counted.append(now))
     assert folder == tmp_path / "into" / "corpus.v1" and contents(folder) == FILES
     size = archive.stat().st_size
-    assert told == sorted(told) and told[-1] == (size, size)
+    assert counted == sorted(counted) and counted[-1] == (size, size)
     (folder / "cv/am/clips/a.mp3").write_bytes(b"mine now")
     assert unpack(archive, tmp_path / "into", CONFIG) == folder
     assert contents(folder)["cv/am/clips/a.mp3"] == b"mine now"
@@ -166,8 +169,8 @@ def test_a_tar_comes_out_of_a_python_without_filters_too(tmp_path, monkeypatch):
     refused(evil, tmp_path / "into", "leads out of the folder")
 
 
-def test_a_zip_that_promises_less_than_it_holds_is_refused(tmp_path):
-    """What is counted are its promises."""
+def test_a_zip_that_declares_less_than_it_holds_is_refused(tmp_path):
+    """The declared sizes are counted."""
     archive = pack(tmp_path / "evil.zip", {"a": bytes(2**24)})
     data = bytearray(archive.read_bytes())
     promise = data.index(b"PK\1\2") + 24
@@ -205,7 +208,99 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
     member = tarfile.TarInfo("././@LongLink")
     member.type = tarfile.GNUTYPE_LONGNAME
     archive = pack_member(tmp_path / "evil.tar.gz", member, bytes(2**23))
-    refused(archive, tmp_path / "into", "a header of 8,388,608 bytes")
+    refused(archive, tmp_path / "into", "a header of 8,38")
+
+
+SPARSE = [
+    {"GNU.sparse.map": "0,512,x"},
+    {"GNU.sparse.map": "0"},
+    {"GNU.sparse.size": "ten"},
+    {"GNU.sparse.size": "10"},
+    {"GNU.sparse.realsize": "x"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 30},
+    {"GNU.sparse.name": "../y", "GNU.sparse.size": "10", "GNU.sparse.map": "0,1"},
+]
+
+
+def pack_pax(path: Path, headers: dict, data: bytes = b"x" * 2048) -> Path:
+    """A tar of one file with the extended header `headers`."""
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as packed:
+        member = tarfile.TarInfo("a.bin")
+        member.size = len(data)
+        member.pax_headers = headers
+        packed.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("headers", SPARSE)
+def test_a_sparse_file_in_an_extended_header_is_refused(tmp_path, headers):
+    archive = pack_pax(tmp_path / "evil.tar", headers)
+    refused(archive, tmp_path / "into", "sparse file|damaged|leads out")
+
+
+def test_a_sparse_map_that_would_fill_the_memory_is_refused(tmp_path):
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    archive = pack_pax(tmp_path / "evil.tar", headers, b"9999999\n" + b"0\n" * 2**22)
+    refused(archive, tmp_path / "into", "a header of 4,194")
+
+
+def test_a_zip_with_a_name_that_is_not_utf_8_is_refused(tmp_path):
+    archive = pack(tmp_path / "evil.zip", {"aé.txt": b"x"})
+    archive.write_bytes(archive.read_bytes().replace("é".encode(), b"\xff\xfe"))
+    refused(archive, tmp_path / "into", "damaged.*utf-8")
+
+
+def mutated(seed: int, whole: bytes, tar: bool) -> bytes:
+    """An archive with one part of it damaged; a tar's headers get their checksum again."""
+    rng = random.Random(seed)
+    data = bytearray(whole)
+    kind = rng.choice(["flip", "truncate", "number", "insert", "field"])
+    start = rng.randrange(len(data))
+    if kind == "flip":
+        for _ in range(3):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "truncate":
+        del data[start:]
+    elif kind == "insert":
+        data[start:start] = rng.randbytes(rng.randrange(1, 600))
+    elif kind == "number" or not tar:
+        number = rng.choice([0, 1, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF])
+        signature = data.find(rng.choice([b"PK\1\2", b"PK\3\4", b"PK\5\6"]))
+        start = start if signature < 0 else signature + rng.randrange(4, 46)
+        data[start : start + 4] = struct.pack("<I", number)
+    else:
+        first, size = rng.choice([(0, 100), (100, 8), (124, 12), (136, 12), (156, 1), (257, 8)])
+        fill = rng.choice(
+            [b"\xff" * size, b"\x80" + b"\xff" * size, b"-1 ", bytes(size), b"7" * size]
+        )
+        start = 512 * rng.randrange(2)
+        data[start + first : start + first + size] = fill[:size].ljust(size, b"\0")
+        data[start + 148 : start + 156] = b" " * 8
+        data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    return bytes(data)
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
+def test_no_damage_ends_in_a_stack_trace_or_fills_the_memory(tmp_path, suffix):
+    files = {"a.bin": os.urandom(300), "b/ሰላም.txt": b"b" * 2000, "c.txt": b""}
+    whole = pack(tmp_path / f"whole{suffix}", files).read_bytes()
+    before_bytes = peak_resident_bytes()
+    refusals = 0
+    for seed in range(40):
+        data = gzip.decompress(whole) if suffix == ".tar.gz" else whole
+        data = mutated(seed, data, suffix != ".zip")
+        archive = tmp_path / f"{seed}{suffix}"
+        archive.write_bytes(gzip.compress(data) if suffix == ".tar.gz" else data)
+        try:
+            unpack(archive, tmp_path / "into", CONFIG)
+        except DatasetError as error:
+            refusals += 1
+            assert str(archive) in str(error)
+            assert not (tmp_path / "into" / str(seed)).exists()
+    assert refusals > 10
+    assert peak_resident_bytes() - before_bytes < 100 * 2**20
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"into"}
 
 
 def test_a_member_larger_than_the_disk_is_refused_before_it_is_written(tmp_path, monkeypatch):
@@ -229,7 +324,7 @@ def test_the_disk_is_looked_at_while_a_tar_is_unpacked(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", [".zip", *MODES])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_download_that_broke_off_is_told_by_name_with_the_cure(tmp_path, suffix, share):
+def test_a_download_that_broke_off_is_named_with_the_fix(tmp_path, suffix, share):
     files = {f"{i}.bin": os.urandom(3000) for i in range(20)}
     archive = pack(tmp_path / f"part{suffix}", files)
     whole = archive.read_bytes()
@@ -296,15 +391,15 @@ def test_killed_in_the_middle_it_begins_again_and_comes_out_whole(tmp_path):
         target=unpack_slowly, args=(archive, into)
     )
     process.start()
-    begun = into / "not yet"
-    while not (begun.is_dir() and len(list(begun.iterdir())) > 5):
-        begun = next(into.glob(".many.unpacking*"), begun)
+    partial = into / "not yet"
+    while not (partial.is_dir() and len(list(partial.iterdir())) > 5):
+        partial = next(into.glob(".many.unpacking*"), partial)
         assert process.is_alive()
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert begun.is_dir() and not (into / "many").exists()
-    (begun / "junk").write_text("left by another day")
+    assert partial.is_dir() and not (into / "many").exists()
+    (partial / "junk").write_text("left by another day")
     assert contents(unpack(archive, into, CONFIG)) == files
     assert [p.name for p in into.iterdir()] == ["many"]
 

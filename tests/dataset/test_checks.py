@@ -1,4 +1,4 @@
-"""What is refused and what is only told: each rule on measures of its own."""
+"""What is rejected and what is only a warning: each rule on measures of its own."""
 
 import dataclasses
 import math
@@ -18,6 +18,7 @@ SOUND = ClipMeasure(
     subtype="PCM_16",
     seconds=1.0,
     peak=0.5,
+    mono_peak=0.5,
     rms_db=-20.0,
     dc=0.0,
     clipped=0.0,
@@ -52,7 +53,7 @@ def changed(**over) -> ClipMeasure:
 ALONE = {
     "too short": changed(seconds=0.1),
     "too long": ClipMeasure(rate_hz=8000, channels=1, subtype="PCM_16", seconds=3600),
-    "silent": changed(peak=0.001),
+    "silent": changed(mono_peak=0.001),  # whatever its channels had before they were mixed
     "clipped": changed(clipped=0.02),
     "dc offset": changed(dc=-0.2),
     "too loud": changed(peak=2.5),
@@ -143,7 +144,7 @@ def test_scripts_that_belong_together_are_not_odd():
     assert script("ሰ") == "ETHIOPIC" and script("ʼ") == script("5") == script("፣") == ""
 
 
-def test_repeated_texts_are_told_once_and_refused_only_beyond_a_limit():
+def test_repeated_texts_are_reported_once_and_refused_only_beyond_a_limit():
     rows = [*many(5), row(5, speaker="other"), row(6, "ሌላ ነገር ነው")]
     kept, refused, (warning,) = judged(rows)
     assert len(kept) == 7 and not refused
@@ -154,12 +155,15 @@ def test_repeated_texts_are_told_once_and_refused_only_beyond_a_limit():
 
 def test_warnings_keep_the_row():
     rows = [row(0, "ሀ ሁ"), row(1, "ለ ሉ"), row(2), row(3, split="held_out", speaker="w")]
-    measures = {0: changed(trailing_s=1.5), 1: dataclasses.replace(SOUND, clipped=0.005)}
+    clipped = dataclasses.replace(SOUND, clipped=0.005)
+    inverted = dataclasses.replace(SOUND, channels=2, cancels=True)
+    measures = {0: changed(trailing_s=1.5), 1: clipped, 2: inverted}
     kept, refused, warned = judged(rows, measures)
     assert len(kept) == 4 and not refused
     assert [(w.id, w.kind) for w in warned] == [
         ("c0", "edge silence"),
         ("c1", "clipped"),
+        ("c2", "opposite phase"),
         ("c3", "also in training"),
     ]
     assert "1.5 s after" in warned[0].reason
@@ -168,7 +172,7 @@ def test_warnings_keep_the_row():
     assert not kept[1].silence_s
 
 
-def test_letters_that_hardly_any_text_has_are_told():
+def test_letters_that_hardly_any_text_has_are_reported():
     rows = [*many(999), row(999, "ሰላም ጷ")]
     found = [w for w in judged(rows)[2] if w.kind == "rare letter"]
     assert [w.id for w in found] == ["c999"] and found[0].reason.endswith("ጷ")

@@ -48,19 +48,19 @@ def read(monkeypatch) -> list[str]:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_threads_and_processes_find_what_one_call_finds(clips, tmp_path, processes):
-    told = []
+    reported = []
     found = measure_clips(
         clips,
         tmp_path / "c.jsonl",
         decode_s=5,
         workers=2,
         processes=processes,
-        progress=lambda *counts: told.append(counts),
+        progress=lambda *counts: reported.append(counts),
     )
     assert list(found) == clips and found[clips[7]] == measure_clip(clips[7])
     assert found[clips[148]].startswith("cannot be read as audio")
     assert found[clips[149]].seconds == 9 and found[clips[149]].peak is None
-    assert told == [(64, 150), (128, 150), (150, 150)]
+    assert reported == [(64, 150), (128, 150), (150, 150)]
 
 
 def test_a_second_check_reads_no_audio(clips, tmp_path, read):
@@ -116,6 +116,15 @@ def test_a_file_that_is_gone_for_now_is_looked_for_again(clips, tmp_path, read):
     assert isinstance(measure_clips(clips[:3], tmp_path / "c.jsonl")[clips[0]], ClipMeasure)
 
 
+def test_what_needs_a_library_is_measured_again_once_it_is_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.m4a"
+    path.write_bytes(b"\0\0\0\x1cftypM4A " + bytes(99))
+    monkeypatch.setitem(sys.modules, "av", None)
+    found = measure_clips([str(path)], tmp_path / "c.jsonl")
+    assert "pip install av" in found[str(path)]
+    assert (tmp_path / "c.jsonl").read_bytes() == b""
+
+
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
     clips, tmp_path, monkeypatch, how, read
@@ -148,16 +157,16 @@ def test_a_mount_that_vanishes_stops_the_check_and_loses_nothing(
 def test_processes_that_share_them_leave_the_file_of_one(clips, tmp_path, read, size):
     alone = measure_clips(clips, tmp_path / "alone.jsonl")
     read.clear()
-    told = []
+    reported = []
     cache = tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
         measure_clips(clips, cache, group=PretendedGroup(size, fails=size - 1))
     assert 0 < len(read) < len(clips)
     group = PretendedGroup(size + 1)
-    found = measure_clips(clips, cache, group=group, progress=lambda *now: told.append(now))
+    found = measure_clips(clips, cache, group=group, progress=lambda *now: reported.append(now))
     assert found == alone and list(found) == clips
     assert sorted(read) == clips, "each once, over both tries"
-    assert told == sorted(told) and told[-1] == (150, 150)
+    assert reported == sorted(reported) and reported[-1] == (150, 150)
     assert cache.read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("c*")) == ["c.jsonl"]
 
@@ -185,7 +194,7 @@ measures.measure_clips(paths, Path(sys.argv[2]), workers=1, processes=sys.argv[3
 """
 
 
-def test_a_killed_check_goes_on_where_it_was(clips, tmp_path, read):
+def test_a_killed_check_resumes_where_it_was(clips, tmp_path, read):
     cache = tmp_path / "c.jsonl"
     command = [sys.executable, "-c", CHECK, str(Path(clips[0]).parent), str(cache), "False"]
     check = subprocess.Popen(command, cwd=ROOT)

@@ -29,8 +29,8 @@ def book(rows, refused) -> DataReport:
     return DataReport(layout="LJSpeech", kept=rows, refused=refused, warned=[])
 
 
-def test_every_kind_has_a_cure_and_a_row_may_bring_its_own():
-    assert all(finding(1, kind).cure == cure for kind, cure in FIXES.items())
+def test_every_kind_has_a_fix_and_a_row_may_bring_its_own():
+    assert all(finding(1, kind).cure == fix for kind, fix in FIXES.items())
     own = Finding(file="t", line=1, id="", kind="row", reason="why", cure="save it as UTF-8")
     assert own.cure == "save it as UTF-8"
 
@@ -41,26 +41,28 @@ def test_clips_of_unknown_length_count_as_average_ones():
     assert found.lost_percent == pytest.approx(100 * 8 / 44)
 
 
-def test_too_much_refused_stops_with_reasons_and_cure(tmp_path):
+def test_too_much_refused_stops_with_reasons_and_fix(tmp_path):
     found = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
-    told = r"10\.0 % .*limit 5 %\): 2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*refuse_percent=10"
-    with pytest.raises(DatasetError, match=told):
+    message = (
+        r"10\.0 % .*limit 5 %\): 2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*rejected_percent=10"
+    )
+    with pytest.raises(DatasetError, match=message):
         found.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
-    found.require_usable(ManifestConfig(refuse_percent=10.1), tmp_path)
+    found.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
 
 
 def test_a_message_names_the_first_refused_rows_and_counts_the_rest(tmp_path):
     found = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
-    with pytest.raises(DatasetError) as told:
+    with pytest.raises(DatasetError) as caught:
         found.require_usable(ManifestConfig(), tmp_path)
-    assert str(told.value).splitlines()[1].startswith("  metadata.csv:20 ")
-    assert "csv:12 " not in str(told.value) and "\n  and 12 more" in str(told.value)
+    assert str(caught.value).splitlines()[1].startswith("  metadata.csv:20 ")
+    assert "csv:12 " not in str(caught.value) and "\n  and 12 more" in str(caught.value)
 
 
-def test_nothing_to_train_on_is_told(tmp_path):
+def test_nothing_to_train_on_is_reported(tmp_path):
     for rows, refused in (([], []), (kept(3, split="held_out"), []), ([], [finding(1, "silent")])):
         with pytest.raises(DatasetError, match=r"No utterance can be trained on\. Refused: "):
-            book(rows, refused).require_usable(ManifestConfig(refuse_percent=100), tmp_path)
+            book(rows, refused).require_usable(ManifestConfig(max_rejected_percent=100), tmp_path)
 
 
 def test_the_summary_puts_the_costliest_kind_first():
@@ -83,9 +85,9 @@ def test_the_table_of_nothing_is_empty_and_an_unmeasured_clip_has_no_length():
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("shortest_s", 30),
+        ("min_clip_s", 30),
         ("characters_per_s", (40, 2)),
-        ("refuse_percent", 101),
+        ("max_rejected_percent", 101),
         ("held_out_percent", -1),
         ("odd_share", 0.7),
         ("pace_deviations", 0),

@@ -38,7 +38,7 @@ def mangled(data: bytes) -> bytes:
         (lambda data: data[:8] + member("debian-binary", b"2.0\n"), "it holds no data.tar"),
     ],
 )
-def test_a_broken_one_is_told(tmp_path, spoil, why):
+def test_a_broken_one_is_reported(tmp_path, spoil, why):
     package = write_package(tmp_path / "voice.deb", FILES)
     package.write_bytes(spoil(package.read_bytes()))
     with pytest.raises(DatasetError, match=why) as error:

@@ -42,21 +42,21 @@ def test_texts_and_recordings_stay_together(voice, tmp_path):
     assert dict(line.split("|") for line in table) == TEXTS
 
 
-def test_an_interrupted_move_goes_on(voice, tmp_path):
+def test_an_interrupted_move_resumes(voice, tmp_path):
     (tmp_path / "out/wavs").mkdir(parents=True)
     (voice / "wav/ru_0001.wav").rename(tmp_path / "out/wavs/ru_0001.wav")
     assert move_to_ljspeech(voice, tmp_path / "out") == 3
     assert len(list((tmp_path / "out/wavs").iterdir())) == 3
 
 
-def test_missing_recordings_are_told_and_no_table_is_left(voice, tmp_path):
+def test_missing_recordings_are_reported_and_no_table_is_left(voice, tmp_path):
     (voice / "wav/ru_0002.wav").unlink()
     with pytest.raises(DatasetError, match=r"lacks 1 of its 3 recordings \(ru_0002\)"):
         move_to_ljspeech(voice, tmp_path / "out")
     assert not (tmp_path / "out/metadata.csv").exists()
 
 
-def test_a_line_of_another_kind_is_told_by_its_number(voice):
+def test_a_line_of_another_kind_is_reported_by_its_number(voice):
     path = voice / "etc/txt.done.data"
     path.write_text('( a "b" )\nru_0002 text\n', encoding="utf-8")
     with pytest.raises(DatasetError, match=r"line 2: expected .*, got 'ru_0002 text'"):

@@ -46,12 +46,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_rows_become_an_ljspeech_folder(tmp_path):
-    told = []
-    folder = from_huggingface(rows(5), tmp_path / "out", CONFIG, lambda *now: told.append(now))
+    reported = []
+    folder = from_huggingface(rows(5), tmp_path / "out", CONFIG, lambda *now: reported.append(now))
     found = read_dataset(folder, ManifestConfig())
     assert len(found.rows) == 5 and not found.refused
     assert [row[0] for row in table(folder)] == [f"{i:08d}" for i in range(5)]
-    assert told[-1] == (5, 5) and told[0] == (1, 5)
+    assert reported[-1] == (5, 5) and reported[0] == (1, 5)
     wave, rate = soundfile.read(folder / "wavs/00000003.wav", dtype="int16")
     expected, _ = soundfile.read(io.BytesIO(clip(3)), dtype="int16")
     assert rate == RATE and np.abs(wave.astype(int) - expected).max() <= 1
@@ -112,6 +112,8 @@ BAD = {
     "no audio": ({"audio": None}, "no audio bytes or array"),
     "a decoder": ({"audio": object()}, "decode=False"),
     "junk bytes": ({"audio": {"bytes": b"junk" * 99}}, "396 bytes cannot be decoded"),
+    "truncated": ({"audio": {"bytes": clip(1)[:9000]}}, "truncated"),
+    "two joined": ({"audio": {"bytes": clip(1) + clip(2)}}, "joined"),
     "no rate": ({"audio": {"array": [0.1] * 9, "sampling_rate": None}}, "rate is None"),
     "a wild rate": ({"audio": {"array": [0.1] * 9, "sampling_rate": 10**9}}, "rate is 10"),
     "empty": ({"audio": {"array": [], "sampling_rate": RATE}}, "empty"),
@@ -176,7 +178,7 @@ def breaking(all_rows: list[dict], after: int):
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 10, 23])
-def test_a_stream_that_breaks_off_is_gone_on_with(tmp_path, after):
+def test_a_stream_that_breaks_off_is_resumed(tmp_path, after):
     config = HubConfig(save_every=5)
     with pytest.raises(DatasetError, match=r"network is gone.*run again"):
         from_huggingface(breaking(rows(25), after), tmp_path / "out", config)
@@ -190,7 +192,7 @@ def take_slowly(into: Path) -> None:
     from_huggingface(rows(60), into, HubConfig(save_every=5), lambda *_: time.sleep(0.01))
 
 
-def test_killed_in_the_middle_it_goes_on_to_the_same_folder(tmp_path):
+def test_killed_in_the_middle_it_resumes_to_the_same_folder(tmp_path):
     process = multiprocessing.get_context("fork").Process(
         target=take_slowly, args=(tmp_path / "out",)
     )
@@ -320,7 +322,7 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 
 
 @pytest.mark.parametrize("data", [b"", b'{"key": "', b"[]", b"\xff", b"[" * 99_999, b"bad rows"])
-def test_a_damaged_position_is_named_with_its_cure(tmp_path, data):
+def test_a_damaged_position_is_named_with_its_fix(tmp_path, data):
     def broken(count):
         yield from rows(count)
         raise OSError("the network is gone")

@@ -1,4 +1,4 @@
-"""The whole way, on real bytes: from a folder to a checked manifest, a ledger, a cleaned table."""
+"""The whole way, on real bytes: from a folder to a manifest, a data report, a cleaned table."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ RULES = ManifestConfig(held_out_percent=0)
 
 
 def judged(tmp_path, data: bytes, suffix: str = ".wav"):
-    """The ledger of one recording made of these bytes."""
+    """The data report of one recording made of these bytes."""
     folder = dataset(tmp_path / "data", f"one|{TEXT}\n")
     (folder / "wavs" / f"one{suffix}").write_bytes(data)
     return check_dataset(folder, RULES, tmp_path / "run")
@@ -43,7 +43,7 @@ def test_compressed_recordings_are_found_beside_wavs(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_every_unusable_recording_names_line_reason_and_cure(tmp_path, kind):
+def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
     make, category, words = BAD[kind]
     found = judged(tmp_path, make())
     (refusal,) = found.refused
@@ -52,7 +52,7 @@ def test_every_unusable_recording_names_line_reason_and_cure(tmp_path, kind):
     assert refusal.audio.endswith("one.wav") and str(tmp_path) not in refusal.reason
 
 
-def test_what_is_found_is_what_lies_on_disk(tmp_path):
+def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
     folder = many(tmp_path / "data", 18, 2)
     found = check_dataset(folder, RULES, tmp_path / "run")
     lines = lambda name: (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()  # noqa: E731
@@ -64,29 +64,29 @@ def test_what_is_found_is_what_lies_on_disk(tmp_path):
 
 
 def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
-    folder, told = many(tmp_path / "data", 5, 0), []
+    folder, reported = many(tmp_path / "data", 5, 0), []
     first = check_dataset(folder, RULES, tmp_path / "run")
     monkeypatch.setattr("kit.dataset.clip_stats.measure_clip", None)
     again = check_dataset(
-        folder, RULES, tmp_path / "run", progress=lambda *counts: told.append(counts)
+        folder, RULES, tmp_path / "run", progress=lambda *counts: reported.append(counts)
     )
-    assert again == first and told == [(5, 5)]
+    assert again == first and reported == [(5, 5)]
 
 
-def test_too_much_refused_stops_but_the_ledger_is_there(tmp_path):
+def test_too_much_rejected_stops_but_the_data_report_is_there(tmp_path):
     folder = many(tmp_path / "data", 18, 2)
-    with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger\.jsonl\. Fix them"):
+    with pytest.raises(DatasetError, match=r"(?s)10\.0 % .*ledger.jsonl\. Fix them"):
         usable(folder, RULES, tmp_path / "run")
     assert (tmp_path / "run" / "ledger.jsonl").read_text(encoding="utf-8").count("\n") == 2
 
 
-def test_a_refused_share_below_the_limit_goes_on(tmp_path):
-    config = dataclasses.replace(RULES, refuse_percent=10.1)
+def test_a_rejected_share_below_the_limit_stops_nothing(tmp_path):
+    config = dataclasses.replace(RULES, max_rejected_percent=10.1)
     kept, refused = usable(many(tmp_path / "data", 18, 2), config, tmp_path / "run")
     assert (len(kept), len(refused)) == (18, 2) and read_manifest(tmp_path / "run") == kept
 
 
-def test_nothing_to_train_on_is_told(tmp_path):
+def test_nothing_to_train_on_is_reported(tmp_path):
     with pytest.raises(DatasetError, match=r"(?s)No utterance can be trained on.*no recording"):
         usable(many(tmp_path / "data", 0, 3), RULES, tmp_path / "run")
     with pytest.raises(DatasetError, match=r"metadata\.csv has 0 bytes and no rows"):
@@ -166,14 +166,14 @@ NO_ROWS += ['{"id": 1, "audio": "a", "text": "b", "speaker": "", "split": "train
 
 
 @pytest.mark.parametrize("line", NO_ROWS)
-def test_a_damaged_manifest_names_line_and_cure(tmp_path, line):
+def test_a_damaged_manifest_names_line_and_fix(tmp_path, line):
     sound = '{"id": "a", "audio": "a", "text": "b", "speaker": "", "split": "train", "line": 1}'
     (tmp_path / "manifest.jsonl").write_text(f"{sound}\n{line}\n")
     with pytest.raises(DatasetError, match=r"manifest\.jsonl, line 2 is damaged.*01_data_prep"):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_of_no_rows_is_told(tmp_path):
+def test_a_manifest_of_no_rows_is_reported(tmp_path):
     (tmp_path / "manifest.jsonl").touch()
     with pytest.raises(DatasetError, match=r"manifest\.jsonl has no rows: run notebook 01"):
         read_manifest(tmp_path)

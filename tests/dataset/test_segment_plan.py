@@ -1,4 +1,4 @@
-"""Cuts lie in pauses, clips have the right length, and every second is accounted for."""
+"""Cuts are in pauses, clips have the right length, and every second is accounted for."""
 
 import itertools
 import random
@@ -19,17 +19,17 @@ CONFIG = SegmentConfig(min_s=1.0, max_s=5.0, least_pause_s=0.1, margin_s=0.15)
 
 
 def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset()):
-    """(tokens, heard, seconds) of (word, seconds it takes, seconds of silence after it)."""
+    """(tokens, aligned, seconds) of (word, seconds it takes, seconds of silence after it)."""
     tokens, times, now = [], [], 0.0
     for text, length_s, pause_s in words:
         tokens.append(Token(text=text, ids=(1,), ends_sentence=text.endswith(".")))
         times.append((now, now + length_s, pause_s))
         now += length_s + pause_s
-    heard = []
+    aligned = []
     for number, (start_s, end_s, pause_s) in enumerate(times):
         before_s = times[number - 1][2] if number else 0.0
         if number not in lost:
-            heard.append(
+            aligned.append(
                 AlignedToken(
                     token=tokens[number],
                     number=number,
@@ -39,12 +39,12 @@ def recording(words: list[tuple[str, float, float]], lost: frozenset = frozenset
                     after=Pause(start_s=end_s, end_s=end_s + pause_s),
                 )
             )
-    return tokens, heard, now
+    return tokens, aligned, now
 
 
 def plan(words, config: SegmentConfig = CONFIG, lost: frozenset = frozenset()):
-    tokens, heard, total_s = recording(words, lost)
-    clips, losses = plan_segments(heard, tokens, total_s, config)
+    tokens, aligned, total_s = recording(words, lost)
+    clips, losses = plan_segments(aligned, tokens, total_s, config)
     spans = sorted([*clips, *losses], key=lambda s: (s.start_s, s.end_s))
     assert sum(s.seconds for s in spans) == pytest.approx(total_s)
     for before, after in itertools.pairwise(s for s in spans if s.seconds):
@@ -59,7 +59,7 @@ def test_each_sentence_becomes_a_clip():
     assert clips[0].end_s == pytest.approx(2.15)  # the middle of the pause
 
 
-def test_a_long_pause_leaves_a_margin_and_the_rest_in_the_ledger():
+def test_a_long_pause_leaves_a_margin_and_the_rest_is_reported():
     clips, losses = plan([("ab.", 2, 0.9), ("cd.", 2, 0)])
     assert [c.seconds for c in clips] == pytest.approx([2.15, 2.15])
     assert [loss.seconds for loss in losses] == pytest.approx([0.6])
@@ -84,18 +84,18 @@ def test_a_sentence_too_long_without_pauses_is_lost_with_its_words():
     assert losses[0].reason == "no pauses make a clip of 1.0 to 5.0 s with: a b."
 
 
-def test_no_clip_reaches_over_words_that_were_not_heard():
+def test_no_clip_includes_words_that_were_not_aligned():
     words = [("a.", 2, 0.3), ("b.", 2, 0.3), ("c.", 2, 0)]
     clips, losses = plan(words, lost=frozenset({1}))
     assert [c.text for c in clips] == ["a.", "c."]
     assert [loss.reason for loss in losses] == ["not recognised as written: b."]
 
 
-def test_words_never_said_stand_in_the_ledger_without_seconds():
-    tokens, heard, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
+def test_words_never_spoken_are_reported_without_seconds():
+    tokens, aligned, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     tokens.insert(1, Token(text="b.", ids=(1,), ends_sentence=True))
-    heard[1] = AlignedToken(**(vars(heard[1]) | {"number": 2}))
-    clips, losses = plan_segments(heard, tokens, total_s, CONFIG)
+    aligned[1] = AlignedToken(**(vars(aligned[1]) | {"number": 2}))
+    clips, losses = plan_segments(aligned, tokens, total_s, CONFIG)
     assert [c.text for c in clips] == ["a.", "c."] and sum(c.seconds for c in clips) == total_s
     assert [(loss.seconds, loss.reason) for loss in losses] == [
         (0, "not recognised as written: b.")
@@ -103,14 +103,14 @@ def test_words_never_said_stand_in_the_ledger_without_seconds():
 
 
 def test_no_clip_begins_within_the_word_before_it():
-    """Where no pause parts heard words from unheard ones, the next pause begins the clip."""
+    """Where no pause separates aligned words from missing ones, the next pause begins the clip."""
     words = [("lost", 1, 0), ("a", 1, 0.3), ("b.", 2, 0)]
     clips, losses = plan(words, lost=frozenset({0}))
     assert [c.text for c in clips] == ["b."]
     assert "not recognised as written: lost" in losses[0].reason and "with: a" in losses[0].reason
 
 
-def test_nothing_heard_at_all_is_one_loss():
+def test_no_aligned_word_at_all_is_one_loss():
     tokens, _, total_s = recording([("a.", 2, 0.2), ("c.", 2, 0)])
     clips, losses = plan_segments([], tokens, total_s, CONFIG)
     assert clips == [] and [(s.start_s, s.end_s) for s in losses] == [(0, total_s)]
@@ -119,8 +119,8 @@ def test_nothing_heard_at_all_is_one_loss():
 
 def best_by_trying(words, config: SegmentConfig) -> float:
     """The most seconds that any choice of cuts can keep, found by trying all of them."""
-    _, heard, total_s = recording(words)
-    places = boundaries(heard, total_s, config)
+    _, aligned, total_s = recording(words)
+    places = boundaries(aligned, total_s, config)
     best = 0.0
     for chosen in itertools.product((0, 1, 2), repeat=len(places)):  # no cut, cut, gap after
         edges = [(i, c) for i, c in enumerate(chosen) if c]
@@ -141,9 +141,9 @@ def test_no_choice_of_cuts_keeps_more():
             (f"w{i}" + rng.choice(["", "."]), rng.uniform(0.2, 3), rng.choice([0, 0.05, 0.2, 0.5]))
             for i in range(6)
         ]
-        _, heard, total_s = recording(words)
+        _, aligned, total_s = recording(words)
         config = SegmentConfig(min_s=1.0, max_s=5.0, longest_pause_s=99)
-        places = boundaries(heard, total_s, config)
+        places = boundaries(aligned, total_s, config)
         kept = sum(
             places[j].ending_s(config.margin_s) - places[i].beginning_s(config.margin_s)
             for i, j in choose_clips(places, config)
@@ -168,8 +168,8 @@ def test_random_recordings_are_covered_and_clips_keep_their_limits():
 
 
 def test_a_run_ends_at_a_gap():
-    tokens, heard, _ = recording([("a", 1, 0.3), ("b", 1, 1.5), ("c", 1, 0)])
-    assert [[h.token.text for h in run] for run in split_runs(heard, tokens, CONFIG)] == [
+    tokens, aligned, _ = recording([("a", 1, 0.3), ("b", 1, 1.5), ("c", 1, 0)])
+    assert [[h.token.text for h in run] for run in split_runs(aligned, tokens, CONFIG)] == [
         ["a", "b"],
         ["c"],
     ]

@@ -60,20 +60,20 @@ def made(tmp_path_factory) -> Path:
 
 def test_two_makes_are_the_same_bytes(made, tmp_path):
     time.sleep(1.1)  # espeak-ng seeds its noise with the second of the day
-    told = []
-    again = make_corpus(SMALL, tmp_path / "again", lambda *now: told.append(now))
+    reported = []
+    again = make_corpus(SMALL, tmp_path / "again", lambda *now: reported.append(now))
     assert contents(again) == contents(made)
-    assert told[-1] == (57, 57) and told == sorted(told)
+    assert reported[-1] == (57, 57) and reported == sorted(reported)
 
 
 def test_a_second_make_does_nothing(made):
     before = {p: p.stat().st_mtime_ns for p in made.rglob("*")}
-    told = []
-    assert make_corpus(SMALL, made, lambda *now: told.append(now)) == made
-    assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before and not told
+    reported = []
+    assert make_corpus(SMALL, made, lambda *now: reported.append(now)) == made
+    assert {p: p.stat().st_mtime_ns for p in made.rglob("*")} == before and not reported
 
 
-def test_an_interrupted_make_goes_on_to_the_same_bytes(made, tmp_path):
+def test_an_interrupted_make_resumes_to_the_same_bytes(made, tmp_path):
     def interrupt(done, total):
         raise KeyboardInterrupt
 
@@ -187,7 +187,7 @@ def test_three_speakers_say_one_sentence_in_three_ways():
         assert (means[a] - means[b]).abs().mean() > 0.1
 
 
-def test_espeak_starts_once_in_a_process_and_tells_of_silence():
+def test_espeak_starts_once_in_a_process_and_reports_silence():
     code = """
 from kit.dataset.synthetic import Espeak
 espeak = Espeak("am")
@@ -216,7 +216,7 @@ def test_a_language_without_words_says_what_to_do():
         CorpusConfig(language="tr")
 
 
-def test_too_few_words_for_what_is_asked_is_told(monkeypatch):
+def test_too_few_words_for_what_is_asked_is_reported(monkeypatch):
     few = {"order": [("subject", 1), ("verb", 1), ("object", 1)], "and": ["and"], "phrase": ["hi"]}
     few |= {"subject": [["he"]], "verb": [["saw"]], "object": ["it"], "unseen": {"object": ["us"]}}
     monkeypatch.setattr("kit.dataset.synthetic.load_words", lambda language: few)
@@ -245,7 +245,7 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("unseen:", "`unseen`: slots with words of their own expected, got nothing"),
         ("and:", "`and`: words with `, ` between them expected, got nothing"),
@@ -256,11 +256,11 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
         ("order: [[where, 1.0]]", "`where`: words .* got nothing. Write it as in en.yaml"),
     ],
 )
-def test_what_a_word_list_lacks_is_told(tmp_path, monkeypatch, line, told):
+def test_what_a_word_list_lacks_is_reported(tmp_path, monkeypatch, line, message):
     monkeypatch.setattr(synthetic, "WORDS", tmp_path)
     slot = line.split(":")[0]
     kept = [own for own in WORD_LIST.splitlines() if not own.startswith(f"{slot}:")]
     (tmp_path / "xx.yaml").write_text("\n".join([*kept, line]), encoding="utf-8")
-    with pytest.raises(KitError, match=told) as error:
+    with pytest.raises(KitError, match=message) as error:
         load_words("xx")
     assert "xx.yaml" in str(error.value)

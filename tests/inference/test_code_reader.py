@@ -115,7 +115,7 @@ def test_codes_are_taken_apart_as_the_codec_makes_them():
     assert not rest.any()
 
 
-def test_what_is_added_is_not_told():
+def test_what_is_added_is_not_reported():
     assert pad_codes([torch.tensor([3]), torch.tensor([0, 1])]).tolist() == [[3, -1], [0, 1]]
 
 
@@ -131,7 +131,7 @@ def test_its_file_brings_it_back_and_knows_whose_codes_it_reads(trained, tmp_pat
 
 
 @pytest.mark.parametrize("left", [100, -8])
-def test_a_damaged_file_is_told_with_what_to_do(trained, tmp_path, left):
+def test_a_damaged_file_is_reported_with_what_to_do(trained, tmp_path, left):
     reader, _ = trained
     path = tmp_path / READER
     save_reader(reader, path, PARTS)

@@ -1,6 +1,6 @@
 """A voice with an XTTS-v2's sound speaks with it: states and speaker through its vocoder.
 
-And any voice speaks as whoever is heard in a recording.
+And any voice can speak like the speaker of a recording.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ LONG = GenerateConfig(temperature=0.7, seed=2, exact_codes=45)
 
 
 def released_voice(**over) -> Voice:
-    """A tiny GPT and the sound that knows its states, two speakers, one heard in pieces."""
+    """A tiny GPT, a codec that uses its states, two speakers, one with a reference in parts."""
     sizes = {"text_vocab": tokenizer().vocab_size, "max_text": 60, **over}
     model = random_model(dataclasses.replace(TINY, **sizes))
     model.code_head.weight.data *= 10
@@ -64,7 +64,7 @@ def states_of(voice: Voice, text: str, speaker: str, codes: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("speaker", ["short", "long"])
-def test_the_wave_is_made_of_the_states_that_foretold_its_codes(voice, speaker):
+def test_the_wave_is_made_from_the_states_that_predicted_its_codes(voice, speaker):
     (speech,) = voice.speak(texts(1), speaker, SHORT)
     states = states_of(voice, texts(1)[0], speaker, speech.codes)
     vector = voice.vectors[speaker]
@@ -101,7 +101,7 @@ def test_pieces_of_a_stream_are_the_whole(voice, weights):
     assert (joined - whole.wave).abs().max() < 1e-4
 
 
-def test_the_first_sound_waits_for_no_more_codes_than_states_are_heard(voice):
+def test_the_first_sound_waits_for_no_more_codes_than_the_context(voice):
     """Its own sound needs six codes more, that of codes alone 25."""
     first = next(voice.stream(texts(1)[0], "short", LONG))
     assert len(first) < voice.codec.samples(12)
@@ -116,7 +116,7 @@ def test_a_voice_that_says_nothing_is_silent(voice):
     assert not torch.cat(list(silent.stream(texts(1)[0], "short", config))).any()
 
 
-def test_of_other_states_its_sound_is_made_of_codes_alone_and_that_is_told(voice):
+def test_with_other_states_sound_is_made_from_codes_alone_with_a_warning(voice):
     other = released_voice(width=192, heads=6)
     assert voice.audio_note() == ""
     assert other.audio_note() == (
@@ -137,7 +137,7 @@ def test_a_reference_in_pieces_is_their_mean(voice):
     assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-6)
 
 
-def test_a_damaged_piece_is_told(voice):
+def test_a_damaged_piece_is_reported(voice):
     damaged = torch.full_like(voice.references["long"], float("nan"))
     broken = dataclasses.replace(voice, references=dict(voice.references, long=damaged))
     with pytest.raises(SpeechError, match="reference has NaN"):
@@ -162,7 +162,7 @@ def test_an_exported_voice_keeps_pieces_and_speakers(voice, tmp_path, weights):
         assert after.wave.shape == before.wave.shape
 
 
-def test_a_voice_without_a_speakers_vector_is_told(voice, tmp_path):
+def test_a_voice_without_a_speakers_vector_is_reported(voice, tmp_path):
     lacking = dataclasses.replace(voice, vectors={"short": voice.vectors["short"]})
     with pytest.raises(SpeechError, match="'long' has no speaker vector"):
         lacking.speak(texts(1), "long", SHORT)
@@ -181,18 +181,18 @@ def test_a_speakers_vector_that_is_not_finite_is_not_exported(voice, tmp_path):
 
 
 @pytest.mark.parametrize("frames", [[300, 1], [0, 776], []])
-def test_pieces_that_are_not_those_of_the_reference_are_told(voice, tmp_path, frames):
+def test_pieces_that_are_not_those_of_the_reference_are_refused(voice, tmp_path, frames):
     path = tmp_path / "references.safetensors"
     save_references(voice.references, path, vectors=voice.vectors, pieces=voice.pieces)
     assert load_references(path).pieces == voice.pieces
     tensors, header = contents(path)
     header["pieces"]["long"] = frames
     path.write_bytes(file_bytes(tensors, header))
-    with pytest.raises(SpeechError, match=r"the reference of 'long' has \d+ frames, its segments"):
+    with pytest.raises(SpeechError, match=r"(reference of 'long' has \d+ frames|pieces\['long'\])"):
         load_references(path)
 
 
-def test_vectors_of_fewer_speakers_than_are_told_are_refused(voice, tmp_path):
+def test_vectors_of_fewer_speakers_than_declared_are_rejected(voice, tmp_path):
     path = tmp_path / "references.safetensors"
     save_references(voice.references, path, vectors=voice.vectors)
     tensors, header = contents(path)
@@ -227,7 +227,7 @@ def test_any_recording_becomes_a_speaker_of_a_voice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wave", "told"),
+    ("wave", "message"),
     [
         (torch.zeros(2 * RATE), "is silent"),
         (spoken(2000), "at least 0.33 s are needed"),
@@ -236,13 +236,13 @@ def test_any_recording_becomes_a_speaker_of_a_voice(tmp_path):
     ],
     ids=["silent", "short", "stereo", "not finite"],
 )
-def test_a_recording_without_a_voice_in_it_is_told(voice, wave, told):
+def test_a_recording_without_a_voice_in_it_is_reported(voice, wave, message):
     for one in (voice, real_voice()):
-        with pytest.raises(SpeechError, match=told):
+        with pytest.raises(SpeechError, match=message):
             one.with_speaker("guest", wave, RATE)
 
 
-def test_of_a_long_recording_the_beginning_is_heard(voice):
+def test_of_a_long_recording_the_beginning_is_used(voice):
     wave = spoken(33 * RATE)
     long = voice.with_speaker("guest", wave, RATE)
     cut = voice.with_speaker("guest", wave[: 30 * RATE], RATE)

@@ -247,7 +247,7 @@ def test_the_fastest_that_says_the_same_is_chosen():
     assert choose_format([FP32, fast, measured("bf16", 700.0)]) == (fast, "")
 
 
-def test_a_fast_one_that_says_something_else_is_told_and_left():
+def test_a_fast_one_with_other_speech_is_reported_and_not_chosen():
     wild = measured("int8-weight-only", 1000.0, agreement=0.94, cer=0.2)
     chosen, against = choose_format([FP32, wild, measured("int8", 900.0)])
     assert chosen.name == "int8"

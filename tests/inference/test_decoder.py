@@ -408,7 +408,7 @@ def test_buckets_of_positions(model):
     assert [steps.bucket(n) for n in needed] == [256, 256, 512, 512, 768, 1056, 1056]
     decoder.max_positions = 304
     assert {steps.bucket(n) for n in range(1, 305)} == {304}
-    steps.compiles = True  # each length would be compiled anew
+    steps.compiles = True  # each length would be compiled again
     decoder.max_positions = 1056
     assert steps.bucket(1) == 1056
 
@@ -554,7 +554,7 @@ def test_a_text_that_does_not_fit_names_the_limit(model, length):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_damaged_reference_is_told(model, value):
+def test_a_damaged_reference_is_reported(model, value):
     _, _, cond = rows(1)
     cond[0, 3, 3] = value
     for weights in ("fp32", "int8"):
@@ -567,7 +567,7 @@ def test_a_damaged_reference_is_told(model, value):
 @pytest.mark.parametrize(
     "name", ["gpt.h.1.mlp.c_fc.weight", "gpt.h.0.ln_1.bias", "code_position.weight"]
 )
-def test_damaged_weights_are_told_at_once(name, weights, value):
+def test_damaged_weights_are_reported_at_once(name, weights, value):
     damaged = tiny_model()
     damaged.get_parameter(name).data.flatten()[3] = value
     with pytest.raises(SpeechError, match=rf"damaged: {name} is not finite.* earlier checkpoint"):

@@ -42,7 +42,7 @@ def moved(model, by: float):
     return other
 
 
-def test_a_model_has_forgotten_nothing_of_itself(base, readings):
+def test_a_model_compared_with_itself_has_forgotten_nothing(base, readings):
     found = measure_divergence(base, copy.deepcopy(base), readings)
     assert found.forgotten == pytest.approx(0, abs=1e-6)
     assert 0 < found.base < torch.tensor(float(base.config.code_vocab)).log()

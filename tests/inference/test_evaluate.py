@@ -19,7 +19,7 @@ from kit.audio.recognizer import alphabet_of, cer
 from kit.inference.evaluate import (
     Scores,
     gate_checks,
-    hearing,
+    gate_evaluator,
     noise_floor,
     problems_of,
     save_samples,
@@ -54,40 +54,44 @@ def test_scores_are_counted_by_hand(voice, recognizer):
     assert scores.eos_rate == sum(s.stopped for s in speech) / 5
     seconds = sum(len(s.wave) for s in speech) / RATE
     assert scores.duration_ratio == pytest.approx(seconds / sum(r.seconds for r in rows))
-    assert len(scores.heard) == 5 and scores.cer == cer(list(scores.heard), [r.text for r in rows])
+    assert len(scores.transcripts) == 5 and scores.cer == cer(
+        list(scores.transcripts), [r.text for r in rows]
+    )
     long = [len(s.wave) / RATE > 2 * r.seconds for s, r in zip(speech, rows)]
     assert scores.runaway_rate == sum(long) / 5
-    assert set(scores.figures()) == {f.name for f in dataclasses.fields(Scores)} - {"heard"}
+    assert set(scores.figures()) == {f.name for f in dataclasses.fields(Scores)} - {"transcripts"}
 
 
 def test_a_broken_model_fails_the_gate(voice, recognizer):
     rows = [r for r in manifest() if r.split == "train"][:4]
     broken = SpeechGPT(real_config())
     broken.code_head.bias.data[broken.config.stop_code] = -100.0  # never finds its end
-    figures = hearing(voice, rows, recognizer, GenerateConfig(max_codes_per_text_id=30))(broken)
+    figures = gate_evaluator(voice, rows, recognizer, GenerateConfig(max_codes_per_text_id=30))(
+        broken
+    )
     assert figures["eos_rate"] == 0 and figures["runaway_rate"] > 0
     reasons = "; ".join(problems_of(gate_checks(Scores(**figures), 0.01, 0.12)))
     assert all(word in reasons for word in ("CER", "never ended", "twice as long"))
 
 
-def test_a_recogniser_that_hears_right_has_no_error(voice, recognizer, monkeypatch):
+def test_a_recogniser_without_mistakes_has_no_error(voice, recognizer, monkeypatch):
     rows = manifest()[:3]
-    heard = iter([[letters(r.text) for r in rows], [""] * 3])
-    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(heard))
+    transcripts = iter([[letters(r.text) for r in rows], [""] * 3])
+    monkeypatch.setattr("kit.inference.evaluate.transcribe", lambda *a: next(transcripts))
     found = noise_floor(rows, recognizer, voice.codec)
     assert (found.cer, found.cer_codec) == (0.0, 1.0)
 
 
-def test_an_empty_waveform_is_heard_as_silence(recognizer):
+def test_an_empty_waveform_is_silence(recognizer):
     clips = [waves()[0], torch.zeros(0), torch.zeros(1024)]
-    heard = transcribe(recognizer, clips, RATE)
-    assert len(heard) == 3 and heard[1] == heard[2]
+    transcripts = transcribe(recognizer, clips, RATE)
+    assert len(transcripts) == 3 and transcripts[1] == transcripts[2]
 
 
-def test_what_is_heard_keeps_its_order_in_batches(recognizer):
+def test_transcripts_keep_their_order_in_batches(recognizer):
     clips = waves()[:4] * 2
-    heard = transcribe(recognizer, clips, RATE, batch=4)
-    assert heard[:4] == heard[4:] and len(set(heard[:4])) == 4
+    transcripts = transcribe(recognizer, clips, RATE, batch=4)
+    assert transcripts[:4] == transcripts[4:] and len(set(transcripts[:4])) == 4
 
 
 def test_samples_are_written_where_the_report_looks(tmp_path):
@@ -115,11 +119,11 @@ def test_each_fault_is_named(over, reason):
     assert reason in found
 
 
-def test_who_knows_the_recordings_by_heart_is_not_told_to_train_longer():
-    cure = suggest_fix(2.24, 6.93)  # a person's hour and a half, after 640 steps from nothing
-    assert "START_FROM" in cure and "2.24" in cure and "6.93" in cure
-    (found,) = problems_of(gate_checks(dataclasses.replace(GOOD, cer=0.8), 0.01, 0.12, cure))
-    assert found.endswith(cure)
+def test_a_memorising_voice_is_not_advised_to_train_longer():
+    fix = suggest_fix(2.24, 6.93)  # a person's hour and a half, after 640 steps from scratch
+    assert "BASE_MODEL" in fix and "2.24" in fix and "6.93" in fix
+    (found,) = problems_of(gate_checks(dataclasses.replace(GOOD, cer=0.8), 0.01, 0.12, fix))
+    assert found.endswith(fix)
 
 
 @pytest.mark.parametrize("losses", [(7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)])

@@ -1,4 +1,4 @@
-"""An exported voice speaks as it did, and a folder that is not whole is told file by file."""
+"""An exported voice speaks as it did, and the damaged file of an incomplete folder is named."""
 
 import copy
 import dataclasses
@@ -18,6 +18,7 @@ from torch import nn
 
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest
+from kit.base.notes import Note
 from kit.inference import export
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.export import (
@@ -84,14 +85,14 @@ def test_a_voice_of_phonemes_is_given_phonemes_wherever_it_is_taken(tmp_path):
     assert again.tokenizer.decode(ids) == "sˈəlam lˈəhulum"
 
 
-def test_the_card_tells_what_the_folder_is(voice, folder):
+def test_the_card_describes_the_folder(voice, folder):
     card = read_card(folder)
     assert card.settings == OWN
-    assert card.model == dataclasses.asdict(voice.model.config)
+    assert card.model == voice.model.config
     assert (card.sample_rate, card.speakers, card.weights) == (22050, ("alma", "brook"), "fp32")
     assert card.versions["torch"] == torch.__version__
     assert {p.name for p in folder.iterdir()} == {*FILES, CARD, "README.md"}
-    sizes = {name: told["bytes"] for name, told in card.files.items()}
+    sizes = {name: recorded["bytes"] for name, recorded in card.files.items()}
     assert sizes == {name: (folder / name).stat().st_size for name in FILES}
 
 
@@ -146,7 +147,7 @@ def test_int8_speaks_as_the_model_it_was_made_from(voice, tmp_path):
             assert all(torch.equal(a, b) for a, b in zip(found, int8(weight)))
     wanted = codes(voice, Decoder(original, DecoderConfig(weights="int8")))
     assert codes(again, Decoder(again.model, DecoderConfig(weights="int8"))) == wanted
-    assert codes(again, again.decoder) == wanted  # what it speaks through unless told otherwise
+    assert codes(again, again.decoder) == wanted  # the decoder it speaks through by default
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-7, 1.0, 1e4])
@@ -180,7 +181,7 @@ def test_an_interrupted_export_leaves_the_one_before(voice, tmp_path, monkeypatc
 
 
 def export_killed(folder: str, moved: int) -> None:
-    """The body of a process: the export in `folder` made anew, killed with `moved` files moved."""
+    """The body of a process: the export in `folder` made again, killed with `moved` files moved."""
     left, real = [moved], os.replace
 
     def replace(source, target):
@@ -212,35 +213,40 @@ def test_references_that_are_not_finite_are_refused(voice, tmp_path):
         export_voice(dataclasses.replace(voice, references=mels), tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/zz")
+@pytest.mark.filterwarnings("ignore:There is no kit/text/languages/za")
 @pytest.mark.parametrize("where", ["in the voice", "as a link", "beside it"])
 def test_code_that_came_with_a_voice_is_not_run(voice, tmp_path, monkeypatch, where):
-    folder = export_voice(dataclasses.replace(voice, language="zz"), tmp_path / "voice")
+    folder = export_voice(dataclasses.replace(voice, language="za"), tmp_path / "voice")
     evil = (
         "import pathlib\npathlib.Path(__file__).with_name('run').touch()\nnormalize = str.upper\n"
     )
     place = folder.parent if where == "beside it" else folder
     if where == "as a link":
         (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "elsewhere" / "zz.py").write_text(evil)
-        (folder / "zz.py").symlink_to(tmp_path / "elsewhere" / "zz.py")
+        (tmp_path / "elsewhere" / "za.py").write_text(evil)
+        (folder / "za.py").symlink_to(tmp_path / "elsewhere" / "za.py")
     else:
-        (place / "zz.py").write_text(evil)
+        (place / "za.py").write_text(evil)
         (place / "kit" / "text" / "languages").mkdir(parents=True)
-        (place / "kit" / "text" / "languages" / "zz.py").write_text(evil)
+        (place / "kit" / "text" / "languages" / "za.py").write_text(evil)
     again = load_export(folder)
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend("")
     monkeypatch.syspath_prepend(str(place))
     assert again.speak(LINES[:1], "alma", OWN)[0].parts == (LINES[0],)
     assert load_export(folder).ids(LINES[0]) == voice.ids(LINES[0])
-    assert not list(tmp_path.rglob("run")) and "zz" not in sys.modules
+    assert not list(tmp_path.rglob("run")) and "za" not in sys.modules
 
 
 @pytest.mark.parametrize("language", ["../am", "os.path", "", "a" * 300, "am\n"])
 def test_a_card_whose_language_is_no_code_is_refused(folder, language):
     sealed(folder, language=language)
     refused(folder, "is no language code")
+
+
+def test_a_card_may_name_its_language(voice, tmp_path):
+    folder = export_voice(dataclasses.replace(voice, language="Amharic"), tmp_path / "voice")
+    assert load_export(folder).language == "am"
 
 
 def test_what_the_owner_wrote_in_the_readme_is_kept(voice, folder):
@@ -294,16 +300,16 @@ def test_a_flipped_bit_is_found(folder, name, at):
     refused(folder, rf"{re.escape(name)} is damaged \(its SHA-256")
 
 
-def test_any_changed_byte_of_the_card_is_told_or_harmless(folder):
+def test_any_changed_byte_of_the_card_is_refused_or_harmless(folder):
     whole, card = (folder / CARD).read_bytes(), read_card(folder)
-    told = 0
+    refused = 0
     for at in range(0, len(whole), 7):
         (folder / CARD).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         try:
             assert read_card(folder) == card  # a blank between words
         except SpeechError:
-            told += 1
-    assert told > 100
+            refused += 1
+    assert refused > 100
 
 
 FOREIGN = ["", "{", "[]", "7", "{}", '"text"', '{"format_version": "1"}', '{"model_type": "gpt2"}']
@@ -322,26 +328,24 @@ def sealed(folder, **over) -> None:
     (folder / CARD).write_text(json.dumps(plain | {"checksum": digest(plain)}), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("version", "cure"), [(3, "update the kit"), (1, "export the voice again")]
-)
-def test_another_format_tells_what_to_do(folder, version, cure):
+@pytest.mark.parametrize(("version", "fix"), [(3, "update the kit"), (1, "export the voice again")])
+def test_another_format_says_what_to_do(folder, version, fix):
     sealed(folder, format_version=version, novelty=True)
-    refused(folder, rf"has format {version}, this kit reads 2: {cure}\.")
+    refused(folder, rf"has format {version}, this kit reads 2: {fix}\.")
 
 
-def test_unknown_weights_are_told(folder):
+def test_unknown_weights_are_reported(folder):
     sealed(folder, weights="int3")
     refused(folder, f"{CARD}.*unknown weights 'int3'.*int8")
 
 
 @pytest.mark.parametrize("over", [{"width": 64}, {"heads": 3}, {"wings": 2}])
-def test_a_model_of_another_shape_is_told(voice, folder, over):
+def test_a_model_of_another_shape_is_reported(voice, folder, over):
     sealed(folder, model=dataclasses.asdict(voice.model.config) | over)
-    refused(folder, f"does not match {CARD}")
+    refused(folder, rf"({CARD} is damaged.*GPTConfig|does not match {CARD}.*model\.safetensors)")
 
 
-def test_a_folder_that_is_none_is_told(tmp_path):
+def test_a_folder_that_is_none_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         refused(path, "is no exported voice")
@@ -350,7 +354,15 @@ def test_a_folder_that_is_none_is_told(tmp_path):
 # parts that do not belong together, and cards that ask for too much
 
 
-def test_a_card_of_another_rate_or_other_speakers_is_told(folder):
+def test_a_card_with_former_names_of_settings_is_read(folder):
+    sampling = dataclasses.asdict(read_card(folder).sampling)
+    former = {"candidates": sampling.pop("best_of"), "guidance": sampling.pop("guidance_scale")}
+    sealed(folder, sampling=sampling | former)
+    with pytest.warns(Note, match=r"generate\.candidates is now called generate\.best_of"):
+        assert read_card(folder).settings == OWN
+
+
+def test_a_card_of_another_rate_or_other_speakers_is_reported(folder):
     sealed(folder, sample_rate=16000)
     refused(folder, r"codec\.safetensors has 22050 Hz, .*voice\.json says 16000")
     sealed(folder, sample_rate=22050, speakers=["alma", "carol"])
@@ -364,7 +376,7 @@ def test_a_card_that_asks_for_a_monstrous_model_is_refused_at_once(voice, folder
 
 
 def test_a_card_whose_settings_would_never_end_is_refused(folder):
-    for over in ({"retries": 10**9}, {"candidates": 10**9}):
+    for over in ({"retries": 10**9}, {"best_of": 10**9}):
         sealed(folder, sampling=dataclasses.asdict(OWN) | over)
         with pytest.raises(KitError, match=rf"GenerateConfig\.{next(iter(over))} = \d+: must lie"):
             read_card(folder).settings  # noqa: B018

@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, a batch changes nothing, and every end is told."""
+"""Generation: the cache changes nothing, a batch changes nothing, and every end is reported."""
 
 import copy
 import dataclasses
@@ -24,8 +24,8 @@ from kit.model.sequence import pack
 GREEDY = GenerateConfig(temperature=0)
 PENALIZED = GenerateConfig(temperature=0.7, repetition_penalty=1.3)
 SAMPLED = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, seed=3)
-MANY = dataclasses.replace(SAMPLED, candidates=4)
-GUIDED = dataclasses.replace(SAMPLED, guidance=2.0)
+MANY = dataclasses.replace(SAMPLED, best_of=4)
+GUIDED = dataclasses.replace(SAMPLED, guidance_scale=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -89,23 +89,23 @@ def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> 
 
 @pytest.mark.parametrize("guidance", [1.5, 3.0])
 def test_guidance_leans_to_the_text_away_from_no_text(model, guidance):
-    # The training path's own choice: told + (guidance - 1) * (told - untold).
+    # The training path's own choice: cond_logits + (guidance - 1) * (cond_logits - uncond_logits).
     texts, cond = requests(4)
-    config = dataclasses.replace(GREEDY, guidance=guidance)
+    config = dataclasses.replace(GREEDY, guidance_scale=guidance)
     found = generate(model, texts, cond, config)
     assert plain(found) != plain(generate(model, texts, cond, GREEDY))
     for text, mel, row in zip(texts, cond, found):
         codes = row.codes.tolist()
-        told = code_logits(model, text, codes, mel)
-        untold = code_logits(model, [], codes, mel)
-        leaning = told + (guidance - 1) * (told - untold)
+        cond_logits = code_logits(model, text, codes, mel)
+        uncond_logits = code_logits(model, [], codes, mel)
+        leaning = cond_logits + (guidance - 1) * (cond_logits - uncond_logits)
         leaning[:, GPT.start_code] = float("-inf")
         chosen = leaning.argmax(-1).tolist()
         assert chosen[: len(codes)] == codes and (chosen[-1] == GPT.stop_code) == row.stopped
-        # How likely it is, is told without guidance.
-        told[:, GPT.start_code] = float("-inf")
+        # Its likelihood is computed without guidance.
+        cond_logits[:, GPT.start_code] = float("-inf")
         said = torch.tensor([*codes, GPT.stop_code])[: len(codes) + row.stopped, None]
-        mean = told.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
+        mean = cond_logits.log_softmax(-1)[: len(said)].gather(1, said).mean().item()
         assert row.log_prob == pytest.approx(mean, rel=1e-3)
 
 
@@ -154,7 +154,7 @@ def test_of_several_candidates_the_likeliest_is_kept(model):
 
 def test_greedy_readings_are_made_once(model):
     texts, cond = requests(4)
-    greedy = dataclasses.replace(GREEDY, candidates=4)
+    greedy = dataclasses.replace(GREEDY, best_of=4)
     wanted = generate(model, texts, cond, GREEDY)
     assert plain(generate(model, texts, cond, greedy)) == plain(wanted)
 
@@ -206,7 +206,7 @@ def test_a_reading_that_was_cut_is_read_again_cooler(hesitant):
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_model_that_never_ends_is_told_after_all(model, retries):
+def test_a_model_that_never_ends_is_reported_after_all(model, retries):
     config = dataclasses.replace(SAMPLED, retries=retries, max_codes_per_text_id=0)
     for row in generate(with_stop(model, -1e4), *requests(3), config):
         assert not row.stopped and len(row.codes) == 39
@@ -222,7 +222,7 @@ def test_neither_greedy_nor_timed_readings_are_made_again(model, monkeypatch):
     assert len(made) == 2
 
 
-def test_what_was_said_so_far_is_told_at_every_step(model):
+def test_the_codes_so_far_are_reported_at_every_step(model):
     texts, cond = requests(3)
     wanted, steps = generate(model, texts, cond, GREEDY), []
     for said in decode_stream(Decoder(model), texts, cond, GREEDY, [0] * 3):
@@ -280,7 +280,7 @@ def test_every_text_needs_a_reference(model):
         generate(model, [[1], [2]], torch.randn(3, 8, 5), MANY)
 
 
-def test_numbers_that_outgrow_their_format_are_told(model, monkeypatch):
+def test_numbers_that_outgrow_their_format_are_reported(model, monkeypatch):
     huge = with_stop(model, 0.0)
     huge.gpt.h[0].mlp.c_proj.bias.data[3] = 1e6  # no fp16 number, a sound bf16 one
     for sound in ("bf16", "fp16"):  # on a CPU fp16 is how weights lie; what is counted is fp32
@@ -297,7 +297,7 @@ def test_graphs_with_fixed_shapes_say_the_same(model, kv_cache, monkeypatch):
     config = dataclasses.replace(SAMPLED, kv_cache=kv_cache)
     for count, guidance in ((1, 1.0), (3, 1.0), (3, 2.0)):
         texts, cond = requests(count)
-        config = dataclasses.replace(config, guidance=guidance)
+        config = dataclasses.replace(config, guidance_scale=guidance)
         wanted = plain(generate(model, texts, cond, config))
         assert plain(generate(decoder, texts, cond, config)) == wanted
 
@@ -315,7 +315,7 @@ def test_a_text_that_outgrew_the_format_spoils_no_other(model, monkeypatch):
 
 
 def short_of_memory(decoder, most: int, monkeypatch) -> list[int]:
-    """`decoder` as on a GPU that holds `most` rows; the batch sizes that it was asked for."""
+    """`decoder` as on a GPU that holds `most` rows; the batch sizes that it got."""
     asked = []
     prefill = decoder.prefill
 

@@ -114,14 +114,14 @@ def test_other_formats_look_alike(model, weights):
 
 
 def test_of_several_candidates_the_one_that_follows_the_text_is_kept(model):
-    config = GenerateConfig(temperature=2.0, top_k=0, candidates=5, max_codes_per_text_id=1.0)
+    config = GenerateConfig(temperature=2.0, top_k=0, best_of=5, max_codes_per_text_id=1.0)
     texts, _, cond = readings()
     decoder = Decoder(model, DecoderConfig(alignment_head=HEAD))
     each = [text for text in texts for _ in range(5)]
-    heard = cond.repeat_interleave(5, 0)
+    references = cond.repeat_interleave(5, 0)
     seeds = [candidate_seed(config, text, i % 5) for i, text in enumerate(each)]
-    rows = decode(decoder, each, heard, config, seeds)
-    sure = alignment_scores(decoder, each, heard, [row.codes for row in rows])
+    rows = decode(decoder, each, references, config, seeds)
+    sure = alignment_scores(decoder, each, references, [row.codes for row in rows])
     choices = []
     for follow in (0.0, 1.5, 1e6):
         found = generate(

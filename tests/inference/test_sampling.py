@@ -159,7 +159,7 @@ WRONG = [
     *(("top_p", value) for value in (0.0, 1.1, NAN)),
     *(("top_k", value) for value in (-1, 2.5)),
     *(("repetition_penalty", value) for value in (0.0, NAN, INF)),
-    *(("candidates", value) for value in (0, 1.5, 65, True)),
+    *(("best_of", value) for value in (0, 1.5, 65, True)),
     *(("retries", value) for value in (-1, 0.5, 21, 10**9)),
     *(("max_codes_per_text_id", value) for value in (-1.0, NAN, INF, 1e308)),
     *(("exact_codes", value) for value in (-1, 2.5)),
@@ -170,7 +170,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
 def test_settings_out_of_range_are_refused(field, value):
-    told = re.escape(repr(value))
-    wanted = rf"GenerateConfig.{field} (= {told}: \S+|must be .*got {told} )"
+    value_text = re.escape(repr(value))
+    wanted = rf"GenerateConfig.{field} (= {value_text}: \S+|must be .*got {value_text} )"
     with pytest.raises(KitError, match=wanted):
         GenerateConfig(**{field: value})

@@ -1,4 +1,4 @@
-"""Whether a voice hears who is to speak: what its codes cost, told whose reference."""
+"""Whether a voice follows the speaker reference: the loss of its codes, by reference."""
 
 import copy
 
@@ -39,19 +39,19 @@ def test_it_is_the_models_own_loss_whatever_is_read_together(voice):
         assert together[speaker].own < max(found.own for found in alone)
 
 
-def test_one_that_never_listens_is_told(voice):
+def test_a_voice_that_ignores_the_reference_is_reported(voice):
     deaf = copy.copy(voice)
     deaf.model = copy.deepcopy(voice.model)
-    deaf.model.conditioner.latents.data.fill_(1e9)  # what is heard is nothing beside them
+    deaf.model.conditioner.latents.data.fill_(1e9)  # the reference has no effect beside them
     for found in loss_by_speaker(deaf, recordings(voice)).values():
         assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "heard"), [(2.0, 2.1, True), (2.0, 2.001, False), (2.1, 2.0, False)]
+    ("own", "other", "used"), [(2.0, 2.1, True), (2.0, 2.001, False), (2.1, 2.0, False)]
 )
-def test_a_reference_of_ones_own_must_gain_something(own, other, heard):
-    assert SpeakerLoss(own=own, other=other).uses_reference == heard
+def test_a_reference_of_ones_own_must_gain_something(own, other, used):
+    assert SpeakerLoss(own=own, other=other).uses_reference == used
 
 
 def test_one_speaker_is_nobody_elses(voice):

@@ -1,4 +1,4 @@
-"""The states that foretold the codes: those of the training path, however the codes were made."""
+"""The states that predicted the codes: those of the training path, however the codes were made."""
 
 import dataclasses
 
@@ -52,11 +52,11 @@ def require_trained_states(model, texts, cond, found: list[GeneratedCodes]) -> N
         GREEDY,
         SAMPLED,
         dataclasses.replace(GREEDY, kv_cache=False),
-        dataclasses.replace(SAMPLED, candidates=3),
+        dataclasses.replace(SAMPLED, best_of=3),
     ],
     ids=["greedy", "sampled", "no cache", "candidates"],
 )
-def test_each_code_comes_with_the_state_that_foretold_it(model, config):
+def test_each_code_comes_with_the_state_that_predicted_it(model, config):
     texts, cond = requests()
     found = generate(Decoder(model, KEPT), texts, cond, config)
     assert len({len(row.codes) for row in found}) > 1  # rows left the batch at different times

@@ -34,7 +34,7 @@ def test_a_file_is_no_folder_to_export_to(voice, tmp_path):
 @pytest.fixture(scope="module")
 def programs(voice, tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setenv("PATH", "")  # no C++ compiler is asked for
+    patch.setenv("PATH", "")  # no C++ compiler is needed
     before = copy.deepcopy(voice.model.state_dict())
     folder = export_program(voice, tmp_path_factory.mktemp("programs"))
     patch.undo()

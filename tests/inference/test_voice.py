@@ -70,18 +70,18 @@ def test_spelling_and_figures_are_normalised_on_the_way(voice):
         ({"batch": 0}, "`batch` is 0"),
     ],
 )
-def test_what_does_not_go_together_is_told(voice, asked, wanted):
+def test_what_does_not_go_together_is_reported(voice, asked, wanted):
     with pytest.raises(SpeechError, match=wanted):
         voice.speak(**{"texts": ["ሰላም"], "speakers": "voice0", "config": SHORT} | asked)
 
 
-def test_how_a_speech_came_about_is_told(voice):
+def test_the_speech_settings_are_reported(voice):
     make = lambda **how: Speech(text="ሰላም", wave=torch.zeros(9), codes=torch.zeros(9), **how)  # noqa: E731
     config = GenerateConfig(temperature=0.6)
     assert remark(make(stopped=True, temperature=0.6), config) == ""
     assert "at temperature 0.3" in remark(make(stopped=True, temperature=0.3), config)
     assert "was truncated" in remark(make(stopped=False, temperature=0.15), config)
-    asked = dataclasses.replace(config, guidance=2.0)
+    asked = dataclasses.replace(config, guidance_scale=2.0)
     assert "text_dropout" in remark(make(stopped=True, temperature=0.6), asked)
     guided = make(stopped=True, temperature=0.6, guidance=2.0)
     assert remark(guided, asked) == ""
@@ -93,7 +93,7 @@ def test_an_unknown_speaker_names_the_known_ones(voice):
 
 
 @pytest.mark.parametrize("text", ["", "…", "hello"])
-def test_text_that_cannot_be_spoken_is_told(voice, text):
+def test_text_that_cannot_be_spoken_is_reported(voice, text):
     with pytest.raises(SpeechError):
         voice.speak([*texts(1), text], "voice0", SHORT)
 
@@ -195,7 +195,7 @@ def test_on_a_gpu_it_speaks_in_half_precision_by_graphs(voice, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["!?…።", "🙂🙂", "ሰላም hello", "Привет"])
-def test_what_has_no_letters_of_the_voice_is_told(voice, text):
+def test_what_has_no_letters_of_the_voice_is_reported(voice, text):
     with pytest.raises(SpeechError):
         voice.speak([text], "voice0", SHORT)
 

@@ -1,4 +1,4 @@
-"""Where errors are: each kind is told from the others, and every word is accounted for."""
+"""Where errors are: each kind is distinguished from the others, and every word is accounted for."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kit.audio.recognizer import edit_distance
 from kit.inference.word_alignment import KINDS, align_words, count_kinds, word_stats
 
 TEXT = "my mother bought fresh bread from the market"
-HEARD = {
+TRANSCRIPTS = {
     "left out": "my mother bought bread from the market",
     "doubled": "my mother bought bought fresh bread from the market",
     "added": "my mother bought some fresh bread from the market",
@@ -17,20 +17,20 @@ HEARD = {
 }
 
 
-@pytest.mark.parametrize(("kind", "heard"), HEARD.items())
-def test_each_kind_is_told_from_the_others(kind, heard):
-    pairs = align_words(TEXT, heard)
+@pytest.mark.parametrize(("kind", "transcript"), TRANSCRIPTS.items())
+def test_each_kind_is_distinguished_from_the_others(kind, transcript):
+    pairs = align_words(TEXT, transcript)
     assert [pair.kind for pair in pairs if pair.kind] == [kind]
     assert [word for pair in pairs for word in pair.words] == TEXT.split()
-    assert [word for pair in pairs for word in pair.heard] == heard.split()
-    assert set(HEARD) == set(KINDS)
+    assert [word for pair in pairs for word in pair.recognized] == transcript.split()
+    assert set(TRANSCRIPTS) == set(KINDS)
 
 
 def test_the_word_that_was_joined_or_doubled_is_named():
-    (merged,) = (p for p in align_words(TEXT, HEARD["merged"]) if p.kind)
-    assert (merged.words, merged.heard) == (("fresh", "bread"), ("freshbread",))
-    (doubled,) = (p for p in align_words(TEXT, HEARD["doubled"]) if p.kind)
-    assert (doubled.words, doubled.heard) == (("bought",), ("bought", "bought"))
+    (merged,) = (p for p in align_words(TEXT, TRANSCRIPTS["merged"]) if p.kind)
+    assert (merged.words, merged.recognized) == (("fresh", "bread"), ("freshbread",))
+    (doubled,) = (p for p in align_words(TEXT, TRANSCRIPTS["doubled"]) if p.kind)
+    assert (doubled.words, doubled.recognized) == (("bought",), ("bought", "bought"))
 
 
 def test_a_short_word_left_out_after_a_long_one_is_not_merged():
@@ -45,9 +45,9 @@ def test_punctuation_is_no_error_and_silence_leaves_all_out():
 
 
 def test_it_is_never_dearer_than_the_plain_distance_over_words():
-    heard = "mother my bought the the fresh bread form market now"
-    wrong = sum(bool(pair.kind) for pair in align_words(TEXT, heard))
-    assert 0 < wrong <= edit_distance(TEXT.split(), heard.split())
+    transcript = "mother my bought the the fresh bread form market now"
+    wrong = sum(bool(pair.kind) for pair in align_words(TEXT, transcript))
+    assert 0 < wrong <= edit_distance(TEXT.split(), transcript.split())
 
 
 def test_the_word_that_is_wrong_most_often_comes_first():
@@ -55,5 +55,5 @@ def test_the_word_that_is_wrong_most_often_comes_first():
     pairs += align_words("two plums", "plums")
     first, *others = word_stats(pairs)
     assert (first.word, first.count, first.wrong) == ("two", 3, 2)
-    assert set(first.kinds) == {"replaced", "left out"} and "ten" in first.heard
+    assert set(first.kinds) == {"replaced", "left out"} and "ten" in first.recognized
     assert not any(record.wrong for record in others)

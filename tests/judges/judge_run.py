@@ -2,7 +2,7 @@
 
 Held-out sentences as recorded, through Griffin-Lim from their true magnitudes, through the codec,
 and, where the run is trained, as each set of weights reads them: once, and as it speaks by the
-preset. It leaves a table, all that was heard in runs/NAME/judges.json, and the figures in the run's
+preset. It leaves a table, all transcripts in runs/NAME/judges.json, and the figures in the run's
 record, where 03_evaluate_ema shows them. What was judged before, of the same files, is not judged
 again.
 """
@@ -50,7 +50,7 @@ def true_magnitudes(codec: MelCodec, wave: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way in which the held-out sentences are heard."""
+    """One version of the held-out sentences that is judged."""
 
     name: str
     depends_on: object  # what its sound depends on beside the recordings
@@ -70,7 +70,7 @@ class JudgedRun:
         self.voices = load_voices(run.folder, self.language) if trained else {}
         as_it_speaks = sampling_of(run)
         self.readings = {
-            "read once": dataclasses.replace(as_it_speaks, candidates=1),
+            "read once": dataclasses.replace(as_it_speaks, best_of=1),
             "as it speaks": as_it_speaks,
         }
         held_out = rows_in_split(self.rows, "held_out")[:sentences]
@@ -82,7 +82,7 @@ class JudgedRun:
         self.texts = [row.text for row in held_out]
 
     def variants(self) -> Iterator[Variant]:
-        """All that it is heard as."""
+        """All versions that are judged."""
         codec = self.codec
         recordings = self.recordings
         yield Variant(name="recordings", depends_on="", waves=lambda: recordings)
@@ -175,13 +175,13 @@ def write_judgements(run: ActiveRun, found: dict[str, Judgement]) -> dict[str, d
     """judges.json in the run's folder with the transcripts; its record gets the figures alone."""
     rows = {name: dataclasses.asdict(judgement) for name, judgement in found.items()}
     write_atomic(run.path("judges.json"), json.dumps(rows, indent=1, ensure_ascii=False))
-    heard = {}
+    scores = {}
     for name, row in rows.items():
-        heard[name] = {key: row[key] for key in ("cer", "dnsmos", "similarity", "clips")}
+        scores[name] = {key: row[key] for key in ("cer", "dnsmos", "similarity", "clips")}
     model = run.folder / WEIGHTS["raw"]
     weights = file_digest(model) if model.is_file() else ""
-    run.record(judges={"heard": heard, "weights": weights})
-    return heard
+    run.record(judges={"heard": scores, "weights": weights})
+    return scores
 
 
 def main(words: list[str] | None = None) -> int:
@@ -201,7 +201,7 @@ def main(words: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(text_grid(judges_table(write_judgements(run, found))))
-    print(f"All that was heard: {run.folder / 'judges.json'}")
+    print(f"All transcripts: {run.folder / 'judges.json'}")
     return 0
 
 

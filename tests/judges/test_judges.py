@@ -32,7 +32,7 @@ def test_words_are_understood_and_noise_is_not(judges, clips):
     rough = judges.judge(noisy, texts, RATE_HZ)
     assert clean.cer < 0.5 and rough.cer > clean.cer
     assert rough.dnsmos < clean.dnsmos - 0.3
-    assert clean.similarity is None and clean.clips == len(clean.heard) == 4
+    assert clean.similarity is None and clean.clips == len(clean.transcripts) == 4
 
 
 def test_a_voice_is_nearer_to_itself(judges, clips):
@@ -47,7 +47,7 @@ def test_a_voice_is_nearer_to_itself(judges, clips):
     assert alike(first) > alike(second) + 0.02
 
 
-def test_nothing_to_judge_is_told(judges):
+def test_nothing_to_judge_is_reported(judges):
     with pytest.raises(JudgeError, match="no clip"):
         judges.judge([], [], RATE_HZ)
 

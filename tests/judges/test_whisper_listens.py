@@ -38,8 +38,8 @@ def whisper(tmp_path_factory, rows):
 
 def test_it_writes_down_what_is_said(whisper, rows):
     waves = [load_wave(row.audio, 22_050) for row in rows[:4]]
-    heard = transcribe(whisper, waves, 22_050)
-    assert cer(heard, [row.text for row in rows[:4]]) < 0.5
+    transcripts = transcribe(whisper, waves, 22_050)
+    assert cer(transcripts, [row.text for row in rows[:4]]) < 0.5
 
 
 def test_texts_of_other_recordings_score_lowest(whisper, rows):

@@ -1,14 +1,14 @@
 """What half an hour of a person gains from a voice that has learnt to read synthetic speech.
 
 `PYTHONPATH=. python tests/judges/warm_start.py --recordings runs/corpus-ru --folder runs/warm`: a
-base learns to read what espeak-ng speaks; a person is then learnt from that base, and from nothing,
-in as many steps; the judges hear both say sentences of the person that none of the three has met,
-as text or as sound. All three have one codec, the person's, or with `--codec-along N` one that has
-also learnt from N of the base's sentences. Each step is a command of the kit in a run of its own in
-the folder: interrupted, it goes on where it was. `--base FOLDER` takes a base that another engine
-has spoken, `--no-control` leaves the voice from nothing out, `--along N` lets the person's voice
-read N of the base's sentences along, in the base's voices, so that it goes on reading while it
-learns to sound like the person.
+base learns to read what espeak-ng speaks; a person is then learnt from that base, and from scratch,
+in as many steps; the judges compare both on sentences of the person that none of the three has
+seen, as text or as sound. All three have one codec, the person's, or with `--codec-along N` one
+that has also learnt from N of the base's sentences. Each step is a command of the kit in a run of
+its own in the folder: interrupted, it resumes where it was. `--base FOLDER` takes a base that
+another engine has spoken, `--no-control` omits the voice trained from scratch, `--along N` lets
+the person's voice read N of the base's sentences along, in the base's voices, so that it keeps
+reading while it learns to sound like the person.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from kit.recipes.start import start
 from kit.text.espeak import run_module
 
 VOICES = 3
-# Of espeak-ng's usual pace, which is twice that of a person reading aloud. Whisper-base hears 39 %
+# Of espeak-ng's usual pace, which is twice that of a person reading aloud. Whisper-base gets 39 %
 # of its Russian wrong at this pace, 56 % at the usual one.
 PACE = 0.62
 JUDGED = 20  # sentences of the person, kept from all but the judges
@@ -43,7 +43,7 @@ PERSON = "person"
 NO_JUDGE = ["recognizer.steps=50", "recognizer.minutes=0"]  # Whisper judges here
 
 Rows = list[tuple[str, str]]  # name and text
-GeneratedCodes = list[tuple[str, str, str]]  # and whose voice
+GeneratedCodes = list[tuple[str, str, str]]  # and the speaker
 
 
 def recordings_of(folder: Path) -> Rows:
@@ -81,7 +81,7 @@ def any_sentences(rows: Rows, count: int) -> list[str]:
 
 
 def write_folder(folder: Path, *parts: tuple[Path, GeneratedCodes]) -> None:
-    """An LJSpeech folder of rows whose sound lies in others, the source of each part."""
+    """An LJSpeech folder of rows whose sound is in other files, the source of each part."""
     wavs = folder / "wavs"
     wavs.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -176,10 +176,10 @@ def train_all(folder: Path, options: argparse.Namespace) -> Rows:
     prepare("from-nothing", "person")
     take_codec("base", "from-nothing")
     prepare("base", "base")
-    kit(folder, "base", "train", "--steps", options.base_steps)
-    prepare("from-base", "both", "--start-from", folder / "runs" / "base")
+    kit(folder, "base", "train", "--max-steps", options.base_steps)
+    prepare("from-base", "both", "--base-model", folder / "runs" / "base")
     for run in learnt_from(options):
-        kit(folder, run, "train", "--steps", options.steps)
+        kit(folder, run, "train", "--max-steps", options.steps)
     return judged
 
 
@@ -216,7 +216,7 @@ def judge_all(folder: Path, options: argparse.Namespace, judged: Rows) -> dict:
     judge("codec's round trip", [codec.round_trip(wave) for wave in recorded])
     for name, run in runs.items():
         ways = {
-            "read once": sampling_of(run, candidates=1),
+            "read once": sampling_of(run, best_of=1),
             "as it speaks": sampling_of(run),
         }
         for weights, voice in voices[name].items():
@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="values of the preset, of all runs")
     parser.add_argument("--along", type=int, default=0, help="of the base's sentences, read along")
     parser.add_argument("--codec-along", type=int, default=0, help="of them, for the codec")
-    parser.add_argument("--no-control", action="store_true", help="no voice from nothing")
+    parser.add_argument("--no-control", action="store_true", help="no voice trained from scratch")
     options = parser.parse_args()
     folder = options.folder.resolve()
     options.recordings = options.recordings.resolve()

@@ -1,4 +1,4 @@
-"""The model against references nobody here wrote, and the promises of packed rows."""
+"""The model against references nobody here wrote, and the guarantees of packed rows."""
 
 import dataclasses
 

@@ -79,7 +79,7 @@ def test_the_trunk_is_an_xtts_tensor_for_tensor():
     assert all(name.startswith(CONDITIONING) for name in rest)
 
 
-def test_two_fifths_of_the_file_is_what_stands_before_the_trunk():
+def test_two_fifths_of_the_file_compute_the_latents():
     counts = {True: 0, False: 0}
     for name, shape in indextts2_shapes(Sizes()).items():
         counts[name.startswith(CONDITIONING)] += math.prod(shape)
@@ -158,7 +158,7 @@ def test_the_cached_decoder_speaks_its_codes_where_the_latents_are_given():
     assert len(set(found)) > 3
 
 
-def test_it_is_told_from_an_xtts_where_it_takes_its_place(tmp_path):
+def test_it_is_distinguished_from_an_xtts(tmp_path):
     folder = write_release(tmp_path)
     write_tensors(folder, random_indextts2())
     with pytest.raises(KitError, match=r"is the GPT of IndexTTS2.*w2v-BERT.*MaskGCT"):

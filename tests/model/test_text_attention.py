@@ -64,7 +64,7 @@ def state(config: TrainConfig, **switches) -> Trainer:
     "switches", [{}, {"sdpa": True}, {"gradient_checkpointing": True}, {"ema": True}], ids=str
 )
 def test_passes_and_switches_leave_it_where_it_was(switches):
-    guided = dataclasses.replace(TRAIN, steps=3, guide=1.0)
+    guided = dataclasses.replace(TRAIN, max_steps=3, guided_attention_weight=1.0)
     rows = random_rows(GPT, 8)
     whole = list(train(state(guided), [effective_batch(GPT, rows)] * 3))
     cut = list(train(state(guided, **switches), [effective_batch(GPT, rows, parts=4)] * 3))
@@ -73,24 +73,26 @@ def test_passes_and_switches_leave_it_where_it_was(switches):
         assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-3)
 
 
-def test_it_fades_and_the_loss_told_is_the_models_own():
-    config = dataclasses.replace(TRAIN, steps=6, guide=0.5, guide_steps=4)
+def test_it_fades_and_the_reported_loss_is_the_models_own():
+    config = dataclasses.replace(
+        TRAIN, max_steps=6, guided_attention_weight=0.5, guided_attention_steps=4
+    )
     trained = state(config)
     weights = []
-    told = []
+    reported = []
     for event in train(trained, random_batches(GPT)):
         weights.append(trained.guide_weight)
-        told.append(event.loss)
+        reported.append(event.loss)
     assert weights == [0.375, 0.25, 0.125, 0, 0, 0]
     plain = next(train(state(TRAIN), random_batches(GPT)))
-    assert told[0] == plain.loss
+    assert reported[0] == plain.loss
 
 
 def test_a_weight_that_makes_no_sense_is_refused():
-    with pytest.raises(KitError, match="guide"):
-        TrainConfig(guide=-1.0)
-    with pytest.raises(KitError, match="guide_steps"):
-        TrainConfig(guide_steps=0)
+    with pytest.raises(KitError, match="guided_attention_weight"):
+        TrainConfig(guided_attention_weight=-1.0)
+    with pytest.raises(KitError, match="guided_attention_steps"):
+        TrainConfig(guided_attention_steps=0)
 
 
 def spelt(count: int, seed: int) -> EffectiveBatch:
@@ -109,7 +111,13 @@ def trained_with(guide: float) -> SpeechGPT:
     """A model after a hundred steps."""
     steps = 100
     config = dataclasses.replace(
-        TRAIN, steps=steps, lr=3e-3, warmup_steps=5, guide=guide, guide_steps=60, val_every=steps
+        TRAIN,
+        max_steps=steps,
+        lr=3e-3,
+        warmup_steps=5,
+        guided_attention_weight=guide,
+        guided_attention_steps=60,
+        eval_steps=steps,
     )
     trained = state(config)
     for _ in train(trained, (spelt(16, seed) for seed in range(steps))):

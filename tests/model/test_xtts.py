@@ -249,23 +249,23 @@ WRONG_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("told", WRONG_TENSORS)
-def test_every_tensor_is_accounted_for(told, folder, tensors):
+@pytest.mark.parametrize("message", WRONG_TENSORS)
+def test_every_tensor_is_accounted_for(message, folder, tensors):
     (folder / "mel_stats.pth").unlink()
-    write_tensors(folder, WRONG_TENSORS[told](tensors))
-    with pytest.raises(KitError, match=told) as error:
+    write_tensors(folder, WRONG_TENSORS[message](tensors))
+    with pytest.raises(KitError, match=message) as error:
         load_xtts(folder)
     assert "model.pth" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_all_faults_are_told_at_once(folder, tensors):
+def test_all_faults_are_reported_at_once(folder, tensors):
     spoilt = without("gpt.final_norm.bias")(tensors)
     write_tensors(folder, spoilt | {"wings": torch.ones(1), "mel_stats": torch.ones(3)})
     with pytest.raises(KitError, match=r"missing: .*; misshapen: .*; unknown: .*Take weights"):
         load_xtts(folder)
 
 
-def test_a_vocabulary_of_another_model_is_told(folder):
+def test_a_vocabulary_of_another_model_is_reported(folder):
     (folder / "vocab.json").write_text(json.dumps(vocabulary(size=45)))
     with pytest.raises(KitError, match=r"up to 44, so .* 45 rows; that of .* has 41\. .*different"):
         load_xtts(folder)
@@ -278,7 +278,7 @@ def configured(folder, **over):
 
 
 @pytest.mark.parametrize(
-    ("over", "told"),
+    ("over", "message"),
     [
         ({"gpt_use_perceiver_resampler": False}, "is XTTS v1 .* Get XTTS-v2"),
         ({"gpt_layers": 3}, r"missing: gpt\.gpt\.h\.2\."),
@@ -292,14 +292,14 @@ def configured(folder, **over):
         ({"decoder_input_dim": 64}, r"conv_pre\.weight \(16, 96, 7\), not \(16, 64, 7\)"),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_told(over, told, folder):
+def test_a_configuration_that_does_not_fit_is_reported(over, message, folder):
     configured(folder, **over)
-    with pytest.raises(KitError, match=told):
+    with pytest.raises(KitError, match=message):
         load_xtts(folder)
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"{", "is no JSON"),
         (b"\xff", "is no JSON"),
@@ -308,9 +308,9 @@ def test_a_configuration_that_does_not_fit_is_told(over, told, folder):
         (b'{"model_args": 3}', "is not XTTS's"),
     ],
 )
-def test_another_configuration_is_told(data, told, folder):
+def test_another_configuration_is_reported(data, message, folder):
     (folder / "config.json").write_bytes(data)
-    with pytest.raises(KitError, match=told):
+    with pytest.raises(KitError, match=message):
         load_xtts(folder)
 
 
@@ -339,15 +339,15 @@ WRONG_FILES = {
 }
 
 
-@pytest.mark.parametrize("told", WRONG_FILES)
-def test_another_checkpoint_is_told(told, folder):
+@pytest.mark.parametrize("message", WRONG_FILES)
+def test_another_checkpoint_is_reported(message, folder):
     (folder / "config.json").unlink()
-    torch.save(WRONG_FILES[told], folder / "model.pth")
-    with pytest.raises(KitError, match=told):
+    torch.save(WRONG_FILES[message], folder / "model.pth")
+    with pytest.raises(KitError, match=message):
         load_xtts(folder)
 
 
-def test_another_dvae_is_told(folder):
+def test_another_dvae_is_reported(folder):
     torch.save([1, 2], folder / "dvae.pth")
     with pytest.raises(KitError, match=r"dvae\.pth holds list, not tensors by name"):
         load_xtts(folder)
@@ -418,7 +418,7 @@ def test_half_precision_is_the_gpts_alone(release, tmp_path):
         assert (tensor.dtype is torch.float16) == halved, name
 
 
-def test_weights_that_a_format_cannot_hold_are_told(release, tmp_path):
+def test_weights_that_a_format_cannot_hold_are_reported(release, tmp_path):
     xtts = load_xtts(release)
     xtts.model.final_norm.weight.data[0] = 1e6
     with pytest.raises(KitError, match=r"final_norm\.weight is not finite as torch\.float16"):
@@ -434,7 +434,7 @@ def test_what_was_read_is_not_overwritten(folder):
 
 
 @pytest.mark.parametrize(
-    ("over", "told"),
+    ("over", "message"),
     [
         ({"latents": 8}, "XTTS-v2 has latents = 32, this model 8: coqui-tts could not load it"),
         ({"cond_blocks": 1}, "has cond_blocks = 6"),
@@ -443,9 +443,9 @@ def test_what_was_read_is_not_overwritten(folder):
         ({"text_vocab": 50}, "has 50 text ids"),
     ],
 )
-def test_a_model_that_coqui_could_not_build_is_told(over, told, release, tmp_path):
+def test_a_model_that_coqui_could_not_build_is_reported(over, message, release, tmp_path):
     model = SpeechGPT(dataclasses.replace(TINY, **over))
-    with pytest.raises(KitError, match=told):
+    with pytest.raises(KitError, match=message):
         save_xtts(dataclasses.replace(load_xtts(release), model=model), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -465,7 +465,7 @@ def test_a_write_that_fails_leaves_what_was_there(release, tmp_path, monkeypatch
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_an_export_over_another_leaves_nothing_of_it(release, tmp_path):
+def test_an_export_over_another_removes_its_files(release, tmp_path):
     xtts = load_xtts(release)
     folder = save_xtts(xtts, tmp_path / "new")
     (folder / "notes.txt").write_text("mine")

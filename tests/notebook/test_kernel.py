@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from paths import python_path
 
-from kit.base.formatting import in_words
+from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
 
 
@@ -23,10 +23,10 @@ def test_no_kernel_means_plain_and_says_why():
     assert front_end() == ("plain", "there is no notebook kernel")
 
 
-def test_errors_in_words():
-    assert in_words(ValueError("Too\n long.")) == "Too long."
-    assert in_words(KeyError("x")) == "KeyError: 'x'"
-    assert in_words(MemoryError()) == "MemoryError"
+def test_errors_as_text():
+    assert describe_error(ValueError("Too\n long.")) == "Too long."
+    assert describe_error(KeyError("x")) == "KeyError: 'x'"
+    assert describe_error(MemoryError()) == "MemoryError"
 
 
 CELL = """

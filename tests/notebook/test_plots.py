@@ -128,7 +128,7 @@ def test_bars_say_what_was_not_measured():
     assert texts == ["2", "not measured"]
 
 
-def test_show_displays_a_picture_wherever_it_stands_in_a_cell(monkeypatch):
+def test_show_displays_a_picture_anywhere_in_a_cell(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", shown.append)
     plots.show(plots.bars(["a"], [1.0]))

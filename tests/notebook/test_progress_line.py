@@ -26,7 +26,7 @@ def test_the_last_line_says_how_long_it_took():
     assert line == "spoken: 1,000 of 1,000   100 %   done in 2:05   loss 0.5"
 
 
-def test_before_anything_is_done_nothing_is_foretold():
+def test_without_progress_no_remaining_time_is_estimated():
     assert "0 %" in Ticker("spoken").line(0, 10, took_s=0.0)
 
 

@@ -36,7 +36,7 @@ def test_an_ipython_audio_is_taken_too():
     assert bytes(panel.player.value) == WAV
 
 
-def test_a_remark_stands_beside_the_player(capsys):
+def test_a_remark_is_beside_the_player(capsys):
     panel = SpeakPanel(lambda *_: (WAV, "Read again."), "selam")
     panel.button.click()
     assert bytes(panel.player.value) == WAV and "Read again." in panel.status.value
@@ -52,7 +52,7 @@ def test_without_a_front_end_it_speaks_once_and_raises(capsys):
         SpeakPanel(lambda *_: (_ for _ in ()).throw(ValueError("nothing")), "").run()
 
 
-def told(text, choices, reference):
+def reported(text, choices, reference):
     """What a panel handed on: choices, the recording's name and its bytes."""
     read = Path(reference).read_bytes() if reference else b""
     return WAV, f"{choices['voice']} {Path(reference).name} {len(read)}"
@@ -69,7 +69,7 @@ def send(upload, name: str, content: bytes) -> None:
 
 
 def test_a_recording_is_uploaded_or_named(tmp_path):
-    panel = SpeakPanel(told, "selam", {"voice": ["one"]}, reference=True)
+    panel = SpeakPanel(reported, "selam", {"voice": ["one"]}, reference=True)
     panel.button.click()
     assert "one  0" in panel.status.value, "as long as none is given, a voice speaks"
     recording = panel.recording
@@ -85,8 +85,8 @@ def test_a_recording_is_uploaded_or_named(tmp_path):
     assert "one  0" in panel.status.value
 
 
-def test_a_recording_that_was_not_given_is_told():
-    panel = SpeakPanel(told, "selam", {"voice": ["one"]}, reference=True)
+def test_a_recording_that_was_not_given_is_reported():
+    panel = SpeakPanel(reported, "selam", {"voice": ["one"]}, reference=True)
     panel.recording.wanted.value = True
     panel.button.click()
     assert "There is no recording yet: upload one" in panel.status.value

@@ -75,7 +75,7 @@ def test_what_was_measured_is_not_measured_again(run, calls):
     assert len(calls) > once
 
 
-def test_it_goes_on_with_the_threads_it_began_with(run, calls):
+def test_it_resumes_with_its_first_number_of_threads(run, calls):
     run.record(bench={"threads": 7})
     assert Benchmark(run).task.threads == 7
 

@@ -44,7 +44,7 @@ def to_do(run: Run) -> dict[str, str]:
     return {what: problem for mark, what, _, _, problem in rows if mark == "to do"}
 
 
-def test_a_run_without_a_record_is_told_every_command_in_order(run):
+def test_a_run_without_a_record_gets_every_command_in_order(run):
     result = Checklist(run).result()
     assert str(result) == "0 of 8 checks pass. Next: python -m kit prepare --run mine"
     asked = [row[-1].split()[3] for row in result.grid[1:]]
@@ -58,7 +58,7 @@ def test_a_sound_run_passes(run):
 
 
 @pytest.mark.parametrize(
-    "section, figures, what, cure",
+    "section, figures, what, fix",
     [
         ("data", {"hours": 0.2}, "enough recordings", "record more"),
         ("data", {"refused_percent": 30.0}, "few rejected clips", "ledger.jsonl"),
@@ -72,24 +72,24 @@ def test_a_sound_run_passes(run):
         ("eval", {"eos_rate": 0.9}, "ends its sentences", "never ended"),
     ],
 )
-def test_what_does_not_pass_says_what_to_do(run, section, figures, what, cure):
+def test_what_does_not_pass_says_what_to_do(run, section, figures, what, fix):
     run.record(**SOUND)
     run.record(**{section: figures})
     found = to_do(run)
-    assert list(found) == [what] and cure in found[what]
+    assert list(found) == [what] and fix in found[what]
 
 
 def test_a_voice_that_does_not_hear_who_is_to_speak_is_not_ready(run):
-    heard = {"anna": {"own": 1.331, "other": 1.704}, "boris": {"own": 1.391, "other": 1.391}}
+    losses = {"anna": {"own": 1.331, "other": 1.704}, "boris": {"own": 1.391, "other": 1.391}}
     run.record(**SOUND)
-    run.record(eval={"whose_voice": heard})
+    run.record(eval={"whose_voice": losses})
     (problem,) = to_do(run).values()
     assert problem.startswith("boris: the model ignores the speaker reference")
     run.record(eval={"whose_voice": {"boris": {"own": 1.391, "other": 1.45}}})
     assert str(Checklist(run).result()) == "All 13 checks pass: the voice is ready."
 
 
-def test_a_voice_that_knows_its_recordings_by_heart_needs_more_of_them(run):
+def test_a_voice_that_memorised_its_recordings_needs_more_of_them(run):
     run.record(**SOUND)
     run.record(train={"loss": 2.2, "val_loss": 6.9}, eval={"cer": 0.5})
     assert "more recordings would" in to_do(run)["intelligible"]

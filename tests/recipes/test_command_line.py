@@ -62,21 +62,21 @@ def test_help_tells_the_way_without_waiting_for_torch():
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "words, reported",
     [
         (("setup", "--set", "trian.lr=1"), "There is no section `trian`. Did you mean `train`?"),
         (("finetune", "--run", "unlicensed"), "is under the Coqui Public Model License"),
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
-        (("speak", "--speaker", "alma"), "--weights and --out need a --text"),
+        (("speak", "--speaker", "alma"), "--dtype and --out need a --text"),
     ],
     ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
-def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, told, terminal):
+def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, reported, terminal):
     code, _, err = terminal.run(*words)
     assert code == 2
-    assert told in err and len(err.splitlines()) == 1 and "Traceback" not in err
+    assert reported in err and len(err.splitlines()) == 1 and "Traceback" not in err
 
 
 def test_make_voice_gives_commands_that_there_are():
@@ -90,6 +90,28 @@ def test_make_voice_gives_commands_that_there_are():
     assert (options[1].data, options[1].language) == ("my clips", "en")
 
 
+def test_options_are_taken_by_their_former_names(capsys):
+    former = "prepare --start-from a --licence CPML --refuse-percent 9 --longest-s 3"
+    options = parser().parse_args(former.split())
+    assert (options.base_model, options.accept_license) == ("a", "CPML")
+    assert (options.max_rejected_percent, options.max_clip_seconds) == (9.0, 3.0)
+    assert parser().parse_args(["train", "--steps", "5"]).max_steps == 5
+    assert parser().parse_args(["speak", "--weights", "int8"]).dtype == "int8"
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "--start-from is now called --base-model." and len(said) == 6
+    with pytest.raises(SystemExit):
+        parser().parse_args(["prepare", "--help"])
+    help_text = capsys.readouterr().out
+    assert "--base-model" in help_text and "--start-from" not in help_text
+
+
+def test_make_takes_the_former_name_of_the_base_model():
+    called = ["make", "-n", "real", "START_FROM=my voice"]
+    said = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.count("START_FROM is now called BASE_MODEL.") == 1
+    assert '--base-model "my voice"' in said
+
+
 def test_make_voice_asks_for_recordings_and_a_name():
     for words in (["RUN=mine"], ["DATA=clips"]):
         called = ["make", *NO_INSTALL, "voice", *words]
@@ -98,7 +120,7 @@ def test_make_voice_asks_for_recordings_and_a_name():
 
 
 def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
-    words = ["DEMO=00_setup", "PRESET=tiny", "RUN=told"]
+    words = ["DEMO=00_setup", "PRESET=tiny", "RUN=setup"]
     words += [f"KIT_RUNS={tmp_path}", f"BIN={Path(sys.executable).parent}"]
     called = ["make", *NO_INSTALL, "demo", *words]
     found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -116,7 +138,7 @@ def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
     assert (runs / "looked" / "report.html").is_file()
 
 
-def test_ctrl_c_stops_a_benchmark_which_then_goes_on(terminal, runs):
+def test_ctrl_c_stops_a_benchmark_which_then_resumes(terminal, runs):
     words = ("benchmark", "--run", "timed", "--steps", "2", "--rounds", "1")
     # Where bf16 does not pay few are left to try; some must still be to come after the third.
     words += ("--set", "trials.leave_out=[compile, ema_offload]")
@@ -142,19 +164,19 @@ def test_prepare_leaves_the_data_and_does_it_once(terminal, runs):
     assert "codec step" not in again and "recogniser step" not in again
 
 
-def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_goes_on(terminal, runs):
-    words = ("train", "--run", "mine", "--steps", "3000")
+def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_resumes(terminal, runs):
+    words = ("train", "--run", "mine", "--max-steps", "3000")
     code, out, err = terminal.interrupt(has_lines(runs, "mine/train.jsonl"), *words, afresh=True)
     assert code == 130, err
     assert "checkpoint" in out and "Traceback" not in err
     rows = (runs / "mine" / "train.jsonl").read_text().splitlines()
     reached = json.loads(rows[-1])["step"]
     assert json.loads(rows[-1])["steps"] == 3000 and reached < 3000
-    out = terminal.done("train", "--run", "mine", "--steps", str(reached + 4))
+    out = terminal.done("train", "--run", "mine", "--max-steps", str(reached + 4))
     assert f"resumed from step {reached}" in out
     assert report(runs, "mine")["train"]["steps"] == reached + 4
     assert report(runs, "mine")["settings"]["train"] == {"lr": 2e-3}
-    assert "resumed" not in terminal.done("train", "--run", "mine", "--steps", str(reached + 4))
+    assert "resumed" not in terminal.done("train", "--run", "mine", "--max-steps", str(reached + 4))
 
 
 def test_evaluate_speak_and_checklist_follow(terminal, runs):

@@ -19,7 +19,7 @@ from kit.recipes.evaluate import Evaluation
 from kit.recipes.start import start
 
 SMALL = {
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
     "evaluate": {"sentences": 4, "worst_cer": 0.12},
 }
 # What report.json says under `eval`, which later notebooks and the checklist read.
@@ -43,7 +43,7 @@ def trained_run(folder, ema: bool = True) -> ActiveRun:
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_RUNS", str(folder))
-        run = start("heard", "tiny")
+        run = start("evaluated", "tiny")
     torch.set_num_threads(threads)
     voice = real_voice()
     save_model(voice.model, run.path("model-raw.safetensors"))
@@ -70,16 +70,16 @@ def evaluated(run) -> tuple[Evaluation, dict]:
     return evaluation, dict(zip(names, evaluation.run(), strict=True))
 
 
-def test_the_voice_is_heard_and_seen_beside_the_recording(evaluated):
-    heard = evaluated[1]["hear"]
-    captions = [sound.caption for sound in heard.sounds]
+def test_the_voice_is_shown_with_sound_and_spectrogram_beside_the_recording(evaluated):
+    result = evaluated[1]["hear"]
+    captions = [sound.caption for sound in result.sounds]
     assert captions == ["recording", "codec", "raw, read once", "ema, best of 2"]
-    assert len(heard.pictures[0].axes) == 4 and " | heard: " in str(heard)
-    drawn = heard._repr_html_()
+    assert len(result.pictures[0].axes) == 4 and " | transcript: " in str(result)
+    drawn = result._repr_html_()
     assert drawn.index("<img") < drawn.index("<audio")
 
 
-def test_every_sentence_can_be_heard(evaluated):
+def test_every_sentence_can_be_played(evaluated):
     evaluation = evaluated[0]
     text = evaluation.data.held_out[2].text
     again = evaluation.hear(2)
@@ -106,24 +106,24 @@ def test_pictures_come_with_every_comparison(evaluated):
     assert len(results["best"].grid) == 4  # headings, raw, ema, best of several
 
 
-def test_it_says_whether_the_voice_hears_who_is_to_speak(evaluated, run):
-    told = str(evaluated[1]["whose"])
+def test_it_says_whether_the_voice_follows_the_speaker_reference(evaluated, run):
+    message = str(evaluated[1]["whose"])
     costs = run.report()["eval"]["whose_voice"]
     assert set(costs) <= set(evaluated[0].data.voices["raw"].speakers) and costs
-    assert all(f"{name} {cost['own']:.3f} (" in told for name, cost in costs.items())
+    assert all(f"{name} {cost['own']:.3f} (" in message for name, cost in costs.items())
     deaf = any(cost["other"] - cost["own"] <= 0.001 * cost["own"] for cost in costs.values())
-    assert ("may sound alike" in told) == deaf
+    assert ("may sound alike" in message) == deaf
     marks = {row[1]: row[0] for row in evaluated[1]["verdict"].grid[1:]}
     assert marks["uses the speaker reference"] == ("✗" if deaf else "✓")
 
 
-def test_an_untrained_voice_does_not_pass_and_is_told_why(evaluated, run):
+def test_an_untrained_voice_does_not_pass_and_the_reason_is_named(evaluated, run):
     verdict = evaluated[1]["verdict"]
     gate = run.report()["eval"]["gate"]
     assert str(verdict) == "Not yet: " + "; ".join(gate)
     marks = {row[1]: row[0] for row in verdict.grid[1:]}
     assert marks["intelligible"] == "✗"
-    ended = run.report()["eval"]["eos_rate"] == 1  # chance decides, with weights that know nothing
+    ended = run.report()["eval"]["eos_rate"] == 1  # chance decides, with untrained weights
     assert marks["ends its sentences"] == ("✓" if ended else "✗")
 
 
@@ -164,7 +164,7 @@ def test_what_was_spoken_is_not_spoken_again(evaluated, run, batches):
     before = run.report()["eval"]
     results = list(Evaluation(run).run())
     assert len(results) == STEPS and run.report()["eval"] == before
-    assert batches == [1, 1]  # the sentence to hear
+    assert batches == [1, 1]  # the sentence to play
 
 
 def test_other_weights_or_settings_are_spoken(evaluated, run, batches):
@@ -185,8 +185,8 @@ def test_a_sample_that_was_deleted_is_made_again(evaluated, run, batches):
     assert all((run.folder / s["wav"]).is_file() for s in run.report()["samples"])
 
 
-def test_a_damaged_file_of_what_was_heard_is_told_and_made_again(evaluated, run, batches):
-    run.path("heard", "held_out-ema.json").write_text('{"key', encoding="utf-8")
+def test_a_damaged_file_of_transcripts_is_reported_and_made_again(evaluated, run, batches):
+    run.path("transcripts", "held_out-ema.json").write_text('{"key', encoding="utf-8")
     with pytest.warns(UserWarning, match=r"held_out-ema\.json is damaged .* made again"):
         Evaluation(run).compare_weights()
     assert batches == [SAYABLE]
@@ -216,9 +216,9 @@ def test_what_is_missing_is_named_with_the_notebook_to_run(tmp_path):
         Evaluation(run)
 
 
-def test_what_others_judged_is_shown_and_told_where_it_is_old(tmp_path):
+def test_independent_scores_are_shown_and_marked_when_old(tmp_path):
     run = trained_run(tmp_path)
-    assert "make judges RUN=heard" in str(Evaluation(run).judges())
+    assert "make judges RUN=evaluated" in str(Evaluation(run).judges())
     found = {"cer": 0.25, "dnsmos": 3.1, "similarity": 0.9, "clips": 4}
     weights = file_digest(run.folder / "model-raw.safetensors")
     run.record(judges={"heard": {"recordings": found}, "weights": weights})

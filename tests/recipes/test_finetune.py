@@ -24,8 +24,8 @@ from kit.recipes.start import start
 from kit.releases.xtts_v2.model import load_xtts
 
 FEW = {
-    "train": {"steps": 4, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.003},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.4},
+    "train": {"max_steps": 4, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1, "lr": 0.003},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.4},
     "recognizer": {"steps": 2},  # nobody listens to it
 }
 
@@ -47,15 +47,15 @@ def tuned(hub) -> tuple[FineTune, dict[str, Result]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", hub.address)
         run = start("fine-tuned", settings=FEW)
-        tune = FineTune(run, str(corpus()), licence="CPML")
-        steps = ("begun", "recordings", "spelling", "grow", "to_codes", "before")
+        tune = FineTune(run, str(corpus()), accept_license="CPML")
+        steps = ("describe_base", "recordings", "spelling", "grow", "to_codes", "before")
         found = {name: getattr(tune, name)() for name in steps}
         list(tune.training.run())
         found.update({name: getattr(tune, name)() for name in ("after", "forgetting", "export")})
     return tune, found
 
 
-def test_its_licence_is_asked_for_before_anything_else(hub, monkeypatch):
+def test_its_licence_must_be_accepted_before_anything_else(hub, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", hub.address)
     before = len(hub.asked)
     with pytest.raises(KitError, match="Coqui Public Model License"):
@@ -93,7 +93,7 @@ def test_the_spelling_is_drawn_before_and_after_it_grew(tuned):
     assert len(found["spelling"].pictures) == len(found["grow"].pictures) == 1
 
 
-def test_the_same_sentences_are_heard_before_during_and_after(tuned):
+def test_the_same_sentences_are_played_before_during_and_after(tuned):
     tune, found = tuned
     first = [sound.caption for sound in found["before"].sounds]
     assert first[0] == f"am, before: {tune.sentence}" and first[1].startswith("en: the weather")
@@ -132,8 +132,8 @@ def test_what_it_exports_is_read_again_by_both(tuned, release):
     assert torch.equal(written.sound["mel_stats"], base.sound["mel_stats"])
     ours = tune.tuned.code_head.weight
     assert torch.allclose(written.model.code_head.weight, ours.cpu(), atol=1e-3)
-    told = (folder / "README.md").read_text()
-    assert 'teach_language(model.tokenizer, "am")' in told and "reference.wav" in told
+    message = (folder / "README.md").read_text()
+    assert 'teach_language(model.tokenizer, "am")' in message and "reference.wav" in message
     assert (folder / "LICENSE.txt").is_file() and (folder / "reference.wav").stat().st_size > 1000
     assert "coqui/model.pth" in str(found["export"].grid)
     assert run.report()["finetune"]["exported"]["coqui"]["weights"] == "fp16"
@@ -144,7 +144,7 @@ def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
     tune, _ = tuned
     hub.asked.clear()
     weights = (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns
-    again = FineTune(start("fine-tuned"), licence="CPML")
+    again = FineTune(start("fine-tuned"), accept_license="CPML")
     lines = [str(step) for step in again.run()]
     assert not hub.asked and any("4 steps" in line for line in lines)
     assert (tune.active_run.folder / "model-ema.safetensors").stat().st_mtime_ns == weights
@@ -153,8 +153,8 @@ def test_again_nothing_is_fetched_and_nothing_trained(tuned, hub, monkeypatch):
 def test_a_voice_of_the_kit_is_a_beginning_too(tuned):
     tune, _ = tuned
     export = tune.active_run.folder / "export"
-    other = FineTune(start("second"), str(corpus()), start_from=str(export))
-    assert "its owner's to say" in other.begun().figures["licence"]
+    other = FineTune(start("second"), str(corpus()), base_model=str(export))
+    assert "its owner's to say" in other.describe_base().figures["licence"]
     other.recordings()
     assert "covered" not in str(other.spelling()) and "unknown" in str(other.spelling())
     assert "0 characters, 0 longer pieces" in str(other.grow()), "it has learnt these texts"

@@ -1,4 +1,4 @@
-"""A run goes on on a fresh machine that has nothing but the kept folder, and Colab's part in it."""
+"""A run resumes on a fresh machine from the kept folder alone, and Colab's part in it."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_without_kit_mirror_nothing_is_kept(machine, monkeypatch, tmp_path):
     assert not (run.folder / ".mirror.json").exists() and not stamps(tmp_path / "drive")
 
 
-def test_a_disk_that_is_not_mounted_is_told(machine, monkeypatch, tmp_path):
+def test_a_disk_that_is_not_mounted_is_reported(machine, monkeypatch, tmp_path):
     machine("a")
     monkeypatch.setenv("KIT_MIRROR", str(tmp_path / "not-there"))
     with pytest.raises(KitError, match="Is the disk mounted"):
@@ -89,7 +89,7 @@ def test_a_disk_that_is_not_mounted_is_told(machine, monkeypatch, tmp_path):
         start("any")
 
 
-def test_checkpoints_come_when_they_are_asked_for(machine):
+def test_checkpoints_are_fetched_only_when_needed(machine):
     machine("a")
     run = start("my-voice")
     run.path("checkpoints", "step-0000004.safetensors").write_text("weights")
@@ -183,9 +183,9 @@ def test_a_refused_drive_is_a_sentence_and_no_end(drive, machine, monkeypatch, c
     monkeypatch.setenv("KIT_MIRROR", "")
     drive.error = ValueError("mount failed")
     run = start("my-voice")
-    told = capsys.readouterr().out
-    assert "Google Drive is not there (ValueError: mount failed)" in told
-    assert "lost with it" in told
+    message = capsys.readouterr().out
+    assert "Google Drive is not there (ValueError: mount failed)" in message
+    assert "lost with it" in message
     assert run.kept is None
 
 
@@ -202,14 +202,14 @@ def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
     monkeypatch.setattr(start_module, "_is_installed", lambda name: name != "espeakng-loader")
     start_module.install_missing()
     assert called == [[sys.executable, "-m", "pip", "install", "-q", "espeakng-loader"]]
-    told = capsys.readouterr().out
-    assert told.startswith(
+    reported = capsys.readouterr().out
+    assert reported.startswith(
         "Could not install espeakng-loader; perhaps this machine has no network."
     )
-    assert told.endswith("pip says: ERROR: no network\n")
+    assert reported.endswith("pip says: ERROR: no network\n")
 
 
-def test_elsewhere_nothing_of_it_happens(machine, monkeypatch):
+def test_outside_colab_it_does_nothing(machine, monkeypatch):
     machine("a")
     monkeypatch.setattr(start_module, "keep_on_drive", lambda: pytest.fail("not on Colab"))
     monkeypatch.setattr(start_module, "install_missing", lambda: pytest.fail("not on Colab"))

@@ -1,4 +1,4 @@
-"""The reader of a run's codes: what is trained, kept, told, and asked when the voice speaks."""
+"""The code reader of a run: how it is trained, saved, reported, and used for speech."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_data import TrainingData
 
 ASKED = {"rows": 60}
-SEVERAL = dataclasses.replace(BRIEF, temperature=1.0, candidates=4)
+SEVERAL = dataclasses.replace(BRIEF, temperature=1.0, best_of=4)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_voice_asks_it_and_so_does_an_export(learnt, tmp_path, monkeypatch):
     spelt = voice.tokenizer.decode(voice.ids(text))
     assert asked == [([spelt] * 4, 4)]
     voice.speak([text], voice.speakers[0], dataclasses.replace(SEVERAL, reread=0.0))
-    voice.speak([text], voice.speakers[0], dataclasses.replace(SEVERAL, candidates=1))
+    voice.speak([text], voice.speakers[0], dataclasses.replace(SEVERAL, best_of=1))
     assert len(asked) == 1
     export_voice(voice, tmp_path / "export", "fp32")
     taken = load_export(tmp_path / "export")
@@ -114,12 +114,15 @@ def test_of_another_codec_it_is_left_aside(tmp_path):
     assert load_voice(run.folder).reader is None
 
 
-def test_none_is_asked_for_and_too_few_recordings_are_told(tmp_path):
+def test_none_is_trained_at_zero_rows_and_too_few_recordings_are_reported(tmp_path):
     run = active(tmp_path)
-    assert str(learn_reader(TrainingData(run))) == "Readings are not read back: `reader.rows` is 0."
+    assert (
+        str(learn_reader(TrainingData(run)))
+        == "Candidates are ranked without a code reader: `reader.rows` is 0."
+    )
     run = active(tmp_path, reader={"rows": 10})
-    told = str(learn_reader(TrainingData(run)))
-    assert "10 recordings are fewer than the 20" in told and not run.path(READER).exists()
+    message = str(learn_reader(TrainingData(run)))
+    assert "10 recordings are fewer than the 20" in message and not run.path(READER).exists()
 
 
 def test_people_recordings_have_one_by_the_preset(tmp_path):
@@ -137,7 +140,7 @@ def test_speakers_with_few_recordings_count_as_far_as_the_others():
     assert sorted(balance_speakers(rows, speakers, max_repeats=1)) == rows
 
 
-def test_what_was_spoken_with_another_reader_is_spoken_anew(learnt):
+def test_what_was_spoken_with_another_reader_is_spoken_again(learnt):
     run, _ = learnt
     before = EvaluationData(run, 4).digests
     path = run.path(READER)

@@ -1,4 +1,4 @@
-"""Long recordings become clips that can be heard; more text gives pieces of its own."""
+"""Long recordings become clips that can be played; more text gives tokens of its own."""
 
 import dataclasses
 import shutil
@@ -65,7 +65,7 @@ def test_every_second_is_in_a_clip_or_has_a_reason(run):
     assert lost_s + clips_s == pytest.approx(length_s, abs=0.3)
 
 
-def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
+def test_clips_can_be_played_and_the_next_step_is_named(run, tmp_path, monkeypatch):
     soundfile.write(tmp_path / "talk.wav", np.concatenate([speech(2.0)] * 3), RATE)
     (tmp_path / "talk.txt").write_text("ሰላም ለሁሉም.\nዛሬ ጥሩ ቀን ነው.", encoding="utf-8")
 
@@ -77,7 +77,7 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
         return [UnusedAudio(file="talk.wav", start_s=4.0, end_s=6.0, reason="a long pause")]
 
     monkeypatch.setattr("kit.recipes.more_data.Segmenter.segment_folder", cut_in_two)
-    recordings = LongRecordings(run, str(tmp_path), longest_s=3.0)
+    recordings = LongRecordings(run, str(tmp_path), max_clip_seconds=3.0)
     assert recordings.cuts.max_s == 3.0
     found = recordings.cut()
     assert [sound.caption for sound in found.sounds] == ["ሰላም", "ዛሬ"]
@@ -86,7 +86,7 @@ def test_clips_are_heard_and_the_next_step_is_named(run, tmp_path, monkeypatch):
     assert found.grid[1] == ("talk.wav", "4.0", "6.0", "a long pause")
 
 
-def test_a_folder_without_transcripts_is_told(run, tmp_path):
+def test_a_folder_without_transcripts_is_reported(run, tmp_path):
     soundfile.write(tmp_path / "talk.wav", speech(2.0), RATE)
     with pytest.raises(DatasetError, match="no recording with a transcript"):
         LongRecordings(run, str(tmp_path)).show()
@@ -134,5 +134,5 @@ def test_an_example_in_a_voice_that_is_understood_is_cut_into_its_sentences(
     found = recordings.cut()
     table = (tmp_path / "cut" / "metadata.csv").read_text(encoding="utf-8").split()
     assert " ".join(table).count("|") >= 1 and "set DATA to" in str(found)
-    heard = " ".join(sound.caption for sound in found.sounds)
-    assert heard.startswith("abc def ghi.")
+    captions = " ".join(sound.caption for sound in found.sounds)
+    assert captions.startswith("abc def ghi.")

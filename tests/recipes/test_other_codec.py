@@ -76,8 +76,8 @@ class ToneCodec(nn.Module, Codec):
 SMALL = {
     "codec": {"kind": "tones"},
     "model": {"width": 32},
-    "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "train": {"max_steps": 4, "eval_steps": 2, "gate_every": 2, "save_steps": 2},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
     "evaluate": {"sentences": 2},
     "recognizer": {"steps": 2},  # it judges nothing at such sizes
     "infer": {"formats": ["fp32"], "sentences": 2},
@@ -94,14 +94,14 @@ def registered():
 def run() -> ActiveRun:
     """A run that was prepared, trained and evaluated with it."""
     run = start("tones", "tiny", settings=SMALL)
-    told = [str(result) for result in Preparation(run, str(corpus())).run()]
-    assert told[3] == "64 codes, 25.0 of them a second; it needs no training"
+    reported = [str(result) for result in Preparation(run, str(corpus())).run()]
+    assert reported[3] == "64 codes, 25.0 of them a second; it needs no training"
     list(Training(run).run())
     list(Evaluation(run).run())
     return run
 
 
-def test_its_codes_are_what_is_learned_and_heard(run):
+def test_its_codes_are_trained_and_evaluated(run):
     report = run.report()
     assert report["train"]["steps"] == 4
     assert {"cer", "cer_codec", "cer_floor"} <= set(report["eval"])
@@ -125,7 +125,7 @@ def test_a_voice_with_it_is_exported_and_comes_back(run):
     assert voice.front_end.config == speaking.voice.front_end.config
     with patch.dict(CODECS):
         del CODECS["tones"]
-        with pytest.raises(SpeechError, match=r"unknown kind `tones`"):
+        with pytest.raises(SpeechError, match=r"There is no codec `tones`"):
             load_export(run.folder / "export")
 
 

@@ -21,7 +21,7 @@ from kit.recipes.prepare_networks import (
     train_or_load_codec,
     train_or_load_recognizer,
 )
-from kit.recipes.run_source import RunSource, sampling_of
+from kit.recipes.run_source import RunSource, choose_source, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
 
@@ -62,21 +62,47 @@ def test_recordings_of_people_get_a_codec_with_more_bits(data, own, wanted):
     assert codec_config(settings)
 
 
+def test_a_run_started_with_the_name_of_a_language_is_continued_with_its_code():
+    run = start("named")
+    source, _ = choose_source(run, RunSource(data="clips", language="English"))
+    assert source.language == "en"
+    source.begin(run)
+    source.set_permanent(run)
+    for language in ("en", "en-US", "eng", ""):
+        again, _ = choose_source(run, RunSource(data="clips", language=language))
+        again.begin(run)
+        assert again == source
+    with pytest.raises(KitError, match="language tr"):
+        choose_source(run, RunSource(data="clips", language="Türkçe"))[0].begin(run)
+    with pytest.raises(KitError, match=r"englsh.*`english`"):
+        choose_source(run, RunSource(language="englsh"))
+
+
+def test_a_run_keeps_its_language_as_it_was_spelt_before():
+    run = start("spelt")
+    RunSource(data="clips", language="pt_BR").begin(run)
+    RunSource(data="clips", language="pt_BR").set_permanent(run)
+    for language in ("pt-br", "pt_BR", "por-BR"):
+        again, lines = choose_source(run, RunSource(data="clips", language=language))
+        again.begin(run)
+        assert again.language == "pt_BR" and not lines
+
+
 def test_what_people_recorded_is_trained_longer_unless_the_run_says_else():
-    run = start("promised", "cpu")
-    built_in, people = (RunSource(data=data).section(run, "promise") for data in ("", "clips"))
-    assert people == built_in | {"minutes": 20, "least_steps": 0} and built_in["minutes"] < 20
-    own = dataclasses.replace(run, settings={"promise": {"minutes": 3}})
-    assert RunSource(data="clips").section(own, "promise")["minutes"] == 3
+    run = start("in_time", "cpu")
+    built_in, people = (RunSource(data=data).section(run, "time_budget") for data in ("", "clips"))
+    assert people == built_in | {"minutes": 20, "min_steps": 0} and built_in["minutes"] < 20
+    own = dataclasses.replace(run, settings={"time_budget": {"minutes": 3}})
+    assert RunSource(data="clips").section(own, "time_budget")["minutes"] == 3
 
 
 def test_a_person_is_drawn_warmer_than_the_built_in_corpus_unless_the_run_says_else():
     run = start("drawn", "cpu")
     assert sampling_of(run).temperature == 0.3
     run.record(data={"source": {"data": "my/recordings", "language": "ru"}})
-    asked = {"temperature": 0.9, "candidates": 32, "guidance": 2.0}
+    asked = {"temperature": 0.9, "best_of": 32, "guidance_scale": 2.0}
     assert sampling_of(run) == dataclasses.replace(sampling_of(run), **asked)
-    assert sampling_of(run, candidates=1).candidates == 1
+    assert sampling_of(run, best_of=1).best_of == 1
     own = {"generate": {"temperature": 0.5}}
     run = dataclasses.replace(run, settings=own, preset=merge(run.preset, own))
     assert sampling_of(run).temperature == 0.5
@@ -88,7 +114,7 @@ def test_every_step_says_one_thing_and_draws_itself(prepared):
     assert all(str(result) and result._repr_html_().startswith("<p>") for result in results)
 
 
-def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_heard(prepared):
+def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_played(prepared):
     check, _, _, codec, _, align, *_ = prepared[1]
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
     assert codec.pictures
@@ -98,7 +124,7 @@ def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_heard(pre
     assert align.pictures and len(align.sounds) == 3
 
 
-def test_what_later_notebooks_ask_for_is_recorded_and_lies_there(prepared):
+def test_what_later_notebooks_need_is_recorded_and_saved(prepared):
     run = prepared[0].active_run
     report = run.report()
     for section, names in RECORDED.items():
@@ -113,7 +139,7 @@ def test_a_row_of_the_cache_is_the_recording_of_the_same_number(prepared):
     assert [row["id"] for row in preparation.cache.rows] == [row.id for row in preparation.rows]
 
 
-def test_lengths_for_a_compiler_are_drawn_told_and_recorded(prepared):
+def test_lengths_for_a_compiler_are_drawn_reported_and_recorded(prepared):
     preparation = prepared[0]
     lengths = prepared[1][9]
     fixed = preparation.active_run.figure("data", "fixed_lengths")
@@ -130,7 +156,9 @@ def test_the_first_batch_is_rows_the_model_has_positions_for(prepared):
     assert micro.positions.max() < preparation.model.max_text + preparation.model.max_code
 
 
-def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepared, monkeypatch):
+def test_again_trains_nothing_recognises_nothing_and_ends_with_the_same_codes(
+    prepared, monkeypatch
+):
     for name in (
         "kit.audio.mel_codec.MelCodec.fit",
         "kit.recipes.prepare_networks.train_recognizer",
@@ -142,17 +170,15 @@ def test_again_trains_nothing_hears_nothing_and_ends_with_the_same_codes(prepare
         monkeypatch.setattr(name, None)
     before = prepared[0].active_run.report()
     again = Preparation(start("prepared"), str(corpus()))
-    told = [str(result) for result in again.run()]
-    assert "used again" in told[3] and "used again" in told[4]
+    reported = [str(result) for result in again.run()]
+    assert "used again" in reported[3] and "used again" in reported[4]
     after = again.active_run.report()
     for section in ("codec", "recognizer", "text"):
         assert after[section] == before[section]
     assert after["data"]["codes"] == before["data"]["codes"]
 
 
-def test_a_codec_that_was_interrupted_goes_on_after_what_was_trained(
-    prepared, monkeypatch, tmp_path
-):
+def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch, tmp_path):
     run = start("interrupted")
     settings = {"width": 16, "blocks": 1, "steps": 2, "minutes": 0, "sharpen_steps": 2}
     settings |= {"vocoder_steps": 2, "vocoder_width": 8, "vocoder_blocks": 1}
@@ -201,10 +227,10 @@ def test_a_step_taken_too_early_names_the_one_before():
         preparation.nothing  # noqa: B018
 
 
-def test_a_run_keeps_the_recordings_it_was_begun_with(prepared, tmp_path):
-    with pytest.raises(KitError, match="begun with the data"):
+def test_a_run_keeps_the_recordings_it_started_with(prepared, tmp_path):
+    with pytest.raises(KitError, match="started with the data"):
         Preparation(start("prepared"), str(tmp_path)).check()
-    with pytest.raises(KitError, match="begun with the data"):
+    with pytest.raises(KitError, match="started with the data"):
         Preparation(start("prepared"), language="en").check()
 
 
@@ -221,38 +247,38 @@ def test_a_misspelt_name_does_not_bind_the_run(tmp_path):
             mine.check()  # before any recording is read
         assert not (mine.active_run.folder / "manifest.jsonl").exists()
     Preparation(start("misspelt"), str(corpus())).check()
-    with pytest.raises(KitError, match=r"begun with the data.*Choose another RUN \(--run"):
+    with pytest.raises(KitError, match=r"started with the data.*Choose another RUN \(--run"):
         Preparation(start("misspelt"), str(tmp_path / "empty")).check()
 
 
-def test_what_is_not_said_again_is_as_the_run_was_begun(prepared):
+def test_settings_not_given_again_stay_as_the_run_started(prepared):
     again = Preparation(start("prepared"))
-    told = str(again.check()).splitlines()
-    assert told[0] == f"As this run was begun: {corpus()}, language am."
+    reported = str(again.check()).splitlines()
+    assert reported[0] == f"As this run was started: {corpus()}, language am."
     assert again.source == prepared[0].source and len(again.checked.kept) > 0
     assert "As this run" not in str(Preparation(start("prepared"), str(corpus()), "am").check())
 
 
-def test_refused_rows_are_shown_with_their_cure_before_anything_ends(tmp_path):
+def test_refused_rows_are_shown_with_their_fix_before_anything_ends(tmp_path):
     clips = {"a": speech(2.0), "b": 0 * speech(2.0), "c": speech(3.0)}
     folder = dataset(tmp_path / "data", "a|ሰላም ለሁሉም\nb|ዛሬ ጥሩ ቀን ነው\nc|ነገ ወደ ቤት\n", clips)
     preparation = Preparation(start("refused"), str(folder))
     shown = preparation.check()
-    assert shown.grid[0][-1] == "cure" and "silent" in shown.grid[1][3]
-    with pytest.raises(DatasetError, match="REFUSE_PERCENT"):
+    assert shown.grid[0][-1] == "fix" and "silent" in shown.grid[1][3]
+    with pytest.raises(DatasetError, match="MAX_REJECTED_PERCENT"):
         preparation.require_usable()
-    spared = Preparation(start("refused"), str(folder), refuse_percent=100.0)
+    spared = Preparation(start("refused"), str(folder), max_rejected_percent=100.0)
     spared.check()
     assert "2 rows in" in str(spared.require_usable())
     rows = (spared.active_run.folder / "fixed.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(row)["id"] for row in rows] == ["a", "c"]
 
 
-def test_texts_in_another_script_than_the_languages_are_told(tmp_path):
+def test_texts_in_another_script_than_the_languages_are_reported(tmp_path):
     clips = {"a": speech(2.0), "b": speech(3.0)}
     folder = dataset(tmp_path / "data", "a|good morning\nb|at noon today\n", clips)
-    told = "texts are Latin; `am` is written in Ethiopic"
-    assert told in str(Preparation(start("latin_am"), str(folder)).check())
+    message = "texts are Latin; `am` is written in Ethiopic"
+    assert message in str(Preparation(start("latin_am"), str(folder)).check())
     for language in ("en", "tr"):
         run = start(f"latin_{language}")
         assert "texts are" not in str(Preparation(run, str(folder), language).check())
@@ -273,7 +299,9 @@ def test_how_a_text_is_spelt_is_shown_in_the_language_of_the_recordings(tmp_path
 
 
 def test_longer_clips_than_asked_for_are_left_out():
-    preparation = Preparation(start("short"), str(corpus()), refuse_percent=100.0, longest_s=2.0)
+    preparation = Preparation(
+        start("short"), str(corpus()), max_rejected_percent=100.0, max_clip_seconds=2.0
+    )
     preparation.check()
     assert max(row.seconds for row in preparation.checked.kept) <= 2.0
     assert any(finding.kind == "too long" for finding in preparation.checked.refused)

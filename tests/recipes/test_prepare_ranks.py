@@ -17,8 +17,8 @@ JOB = Path(__file__).with_name("work_job.py")
 SLOW = "KIT_SLOW" in os.environ  # ten kills, with one, two and four processes
 # Parts and shards small enough that every rank has some of each; what is longer than 3 s is cut.
 ASKED = (
-    "--preset tiny --longest-s 3 --refuse-percent 100 --set align.batch=1 data.shard=5 "
-    "codec.steps=8 codec.sharpen_steps=1 recognizer.steps=8"
+    "--preset tiny --max-clip-seconds 3 --max-rejected-percent 100 --set align.batch=1 "
+    "data.shard=5 codec.steps=8 codec.sharpen_steps=1 recognizer.steps=8"
 )
 
 
@@ -96,9 +96,9 @@ def test_a_killed_process_ends_all_with_a_sentence_and_the_files_are_those_of_on
     assert said(runs).count("Traceback") == 1, "torchrun's own"
     done(runs, 2, corpus())
     same(left(runs), alone)
-    told = [line for line in said(runs).splitlines() if line.startswith(("aligned:", "encoded:"))]
-    assert any(line.startswith("aligned:") and "100 %" in line for line in told)
-    assert len([line for line in told if "done in" in line]) == 2, "the main rank alone tells"
+    lines = [line for line in said(runs).splitlines() if line.startswith(("aligned:", "encoded:"))]
+    assert any(line.startswith("aligned:") and "100 %" in line for line in lines)
+    assert len([line for line in lines if "done in" in line]) == 2, "the main rank alone tells"
 
 
 def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_words():
@@ -110,11 +110,11 @@ def test_progress_is_that_of_all_and_what_another_cannot_do_ends_them_with_its_w
         text=True,
         timeout=100,
     )
-    told = job.stdout.splitlines()
-    done = [float(line.removeprefix("done: ")) for line in told if line.startswith("done: ")]
+    lines = job.stdout.splitlines()
+    done = [float(line.removeprefix("done: ")) for line in lines if line.startswith("done: ")]
     assert done == sorted(done) and done[-1] == 11.5 and len(done) > 2, job.stderr
-    assert "of the main rank: 0, loaded by it: 0" in told
-    assert "the error: The drive of rank 1 is gone." in told
+    assert "of the main rank: 0, loaded by it: 0" in lines
+    assert "the error: The drive of rank 1 is gone." in lines
     assert job.returncode != 0 and job.stderr.count("Traceback") == 1, "torchrun's own"
 
 
@@ -142,7 +142,7 @@ def test_ten_kills_at_random_moments_change_nothing(alone, tmp_path):
 
 
 def killed_at_work(runs: Path, rng: random.Random, killed: list[str]) -> bool:
-    """Go on with a preparation and kill one of its processes; False where it was done before."""
+    """Resume a preparation and kill one of its processes; False where it was done before."""
     processes = rng.choice((1, 2, 4))
     process = prepare(runs, processes, corpus())
     while "run mine" not in said(runs) and process.poll() is None:

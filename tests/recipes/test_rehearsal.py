@@ -30,7 +30,7 @@ from kit.training.trainable import FinetuneConfig, Finetuning
 
 # Every code is about as likely as every other, STOP among them: most readings find an end.
 LONG = {"max_codes_per_text_id": 4.0}
-FEW = {"steps": 3, "gate_every": 0, "val_every": 3, "warmup_steps": 1}
+FEW = {"max_steps": 3, "gate_every": 0, "eval_steps": 3, "warmup_steps": 1}
 SETTINGS = {"train": FEW, "generate": LONG, "finetune": {"rehearsal": 0.25, "rehearsal_rows": 20}}
 
 
@@ -40,9 +40,11 @@ def release(tmp_path_factory):
 
 
 def prepared(name: str, release, **settings) -> tuple:
-    """A run that begins with a tiny release, prepared, and what it told at last."""
+    """A run that begins with a tiny release, prepared, and its last line."""
     run = start(name, settings={**SETTINGS, **settings})
-    steps = list(Preparation(run, str(corpus()), start_from=str(release), licence="CPML").run())
+    steps = list(
+        Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML").run()
+    )
     return start(name), str(steps[-1])
 
 
@@ -52,11 +54,11 @@ def rehearsing(release):
 
 
 def test_the_voice_says_what_it_could_in_the_voices_of_the_recordings(rehearsing):
-    run, told = rehearsing
+    run, message = rehearsing
     noted = run.report()["finetune"]["rehearsal"]
     assert noted["spoken"] == 20 and 0 < noted["rows"] <= 20 and noted["seconds"] > 0
     assert set(noted["languages"]) <= {"en", "de", "hu"} and "en" in noted["languages"]
-    assert f"To rehearse: {noted['rows']} rows in " in told
+    assert f"To rehearse: {noted['rows']} rows in " in message
     data = TrainingData(run)
     rows = data.cache.rows_in_split("rehearsal")
     assert len(rows) == noted["rows"]
@@ -97,7 +99,7 @@ def test_it_trains_and_the_record_says_what_was_rehearsed(rehearsing):
 
 @pytest.fixture
 def voice(rehearsing):
-    """Whoever speaks in the run; what was spoken to rehearse lies there again afterwards."""
+    """The run's speakers; the speech generated for rehearsal is there again afterwards."""
     run, _ = rehearsing
     kept = (run.folder / FILE).read_bytes()
     noted = run.report()["finetune"]["rehearsal"]
@@ -106,7 +108,7 @@ def voice(rehearsing):
     run.record(finetune={"rehearsal": noted})
 
 
-def test_interrupted_it_goes_on_with_what_was_not_spoken(rehearsing, voice, monkeypatch):
+def test_interrupted_it_resumes_with_the_sentences_not_yet_spoken(rehearsing, voice, monkeypatch):
     run, _ = rehearsing
     path = run.folder / FILE
     key = rehearsal_key(run, voice.references)
@@ -176,7 +178,7 @@ def test_readings_are_spread_evenly_over_languages_speakers_and_sentences():
 
 def test_it_needs_a_voice_that_the_run_begins_with():
     asked = Finetuning(config=FinetuneConfig(rehearsal=0.2))
-    with pytest.raises(KitError, match=r"finetune.rehearsal = 0.2.*START_FROM.*set it to 0"):
+    with pytest.raises(KitError, match=r"finetune.rehearsal = 0.2.*BASE_MODEL.*set it to 0"):
         asked.require_voice()
     with pytest.raises(KitError, match="rehearsal"):
         FinetuneConfig(rehearsal=1.0)

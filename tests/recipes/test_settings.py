@@ -4,6 +4,7 @@ import pytest
 
 from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
+from kit.base.notes import Note
 from kit.base.run import open_run
 from kit.recipes.active_run import check_settings, parse_settings
 from kit.recipes.start import start
@@ -18,10 +19,10 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_values_are_what_yaml_says_and_1e_4_is_a_number():
-    words = ["train.lr=1e-4", "train.steps=20", "speed.ema=false", "codec.levels=[8, 5]"]
+    words = ["train.lr=1e-4", "train.max_steps=20", "speed.ema=false", "codec.levels=[8, 5]"]
     words += ["train.schedule=linear", "corpus.text=a = b"]
     assert parse_settings(words) == {
-        "train": {"lr": 1e-4, "steps": 20, "schedule": "linear"},
+        "train": {"lr": 1e-4, "max_steps": 20, "schedule": "linear"},
         "speed": {"ema": False},
         "codec": {"levels": [8, 5]},
         "corpus": {"text": "a = b"},
@@ -29,19 +30,19 @@ def test_values_are_what_yaml_says_and_1e_4_is_a_number():
 
 
 @pytest.mark.parametrize("word", ["lr=1", "train.lr", "train.=3", ".lr=3", "train lr 3", ""])
-def test_anything_else_is_told_how_to_write_it(word):
+def test_for_anything_else_the_message_says_how_to_write_it(word):
     with pytest.raises(KitError, match=r"write section\.key=value, for instance"):
         parse_settings([word])
 
 
 @pytest.mark.parametrize(
-    "word, told",
+    "word, reported",
     [
         ("trian.lr=1e-4", "no section `trian`. Did you mean `train`?"),
         ("train.learning_rate=1e-4", "train has no setting `learning_rate`"),
-        ("train.step=5", "Did you mean `steps`?"),
+        ("train.max_step=5", "Did you mean `max_steps`?"),
         ("train.lr=fast", "train.lr must be float, got 'fast'"),
-        ("train.steps=2.5", "train.steps must be int, got 2.5"),
+        ("train.max_steps=2.5", "train.max_steps must be int, got 2.5"),
         ("model.width=33", "model.width = 33"),
         ("evaluate.sentence=3", "evaluate has no setting `sentence`. Did you mean `sentences`?"),
         ("infer.rows=many", "infer.rows must be int, got 'many'"),
@@ -50,10 +51,10 @@ def test_anything_else_is_told_how_to_write_it(word):
         ("memory.max_memory_fraction=most", "memory.max_memory_fraction must be like"),
     ],
 )
-def test_what_no_code_reads_is_refused_before_it_is_kept(word, told, runs):
+def test_what_no_code_reads_is_refused_before_it_is_kept(word, reported, runs):
     with pytest.raises(KitError) as error:
         start("mine", "tiny", settings=parse_settings([word]))
-    assert told in str(error.value)
+    assert reported in str(error.value)
     assert not list(runs.iterdir()), "no folder is left behind"
 
 
@@ -87,12 +88,25 @@ def test_a_run_with_dozens_of_settings_shows_the_first_and_says_where_the_others
     few = start("few", "tiny", settings=parse_settings(["train.lr=1e-4", "speed.ema=false"]))
     assert "preset tiny, set train.lr = 0.0001, speed.ema = False, " in str(few)
     sizes = [f"model.{name}=2" for name in ("layers", "heads", "latents", "cond_blocks")]
-    rates = ["train.lr=1e-4", "train.muon_lr=1e-3", "train.keep=1", "train.guide=0"]
+    rates = [
+        "train.lr=1e-4",
+        "train.muon_lr=1e-3",
+        "train.save_total_limit=1",
+        "train.guided_attention_weight=0",
+    ]
     many = str(start("many", "tiny", settings=parse_settings(sizes + rates)))
     assert "train.muon_lr = 0.001, and 2 values more (settings.yaml), " in many
 
 
-def test_a_damaged_file_of_settings_is_told_with_the_cure(runs):
+def test_former_names_are_taken_and_the_new_ones_kept(runs):
+    with pytest.warns(Note, match=r"^train\.guide is now called train\.guided_attention_weight\.$"):
+        run = start("mine", "tiny", settings=parse_settings(["train.guide=0.5", "sound.clips=9"]))
+    assert run.section("train")["guided_attention_weight"] == 0.5
+    assert "sound" not in (runs / "mine" / "settings.yaml").read_text()
+    assert open_run(name="mine").section("decoder_finetune") == {"steps": 3, "clips": 9}
+
+
+def test_a_damaged_file_of_settings_is_reported_with_the_fix(runs):
     start("mine", "tiny", settings=parse_settings(["train.lr=1e-4"]))
     (runs / "mine" / "settings.yaml").write_text("train\n")
     with pytest.raises(KitError, match=r"settings\.yaml must hold .*delete it"):

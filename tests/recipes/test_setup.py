@@ -64,39 +64,41 @@ def test_the_picture_of_a_product_names_the_size_that_is_timed(run):
     assert title(picture) == f"One {rows} x {inner} x {columns} matmul on the {run.hw.name}"
 
 
-def test_what_suits_the_machine_is_told_with_its_value(run):
+def test_advice_for_the_machine_names_its_value(run):
     """On a terminal the line is all there is: a name alone read like advice to switch it on."""
     assert re.search(r"speed\.tf32: (on|off),", Setup(run).advice().line)
 
 
-def test_what_is_too_large_is_told_with_what_to_change(run):
+def test_what_is_too_large_is_reported_with_what_to_change(run):
     run.preset["memory"] = {"max_memory_fraction": 1e-4}
-    told = Setup(run).memory()
-    assert "It fits." not in str(told) and "choose the preset of a smaller tier" in str(told)
-    (picture,) = told.pictures
+    reported = Setup(run).memory()
+    assert "It fits." not in str(reported) and "choose the preset of a smaller tier" in str(
+        reported
+    )
+    (picture,) = reported.pictures
     assert run.hw.name in "".join(axes.get_title(loc="left") for axes in picture.axes)
 
 
-def test_the_time_is_told_from_real_steps(run):
+def test_the_time_is_estimated_from_real_steps(run):
     assert "steps of" in str(Setup(run).time()) and "In all about" in str(Setup(run).time())
 
 
-def test_a_slow_machine_is_told_what_makes_it_slow_and_trains_less(tmp_path, monkeypatch):
+def test_on_a_slow_machine_the_reason_is_named_and_it_trains_less(tmp_path, monkeypatch):
     """As a CPU whose half precision was emulated: 5.8 s a step, five hours for the whole preset."""
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 5.8)
     setup = Setup(start("slow", "cpu"))
-    told = str(setup.time())
-    taken = int(re.search(r"so it takes ([\d,]+) ", told)[1].replace(",", ""))
-    assert taken < setup.train.steps / 10
-    assert "GFLOP/s" in told and "In all about" in told
+    message = str(setup.time())
+    taken = int(re.search(r"Training ([\d,]+) instead", message)[1].replace(",", ""))
+    assert taken < setup.train.max_steps / 10
+    assert "GFLOP/s" in message and "In all about" in message
 
 
-def test_whoever_brings_recordings_is_told_that_they_take_longer(tmp_path, monkeypatch):
+def test_recordings_of_a_person_come_with_a_warning_that_they_take_longer(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
     monkeypatch.setattr("kit.recipes.setup.step_seconds", lambda *_: 0.1)
-    told = str(Setup(start("own", "cpu")).time())
-    assert "recordings of your own, training gets 20 minutes" in told
+    message = str(Setup(start("own", "cpu")).time())
+    assert "recordings of your own, training gets 20 minutes" in message
 
 
 def test_without_a_use_it_says_so(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
-"""The speaking recipe: a voice of a run is heard, measured, recorded and taken away."""
+"""The speaking recipe: a voice of a run is played, measured, recorded and exported."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,12 +23,12 @@ from kit.recipes.start import start
 
 SMALL = {
     "infer": {"lengths": [4, 8], "batches": [1, 2], "formats": ["fp32", "int8"], "rows": 2},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
 }
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory) -> ActiveRun:
+def active_run(tmp_path_factory) -> ActiveRun:
     """A run as 01 to 03 leave it, its model untrained."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
@@ -44,11 +46,11 @@ def begun(tmp_path_factory) -> ActiveRun:
 
 
 @pytest.fixture(scope="module")
-def speaking(begun) -> Speaking:
-    return Speaking(begun)
+def speaking(active_run) -> Speaking:
+    return Speaking(active_run)
 
 
-def test_a_sentence_is_heard_and_seen(speaking):
+def test_a_sentence_is_shown_with_sound_and_spectrogram(speaking):
     said = speaking.say()
     assert said.sounds[0].caption == BREAD and len(said.sounds[0].wave) > 1000
     assert "s of speech" in str(said) and len(said.pictures) == 1
@@ -63,9 +65,26 @@ def test_a_text_of_any_length_shows_its_parts(speaking):
     assert all(0 < int(ids) <= 40 for _, ids in parts)
 
 
-def test_what_is_to_be_said_can_be_given(begun):
-    own = Speaking(begun, sentence="ሰላም", story="ሰላም. ሰላም")
+def test_what_is_to_be_said_can_be_given(active_run):
+    own = Speaking(active_run, sentence="ሰላም", story="ሰላም. ሰላም")
     assert own.say().sounds[0].caption == "ሰላም" and own.story == "ሰላም. ሰላም"
+
+
+def test_a_voice_speaks_without_evaluation_and_without_held_out_rows(
+    active_run, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path))
+    folder = tmp_path / "alone"
+    shutil.copytree(active_run.folder, folder)
+    run = dataclasses.replace(active_run, folder=folder)
+    (folder / "report.json").write_text(
+        json.dumps({"data": {"language": "ti", "codes": str(code_index())}}), encoding="utf-8"
+    )
+    (folder / "model-ema.safetensors").rename(folder / "model-raw.safetensors")
+    rows = (folder / "manifest.jsonl").read_text(encoding="utf-8").replace("held_out", "train")
+    (folder / "manifest.jsonl").write_text(rows, encoding="utf-8")
+    alone = Speaking(run)
+    assert alone.weights == "raw" and alone.say().sounds[0].caption == alone.held_out[0].text
 
 
 def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
@@ -74,7 +93,7 @@ def test_what_cannot_be_said_is_answered_in_a_sentence(speaking):
     with pytest.raises(SpeechError, match="No voice 'nobody'"):
         speaking.say(speaker="nobody")
     with pytest.raises(SpeechError, match=r"'int9'\. Did you mean `int8`"):
-        speaking.say(weights="int9")
+        speaking.say(dtype="int9")
 
 
 def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
@@ -99,10 +118,10 @@ def test_the_panel_speaks_where_there_is_no_front_end(speaking, monkeypatch):
     assert asked[0].data.startswith(b"RIFF")
 
 
-def test_a_voice_that_finds_no_end_is_heard_with_a_remark_and_stops_no_notebook(
-    begun, monkeypatch, capsys
+def test_a_voice_that_finds_no_end_is_played_with_a_remark_and_stops_no_notebook(
+    active_run, monkeypatch, capsys
 ):
-    own = Speaking(begun, "one")
+    own = Speaking(active_run, "one")
     cut = Speech(text="one", wave=torch.full((900,), 1.5), codes=torch.zeros(3), stopped=False)
     monkeypatch.setattr(type(own.voice), "speak", lambda *_: [cut])
     own.panel()
@@ -110,9 +129,9 @@ def test_a_voice_that_finds_no_end_is_heard_with_a_remark_and_stops_no_notebook(
     assert "did not find the end of 'one'" in str(own.say())
 
 
-def test_each_setting_is_told_with_what_it_does(speaking):
+def test_each_setting_is_reported_with_what_it_does(speaking):
     settings = {row[0]: row for row in speaking.settings().grid[1:]}
-    assert settings["candidates"][1] == "2"
+    assert settings["best_of"][1] == "2"
     assert set(settings) <= {field.name for field in dataclasses.fields(GenerateConfig)}
 
 
@@ -149,13 +168,13 @@ def test_the_sentence_is_kept_in_every_format(report, speaking):
     assert again == typed
 
 
-def test_what_was_measured_is_not_measured_again(report, begun):
-    assert all("measured before" in str(result) for result in Speaking(begun).costs.run())
-    assert begun.report()["infer"] == report["infer"] and "measured" not in report["infer"]
-    page = (begun.folder / "report.html").read_text(encoding="utf-8")
-    assert Speaking(begun).costs.fingerprint not in page
-    trained_on = Speaking(begun)
-    trained_on.weights_file = begun.folder / "longer.safetensors"
+def test_what_was_measured_is_not_measured_again(report, active_run):
+    assert all("measured before" in str(result) for result in Speaking(active_run).costs.run())
+    assert active_run.report()["infer"] == report["infer"] and "measured" not in report["infer"]
+    page = (active_run.folder / "report.html").read_text(encoding="utf-8")
+    assert Speaking(active_run).costs.fingerprint not in page
+    trained_on = Speaking(active_run)
+    trained_on.weights_file = active_run.folder / "longer.safetensors"
     trained_on.weights_file.write_bytes(b"other weights")
     assert "measured before" not in str(next(trained_on.costs.run()))
 
@@ -163,7 +182,7 @@ def test_what_was_measured_is_not_measured_again(report, begun):
 def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
     folder = speaking.active_run.folder
     exported = load_export(folder / "export")
-    once = dataclasses.replace(speaking.sampling, candidates=1, exact_codes=9, temperature=0)
+    once = dataclasses.replace(speaking.sampling, best_of=1, exact_codes=9, temperature=0)
     waves = [
         voice.speak(["ሰላም"], speaking.speaker, once)[0].codes
         for voice in (exported, speaking.voice)
@@ -172,8 +191,8 @@ def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
     assert (folder / "programs" / "decode_one.pt2").is_file()
 
 
-def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, begun):
+def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, active_run):
     monkeypatch.setenv("KIT_RUNS", str(tmp_path))
-    empty = dataclasses.replace(begun, folder=tmp_path)
+    empty = dataclasses.replace(active_run, folder=tmp_path)
     with pytest.raises(KitError, match="run 03_evaluate_ema first"):
         Speaking(empty)

@@ -12,10 +12,18 @@ from released_xtts import START, STOP, random_model, write_release
 
 from kit.base.errors import DownloadError, KitError
 from kit.base.files import file_digest
+from kit.base.notes import Note
 from kit.inference.export import export_voice, load_export
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import load_voice
-from kit.recipes.base_model import MODEL, PINNED, RELEASE, TOKENIZER, first_model
+from kit.recipes.base_model import (
+    MODEL,
+    PINNED,
+    RELEASE,
+    TOKENIZER,
+    first_model,
+    require_licence,
+)
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.train import Training
@@ -23,7 +31,7 @@ from kit.releases.xtts_v2.codec import XTTSCodec
 from kit.releases.xtts_v2.model import RELEASES
 
 FEW = {
-    "train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1},
+    "train": {"max_steps": 2, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1},
     "recognizer": {"steps": 2},  # nobody listens to it
 }
 
@@ -36,8 +44,8 @@ def release(tmp_path_factory):
 def test_its_licence_is_accepted_in_so_many_words_or_nothing_is_read(release):
     run = start("no licence", settings=FEW)
     for given in ("", "MIT"):
-        with pytest.raises(KitError, match=r"Coqui Public Model License: .*licence=\"CPML\""):
-            Preparation(run, str(corpus()), start_from=str(release), licence=given)
+        with pytest.raises(KitError, match=r"Coqui Public Model License: .*_license=\"CPML\""):
+            Preparation(run, str(corpus()), base_model=str(release), accept_license=given)
     assert not (run.folder / MODEL).exists()
 
 
@@ -45,41 +53,41 @@ def test_without_its_dvae_there_are_no_codes(tmp_path):
     folder = write_release(tmp_path / "no dvae")
     (folder / "dvae.pth").unlink()
     with pytest.raises(KitError, match=r"has no dvae\.pth, which makes codes of recordings"):
-        Preparation(start("no dvae"), str(corpus()), start_from=str(folder), licence="CPML")
+        Preparation(start("no dvae"), str(corpus()), base_model=str(folder), accept_license="CPML")
 
 
 def test_an_indextts2_is_called_by_its_name(tmp_path):
     """In a folder, as a file and on the hub, whose licence is not even asked for."""
     folder = write_indextts2(tmp_path / "IndexTTS-2")
     for name in (folder, folder / "gpt.pth", "hf://IndexTeam/IndexTTS-2"):
-        with pytest.raises(KitError) as told:
-            Preparation(start("no indextts2"), str(corpus()), start_from=str(name))
-        for part in ("the GPT of IndexTTS2", "w2v-BERT", "Begin with an XTTS-v2"):
-            assert part in str(told.value)
+        with pytest.raises(KitError) as caught:
+            Preparation(start("no indextts2"), str(corpus()), base_model=str(name))
+        for part in ("the GPT of IndexTTS2", "w2v-BERT", "Start from an XTTS-v2"):
+            assert part in str(caught.value)
     torch.save([1], folder / "gpt.pth")
     with pytest.raises(KitError, match=r"there is no voice \(bpe.model, config.yaml, gpt.pth\)"):
-        Preparation(start("no indextts2"), str(corpus()), start_from=str(folder))
+        Preparation(start("no indextts2"), str(corpus()), base_model=str(folder))
 
 
 def test_what_comes_from_it_stays_with_the_run(release):
     run = start("keeps a release", settings=FEW)
-    preparation = Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     assert (run.folder / TOKENIZER).read_bytes() == (release / "vocab.json").read_bytes()
     noted = run.report()["start_from"]
     assert noted["licence"].startswith("CPML, accepted") and len(noted["tensors_sha256"]) == 64
     model = preparation.model
     assert (model.width, model.start_text_id, model.stop_text_id) == (96, START, STOP)
     assert not model.text_stop_input and model.dropout == 0.1
-    again = Preparation(start("keeps a release"), start_from=str(release))
+    again = Preparation(start("keeps a release"), base_model=str(release))
     assert again.codec_config == preparation.codec_config, "what was accepted is not asked again"
 
 
 def test_it_learns_the_letters_and_is_trained(release):
     run = start("from a release", settings=FEW)
-    preparation = Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
-    told = [str(result) for result in preparation.run()]
-    assert any("[am]" in line and "41 ids stay" in line for line in told)
-    assert any("32 codes, 21.5 of them a second" in line for line in told)
+    preparation = Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
+    message = [str(result) for result in preparation.run()]
+    assert any("[am]" in line and "41 ids stay" in line for line in message)
+    assert any("32 codes, 21.5 of them a second" in line for line in message)
     assert isinstance(preparation.codec, XTTSCodec)
     grown = preparation.tokenizer
     assert (grown.start, grown.stop) == (START, STOP)
@@ -118,9 +126,9 @@ def hub(release, monkeypatch):
 def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub, runs_folder):
     run = start("from the hub", settings=FEW)
     with pytest.raises(KitError, match="Coqui Public Model License"):
-        Preparation(run, str(corpus()), start_from=RELEASE)
+        Preparation(run, str(corpus()), base_model=RELEASE)
     assert not hub.asked, "not a byte before that"
-    Preparation(run, str(corpus()), start_from=RELEASE, licence="CPML")
+    Preparation(run, str(corpus()), base_model=RELEASE, accept_license="CPML")
     noted = run.report()["start_from"]["download"]
     assert noted["revision"] == PINNED["coqui/XTTS-v2"] and noted["commit"] == COMMIT
     assert set(noted["files"]) >= {"model.pth", "config.json", "vocab.json", "dvae.pth"}
@@ -129,20 +137,24 @@ def test_it_is_fetched_at_its_revision_once_its_licence_is_accepted(release, hub
 
     hub.asked.clear()
     again = start("from the hub")
-    assert Preparation(again, start_from=RELEASE, licence="CPML").model.width == 96
-    Preparation(start("another run"), str(corpus()), start_from=RELEASE, licence="CPML")
-    assert not hub.asked, "it lies there for all runs"
+    assert Preparation(again, base_model=RELEASE, accept_license="CPML").model.width == 96
+    Preparation(start("another run"), str(corpus()), base_model=RELEASE, accept_license="CPML")
+    assert not hub.asked, "it is stored once for all runs"
     shutil.rmtree(runs_folder / "releases")
-    Preparation(again, start_from=RELEASE)  # the run has its copy
-    Preparation(again, start_from=f"{RELEASE}@other", licence="CPML")  # the same weights
+    Preparation(again, base_model=RELEASE)  # the run has its copy
+    Preparation(again, base_model=f"{RELEASE}@other", accept_license="CPML")  # the same weights
     with pytest.raises(DownloadError, match="has no revision lost"):
-        Preparation(again, start_from=f"{RELEASE}@lost", licence="CPML")
+        Preparation(again, base_model=f"{RELEASE}@lost", accept_license="CPML")
 
 
 def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
-    monkeypatch.setenv("KIT_LICENCE", "CPML")
+    monkeypatch.setenv("KIT_ACCEPT_LICENSE", "CPML")
     run = start("accepted before", settings=FEW)
-    Preparation(run, str(corpus()), start_from=RELEASE)
+    Preparation(run, str(corpus()), base_model=RELEASE)
+    monkeypatch.delenv("KIT_ACCEPT_LICENSE")
+    monkeypatch.setenv("KIT_LICENCE", "CPML")
+    with pytest.warns(Note, match="KIT_LICENCE is now called KIT_ACCEPT_LICENSE"):
+        require_licence(RELEASE, "")
     assert run.report()["start_from"]["licence"].startswith("CPML, accepted")
 
 
@@ -157,12 +169,12 @@ def test_its_licence_may_be_accepted_by_who_starts_the_kit(hub, monkeypatch):
 )
 def test_a_name_on_the_hub_says_what_it_lacks(name, why):
     with pytest.raises(KitError, match=why):
-        Preparation(start("no name"), str(corpus()), start_from=name, licence="CPML")
+        Preparation(start("no name"), str(corpus()), base_model=name, accept_license="CPML")
 
 
-def test_it_learns_at_the_rate_of_its_makers_unless_told_otherwise(release):
+def test_it_learns_at_its_makers_rate_unless_one_is_set(release):
     run = start("its rate", settings={"train": {"weight_decay": 0.5}})
-    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     train = start("its rate").section("train")
     assert (train["optimizer"], train["lr"], train["betas"]) == ("adamw", 5e-6, [0.9, 0.96])
     assert train["weight_decay"] == 0.5, "a person's word comes first"

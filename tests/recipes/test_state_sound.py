@@ -20,7 +20,7 @@ from kit.recipes.active_run import ActiveRun
 from kit.recipes.after_training import learn_sound
 from kit.recipes.training_data import TrainingData
 
-BRIEF = GenerateConfig(temperature=0.0, candidates=1, retries=0, max_codes_per_text_id=2.0)
+BRIEF = GenerateConfig(temperature=0.0, best_of=1, retries=0, max_codes_per_text_id=2.0)
 
 
 def trained_run(folder, **sections) -> ActiveRun:
@@ -52,7 +52,7 @@ def learnt(tmp_path_factory) -> tuple[ActiveRun, object]:
     return run, learn_sound(TrainingData(run))
 
 
-def test_it_is_left_beside_the_codec_and_told(learnt):
+def test_it_is_left_beside_the_codec_and_reported(learnt):
     run, result = learnt
     assert str(result).startswith("Sound of codes and states: 3 steps on ")
     assert len(result.pictures) == 1 and len(result.sounds) == 3
@@ -107,7 +107,7 @@ def test_other_weights_speak_with_codes_alone_and_say_so(tmp_path):
     assert load_voice(run.folder, WEIGHTS["raw"]).decodes_from_states
 
 
-def test_a_damaged_one_is_told_or_passed_over(tmp_path):
+def test_a_damaged_one_is_reported_or_passed_over(tmp_path):
     run = trained_run(tmp_path)
     learn_sound(TrainingData(run))
     path = run.folder / SOUND
@@ -122,12 +122,14 @@ def test_a_damaged_one_is_told_or_passed_over(tmp_path):
     assert not load_voice(run.folder).audio_note()
 
 
-def test_recordings_that_are_gone_and_what_was_turned_off_are_told(tmp_path):
+def test_recordings_that_are_gone_and_what_was_turned_off_are_reported(tmp_path):
     run = trained_run(tmp_path)
     rows = [dataclasses.replace(row, audio=row.audio + ".gone") for row in manifest()]
     write_manifest(rows, run.folder)
-    told = str(learn_sound(TrainingData(run)))
-    assert "0 of the recordings are here, and it takes 20" in told and "run this again" in told
+    message = str(learn_sound(TrainingData(run)))
+    assert (
+        "0 of the recordings are here, and it takes 20" in message and "run this again" in message
+    )
     assert not (run.folder / SOUND).exists()
-    off = active(tmp_path, sound={"steps": 0})
-    assert "`sound.steps` is 0" in str(learn_sound(TrainingData(off)))
+    off = active(tmp_path, decoder_finetune={"steps": 0})
+    assert "`decoder_finetune.steps` is 0" in str(learn_sound(TrainingData(off)))

@@ -13,10 +13,11 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, world
 
-from kit.base.config import load_preset, merge
+from kit.base.config import RENAMED, load_preset, merge
 from kit.base.errors import KitError, TrainError
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
+from kit.base.notes import Note
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.manifest import write_manifest
 from kit.inference.references import load_references
@@ -25,6 +26,7 @@ from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.start import start
 from kit.recipes.train import TRIAL_STEPS, Training
 from kit.recipes.training_samples import SamplePlayers, load_attention_maps
 from kit.training import loop
@@ -33,7 +35,7 @@ from kit.training.logs import read_log
 SMALL = {
     "data": {"effective_batch": 8, "micro_batch": 8, "sort_window": 32, "reference_frames": 20},
     "model": {"width": 32},
-    "train": {"steps": 6, "val_every": 3, "gate_every": 0, "checkpoint_every": 2},
+    "train": {"max_steps": 6, "eval_steps": 3, "gate_every": 0, "save_steps": 2},
 }
 
 
@@ -77,9 +79,9 @@ def interrupted_at(monkeypatch, step: int) -> None:
 
 
 def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
-    train = {"epochs": 3.0, "least_steps": 1, "steps": 10_000}
+    train = {"epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
-    assert training.config.steps == 3 * training.data.epoch_steps
+    assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
 
@@ -108,10 +110,12 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     assert (tmp_path / "train.jsonl").read_bytes() == log
     assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
 
-    asked = dataclasses.replace(active(tmp_path), settings={"train": {"steps": 9}})
-    told = "begun with 6 steps and keeps them, whatever `train.steps` says (9): set STEPS"
-    assert told in str(next(Training(asked).run())) and told in str(Training(asked).size())
-    assert "keeps them" not in str(Training(asked, steps=9).size())
+    asked = dataclasses.replace(active(tmp_path), settings={"train": {"max_steps": 9}})
+    message = (
+        "started with 6 steps and keeps them, whatever `train.max_steps` says (9): set MAX_STEPS"
+    )
+    assert message in str(next(Training(asked).run())) and message in str(Training(asked).size())
+    assert "keeps them" not in str(Training(asked, max_steps=9).size())
 
 
 def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeypatch):
@@ -129,7 +133,7 @@ def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeyp
 
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, step=3)
-    longer = {"train": {"steps": 400}}
+    longer = {"train": {"max_steps": 400}}
     training = Training(active(tmp_path, **longer))
     with pytest.raises(KeyboardInterrupt):
         list(training.run())
@@ -138,11 +142,36 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, m
     assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
     assert training.trained().config == training.model, "as the checkpoint has it"
     monkeypatch.undo()
-    training = Training(active(tmp_path, **longer), steps=stopped + 4)
+    training = Training(active(tmp_path, **longer), max_steps=stopped + 4)
     assert [str(result) for result in training.run()][-4].startswith("Trained to step")
     rows = read_log(tmp_path / "train.jsonl")
     assert [row["step"] for row in rows] == list(range(1, stopped + 5))
     assert f"resumed from step {stopped}" in rows[stopped]["note"]
+
+
+def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
+    interrupted_at(monkeypatch, step=3)
+    with pytest.raises(KeyboardInterrupt):
+        list(Training(saved(tmp_path)).run())
+    monkeypatch.undo()
+    monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
+    settings = tmp_path / "settings.yaml"
+    text = settings.read_text()
+    for old, new in RENAMED.items():
+        text = text.replace(f"  {new.removeprefix('train.')}:", f"  {old.removeprefix('train.')}:")
+    assert "max_steps" not in text and "checkpoint_every: 2" in text
+    settings.write_text(text + "speed:\n  parallel: auto\n")
+
+    with pytest.warns(Note) as notes:
+        run = start(tmp_path.name)
+    said = [str(note.message) for note in notes]
+    assert "settings.yaml: train.steps is now called train.max_steps." in said and len(said) == 4
+    assert sum("speed.parallel was removed" in each for each in said) == 1
+    assert run.settings == SMALL | {"speed": {}} and run.section("train")["save_steps"] == 2
+    assert "Trained to step 6 of 6." in [str(result) for result in Training(run).run()]
+    rows = read_log(tmp_path / "train.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert "resumed from step 4" in rows[4]["note"]
 
 
 def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
@@ -156,7 +185,7 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     assert "<img" in training.attention()._repr_html_()
     assert "held-out loss" in str(training.summary())
     training.panel("plain")
-    assert "It fits." not in capsys.readouterr().out, "what was told is not told again"
+    assert "It fits." not in capsys.readouterr().out, "each message comes once"
 
 
 def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_path):
@@ -195,7 +224,7 @@ def test_the_plan_follows_the_switches_before_anything_is_allocated(tmp_path):
     assert not fits and "too much" in words
 
 
-def test_what_a_switch_did_here_stands_beside_it(tmp_path):
+def test_the_measured_gain_of_a_switch_is_beside_it(tmp_path):
     run = active(tmp_path)
     figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
     figures["sdpa"] = {"steps_per_s": 2.5, "peak_memory_bytes": 2**29}
@@ -238,17 +267,17 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
 
 
 def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
-    promised = {"promise": {"minutes": 1e-4}, "train": {"steps": 500}}
-    shortened = Training(active(tmp_path, **promised))
-    assert "are promised, so it takes" in str(shortened.in_time())
-    assert shortened.config.steps < 500
-    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.config.steps}")
-    asked = Training(active(tmp_path, **promised), steps=500)
+    budget = {"time_budget": {"minutes": 1e-4}, "train": {"max_steps": 500}}
+    shortened = Training(active(tmp_path, **budget))
+    assert "over the budget of" in str(shortened.in_time())
+    assert shortened.config.max_steps < 500
+    assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.config.max_steps}")
+    asked = Training(active(tmp_path, **budget), max_steps=500)
     assert str(asked.in_time()).startswith("Training: 500 steps of")
 
 
 def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monkeypatch):
-    """One step of a log has no step before it, so it says nothing of time."""
+    """One step of a log has no step before it, so it shows no time."""
     row = {"step": 1, "steps": 6, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 9}
     times = {"step_s": 0.5, "unix_s": 1.0, "wall_s": None, "memory_bytes": 2**20}
     judged = {"val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
@@ -257,7 +286,7 @@ def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monke
     assert str(Training(run).in_time()).startswith("Training: 6 steps of")
 
 
-def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
+def test_a_started_run_is_planned_by_its_own_log(tmp_path):
     row = {"steps": 2000, "loss": 3.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 900, "step_s": 0.5}
     row |= {"memory_bytes": 2**20, "val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     rows = [row | {"step": i, "unix_s": i / 2, "wall_s": 0.5} for i in range(1, 30)]
@@ -267,10 +296,10 @@ def test_a_begun_run_is_planned_by_its_own_log(tmp_path):
     found = Training(run).in_time()
     assert found.figures["a step"].startswith("0.5 s")
     assert found.figures["time to the target"] == clock(0.5 * (2000 - 29))
-    assert "2,000 steps of 0.5 s" in str(found), "a run that was begun keeps its number"
+    assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
 
 
-def test_the_gate_hears_held_out_sentences_where_it_is_asked_for(tmp_path, monkeypatch):
+def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
     monkeypatch.setattr("kit.recipes.training_samples.load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
@@ -299,8 +328,8 @@ def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path
 
 
 def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path):
-    steps = {"train": {"steps": 8, "val_every": 2}}
-    training = Training(active(tmp_path / "heard", **steps))
+    steps = {"train": {"max_steps": 8, "eval_steps": 2}}
+    training = Training(active(tmp_path / "evaluated", **steps))
     list(training.run())
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
@@ -313,17 +342,17 @@ def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path
         assert torch.equal(mine, theirs), "whoever listens changes nothing"
 
 
-def test_boards_are_told_of_each_step_where_they_are_asked_for(tmp_path, monkeypatch, capsys):
-    heard = []
+def test_tensorboard_and_wandb_get_each_step_when_they_are_on(tmp_path, monkeypatch, capsys):
+    events = []
     training = Training(active(tmp_path))
     monkeypatch.setattr("kit.recipes.train.tensorboard_log", lambda *_: (None, "no TensorBoard"))
     monkeypatch.setattr(
-        "kit.recipes.train.wandb_log", lambda *asked: (heard.append, str(asked[:2]))
+        "kit.recipes.train.wandb_log", lambda *asked: (events.append, str(asked[:2]))
     )
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     assert len(training.listeners()) == 2, "attention and samples"
     monkeypatch.setenv("WANDB_PROJECT", "voices")
-    assert training.listeners()[2:] == (heard.append,)
+    assert training.listeners()[2:] == (events.append,)
     assert capsys.readouterr().out.split("\n")[-3:-1] == [
         "no TensorBoard",
         f"('voices', '{tmp_path.name}')",
@@ -342,8 +371,8 @@ def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():
 def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
     training = Training(active(tmp_path))
     fixed = fixed_lengths(training.data.cache)
-    told = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
-    assert told in str(training.switches())
+    message = f"padded to {len(fixed)} lengths, {fixed[0]} to {fixed[-1]} tokens"
+    assert message in str(training.switches())
     free = [batch.micro[0].tokens.shape[1] for batch in itertools.islice(training.batches(), 8)]
     applied = SimpleNamespace(precision="fp32", on=lambda name: name == "compile")
     training.job = SimpleNamespace(trainer=SimpleNamespace(applied=applied))
@@ -384,7 +413,7 @@ def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monke
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_run_shorter_than_its_trial_is_planned_too(tmp_path, precision):
     run = active(tmp_path, precision=precision, speed={"mixed_precision": True})
-    training = Training(run, steps=2)
+    training = Training(run, max_steps=2)
     assert len(training.trial_rows) == TRIAL_STEPS
     assert training.session_plan().per_step_s > 0
 

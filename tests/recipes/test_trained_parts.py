@@ -23,9 +23,9 @@ from kit.recipes.train import Training
 from kit.training import checkpoint
 from kit.tuning.trials import TrialConfig, run_variant
 
-FEW = {"steps": 6, "gate_every": 6, "val_every": 3, "checkpoint_every": 2, "warmup_steps": 1}
+FEW = {"max_steps": 6, "gate_every": 6, "eval_steps": 3, "save_steps": 2, "warmup_steps": 1}
 ALPHA = {"rank": 4, "alpha": 8.0}
-DEAF = {"steps": 2}  # a recogniser that has heard next to nothing: nobody listens to it here
+DEAF = {"steps": 2}  # an almost untrained recogniser: its output is not used here
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +33,25 @@ def release(tmp_path_factory):
     return write_release(tmp_path_factory.mktemp("release"))
 
 
-def begun(name: str, release, **settings):
+def started(name: str, release, **settings):
     """A run that begins with a tiny release, prepared."""
     run = start(name, settings={"train": FEW, "recognizer": DEAF, **settings})
-    list(Preparation(run, str(corpus()), start_from=str(release), licence="CPML").run())
+    list(Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML").run())
     return start(name)
 
 
 @pytest.fixture(scope="module")
 def adapted(release):
-    """A run that has trained adapters, and what it told."""
-    run = begun("adapters", release, finetune={"method": "lora"}, lora=ALPHA)
+    """A run that has trained adapters, and its messages."""
+    run = started("adapters", release, finetune={"method": "lora"}, lora=ALPHA)
     training = Training(run)
     return run, [str(training.size()), *map(str, training.run())]
 
 
 def test_the_plan_and_the_record_say_what_trains(adapted):
-    run, told = adapted
-    assert "LoRA: " in told[0] and "adapters of rank 4 beside attn.c_attn" in told[0]
-    assert "and the new rows of embeddings and heads" in told[0]
+    run, reported = adapted
+    assert "LoRA: " in reported[0] and "adapters of rank 4 beside attn.c_attn" in reported[0]
+    assert "and the new rows of embeddings and heads" in reported[0]
     noted = run.report()["train"]["finetune"]
     assert noted["method"] == "lora" and noted["rank"] == 4 and noted["tables"] == "new"
     assert 0 < noted["trained_parameters"] < noted["parameters"] / 2
@@ -67,7 +67,7 @@ def test_switches_are_measured_on_what_trains(adapted):
     assert math.isfinite(run_variant(task, few, ("sdpa",))["loss"])
 
 
-def test_a_first_phase_that_never_ends_is_told_before_anything_is_tried(adapted):
+def test_a_first_phase_that_never_ends_is_reported_before_anything_is_tried(adapted):
     run = start("adapters", settings={"finetune": {"tables_first": 6}})
     with pytest.raises(KitError, match="of 6 steps none is left in which everything trains"):
         Training(run)
@@ -100,15 +100,15 @@ def test_its_adapters_are_a_voice_beside_what_it_began_with(adapted):
 
 
 def test_a_run_keeps_to_what_it_trains(adapted):
-    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"steps": 8}})
-    training = Training(run, steps=8)
+    run = start("adapters", settings={"finetune": {"method": "full"}, "train": {"max_steps": 8}})
+    training = Training(run, max_steps=8)
     with pytest.raises(TrainError, match=r"trained something else: method lora -> full"):
         list(training.run())
     start("adapters", settings={"finetune": {"method": "lora"}})
 
 
 def test_embeddings_and_heads_first_and_then_all(release):
-    run = begun("two phases", release, finetune={"tables_first": 3})
+    run = started("two phases", release, finetune={"tables_first": 3})
     training = Training(run)
     assert "In the first 3 steps only embeddings and heads train." in str(training.size())
     list(training.run())
@@ -123,23 +123,23 @@ def test_embeddings_and_heads_first_and_then_all(release):
 
 def test_a_larger_voice_than_the_presets_own_model_is_given_adapters(release):
     run = start("by its size", settings={"train": FEW, "finetune": {"method": "auto"}})
-    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     assert start("by its size").section("finetune")["method"] == "lora"
     assert start("by its size").section("train")["lr"] == pytest.approx(5e-5)
     wide = {"finetune": {"method": "auto"}, "model": {"width": 512}}
     run = start("by its size, too", settings=wide)
-    Preparation(run, str(corpus()), start_from=str(release), licence="CPML")
+    Preparation(run, str(corpus()), base_model=str(release), accept_license="CPML")
     assert start("by its size, too").section("finetune")["method"] == "full"
     assert start("by its size, too").section("train")["lr"] == pytest.approx(5e-6)
 
 
-def test_a_run_from_nothing_has_nothing_to_keep():
+def test_a_run_from_scratch_has_nothing_to_keep():
     few = {"train": FEW, "codec": {"steps": 2}, "recognizer": DEAF}
-    run = start("from nothing", settings=few)
+    run = start("from scratch", settings=few)
     list(Preparation(run, str(corpus())).run())
     for asked in ({"method": "lora"}, {"method": "full", "tables_first": 2}):
-        run = start("from nothing", settings={"finetune": asked})
-        with pytest.raises(KitError, match=r"begins with nothing.*START_FROM in 01_data_prep"):
+        run = start("from scratch", settings={"finetune": asked})
+        with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL in 01_data_prep"):
             Training(run)
 
 
@@ -160,6 +160,6 @@ def test_the_command_line_has_words_for_them():
         ({"finetune": {"method": True}}, "finetune.method must be str"),
     ],
 )
-def test_settings_that_cannot_be_are_told(settings, said):
+def test_settings_that_cannot_be_are_reported(settings, said):
     with pytest.raises(KitError, match=said):
         start("cannot be", settings=settings)

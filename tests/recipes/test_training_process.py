@@ -24,11 +24,11 @@ from kit.training.logs import read_log
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = {
     "train": {
-        "steps": 3000,
-        "val_patience": 0,
+        "max_steps": 3000,
+        "early_stopping_patience": 0,
         "warmup_steps": 40,
-        "checkpoint_every": 50,
-        "val_every": 400,
+        "save_steps": 50,
+        "eval_steps": 400,
         "gate_every": 0,
     }
 }
@@ -145,7 +145,7 @@ def test_the_same_run_resumes_in_one_process(stopped, tmp_path):
     folder = tmp_path / "shared"
     shutil.copytree(stopped[0], folder)
     reached = before[-1]["step"]
-    list(Training(active(folder, **LONG), steps=reached + 2).run())
+    list(Training(active(folder, **LONG), max_steps=reached + 2).run())
     rows = read_log(folder / "train.jsonl")
     assert [row["step"] for row in rows[-2:]] == [reached + 1, reached + 2]
     assert f"resumed from step {reached}" in rows[-2]["note"]

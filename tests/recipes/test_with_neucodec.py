@@ -1,6 +1,6 @@
 """A run with NeuCodec's codes goes the whole way: prepare, train, evaluate, speak, export.
 
-Small, of random weights; what hears is a stand-in for transformers' half (tests/audio has that).
+Small, of random weights; the encoder is a stand-in for transformers' half (tests/audio has that).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ SIZES |= {"block": 10, "before": 5, "after": 2}
 
 
 class StandIn(nn.Module):
-    """Hears how loud each 20 ms are, in 100 codes far apart."""
+    """Encodes how loud each 20 ms are, in 100 codes far apart."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ class StandIn(nn.Module):
         pieces = wave[0, 0][: 320 * features.shape[1]].unflatten(0, (-1, 320))
         loudness = pieces.square().mean(-1).sqrt().clamp(max=0.99)
         codes = (loudness * 100).long() * 655
-        return type("Heard", (), {"audio_codes": codes[None, None]})
+        return type("Encoded", (), {"audio_codes": codes[None, None]})
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,17 @@ def run(release) -> ActiveRun:
         "codec": {"kind": "neucodec", "folder": str(release), **SIZES},
         "model": {"width": 32},
         "data": {"effective_batch": 2, "micro_batch": 2},  # of 65,538 logits a code
-        "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
-        "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+        "train": {"max_steps": 4, "eval_steps": 2, "gate_every": 2, "save_steps": 2},
+        "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
         "evaluate": {"sentences": 2},
         "recognizer": {"steps": 2},  # it judges nothing at such sizes
         "infer": {"formats": ["fp32"], "sentences": 2},
     }
     run = start("neucodec", "tiny", settings=settings)
-    told = [str(result) for result in Preparation(run, str(corpus())).run()]
-    assert told[3].startswith("65536 codes, 50.0 of them a second; the released NeuCodec (Apache")
+    reported = [str(result) for result in Preparation(run, str(corpus())).run()]
+    assert reported[3].startswith(
+        "65536 codes, 50.0 of them a second; the released NeuCodec (Apache"
+    )
     with patch.object(train, "TRIAL_STEPS", 2):  # a step takes a second with 65,538 codes
         list(Training(run).run())
     list(Evaluation(run).run())
@@ -97,7 +99,7 @@ def test_it_speaks_in_one_go_and_in_a_stream(run):
     assert "largest difference" in str(speaking.stream())
 
 
-def test_a_voice_is_exported_and_speaks_without_what_hears(run):
+def test_a_voice_is_exported_and_speaks_without_the_encoder(run):
     speaking = Speaking(run)
     assert "the same codes as before" in str(speaking.export("fp32"))
     voice = load_export(run.folder / "export")

@@ -1,6 +1,6 @@
-"""With the sound of a released XTTS-v2 in place of the kit's own, the road is the same.
+"""With the sound of a released XTTS-v2 in place of the kit's own, the steps are the same.
 
-A tiny one at random weights: what is heard of it means nothing, that every step takes it does.
+A tiny one with random weights: its sound means nothing, but every step must accept it.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from kit.releases.xtts_v2.dvae import XTTSMel
 
 SMALL = {
     "model": {"width": 96},  # of the states that its sound is made of
-    "train": {"steps": 4, "val_every": 2, "gate_every": 2, "checkpoint_every": 2},
-    "generate": {"candidates": 2, "max_codes_per_text_id": 0.5, "retries": 0},
+    "train": {"max_steps": 4, "eval_steps": 2, "gate_every": 2, "save_steps": 2},
+    "generate": {"best_of": 2, "max_codes_per_text_id": 0.5, "retries": 0},
     "evaluate": {"sentences": 2},
     "infer": {"formats": ["fp32"], "sentences": 2},
 }
@@ -48,8 +48,8 @@ def run() -> ActiveRun:
     }
     run = start("xtts-sound", "tiny", settings=sections)
     save_codec(codec, run.path("codec.safetensors"))
-    told = [str(result) for result in Preparation(run, str(corpus())).run()]
-    assert "32 codes, 21.5 of them a second; the one of before" in told[3]
+    reported = [str(result) for result in Preparation(run, str(corpus())).run()]
+    assert "32 codes, 21.5 of them a second; the one of before" in reported[3]
     list(Training(run).run())
     list(Evaluation(run).run())
     return run
@@ -71,15 +71,15 @@ def test_it_speaks_in_one_go_and_in_a_stream(run):
     assert (speech.wave - speaking.voice.codec.decode(speech.codes[None])[0]).abs().max() > 1e-2
 
 
-def test_who_speaks_is_heard_in_each_speakers_own_reference(run):
+def test_each_speaker_vector_is_that_of_the_reference(run):
     voice = Speaking(run).voice
     assert sorted(voice.vectors) == voice.speakers
     cache = TrainingData(run).cache
     recordings = {row.id: row.audio for row in read_manifest(run.folder)}
     for speaker, i in reference_rows(cache).items():
         wave = load_wave(recordings[cache.rows[i]["id"]], 22_050)
-        heard = voice.codec.speaker_embedding(wave, 22_050)
-        assert torch.allclose(voice.vectors[speaker], heard, atol=1e-5)
+        vector = voice.codec.speaker_embedding(wave, 22_050)
+        assert torch.allclose(voice.vectors[speaker], vector, atol=1e-5)
 
 
 def test_whoever_is_recorded_is_spoken_like(run, tmp_path):

@@ -338,7 +338,7 @@ def test_an_array_cut_in_the_middle_is_reported(tmp_path, cut):
     assert len(found) == (cut > 13) + (cut > 32) + (cut > 42)
 
 
-def test_an_array_with_a_broken_element_goes_on_behind_it(tmp_path):
+def test_an_array_is_read_on_after_a_broken_element(tmp_path):
     path = write(tmp_path, "a.json", '[{"a": 1},\n {a: 2},\n {"a": 3}, 4]')
     with pytest.raises(DatasetError, match=r"line 2, byte 12"):
         list(JsonArray(path))

@@ -22,7 +22,32 @@ NORMALIZED = [
     ("Dr. Smith & Mrs. Jones", "doctor smith and missus jones"),
     ("mp3", "mp three"),
     ("2-3", "two three"),
-]
+    ("-5 degrees, (-3.5)", "minus five degrees, minus three point five"),
+    ("−5, –5 °C, 1°, -1 °F, 20℃", "minus five, minus five degrees celsius, one degree, "
+     "minus one degree fahrenheit, twenty degrees celsius"),
+    ("5 − 3", "five minus three"),
+    ("A-5, covid-19, 5-year-old", "a five, covid nineteen, five year old"),
+    ("10-15, 10 -15, 5%-10%, 5€-10€", "ten fifteen, ten fifteen, five percent ten percent, "
+     "five euros ten euros"),
+    ("word —5", "word five"),
+    ("$5 million, $1 million, 5 million €", "five million dollars, one million dollars, "
+     "five million euros"),
+    ("$5m or £2bn", "five million dollars or two billion pounds"),
+    ("$1, €1, 1 £, $01", "one dollar, one euro, one pound, zero one dollars"),
+    ("5€, €5, 5 €, £5, ¥5, ₹5", "five euros, five euros, five euros, five pounds, five yen, "
+     "five rupees"),
+    ("£2.50, $1.01, €0.50, $2.00", "two pounds fifty pence, one dollar one cent, fifty cents, "
+     "two dollars"),
+    ("£2,50, $2.5, $2.505", "two pounds fifty pence, two point five dollars, "
+     "two point five zero five dollars"),
+    ("-$5, $-5, -50%", "minus five dollars, minus five dollars, minus fifty percent"),
+    ("$5-10", "five ten dollars"),
+    ("1,000,000 and 3.5 kg", "one million and three point five kg"),
+    ("1990s, the 90s, 1900s, 2000s, 2010s", "nineteen nineties, the nineties, nineteen hundreds, "
+     "two thousands, twenty tens"),
+    ("0911-23-45-67", "zero nine one one twenty three forty five sixty seven"),
+    ("(555) -1234", "five hundred fifty five one thousand two hundred thirty four"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("raw", "wanted"), NORMALIZED)
@@ -35,3 +60,24 @@ def test_numbers_have_words_of_their_own():
     rng = random.Random(0)
     numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
     assert len({number_to_words(n) for n in numbers}) == len(numbers)
+
+
+def test_numbers_and_money_are_those_of_num2words():
+    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
+
+    def plain(words: str) -> str:
+        return words.replace("-", " ").replace(",", "").replace(" and ", " ")
+
+    rng = random.Random(1)
+    for value in [*range(200), *(rng.randrange(10 ** rng.randint(3, 12)) for _ in range(300))]:
+        assert number_to_words(value) == plain(num2words(value))
+        assert normalize(f"-{value or 1}", "en") == plain(num2words(-(value or 1)))
+    for sign, currency in {"$": "USD", "£": "GBP"}.items():
+        for amount in (1.0, 1.01, 1.5, 2.0, 2.5, 21.99):
+            wanted = plain(num2words(amount, to="currency", currency=currency))
+            wanted = (
+                wanted.replace(" zero cents", "")
+                .replace(" zero pence", "")
+                .replace(" sterling", "")
+            )
+            assert normalize(f"{sign}{amount:.2f}", "en") == wanted

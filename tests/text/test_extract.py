@@ -67,12 +67,12 @@ def test_a_missing_column_names_the_nearest(tmp_path):
     assert left(tmp_path) == ["t.csv"]
 
 
-@pytest.mark.parametrize(("name", "told"), [("t.parquet", "parquet"), ("none.csv", "none")])
-def test_what_cannot_be_read_is_told(tmp_path, name, told):
+@pytest.mark.parametrize(("name", "message"), [("t.parquet", "parquet"), ("none.csv", "none")])
+def test_what_cannot_be_read_is_reported(tmp_path, name, message):
     (tmp_path / "t.parquet").write_bytes(b"ABCD")
-    with pytest.raises(DatasetError, match=told):
+    with pytest.raises(DatasetError, match=message):
         text_of(tmp_path / name, tmp_path / "work")
-    with pytest.raises(DatasetError, match=told):
+    with pytest.raises(DatasetError, match=message):
         list(plain_lines(tmp_path / name))
 
 
@@ -145,7 +145,7 @@ def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, see
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("change", ["source", "arguments", "text gone", "text cut"])
-def test_what_changed_meanwhile_starts_anew(tmp_path, change):
+def test_what_changed_meanwhile_starts_again(tmp_path, change):
     source, folder = table(tmp_path / "t.csv"), tmp_path / "work"
     killed_at(30, "row", source, folder)
     if change == "source":

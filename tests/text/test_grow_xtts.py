@@ -8,7 +8,7 @@ import pytest
 from xtts_texts import AMHARIC, ENGLISH, HOLES, START, lines_of, write_vocabulary
 
 from kit.base.errors import SpeechError
-from kit.releases.xtts_v2.grow import grow_xtts, learned_merges, told_growth, xtts_spellings
+from kit.releases.xtts_v2.grow import describe_growth, grow_xtts, learned_merges, xtts_spellings
 from kit.releases.xtts_v2.tokenizer import XTTSTokenizer, load_vocabulary
 from kit.text.tokenizer_report import OFTEN, tokenizer_report
 
@@ -83,13 +83,13 @@ def test_it_grows_by_what_the_text_can_teach_and_says_so(base):
     letters = set("".join(lines)) - set(" .")
     new = {few.piece(i) for i in range(base.vocab_size, few.vocab_size)}
     assert new == letters | {"[am]"}, "a letter is never left out, a rare piece always"
-    told = told_growth(base, few)
-    assert f"{len(letters)} characters, 0 longer pieces and the tag [am]" in told
-    assert "fewer than 100 times" in told
+    message = describe_growth(base, few)
+    assert f"{len(letters)} characters, 0 longer pieces and the tag [am]" in message
+    assert "fewer than 100 times" in message
     seven = grown_from(base, pieces=7)
     longer = [seven.piece(i) for i in range(base.vocab_size, seven.vocab_size)]
     assert len([piece for piece in longer if len(piece) > 1]) == 7 + 1
-    assert "asked for" not in told_growth(base, seven, 7)
+    assert "requested" not in describe_growth(base, seven, 7)
 
 
 def test_it_grows_again_and_always_to_the_same_bytes(base):

@@ -27,7 +27,7 @@ def test_the_order_of_lines_changes_nothing():
     assert phonemize(lines[::-1], "en")[::-1] == phonemize(lines, "en")
 
 
-def test_an_unknown_voice_is_told():
+def test_an_unknown_voice_is_reported():
     with pytest.raises(KitError, match=r"no phonemes for `zz`: .*no voice zz"):
         phonemize(["a"], "zz")
 

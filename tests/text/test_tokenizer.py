@@ -65,13 +65,13 @@ def test_without_bytes_the_unknown_is_named_all_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "   ", "።", "...!?", "🙂🎉", "— «»", "\u200b", "\u0301"])
-def test_nothing_to_say_is_told(text):
+def test_nothing_to_say_is_reported(text):
     with pytest.raises(SpeechError, match="type at least one word"):
         tokenizer().encode_checked(normalize(text))
 
 
 @pytest.mark.parametrize("text", ["hello", "привет", "中文", "ሰላም Q", "שלום", "٣abc"])
-def test_another_script_names_the_letters_and_the_cure(text):
+def test_another_script_names_the_letters_and_the_fix(text):
     with pytest.raises(SpeechError, match=r"training text had no .*[Uu]se letters"):
         tokenizer().encode_checked(normalize(text))
 
@@ -176,7 +176,7 @@ def test_too_large_a_vocabulary_is_filled_or_refused(tmp_path):
         {"threads": 0},
     ],
 )
-def test_settings_out_of_range_are_told(setting):
+def test_settings_out_of_range_are_reported(setting):
     with pytest.raises(KitError, match=next(iter(setting))):
         TokenizerConfig(**setting)
 
@@ -199,14 +199,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("kind", "data"), KINDS.items())
-def test_a_file_that_is_no_tokenizer_is_told(tmp_path, kind, data):
+def test_a_file_that_is_no_tokenizer_is_reported(tmp_path, kind, data):
     path = tmp_path / "other.model"
     path.write_bytes(data)
     with pytest.raises(SpeechError, match=rf"other\.model is damaged.*{kind}"):
         Tokenizer(path)
 
 
-def test_half_a_tokenizer_is_told(tmp_path):
+def test_half_a_tokenizer_is_reported(tmp_path):
     whole = (world() / "tokenizer.model").read_bytes() if tokenizer() else b""
     (tmp_path / "half.model").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SpeechError, match=r"half\.model is damaged"):

@@ -80,7 +80,7 @@ def test_counting_resumes_where_it_stopped(tmp_path, monkeypatch):
     assert len(read) == 30 - 16 and not mark.exists()
 
 
-def test_other_lines_or_another_tokenizer_count_anew(tmp_path, monkeypatch):
+def test_other_lines_or_another_tokenizer_count_again(tmp_path, monkeypatch):
     monkeypatch.setattr(extract, "EVERY", 8)
     t, mark = trained(tmp_path), tmp_path / "count.json"
     for other, key in [(t, "b"), (trained(tmp_path, vocab_size=290), "a")]:

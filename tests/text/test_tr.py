@@ -30,6 +30,19 @@ NORMALIZED = [
     ("Toplam 3.", "toplam üç."),
     ("Prof. Dr. Kaya & oğlu, vb.", "profesör doktor kaya ve oğlu, ve benzeri"),
     ("5kg, mp3", "beş kg, mp üç"),
+    ("-5 derece, (-3,5)", "eksi beş derece, eksi üç virgül beş"),
+    ("−5, –5 °C'de, 1°", "eksi beş, eksi beş santigrat derecede, bir derece"),
+    (
+        "36,6 °C, 36.6 °C",
+        "otuz altı virgül altı santigrat derece, otuz altı virgül altı santigrat derece",
+    ),
+    ("A-5, covid-19, 10-15", "a beş, covid on dokuz, on on beş"),
+    ("$5 milyon, 5 milyon TL, 1 milyar €", "beş milyon dolar, beş milyon lira, bir milyar euro"),
+    ("$1, 5€, €5, £5, 5 tlc", "bir dolar, beş euro, beş euro, beş sterlin, beş tlc"),
+    ("£2,50, £2.50", "iki virgül elli sterlin, iki virgül elli sterlin"),
+    ("-%5, 5%-10%, %5-10", "eksi yüzde beş, yüzde beş yüzde on, yüzde beş on"),
+    ("1,000,000; 1.000.000", "bir milyon; bir milyon"),
+    ("1990'lar, 2'nci, 12:30", "bin dokuz yüz doksanlar, ikinci, on iki otuz"),
 ]
 
 
@@ -53,3 +66,9 @@ def test_numbers_have_words_of_their_own():
     rng = random.Random(0)
     numbers = {*range(2000), *(rng.randrange(10**12) for _ in range(500))}
     assert len({number_to_words(n) for n in numbers}) == len(numbers)
+
+
+def test_numbers_are_those_of_num2words():
+    num2words = pytest.importorskip("num2words", reason="num2words is no dependency").num2words
+    for value in range(1000):  # above, some of its numbers lack a word: 101,001
+        assert number_to_words(value).replace(" ", "") == num2words(value, lang="tr")

@@ -44,14 +44,14 @@ def test_a_region_has_no_tag_of_its_own_but_for_chinese(language, tag):
     assert tag_of(language) == tag
 
 
-def test_a_language_is_spoken_under_the_tag_that_is_asked_for(path):
+def test_a_language_is_spoken_under_the_requested_tag(path):
     own = XTTSTokenizer(path, "en")
     other = XTTSTokenizer(path, "en", tag="hu")
     assert other.encode("the")[1:] == own.encode("the")[1:]
     assert other.piece(other.encode("the")[0]) == "[hu]"
 
 
-def test_a_language_without_a_tag_is_told_with_those_there_are(path):
+def test_a_language_without_a_tag_is_reported_with_those_there_are(path):
     t = XTTSTokenizer(path, "am")
     assert t.tokenize("the"), "a text is cut all the same: the report before it grows needs no tag"
     with pytest.raises(SpeechError, match=r"no tag \[am\]; it has de, en, hu, zh-cn. Grow the voc"):
@@ -132,14 +132,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_file_of_another_kind_is_told(kind, tmp_path):
-    changes, told = WRONG[kind]
+def test_a_file_of_another_kind_is_reported(kind, tmp_path):
+    changes, message = WRONG[kind]
     path = write_vocabulary(tmp_path / "vocab.json", **changes)
-    with pytest.raises(KitError, match=told):
+    with pytest.raises(KitError, match=message):
         XTTSTokenizer(path, "en")
 
 
-def test_a_file_that_is_cut_short_or_missing_is_told(path, tmp_path):
+def test_a_file_that_is_cut_short_or_missing_is_reported(path, tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(KitError, match="is not an XTTS vocabulary"):
         XTTSTokenizer(path, "en")
@@ -147,7 +147,7 @@ def test_a_file_that_is_cut_short_or_missing_is_told(path, tmp_path):
         XTTSTokenizer(tmp_path / "none.json", "en")
 
 
-def test_words_that_would_run_into_each_other_are_told(path):
+def test_words_that_would_run_into_each_other_are_reported(path):
     described = json.loads(path.read_text(encoding="utf-8"))
     added = described["added_tokens"]
     described["added_tokens"] = [one for one in added if one["content"] != "[SPACE]"]

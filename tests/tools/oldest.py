@@ -1,6 +1,6 @@
 """Print the oldest versions that pyproject.toml's ranges allow, as pins for pip.
 
-`>=2.9` gives `==2.9.*`: the last mending release of the oldest version claimed. `make test-oldest`
+`>=2.9` gives `==2.9.*`: the last bug-fix release of the oldest version claimed. `make test-oldest`
 installs them and runs the tests with them.
 """
 

@@ -1,20 +1,13 @@
-"""Print how large the kit is and how plainly it is written: python tests/tools/size_of_kit.py
-
-The words counted as dialect are those of docs/glossary.md that have no other meaning in this field.
-"""
+"""Print how large the kit is and how plainly it is written: python tests/tools/size_of_kit.py"""
 
 import ast
-import re
 from pathlib import Path
+
+from dialect import hits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = 40  # lines of a module that another one could hold
 BASES = {"Exception", "ValueError", "RuntimeError", "OSError"}
-DIALECT = (
-    r"told|untold|foretold|heard|hears|ears|goes on|go on from|lies in|in words|mend|cure|ledger|"
-    r"whose voice|knows nothing|nothing of|levelled"
-)
-WORDS = re.compile(rf"(?<![A-Za-z])(?:{DIALECT})(?![A-Za-z])", re.IGNORECASE)
 
 
 def module_of(path: Path) -> str:
@@ -43,7 +36,8 @@ def reached(module: str, graph: dict) -> set[str]:
 
 
 def main() -> None:
-    texts = {module_of(p): p.read_text(encoding="utf-8") for p in (ROOT / "kit").rglob("*.py")}
+    paths = list((ROOT / "kit").rglob("*.py"))
+    texts = {module_of(p): p.read_text(encoding="utf-8") for p in paths}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     lines = {name: text.count("\n") for name, text in texts.items()}
     graph = {name: imports(tree, trees) for name, tree in trees.items()}
@@ -57,15 +51,14 @@ def main() -> None:
     training = reached("kit.recipes.train", graph)
     tests = sum(p.read_text(encoding="utf-8").count("\n") for p in (ROOT / "tests").rglob("*.py"))
     kit_lines = sum(lines.values())
-    notebooks = [p.read_text(encoding="utf-8") for p in (ROOT / "notebooks").glob("*.ipynb")]
-    prose = [*texts.values(), *notebooks, (ROOT / "README.md").read_text(encoding="utf-8")]
+    prose = [*paths, *(ROOT / "notebooks").glob("*.ipynb"), ROOT / "README.md"]
     rows = {
         "lines of kit/": f"{kit_lines:,}",
         f"modules; under {SMALL} lines": f"{len(lines)}; {len(small)}",
         "reached by kit.recipes.train: modules; lines": f"{len(training)}; "
         f"{sum(lines[name] for name in training):,}",
         "exception classes": str(len(errors - BASES)),
-        "dialect": f"{sum(len(WORDS.findall(text)) for text in prose):,}",
+        "dialect": f"{sum(len(list(hits(path))) for path in prose):,}",
         "lines of tests/ against kit/": f"{tests / kit_lines:.2f}",
         "README, words": f"{len((ROOT / 'README.md').read_text(encoding='utf-8').split()):,}",
     }

@@ -62,17 +62,17 @@ def require_whole(folder) -> None:
 
 
 def test_fetched_unpacked_and_left_as_a_dataset(tmp_path, server, file):
-    told = []
+    reported = []
     into = tmp_path / "into"
-    russian_corpus(into, None, address(server), file, lambda *seen: told.append(seen))
+    russian_corpus(into, None, address(server), file, lambda *seen: reported.append(seen))
     require_whole(into)
-    assert (file.size_bytes, file.size_bytes) in told
+    assert (file.size_bytes, file.size_bytes) in reported
     asked = len(server.asked)
     assert russian_corpus(into, None, address(server), file) == into
     assert len(server.asked) == asked
 
 
-def test_killed_anywhere_it_goes_on(tmp_path, server, file):
+def test_killed_anywhere_it_resumes(tmp_path, server, file):
     into = tmp_path / "into"
     for after in (1, 5, 1000):  # while it is fetched, a little later, while it is unpacked
         calls = []
@@ -105,7 +105,7 @@ def test_a_kill_among_the_recordings(tmp_path, package, file, monkeypatch):
     require_whole(russian_corpus(into, package, file=file))
 
 
-def test_a_package_at_hand_needs_no_network_and_stays(tmp_path, package, file):
+def test_a_local_package_needs_no_network_and_stays(tmp_path, package, file):
     require_whole(russian_corpus(tmp_path / "into", package, "http://127.0.0.1:9/", file))
     assert package.is_file()
 

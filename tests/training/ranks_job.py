@@ -23,19 +23,19 @@ from kit.training.switches import SpeedConfig
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
 LONG = dataclasses.replace(
-    USUAL, steps=50, val_every=10, checkpoint_every=10, gate_every=20, plateau=1
+    USUAL, max_steps=50, eval_steps=10, save_steps=10, gate_every=20, lr_plateau_patience=1
 )
-SHORT = dataclasses.replace(USUAL, steps=12, checkpoint_every=2)
+SHORT = dataclasses.replace(USUAL, max_steps=12, save_steps=2)
 SLOW = "KIT_SLOW" in os.environ  # ten kills in place of one
-BUSY = dataclasses.replace(TRAIN, steps=200 if SLOW else 24, checkpoint_every=1, val_every=20)
+BUSY = dataclasses.replace(TRAIN, max_steps=200 if SLOW else 24, save_steps=1, eval_steps=20)
 RUNS = {  # settings, dropout
     "parity": (LONG, 0.0),
     "parity of four": (LONG, 0.0),
     "out of memory": (SHORT, 0.0),
     "whole": (SHORT, 0.1),
     "stopped": (SHORT, 0.1),
-    "begun alone": (SHORT, 0.0),
-    "begun together": (SHORT, 0.0),
+    "started alone": (SHORT, 0.0),
+    "started together": (SHORT, 0.0),
     "killed": (BUSY, 0.1),
 }
 
@@ -63,18 +63,18 @@ def session(folder: Path, name: str, ranks: Ranks = ALONE) -> Session:
         folder=Path(folder) / name,
         make_batches=lambda position, parts: uneven_batches(ranks, position, parts),
         validation=held_out,
-        evaluate=hears if ranks.is_main else never,
+        evaluate=gate if ranks.is_main else never,
         ranks=ranks,
     )
 
 
-def hears(model: SpeechGPT) -> dict:
+def gate(model: SpeechGPT) -> dict:
     """A verdict that follows from the weights alone."""
     return {"cer": float(model.code_head.weight.detach().abs().mean()), "eos_rate": 1.0}
 
 
 def never(model: SpeechGPT) -> dict:
-    raise AssertionError("only the main rank hears the voice")
+    raise AssertionError("only the main rank evaluates the voice")
 
 
 def train(run: Session, stop_at: int = 0, passes: int = 1) -> list:
@@ -110,7 +110,7 @@ def main(folder: str, *names: str) -> None:
         if name == "stopped":
             train(run, stop_at=5)
             run = session(Path(folder), name, ranks)
-        if name == "begun together":
+        if name == "started together":
             train(run, stop_at=5)
             continue
         if name == "out of memory":

@@ -47,7 +47,7 @@ ON = {"ema": True, "adamw_8bit": True}
 
 @pytest.fixture
 def fresh():
-    """What was found of this machine is asked anew, before and after."""
+    """What was found of this machine is detected again, before and after."""
     adam8bit._runs_on.cache_clear()
     yield
     adam8bit._runs_on.cache_clear()
@@ -69,7 +69,7 @@ def without_package(monkeypatch):
     monkeypatch.setattr(adam8bit, "version", version)
 
 
-def test_without_the_package_the_run_goes_on_with_a_word(monkeypatch, fresh):
+def test_without_the_package_the_run_resumes_with_a_message(monkeypatch, fresh):
     without_package(monkeypatch)
     s = state(adamw_8bit=True, fused_adamw=True)
     (note,) = s.applied.notes
@@ -113,7 +113,7 @@ def hand_made(step: int = 7) -> dict:
 
 
 def test_moments_in_8_bits_are_read_without_the_package():
-    """A run goes on where bitsandbytes is missing: 8 bits name a level, times the block's scale."""
+    """A run resumes where bitsandbytes is missing: 8 bits name a level, times the block's scale."""
     moments = hand_made()
     whole = to_fp32(moments)
     place = 17 * 110 + 3  # of entry [17, 3]
@@ -131,9 +131,9 @@ def test_moments_in_8_bits_are_read_without_the_package():
 @needs_package
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_stays_where_it_was_for_100_steps(optimizer):
-    """Six batches again and again, learnt almost by heart: the mean of the curve within 1 %."""
+    """Six batches again and again, almost memorised: the mean of the curve within 1 %."""
     config = TrainConfig(
-        steps=100, warmup_steps=10, lr=2e-3, schedule="linear", optimizer=optimizer
+        max_steps=100, warmup_steps=10, lr=2e-3, schedule="linear", optimizer=optimizer
     )
     few = list(itertools.islice(random_batches(GPT), 6))
     plain, small = (
@@ -148,7 +148,7 @@ def test_the_loss_stays_where_it_was_for_100_steps(optimizer):
 @needs_package
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_state_takes_the_bytes_that_are_planned(optimizer):
-    config = dataclasses.replace(TRAIN, steps=2, optimizer=optimizer)
+    config = dataclasses.replace(TRAIN, max_steps=2, optimizer=optimizer)
     s = state(config, adamw_8bit=True, fused_adamw=True)
     losses(s)
     kept = [t for o in s.optimizers for m in moments_of(o).values() for t in numbers(m)]
@@ -193,8 +193,8 @@ def test_a_checkpoint_brings_every_bit_of_the_state_back(tmp_path):
 
 @needs_package
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_run_goes_on_bit_for_bit(processes, tmp_path, optimizer):
-    config = dataclasses.replace(TRAIN, steps=30, checkpoint_every=1, optimizer=optimizer)
+def test_a_killed_run_resumes_bit_for_bit(processes, tmp_path, optimizer):
+    config = dataclasses.replace(TRAIN, max_steps=30, save_steps=1, optimizer=optimizer)
     whole = train_in(tmp_path / "whole", config, ON)
     folder = tmp_path / "killed"
     child = processes.Process(target=train_in, args=(str(folder), config, ON))
@@ -209,8 +209,8 @@ def test_a_killed_run_goes_on_bit_for_bit(processes, tmp_path, optimizer):
 
 @needs_package
 @pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
-def test_a_run_goes_on_when_the_switch_is_turned(tmp_path, before, after):
-    config = dataclasses.replace(TRAIN, steps=12, schedule="constant")
+def test_a_run_resumes_when_the_switch_is_turned(tmp_path, before, after):
+    config = dataclasses.replace(TRAIN, max_steps=12, schedule="constant")
     whole = train_in(tmp_path / "whole", config, ON | {"adamw_8bit": before})
     folder = tmp_path / "turned"
     session = tiny_session(folder, config)
@@ -246,7 +246,7 @@ def test_it_steps_under_the_scaler_of_fp16_and_clipping(monkeypatch, optimizer):
     monkeypatch.setattr(
         "kit.training.switches.choose_precision", lambda hw: Choice(value="fp16", reason="test")
     )
-    config = dataclasses.replace(TRAIN, optimizer=optimizer, clip_norm=0.5)
+    config = dataclasses.replace(TRAIN, optimizer=optimizer, max_grad_norm=0.5)
     plain, small = (state(config, mixed_precision=True, adamw_8bit=on) for on in (False, True))
     for s in (plain, small):
         s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
@@ -255,7 +255,7 @@ def test_it_steps_under_the_scaler_of_fp16_and_clipping(monkeypatch, optimizer):
 
 @needs_package
 def test_a_step_that_is_not_finite_leaves_the_state_alone():
-    s = state(dataclasses.replace(TRAIN, steps=3), adamw_8bit=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=3), adamw_8bit=True)
     batches = list(itertools.islice(random_batches(GPT), 3))
     for micro in batches[1].micro:
         micro.cond.fill_(float("nan"))

@@ -153,7 +153,7 @@ def test_the_header_is_readable_json(tmp_path):
     assert json.loads(header["__metadata__"]["plain"])["run|step"] == 3
 
 
-def test_what_the_caller_cannot_go_on_from_is_passed_over_too(tmp_path):
+def test_what_the_caller_cannot_resume_from_is_passed_over_too(tmp_path):
     for step in (1, 2):
         save(tree(step), tmp_path, step)
 

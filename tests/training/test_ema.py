@@ -90,7 +90,7 @@ def test_half_precision_weights_are_averaged_in_fp32_and_restored_exactly():
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), own))
 
 
-def test_a_restored_average_goes_on_as_the_first_would_have():
+def test_a_restored_average_continues_as_the_first_would_have():
     module = model()
     ema, again = EMA(module, 0.9), EMA(module, 0.9)
     walk(module, ema, 5)

@@ -87,7 +87,7 @@ def test_a_killed_process_leaves_every_event_it_has_logged(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_told_with_its_cure():
+def test_a_full_disk_is_reported_with_its_fix():
     log = jsonl_log(Path("/dev/full"))
     with pytest.raises(DiskError, match="Free some disk space and run again") as caught:
         log(event(1))

@@ -88,7 +88,7 @@ def test_fp16_with_a_scaler_stays_within_two_percent(monkeypatch, baseline):
 
 def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch):
     force_precision(monkeypatch, "fp16")
-    s = state(dataclasses.replace(TRAIN, steps=3), mixed_precision=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=3), mixed_precision=True)
     s.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     good, *_ = batches = list(itertools.islice(random_batches(GPT), 3))
     batches[1] = poisoned()
@@ -102,7 +102,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch):
 
 def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
     force_precision(monkeypatch, "fp16")
-    s = state(dataclasses.replace(TRAIN, steps=40, patience=3), mixed_precision=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=40, patience=3), mixed_precision=True)
     s.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     events = run(s)
     skipped = [bool(event.note) for event in events]
@@ -112,7 +112,7 @@ def test_while_fp16_looks_for_its_scale_nothing_has_diverged(monkeypatch):
 
 def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
     force_precision(monkeypatch, "fp16")
-    s = state(dataclasses.replace(TRAIN, steps=40, patience=3), mixed_precision=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=40, patience=3), mixed_precision=True)
     s.scaler, seen = torch.amp.GradScaler("cpu", init_scale=8.0), []
     with pytest.raises(TrainError, match="not finite for 4 steps in a row"):
         seen += list(train(s, itertools.repeat(poisoned())))
@@ -153,14 +153,16 @@ def test_accumulated_micro_batches_train_as_the_whole(baseline, parts):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_loss_falls(optimizer):
-    config = dataclasses.replace(TRAIN, steps=25, optimizer=optimizer, schedule="constant")
+    config = dataclasses.replace(TRAIN, max_steps=25, optimizer=optimizer, schedule="constant")
     one = next(random_batches(GPT))
     found = losses(run(state(config), itertools.repeat(one)))
     assert found[-1] < 0.75 * found[0]
 
 
 def test_a_step_is_torchs_adamw_by_hand():
-    config = dataclasses.replace(TRAIN, steps=3, warmup_steps=0, schedule="constant", clip_norm=0.5)
+    config = dataclasses.replace(
+        TRAIN, max_steps=3, warmup_steps=0, schedule="constant", max_grad_norm=0.5
+    )
     mine, batches = state(config), list(itertools.islice(random_batches(GPT), 3))
     model = copy.deepcopy(mine.model)
     groups = [
@@ -188,14 +190,14 @@ def kinds(model):
 
 
 def test_an_ema_follows_only_real_steps():
-    s = state(dataclasses.replace(TRAIN, steps=4), ema=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=4), ema=True)
     batches = [next(random_batches(GPT)), poisoned(), *itertools.islice(random_batches(GPT), 2)]
     run(s, iter(batches))
     assert s.step == 4 and s.ema.updates == 3
 
 
 def test_events_tell_what_happened():
-    s = state(dataclasses.replace(TRAIN, steps=4), ema=True)
+    s = state(dataclasses.replace(TRAIN, max_steps=4), ema=True)
     events = run(s, validate=validator(s))
     assert [e.step for e in events] == [1, 2, 3, 4] and {e.steps for e in events} == {4}
     assert [e.tokens for e in events] == [
@@ -211,7 +213,7 @@ def test_events_tell_what_happened():
 def test_validation_disturbs_nothing():
     found = []
     for every in (1, 1000):
-        s = state(dataclasses.replace(TRAIN, val_every=every), {"dropout": 0.2}, ema=True)
+        s = state(dataclasses.replace(TRAIN, eval_steps=every), {"dropout": 0.2}, ema=True)
         found.append((losses(run(s, validate=validator(s))), torch.rand(1).item()))
     assert found[0] == found[1]
 
@@ -238,7 +240,7 @@ def poisoned():
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_says_so():
-    s = state(dataclasses.replace(TRAIN, steps=3))
+    s = state(dataclasses.replace(TRAIN, max_steps=3))
     first, *_ = batches = list(itertools.islice(random_batches(GPT), 3))
     batches[1] = poisoned()
     events, weights = [], []
@@ -279,7 +281,7 @@ class TightMemory:
 
 @pytest.mark.parametrize(("most", "parts"), [(4, 2), (2, 4), (1, 8)])
 def test_out_of_memory_in_mid_run_is_as_if_planned_that_way(most, parts):
-    config, shape = dataclasses.replace(TRAIN, steps=6), {"dropout": 0.2}
+    config, shape = dataclasses.replace(TRAIN, max_steps=6), {"dropout": 0.2}
     planned = state(config, shape)
     first = list(itertools.islice(train(planned, random_batches(GPT)), 1))
     rest = run(planned, random_batches(GPT, {"batch": 1}, parts=parts))
@@ -385,7 +387,12 @@ def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
     monkeypatch.setattr("kit.training.loop.max_text_tokens", uncounted(max_text_tokens))
     monkeypatch.setattr(EffectiveBatch, "tokens", property(uncounted(EffectiveBatch.tokens.fget)))
     config = dataclasses.replace(
-        TRAIN, steps=6, guide=1.0, guide_steps=99, spike=5.0, optimizer=optimizer
+        TRAIN,
+        max_steps=6,
+        guided_attention_weight=1.0,
+        guided_attention_steps=99,
+        spike=5.0,
+        optimizer=optimizer,
     )
     s = state(config, sdpa=True, mixed_precision=True, fused_adamw=True, ema=True)
     s.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
@@ -396,7 +403,7 @@ def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
     assert reads.count == len(events) == 6
 
 
-def test_one_row_too_large_is_a_verdict_with_a_cure():
+def test_one_row_too_large_is_a_verdict_with_a_fix():
     short = state()
     TightMemory(short, 0)
     with pytest.raises(TrainError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
@@ -450,7 +457,9 @@ def test_an_error_that_is_no_shortage_is_not_hidden():
 
 
 def test_a_plateau_and_a_spike_reach_the_event_and_the_weights():
-    config = dataclasses.replace(TRAIN, steps=6, val_every=1, plateau=2, schedule="constant")
+    config = dataclasses.replace(
+        TRAIN, max_steps=6, eval_steps=1, lr_plateau_patience=2, schedule="constant"
+    )
     s = state(config)
     events = run(s, validate=lambda: 1.0)
     assert [e.lr for e in events[-3:]] == [TRAIN.lr, TRAIN.lr / 2, TRAIN.lr / 2] or s.adaptation
@@ -458,7 +467,7 @@ def test_a_plateau_and_a_spike_reach_the_event_and_the_weights():
 
 
 def test_a_spike_is_said_and_clipped_harder():
-    config = dataclasses.replace(TRAIN, steps=4, spike=3.0, clip_norm=1e9)
+    config = dataclasses.replace(TRAIN, max_steps=4, spike=3.0, max_grad_norm=1e9)
     s = state(config)
 
     def shaken():
@@ -484,7 +493,7 @@ def gate_of(scores):
 
 
 def test_the_gate_chooses_the_best_step_and_ends_the_run():
-    config = dataclasses.replace(TRAIN, steps=30, gate_every=2, gate_patience=2)
+    config = dataclasses.replace(TRAIN, max_steps=30, gate_every=2, gate_patience=2)
     s = state(config, ema=True)
     gate = gate_of([(0.9, 1.0), (0.3, 1.0), (0.2, 0.5), (0.4, 1.0)])
     events = run(s, evaluate=gate)
@@ -494,24 +503,24 @@ def test_the_gate_chooses_the_best_step_and_ends_the_run():
 
 
 def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
-    config = dataclasses.replace(TRAIN, steps=30, val_every=2, val_patience=3)
+    config = dataclasses.replace(TRAIN, max_steps=30, eval_steps=2, early_stopping_patience=3)
     s, found = state(config), iter([3.0, 1.0, 2.0, 1.5, 1.2])
     events = run(s, validate=lambda: next(found))
     assert events[-1].step == 10 and s.settled and s.best.step == 4
     assert events[-1].note.startswith("no better validation loss in 3 validations: training ends")
 
 
-def test_where_a_gate_hears_the_validation_loss_ends_nothing():
+def test_with_a_gate_the_validation_loss_ends_nothing():
     config = dataclasses.replace(
-        TRAIN, steps=8, val_every=1, val_patience=1, gate_every=4, gate_patience=2
+        TRAIN, max_steps=8, eval_steps=1, early_stopping_patience=1, gate_every=4, gate_patience=2
     )
     s, found = state(config), iter(range(1, 9))
     assert len(run(s, validate=lambda: float(next(found)), evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
     assert s.best.step == 4
 
 
-def test_a_better_hearing_keeps_the_run_going():
-    config = dataclasses.replace(TRAIN, steps=8, gate_every=1, gate_patience=2)
+def test_a_better_evaluation_keeps_the_run_going():
+    config = dataclasses.replace(TRAIN, max_steps=8, gate_every=1, gate_patience=2)
     s = state(config)
     assert len(run(s, evaluate=gate_of([(1 / n, 1.0) for n in range(1, 9)]))) == 8
     assert s.best.step == 8
@@ -519,7 +528,7 @@ def test_a_better_hearing_keeps_the_run_going():
 
 def test_without_a_gate_the_validation_loss_marks_the_best():
     s, found = (
-        state(dataclasses.replace(TRAIN, steps=5, val_every=1)),
+        state(dataclasses.replace(TRAIN, max_steps=5, eval_steps=1)),
         iter([3.0, 1.0, 2.0, 2.0, 2.0]),
     )
     run(s, validate=lambda: next(found))
@@ -528,14 +537,16 @@ def test_without_a_gate_the_validation_loss_marks_the_best():
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
     found = iter([3.0, 1.0, *[2.0] * 20])
-    config = dataclasses.replace(TRAIN, val_every=1, keep=2, checkpoint_every=1)
+    config = dataclasses.replace(TRAIN, eval_steps=1, save_total_limit=2, save_steps=1)
     s = state(config)
     list(listen(train(s, random_batches(GPT), lambda: next(found)), checkpointer(s, tmp_path)))
     assert [int(p.stem[5:]) for p in sorted(tmp_path.glob("*.safetensors"))] == [2, 11, 12]
 
 
 def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
-    s = state(dataclasses.replace(TRAIN, steps=5, checkpoint_every=2, keep=9, val_every=99))
+    s = state(
+        dataclasses.replace(TRAIN, max_steps=5, save_steps=2, save_total_limit=9, eval_steps=99)
+    )
     batches = list(itertools.islice(random_batches(GPT), 5))
     batches[1] = poisoned()
     list(listen(train(s, iter(batches)), checkpointer(s, tmp_path)))
@@ -543,12 +554,12 @@ def test_a_step_that_was_not_finite_is_no_checkpoint(tmp_path):
 
 
 def test_good_steps_between_bad_ones_keep_it_going():
-    s = state(dataclasses.replace(TRAIN, steps=9, patience=2))
+    s = state(dataclasses.replace(TRAIN, max_steps=9, patience=2))
     good = next(random_batches(GPT))
     assert len(run(s, itertools.cycle([poisoned(), poisoned(), good]))) == 9
 
 
-def test_data_that_end_too_soon_are_told():
+def test_data_that_end_too_soon_are_reported():
     with pytest.raises(TrainError, match="ended at step 3 of 12"):
         run(state(), itertools.islice(random_batches(GPT), 3))
 
@@ -565,8 +576,8 @@ def test_stop_ends_after_the_step_in_hand():
     "switches", [{}, {"ema": True}, {"fused_adamw": True, "sdpa": True}], ids=str
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_state_carried_over_goes_on_bit_for_bit(switches, optimizer):
-    config = dataclasses.replace(TRAIN, optimizer=optimizer, val_every=1)
+def test_a_state_carried_over_resumes_bit_for_bit(switches, optimizer):
+    config = dataclasses.replace(TRAIN, optimizer=optimizer, eval_steps=1)
     shape = {"dropout": 0.1}
     one = state(config, shape, **switches)
     whole = run(one, validate=validator(one))
@@ -589,7 +600,7 @@ def test_a_checkpoint_of_another_model_names_the_differences():
         state(shape={"layers": 3, "dropout": 0.2}).restore(state().tree())
 
 
-def test_a_checkpoint_from_before_a_setting_was_there_goes_on():
+def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
     tree = state().tree()
     shape = json.loads(tree["shape"])
     for name in ("start_text_id", "text_stop_input"):
@@ -600,14 +611,14 @@ def test_a_checkpoint_from_before_a_setting_was_there_goes_on():
         state(shape={"text_stop_input": False}).restore(tree)
 
 
-def test_a_checkpoint_with_a_setting_of_a_later_kit_is_told():
+def test_a_checkpoint_with_a_setting_of_a_later_kit_is_reported():
     tree = state().tree()
     tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})
     with pytest.raises(TrainError, match="another model: wings 2 -> unknown"):
         state().restore(tree)
 
 
-def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_told():
+def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_reported():
     tree = state().tree()
     del tree["conditioner"]  # as it was written then
     own = dataclasses.replace(TRAIN, conditioner_lr=1e-4)
@@ -619,13 +630,13 @@ def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_told():
     state(own).restore(state(own).tree())
 
 
-def test_a_checkpoint_of_another_optimizer_is_told():
+def test_a_checkpoint_of_another_optimizer_is_reported():
     muon = dataclasses.replace(TRAIN, optimizer="muon")
     with pytest.raises(TrainError, match="optimizer"):
         state(muon).restore(state().tree())
 
 
-def test_a_run_may_go_on_in_fp16_that_began_in_fp32(monkeypatch):
+def test_a_run_may_resume_in_fp16_that_began_in_fp32(monkeypatch):
     tree = state().tree()
     force_precision(monkeypatch, "fp16")
     half = state(mixed_precision=True)
@@ -633,7 +644,7 @@ def test_a_run_may_go_on_in_fp16_that_began_in_fp32(monkeypatch):
     assert half.scaler.get_scale() > 1
 
 
-def test_an_average_switched_on_later_starts_from_the_weights_at_hand():
+def test_an_average_switched_on_later_starts_from_the_current_weights():
     trained = state()
     run(trained)
     late = state(ema=True)
@@ -642,15 +653,15 @@ def test_an_average_switched_on_later_starts_from_the_weights_at_hand():
     assert all(torch.equal(s, now[k]) for k, s in late.ema.shadow.items())
 
 
-def test_listeners_hear_every_event_before_the_caller():
-    heard = []
-    for event in listen(iter("abc"), heard.append, lambda e: heard.append(e.upper())):
-        assert heard[-2:] == [event, event.upper()]
-    assert heard == list("aAbBcC")
+def test_listeners_get_every_event_before_the_caller():
+    events = []
+    for event in listen(iter("abc"), events.append, lambda e: events.append(e.upper())):
+        assert events[-2:] == [event, event.upper()]
+    assert events == list("aAbBcC")
 
 
 def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
-    config, stop = dataclasses.replace(TRAIN, steps=7, keep=9), threading.Event()
+    config, stop = dataclasses.replace(TRAIN, max_steps=7, save_total_limit=9), threading.Event()
     s = state(config)
 
     def stop_at_four():
@@ -666,7 +677,7 @@ def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("schedule", "step"), ("optimizer", "sgd"), ("steps", 0), ("lr", 0.0)]
+    ("field", "value"), [("schedule", "step"), ("optimizer", "sgd"), ("max_steps", 0), ("lr", 0.0)]
 )
 def test_settings_that_cannot_train_are_refused(field, value):
     with pytest.raises(KitError, match=f"TrainConfig.{field}"):

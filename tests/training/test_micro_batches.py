@@ -61,7 +61,7 @@ def test_an_error_in_the_making_arrives_where_its_batch_would_have():
     until_none()
 
 
-def test_making_goes_on_while_the_step_waits():
+def test_batches_are_made_while_the_step_waits():
     """As on a GPU: the step sleeps in the driver, the next batch is made meanwhile."""
     made = threading.Semaphore(0)
 

@@ -39,7 +39,7 @@ PEERS = {
 
 @pytest.mark.parametrize(("schedule", "final_lr"), PEERS, ids=str)
 def test_schedules_are_transformers_own_as_recorded(schedule, final_lr):
-    config = TrainConfig(steps=20, warmup_steps=5, schedule=schedule, final_lr=final_lr)
+    config = TrainConfig(max_steps=20, warmup_steps=5, schedule=schedule, final_lr=final_lr)
     wanted = [float(x) for x in PEERS[schedule, final_lr].split()]
     assert [lr_factor(config, s) for s in range(20)] == pytest.approx(wanted, abs=1e-6)
 
@@ -49,7 +49,7 @@ def test_schedules_are_transformers_own_as_recorded(schedule, final_lr):
 def test_schedules_are_transformers_own_at_every_step(schedule, warmup):
     peers = pytest.importorskip("transformers", reason="transformers is not installed")
     make = getattr(peers, f"get_{schedule}_schedule_with_warmup")
-    config = TrainConfig(steps=100, warmup_steps=warmup, schedule=schedule, final_lr=0.0)
+    config = TrainConfig(max_steps=100, warmup_steps=warmup, schedule=schedule, final_lr=0.0)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = make(optimizer, warmup, 100)
     for step in range(100):
@@ -59,7 +59,7 @@ def test_schedules_are_transformers_own_at_every_step(schedule, warmup):
 
 
 def test_the_cosine_schedule_is_torchs():
-    config = TrainConfig(steps=50, warmup_steps=0, schedule="cosine", final_lr=0.1)
+    config = TrainConfig(max_steps=50, warmup_steps=0, schedule="cosine", final_lr=0.1)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50, eta_min=0.1)
     for step in range(50):
@@ -70,7 +70,7 @@ def test_the_cosine_schedule_is_torchs():
 
 @pytest.mark.parametrize(("schedule", "end"), [("constant", 1), ("linear", 0.1), ("cosine", 0.1)])
 def test_every_schedule_warms_up_and_ends_where_it_should(schedule, end):
-    config = TrainConfig(steps=1000, warmup_steps=10, schedule=schedule)
+    config = TrainConfig(max_steps=1000, warmup_steps=10, schedule=schedule)
     assert [lr_factor(config, s) for s in (0, 5, 10)] == pytest.approx([0, 0.5, 1.0])
     assert lr_factor(config, 1000) == pytest.approx(end)
     assert lr_factor(config, 5000) == pytest.approx(end)
@@ -81,7 +81,7 @@ def test_a_new_schedule_is_one_line_of_the_table(monkeypatch):
         TrainConfig(schedule="square")
     monkeypatch.setitem(SCHEDULES, "square", lambda done: (1 - done) ** 2)
     check_settings({"train": {"schedule": "square"}}, load_preset("tiny"))  # --set, SETTINGS
-    config = TrainConfig(steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
+    config = TrainConfig(max_steps=30, warmup_steps=10, schedule="square", final_lr=0.2)
     rates = [lr_factor(config, step) for step in (5, 10, 20, 30)]
     assert rates == pytest.approx([0.5, 1.0, 0.4, 0.2])
 
@@ -125,7 +125,7 @@ def test_what_listens_to_references_has_its_own_rate():
 
 
 def latents_after(steps: int) -> tuple[Tensor, Tensor]:
-    """What is heard of two voices, who say codes of their own, after training as the demo does."""
+    """How two voices with codes of their own differ, after training as the demo does."""
     settings = load_preset("cpu")["train"]
     names = ("optimizer", "lr", "muon_lr", "conditioner_lr", "muon_steps")
     config = TrainConfig(**{name: settings[name] for name in names})
@@ -142,8 +142,8 @@ def latents_after(steps: int) -> tuple[Tensor, Tensor]:
         who = torch.randint(2, (8,), generator=chance)
         texts = torch.randint(3, 18, (8, 6), generator=chance)
         codes = torch.randint(20, (8, 12), generator=chance) + 20 * who[:, None]
-        heard = voices[who] + torch.randn(8, *voices.shape[1:], generator=chance)
-        batch = pack(shape, texts.tolist(), codes.tolist(), heard)
+        references = voices[who] + torch.randn(8, *voices.shape[1:], generator=chance)
+        batch = pack(shape, texts.tolist(), codes.tolist(), references)
         text_loss, code_loss = model(batch)
         loss = code_loss / len(batch.code_targets) + 0.1 * text_loss / len(batch.text_targets)
         model.zero_grad()
@@ -157,7 +157,7 @@ def latents_after(steps: int) -> tuple[Tensor, Tensor]:
         return tuple(model.conditioner(voices))
 
 
-def test_at_the_demos_rates_two_voices_are_still_told_apart():
+def test_at_the_demos_rates_two_voices_are_still_distinguished():
     """At the rate of embeddings their latents became one, and every voice spoke like any other."""
     one, other = latents_after(steps=100)
     assert (one - other).abs().mean() > 0.2
@@ -232,7 +232,7 @@ def test_an_orthogonalized_matrix_is_that_of_double_precision(iterations, dtype,
         assert (found - wanted).norm() < near * wanted.norm()
 
 
-def test_muon_goes_on_from_a_checkpoint_of_torchs():
+def test_muon_resumes_from_a_checkpoint_of_torchs():
     mine, theirs = matrices_with_gradients(), matrices_with_gradients()
     settings = {"lr": 0.1, "weight_decay": 0.1}
     before = torch.optim.Muon(theirs, **settings)
@@ -260,7 +260,7 @@ def test_a_stack_holds_equal_matrices_and_not_too_much():
 
 def rates(losses, config=None) -> tuple[list[float], list[str]]:
     """The factor on the rates after each validation, and what was said."""
-    adaptation, config = Adaptation(), config or TrainConfig(plateau=3)
+    adaptation, config = Adaptation(), config or TrainConfig(lr_plateau_patience=3)
     said, factors = [], []
     for loss in losses:
         said.append(adaptation.record_validation(config, loss))
@@ -290,7 +290,7 @@ def limits(norms, **settings) -> tuple[list[float], list[str]]:
 
 def test_a_spike_tightens_clipping_once_and_is_forgotten():
     calm = [1.0, 1.2, 0.9] * 10
-    found, said = limits([*calm, 30.0, *calm, *calm], spike=4.0, clip_norm=2.0)
+    found, said = limits([*calm, 30.0, *calm, *calm], spike=4.0, max_grad_norm=2.0)
     assert found[:30] == [2.0] * 30 and found[30] == 1.0
     assert 1.0 < found[31] < found[40] < 2.0 and found[-1] == 2.0
     assert said == ["spike: gradient norm 30, usual 1.01; clipped to 1"]

@@ -60,17 +60,17 @@ def files(folder: Path, name: str) -> set[str]:
 def alone(tmp_path_factory) -> Path:
     """The runs of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    for name in ("parity", "begun alone"):
+    for name in ("parity", "started alone"):
         train(session(folder, name))
     return folder
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> Path:
-    """The runs of two processes, in one start of torchrun; "begun alone" is gone on with."""
+    """The runs of two processes, in one start of torchrun; "started alone" is resumed."""
     folder = tmp_path_factory.mktemp("two")
-    train(session(folder, "begun alone"), stop_at=5)
-    names = ["parity", "whole", "stopped", "begun alone", "begun together", "killed"]
+    train(session(folder, "started alone"), stop_at=5)
+    names = ["parity", "whole", "stopped", "started alone", "started together", "killed"]
     done(2, folder, *names, "out of memory")
     return folder
 
@@ -100,7 +100,7 @@ def test_four_processes_train_as_one_does(alone, tmp_path):
     require_parity(rows(tmp_path, "parity of four"), rows(alone, "parity"))
 
 
-def test_what_one_process_is_asked_of_all_is_its_own():
+def test_a_single_process_gathers_its_own_value():
     ranks = Ranks()
     assert ranks.sums(3, 0.5) == (3, 0.5) and ranks.any(True) and not ranks.any(False)
     assert ranks.all_gather("a") == ["a"] and ranks.from_main(lambda: 7) == 7
@@ -113,10 +113,10 @@ def test_more_processes_than_gpus_may_prepare_but_not_train(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(KitError, match="--nproc-per-node=1"):
         join_ranks()
-    begun = []
-    monkeypatch.setattr(dist, "init_process_group", lambda kind, timeout: begun.append(kind))
+    started = []
+    monkeypatch.setattr(dist, "init_process_group", lambda kind, timeout: started.append(kind))
     monkeypatch.setattr("kit.training.ranks.SeveralRanks", Ranks)
-    assert join_ranks(own_card=False).is_main and begun == ["gloo"]
+    assert join_ranks(own_card=False).is_main and started == ["gloo"]
 
 
 def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
@@ -127,7 +127,7 @@ def test_memory_that_runs_out_on_one_rank_cuts_the_passes_of_all(two, tmp_path):
     assert not any("out of memory" in row["note"] for row in found[1:])
 
 
-def test_a_stop_that_one_rank_hears_stops_all_and_the_rest_is_the_same_to_the_bit(two):
+def test_a_stop_on_one_rank_stops_all_and_the_rest_is_the_same_to_the_bit(two):
     found, wanted = rows(two, "stopped"), rows(two, "whole")
     assert [figures(row) for row in found] == [figures(row) for row in wanted]
     resumed = [row["step"] for row in found if "resumed from step 5" in row["note"]]
@@ -144,16 +144,16 @@ def test_each_rank_draws_its_own_dropout_and_a_checkpoint_has_all_states(two):
     assert not other.equal(tree["random"]["cpu"])
 
 
-def test_a_run_goes_on_with_another_number_of_processes(alone, two, tmp_path):
-    require_parity(rows(two, "begun alone"), rows(alone, "begun alone"))
-    shutil.copytree(two / "begun together", tmp_path / "begun together")
-    assert len(rows(tmp_path, "begun together")) == 5
-    train(session(tmp_path, "begun together"))
-    require_parity(rows(tmp_path, "begun together"), rows(alone, "begun alone"))
+def test_a_run_resumes_with_another_number_of_processes(alone, two, tmp_path):
+    require_parity(rows(two, "started alone"), rows(alone, "started alone"))
+    shutil.copytree(two / "started together", tmp_path / "started together")
+    assert len(rows(tmp_path, "started together")) == 5
+    train(session(tmp_path, "started together"))
+    require_parity(rows(tmp_path, "started together"), rows(alone, "started alone"))
 
 
 def killed(folder: Path, name: str, rng: random.Random) -> None:
-    """Begin the run `name`, or go on with it, and kill one of its two processes a little later."""
+    """Start the run `name`, or resume it, and kill one of its two processes a little later."""
     before = len(rows(folder, name))
     process = torchrun(2, folder, name)
     end_s = time.monotonic() + 120
@@ -169,11 +169,11 @@ def killed(folder: Path, name: str, rng: random.Random) -> None:
     assert "the last checkpoint is" in err and "Run the same command again" in err
     tree, notes = checkpoint.load_newest(folder / name / "checkpoints")
     assert not notes and tree["run"]["step"] >= rows(folder, name)[-1]["step"] - 1
-    assert len(rows(folder, name)) < RUNS[name][0].steps
+    assert len(rows(folder, name)) < RUNS[name][0].max_steps
 
 
 def test_a_killed_process_ends_the_run_with_a_sentence_and_loses_nothing(tmp_path, two):
-    """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, going on each time."""
+    """Whichever it is, at a random moment: KIT_SLOW=1 does so ten times, resuming each time."""
     rng = random.Random(0)
     for _ in range(KILLS):
         killed(tmp_path, "killed", rng)

@@ -46,7 +46,7 @@ MODEL = GPTConfig(
     n_mels=4,
 )
 DATA = DataConfig(effective_batch=16, micro_batch=16, reference_frames=6)
-TRAIN = TrainConfig(warmup_steps=10, lr=4e-3, checkpoint_every=500, schedule="linear")
+TRAIN = TrainConfig(warmup_steps=10, lr=4e-3, save_steps=500, schedule="linear")
 WARM = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0)
 SHARE = 0.25
 
@@ -85,7 +85,7 @@ def session_in(folder: Path, cache: CodeCache, steps: int, share: float = 0.0) -
     make = partial(CodeStream, cache, config=DATA, collate=partial(collate, MODEL))
     return Session(
         model=MODEL,
-        config=dataclasses.replace(TRAIN, steps=steps, val_every=steps),
+        config=dataclasses.replace(TRAIN, max_steps=steps, eval_steps=steps),
         hw=CPU,
         speed=SpeedConfig(),
         folder=Path(folder),
@@ -122,7 +122,7 @@ def rehearsed(base: SpeechGPT) -> CodeCache:
     return cache
 
 
-def begun(base: SpeechGPT, folder: Path, share: float, steps: int) -> Session:
+def started(base: SpeechGPT, folder: Path, share: float, steps: int) -> Session:
     """A run that teaches `base` the second language, at a tenth of its rate."""
     session = session_in(folder, rehearsed(base), steps, share)
     session.config = dataclasses.replace(session.config, lr=1e-3)
@@ -159,8 +159,8 @@ def test_who_rehearses_forgets_less_and_learns_nearly_as_well(base, tmp_path):
     known = loss_of(base, FIRST)
     unknown = loss_of(base, SECOND)
     assert known < 0.5 < unknown, "the base has learnt the one language, and not the other"
-    without = learnt(begun(base, tmp_path / "without", 0.0, 120))
-    with_it = learnt(begun(base, tmp_path / "with", SHARE, 160))
+    without = learnt(started(base, tmp_path / "without", 0.0, 120))
+    with_it = learnt(started(base, tmp_path / "with", SHARE, 160))
     lost = {name: forgotten(base, model) for name, model in (("no", without), ("yes", with_it))}
     assert lost["yes"] < lost["no"] / 5, lost
     assert loss_of(with_it, FIRST) - known < (loss_of(without, FIRST) - known) / 5
@@ -176,8 +176,8 @@ def figures(events) -> list[tuple]:
 
 
 def test_without_rehearsal_its_rows_change_no_loss(base, tmp_path):
-    with_rows = begun(base, tmp_path / "rows", 0.0, 12)
-    plain = begun(base, tmp_path / "none", 0.0, 12)
+    with_rows = started(base, tmp_path / "rows", 0.0, 12)
+    plain = started(base, tmp_path / "none", 0.0, 12)
     make = partial(CodeStream, cache_of(SECOND), "train", DATA, partial(collate, MODEL))
     plain.make_batches = lambda position, parts: make(position)
     assert figures(with_rows.run({}, Event())) == figures(plain.run({}, Event()))
@@ -191,13 +191,13 @@ def rehearse_in(folder: str, weights: dict) -> list:
     torch.set_num_threads(1)
     model = SpeechGPT(MODEL).eval()
     model.load_state_dict(weights)
-    session = begun(model, Path(folder), SHARE, STEPS)
-    session.config = dataclasses.replace(session.config, checkpoint_every=9)
+    session = started(model, Path(folder), SHARE, STEPS)
+    session.config = dataclasses.replace(session.config, save_steps=9)
     return figures(session.run({"ema": True}, Event()))
 
 
 @pytest.mark.parametrize("at", [21, 38])
-def test_killed_while_it_rehearses_a_run_goes_on_bit_for_bit(base, processes, tmp_path, at):
+def test_killed_while_it_rehearses_a_run_resumes_bit_for_bit(base, processes, tmp_path, at):
     weights = base.state_dict()
     whole = rehearse_in(str(tmp_path / "whole"), weights)
     folder = tmp_path / "killed"

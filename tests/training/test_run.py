@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or damaged goes on as if nothing had happened."""
+"""A run that is stopped, killed or damaged resumes as if nothing had happened."""
 
 import dataclasses
 import errno
@@ -25,7 +25,7 @@ from kit.training.trainable import FULL
 from kit.tuning.trials import trial_rows
 
 ON = {"ema": True}
-BUSY = dataclasses.replace(TRAIN, steps=40, checkpoint_every=1)  # mostly writing checkpoints
+BUSY = dataclasses.replace(TRAIN, max_steps=40, save_steps=1)  # mostly writing checkpoints
 
 
 def figures(event) -> tuple:
@@ -82,7 +82,7 @@ def weights(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("at", [1, 7, 20])
-def test_a_killed_run_goes_on_bit_for_bit(busy, processes, tmp_path, at):
+def test_a_killed_run_resumes_bit_for_bit(busy, processes, tmp_path, at):
     child = start(processes, tmp_path, BUSY)
     wait_for(child, lambda: lines(tmp_path) >= at)
     kill(child)
@@ -94,7 +94,7 @@ def test_a_killed_run_goes_on_bit_for_bit(busy, processes, tmp_path, at):
 
 
 def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> int:
-    """Kill a run `times` times at random moments, going on each time; returns the last step kept.
+    """Kill a run `times` times at random moments, resuming each time; returns the last step kept.
 
     Whatever the moment, also in the middle of a write, at most the step in hand may be lost.
     """
@@ -114,7 +114,7 @@ def killed_again_and_again(begin, folder: Path, times: int, most_s: float) -> in
 
 
 def test_five_kills_lose_no_checkpoint_and_no_bit(processes, tmp_path):
-    config = dataclasses.replace(TRAIN, steps=60, checkpoint_every=1)
+    config = dataclasses.replace(TRAIN, max_steps=60, save_steps=1)
     whole = train_in(tmp_path / "whole", config)
     folder = tmp_path / "killed"
     begin = lambda: start(processes, folder, config)  # noqa: E731
@@ -126,7 +126,7 @@ def test_five_kills_lose_no_checkpoint_and_no_bit(processes, tmp_path):
 
 
 def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path):
-    config = dataclasses.replace(TRAIN, steps=150, checkpoint_every=1, val_every=50)
+    config = dataclasses.replace(TRAIN, max_steps=150, save_steps=1, eval_steps=50)
     shape = real_config()
     sizes = ("text_vocab", "code_vocab", "n_mels", "max_text", "max_code")
     given = (config, str(code_index()), {n: getattr(shape, n) for n in sizes}, 2)
@@ -145,8 +145,8 @@ def test_twenty_kills_of_a_shuffled_stream_with_two_workers(processes, tmp_path)
     assert weights(folder) == weights(tmp_path / "whole")
 
 
-def test_a_second_trainer_is_told_who_holds_the_run(processes, tmp_path):
-    config = dataclasses.replace(TRAIN, steps=2000, checkpoint_every=1)
+def test_a_second_trainer_gets_the_name_of_the_holder(processes, tmp_path):
+    config = dataclasses.replace(TRAIN, max_steps=2000, save_steps=1)
     child = start(processes, tmp_path, config)
     wait_for(child, lambda: lines(tmp_path) >= 3)
     said = rf"is in use: process {child.pid} on \S+ has been at training since 20"
@@ -191,7 +191,7 @@ def exploding(session, steps, times: int = 99):
     return session
 
 
-PATIENT = dataclasses.replace(TRAIN, steps=12, patience=1, rollbacks=2, checkpoint_every=3)
+PATIENT = dataclasses.replace(TRAIN, max_steps=12, patience=1, rollbacks=2, save_steps=3)
 
 
 def test_a_divergence_goes_back_with_half_the_rate_and_on(tmp_path):
@@ -236,16 +236,16 @@ def test_a_shortage_beside_the_batch_is_a_verdict(tmp_path, monkeypatch):
         train_in(tmp_path)
 
 
-def heard(cers):
-    """A gate that hears these character error rates one after the other."""
+def gate_with(cers):
+    """A gate that measures these character error rates one after the other."""
     answers = iter(cers)
     return lambda model: {"cer": next(answers), "eos_rate": 1.0}
 
 
-def test_the_averaged_voice_is_that_of_the_best_hearing(tmp_path):
-    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+def test_the_averaged_voice_is_that_of_the_best_evaluation(tmp_path):
+    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
     events = list(session.run(ON, Event()))
     assert events[-1].step == 12 and session.finished() and not session.resumable()
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
@@ -257,10 +257,10 @@ def test_the_averaged_voice_is_that_of_the_best_hearing(tmp_path):
     assert [row["gate"] for row in logged(tmp_path) if row["gate"]][1]["cer"] == 0.4
 
 
-def test_without_an_average_the_weights_of_the_best_hearing_stay(tmp_path):
-    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+def test_without_an_average_the_weights_of_the_best_evaluation_stay(tmp_path):
+    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
     (tmp_path / "model-ema.safetensors").write_bytes(b"of an earlier training with an average")
     list(session.run({"ema": False}, Event()))
     best = checkpoint.load(checkpoint.of_step(tmp_path / "checkpoints", 6))
@@ -274,7 +274,7 @@ def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monke
     losses = iter([3.0, 3.0, 1.0, 1.0, 2.0, 2.0, 2.5, 2.5])  # raw and averaged weights
     monkeypatch.setattr("kit.training.run.validation_loss", lambda *_: next(losses))
     config = dataclasses.replace(
-        TRAIN, steps=40, val_every=3, val_patience=2, gate_every=3, gate_patience=5
+        TRAIN, max_steps=40, eval_steps=3, early_stopping_patience=2, gate_every=3, gate_patience=5
     )
     session = tiny_session(tmp_path, config)
     events = list(session.run(ON, Event()))
@@ -285,14 +285,14 @@ def test_a_run_that_no_gate_can_hear_ends_by_its_validation_loss(tmp_path, monke
 
 
 def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
-    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.evaluate = heard([0.4, 0.5])
+    session.evaluate = gate_with([0.4, 0.5])
     for event in session.run(ON, Event()):
         if event.step == 6:
             break
     again = tiny_session(tmp_path, config)
-    again.evaluate = heard([0.6, 0.7])
+    again.evaluate = gate_with([0.6, 0.7])
     assert list(again.run(ON, Event()))[-1].step == 9
 
 
@@ -334,9 +334,9 @@ def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in events]
 
 
-def test_more_steps_go_on_from_a_finished_run(tmp_path):
-    short = dataclasses.replace(TRAIN, steps=6, schedule="constant")
-    longer = dataclasses.replace(short, steps=9)
+def test_more_steps_continue_a_finished_run(tmp_path):
+    short = dataclasses.replace(TRAIN, max_steps=6, schedule="constant")
+    longer = dataclasses.replace(short, max_steps=9)
     train_in(tmp_path / "a", short)
     rest = train_in(tmp_path / "a", longer)
     assert [e.step for e in rest] == [7, 8, 9]
@@ -345,7 +345,7 @@ def test_more_steps_go_on_from_a_finished_run(tmp_path):
 
 def stopped(folder: Path, at: int, inside: bool) -> None:
     """Run until Stop is pressed at step `at`: while it computes, or after its event was seen."""
-    stop, session = Event(), tiny_session(folder, dataclasses.replace(TRAIN, checkpoint_every=100))
+    stop, session = Event(), tiny_session(folder, dataclasses.replace(TRAIN, save_steps=100))
     batches = session.make_batches
 
     def pressed(position, parts):
@@ -361,7 +361,7 @@ def stopped(folder: Path, at: int, inside: bool) -> None:
     assert event.step == at and session.resumable()
 
 
-def test_stop_during_a_step_saves_a_checkpoint_to_go_on_from(whole, tmp_path):
+def test_stop_during_a_step_saves_a_checkpoint_to_resume_from(whole, tmp_path):
     stopped(tmp_path, 5, inside=True)
     assert steps_saved(tmp_path) == [4, 5]  # the best, and where it stopped
     assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][5:]
@@ -411,13 +411,13 @@ WRONG_TREES = {
     "no step": lambda t: without(t, "run", "step"),
     "no random state": lambda t: without(t, "random"),
     "no shape": lambda t: without(t, "shape"),
-    "a step in words": lambda t: with_run(t, step="three"),
+    "a step as text": lambda t: with_run(t, step="three"),
     "a position that is none": lambda t: with_run(t, position="[1"),
     "another position": lambda t: with_run(t, position="[1]"),
     "a shape that is none": lambda t: t | {"shape": "[]"},
     "a best that is none": lambda t: with_run(t, best='{"step": "x"}'),
-    "rows in words": lambda t: with_run(t, micro_rows="x"),
-    "memory in words": lambda t: with_run(t, memory_bytes="x"),
+    "rows as text": lambda t: with_run(t, micro_rows="x"),
+    "memory as text": lambda t: with_run(t, memory_bytes="x"),
     "an adaptation that is none": lambda t: with_run(t, adaptation='{"wings": 2}'),
     "a moment of nothing": lambda t: t | {"optimizer": {"0": {"999": {"exp_avg": torch.ones(1)}}}},
     "a moment of another shape": lambda t: t | {"optimizer": {"0": {"0": {"x": torch.ones(1)}}}},
@@ -447,9 +447,9 @@ def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
 
 
 def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
-    config = dataclasses.replace(TRAIN, steps=40, gate_every=3, gate_patience=2)
+    config = dataclasses.replace(TRAIN, max_steps=40, gate_every=3, gate_patience=2)
     session = tiny_session(tmp_path, config)
-    session.evaluate = heard([0.9, 0.4, 0.5, 0.6])
+    session.evaluate = gate_with([0.9, 0.4, 0.5, 0.6])
     best = checkpoint.of_step(tmp_path / "checkpoints", 6)
     with pytest.warns(UserWarning, match=r"0000006.*damaged.*last step, 12"):
         for event in session.run(ON, Event()):
@@ -459,7 +459,7 @@ def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"soon", b"\xff\xfe", b"9" * 5000, b"[12]"])
-def test_a_damaged_mark_of_the_end_is_named_with_its_cure(tmp_path, data):
+def test_a_damaged_mark_of_the_end_is_named_with_its_fix(tmp_path, data):
     (tmp_path / "train-finished").write_bytes(data)
     with pytest.raises(TrainError, match=r"train-finished is damaged.*or delete the file"):
         train_in(tmp_path)
@@ -472,7 +472,7 @@ def test_a_checkpoint_of_another_model_names_the_differences(tmp_path):
     assert steps_saved(tmp_path) == [4]
 
 
-def test_a_full_disk_stops_with_the_cure_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
+def test_a_full_disk_stops_with_the_fix_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
     real, calls = os.replace, []
 
     def full(source, target):

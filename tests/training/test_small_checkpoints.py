@@ -1,4 +1,4 @@
-"""`checkpoint: weights`: a quarter on the disk; a run goes on with its optimizer begun anew."""
+"""`checkpoint: weights`: a quarter on the disk; a run resumes with a new optimizer."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
-ANEW = "the checkpoint holds only weights, in half precision: the optimizer starts again"
+NEW_OPTIMIZER = "the checkpoint holds only weights, in half precision: the optimizer starts again"
 
 
 def files(folder) -> list:
@@ -58,7 +58,7 @@ def test_a_checkpoint_is_a_quarter_with_an_average_and_holds_all_but_the_optimiz
 
 
 def test_as_many_are_kept_as_of_whole_ones(tmp_path):
-    train_in(tmp_path, dataclasses.replace(SMALL, keep=1, checkpoint_every=2, val_every=100))
+    train_in(tmp_path, dataclasses.replace(SMALL, save_total_limit=1, save_steps=2, eval_steps=100))
     assert [p.stem for p in files(tmp_path)] == ["step-0000012"]
 
 
@@ -71,20 +71,20 @@ def test_the_run_itself_is_not_changed_by_how_it_is_kept(tmp_path):
     assert all(map(torch.equal, last.parameters(), other.parameters()))
 
 
-def test_resumed_it_says_that_the_optimizer_begins_anew_and_warms_up(tmp_path):
-    config = dataclasses.replace(SMALL, steps=20, schedule="constant", warmup_steps=4)
+def test_resumed_it_says_that_the_optimizer_starts_again_and_warms_up(tmp_path):
+    config = dataclasses.replace(SMALL, max_steps=20, schedule="constant", warmup_steps=4)
     begin(tmp_path, 10, config)  # the newest checkpoint is of step 9
     rest = train_in(tmp_path, config)
-    assert f"resumed from step 9; {ANEW}, with 4 steps of warm-up" in rest[0].note
+    assert f"resumed from step 9; {NEW_OPTIMIZER}, with 4 steps of warm-up" in rest[0].note
     lr = config.lr
     wanted = [0, lr / 4, lr / 2, 3 * lr / 4, lr, lr]
     assert [e.lr for e in rest[:6]] == pytest.approx(wanted)
     assert [e.step for e in rest] == list(range(10, 21))
 
 
-def test_data_and_random_numbers_go_on_where_they_were(tmp_path):
+def test_data_and_random_numbers_resume_where_they_were(tmp_path):
     """Without a step of its weights, a resumed run draws and reads what the whole one would."""
-    still = dataclasses.replace(SMALL, steps=12, lr=1e-12, warmup_steps=0)
+    still = dataclasses.replace(SMALL, max_steps=12, lr=1e-12, warmup_steps=0)
     whole = train_in(tmp_path / "whole", still)
     begin(tmp_path / "cut", 7, still)
     rest = train_in(tmp_path / "cut", still)
@@ -94,9 +94,9 @@ def test_data_and_random_numbers_go_on_where_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_run_goes_on_and_learns(processes, tmp_path, optimizer):
+def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
-        SMALL, steps=60, checkpoint_every=1, schedule="constant", optimizer=optimizer
+        SMALL, max_steps=60, save_steps=1, schedule="constant", optimizer=optimizer
     )
     child = processes.Process(target=train_in, args=(str(tmp_path), config))
     start_and_kill(child, tmp_path / "train.jsonl", 10)
@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_and_learns(processes, tmp_path, optimizer):
     _, notes = checkpoint.load_newest(tmp_path / "checkpoints")
     assert not notes, "a killed run must not leave a damaged checkpoint"
     rest = train_in(tmp_path, config)
-    assert rest[0].step > 9 and ANEW in rest[0].note
+    assert rest[0].step > 9 and NEW_OPTIMIZER in rest[0].note
     whole = train_in(tmp_path / "whole", config)
     assert rest[-1].step == 60
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_and_learns(processes, tmp_path, optimizer):
 
 
 def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
-    begin(tmp_path, 7, dataclasses.replace(SMALL, val_every=100))
+    begin(tmp_path, 7, dataclasses.replace(SMALL, eval_steps=100))
     newest = files(tmp_path)[-1]
     assert newest.stem == "step-0000006"
     data = bytearray(newest.read_bytes())
@@ -120,7 +120,7 @@ def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
     newest.write_bytes(bytes(data))
     rest = train_in(tmp_path, SMALL)
     assert "0000006.safetensors is damaged" in rest[0].note and "from step 3" in rest[0].note
-    assert ANEW in rest[0].note
+    assert NEW_OPTIMIZER in rest[0].note
 
 
 def test_a_checkpoint_of_an_unknown_kind_is_passed_over(tmp_path):
@@ -136,11 +136,11 @@ def test_the_setting_may_change_on_the_way(tmp_path):
     """From whole to small and back: each is read for what it is."""
     begin(tmp_path, 4, TRAIN)
     middle = list(itertools.islice(tiny_session(tmp_path, SMALL).run(ON, Event()), 3))
-    assert middle[0].step == 5 and ANEW not in middle[0].note
+    assert middle[0].step == 5 and NEW_OPTIMIZER not in middle[0].note
     after = list(itertools.islice(tiny_session(tmp_path, TRAIN).run(ON, Event()), 4))
-    assert after[0].step == 7 and ANEW in after[0].note and after[0].lr == 0
+    assert after[0].step == 7 and NEW_OPTIMIZER in after[0].note and after[0].lr == 0
     last = train_in(tmp_path, TRAIN)  # from a whole one again
-    assert last[0].step == 10 and ANEW not in last[0].note
+    assert last[0].step == 10 and NEW_OPTIMIZER not in last[0].note
     tree = checkpoint.load(files(tmp_path)[-1])
     assert '"begun_step": 6' in tree["run"]["adaptation"] and "checkpoint" not in tree
 
@@ -161,14 +161,14 @@ def test_a_divergence_goes_back_and_says_what_it_goes_back_to(tmp_path):
     session.make_batches = batches
     notes = [event.note for event in session.run(ON, Event())]
     (back,) = (note for note in notes if "returned to step 6" in note)
-    assert ANEW in back and "learning rates x0.5" in back
+    assert NEW_OPTIMIZER in back and "learning rates x0.5" in back
 
 
-def test_the_warm_up_is_only_for_an_optimizer_that_began_anew():
+def test_the_warm_up_is_only_for_an_optimizer_that_starts_again():
     config = TrainConfig(warmup_steps=10)
     assert Adaptation().warm_up(config, 3) == 1.0
-    anew = Adaptation(begun_step=100)
-    assert [anew.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
+    adaptation = Adaptation(begun_step=100)
+    assert [adaptation.warm_up(config, s) for s in (100, 105, 110, 500)] == [0.0, 0.5, 1.0, 1.0]
     assert Adaptation(begun_step=100).warm_up(TrainConfig(warmup_steps=0), 100) == 1.0
 
 

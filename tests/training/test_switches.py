@@ -81,7 +81,7 @@ def test_chosen_switches_are_set_and_named(bf16):
     assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
 
 
-def test_the_record_tells_what_was_asked_what_ran_and_why(bf16):
+def test_the_record_says_what_was_set_what_ran_and_why(bf16):
     asked = {"sdpa": True, "mixed_precision": True, "tf32": True, "gradient_checkpointing": True}
     applied = apply(tiny_model(), SpeedConfig(**asked), CPU)
     assert [r.name for r in applied.switches] == NAMES
@@ -206,7 +206,7 @@ def test_a_trunk_without_layers_trains_on_and_says_what_is_off(bf16):
     assert len(applied.notes) == 2 and all("no list of layers `h`" in n for n in applied.notes)
     assert applied.on("fused_adamw") and applied.ran("sdpa") == "explicit softmax"
     assert loss_and_gradients(model)[1].isfinite().all()
-    guided = TrainConfig(steps=1, guide=0.3)
+    guided = TrainConfig(max_steps=1, guided_attention_weight=0.3)
     assert Trainer(model, guided, on, CPU).guide_weight == 0, "no layer to be guided"
 
 

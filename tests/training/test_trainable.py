@@ -1,4 +1,4 @@
-"""What trains and what stays: adapters, embeddings and heads first; killed, such runs go on."""
+"""What trains and what stays: adapters, embeddings and heads first; killed, such runs resume."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ LORA = Finetuning(
 PHASES = Finetuning(config=FinetuneConfig(tables_first=5))
 BOTH = dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables_first=5))
 WAYS = {"lora": LORA, "two phases": PHASES, "lora in two phases": BOTH}
-OFTEN = dataclasses.replace(TRAIN, checkpoint_every=1)
+OFTEN = dataclasses.replace(TRAIN, save_steps=1)
 each_way = pytest.mark.parametrize("way", WAYS)
 
 
@@ -67,7 +67,7 @@ def whole(tmp_path_factory):
 
 @each_way
 @pytest.mark.parametrize("at", [2, 5, 9])
-def test_a_run_that_ends_in_either_phase_goes_on_bit_for_bit(whole, tmp_path, way, at):
+def test_a_run_that_ends_in_either_phase_resumes_bit_for_bit(whole, tmp_path, way, at):
     folder, events = whole[way]
     session = finetune_session(tmp_path, OFTEN, WAYS[way])
     for _ in itertools.islice(session.run(ON, Event()), at):
@@ -80,7 +80,7 @@ def test_a_run_that_ends_in_either_phase_goes_on_bit_for_bit(whole, tmp_path, wa
 
 @each_way
 @pytest.mark.parametrize("at", [2, 7])
-def test_a_killed_run_goes_on_bit_for_bit(whole, processes, tmp_path, way, at):
+def test_a_killed_run_resumes_bit_for_bit(whole, processes, tmp_path, way, at):
     folder, events = whole[way]
     child = processes.Process(target=finetune_in, args=(str(tmp_path), OFTEN, WAYS[way]))
     start_and_kill(child, tmp_path / "train.jsonl", at)
@@ -105,7 +105,7 @@ def bf16(monkeypatch):
 
 
 def rounded(folder, finetuning=LORA):
-    """A session with adapters whose base lies in a file, so that frozen matrices are rounded."""
+    """A session with adapters whose base is in a file, so that frozen matrices are rounded."""
     session = finetune_session(folder, OFTEN, finetuning)
     path = folder / "start.safetensors"
     save_model(tiny_model(**vars(BASE)), path)
@@ -145,7 +145,7 @@ def test_rounded_matrices_can_be_looked_at(tmp_path, bf16):
     assert len(load_attention_maps(tmp_path / "maps")) == 1
 
 
-def test_a_base_that_has_gone_is_told(tmp_path, bf16):
+def test_a_base_that_has_gone_is_reported(tmp_path, bf16):
     session = rounded(tmp_path)
     events = session.run(ON | {"mixed_precision": True}, Event())
     next(events)
@@ -186,7 +186,7 @@ def test_the_adapters_alone_beside_their_base_are_the_voice(whole, name):
     assert sizes[0] < sizes[1] / 2
 
 
-def test_all_of_the_tables_train_where_they_are_asked_for(tmp_path):
+def test_all_of_the_tables_train_when_they_are_set_to(tmp_path):
     config = FinetuneConfig(method="lora", tables="all")
     session = finetune_session(tmp_path, TRAIN, dataclasses.replace(LORA, config=config))
     list(session.run(ON, Event()))
@@ -218,7 +218,7 @@ def test_in_the_first_phase_embeddings_and_heads_move_alone(tmp_path):
 def test_every_switch_leaves_the_loss_where_it_was(monkeypatch, way, precision, optimizer):
     choice = Choice(value=precision, reason="test")
     monkeypatch.setattr("kit.training.switches.choose_precision", lambda hw: choice)
-    config = dataclasses.replace(TRAIN, steps=8, optimizer=optimizer, val_every=4)
+    config = dataclasses.replace(TRAIN, max_steps=8, optimizer=optimizer, eval_steps=4)
 
     def losses(**on) -> list[float]:
         torch.manual_seed(0)
@@ -244,7 +244,7 @@ def test_compiled_it_is_the_same(monkeypatch):
     compiler = torch.compile
     traced = lambda f, **how: compiler(f, backend="aot_eager", **how)  # noqa: E731
     monkeypatch.setattr(torch, "compile", traced)
-    config = dataclasses.replace(TRAIN, steps=6)
+    config = dataclasses.replace(TRAIN, max_steps=6)
     found = []
     both = FinetuneConfig(method="lora", tables="all", tables_first=2)
     finetuning = Finetuning(config=both, lora=LoRAConfig(rank=4))
@@ -258,7 +258,7 @@ def test_compiled_it_is_the_same(monkeypatch):
 
 def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
     lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
-    config = dataclasses.replace(TRAIN, steps=4)
+    config = dataclasses.replace(TRAIN, max_steps=4)
     plain, short = (Trainer(tiny_model(), config, SpeedConfig(), CPU, lora) for _ in range(2))
     short.model.load_state_dict(plain.model.state_dict())
     wanted = [event.loss for event in train(plain, random_batches(GPT))]
@@ -278,7 +278,7 @@ def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
 def gradient_and_optimizer_bytes(finetuning: Finetuning, config: GPTConfig) -> int:
     """Of a real step: what it leaves for each parameter that trains."""
     batch = effective_batch(config, random_rows(config, 2))
-    once = dataclasses.replace(TRAIN, steps=1)
+    once = dataclasses.replace(TRAIN, max_steps=1)
     state = Trainer(tiny_model(**vars(config)), once, SpeedConfig(), CPU, finetuning)
     sizes = []
     for optimizer in state.optimizers:
@@ -338,7 +338,7 @@ def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path, then, said):
     assert left(tmp_path / "checkpoints") == saved
 
 
-def test_adapters_do_not_go_on_beside_another_base(tmp_path):
+def test_adapters_do_not_resume_beside_another_base(tmp_path):
     for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
         pass
     session = finetune_session(tmp_path, OFTEN, LORA)
@@ -359,23 +359,23 @@ def test_a_run_without_a_base_of_its_own_names_the_model_it_began_with(tmp_path)
     assert session.state.finetuning.base.sha256 == checksum(base.state_dict())
 
 
-def test_the_gate_hears_plain_weights(tmp_path):
+def test_the_gate_evaluates_plain_weights(tmp_path):
     """Those that the adapters make, averaged, under the names that a decoder knows."""
     session = finetune_session(tmp_path, dataclasses.replace(TRAIN, gate_every=4), LORA)
-    heard = []
+    evaluated = []
 
     def gate(model):
-        heard.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        evaluated.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         with session.state.averaged():
             wanted = merged(session.state.model).state_dict()
-        assert not any(is_adapter(name) for name in heard[-1])
-        assert all(torch.equal(tensor, heard[-1][name]) for name, tensor in wanted.items())
+        assert not any(is_adapter(name) for name in evaluated[-1])
+        assert all(torch.equal(tensor, evaluated[-1][name]) for name, tensor in wanted.items())
         return {"cer": 0.5, "eos_rate": 1.0}
 
     session.evaluate = gate
     list(session.run(ON, Event()))
     name = "gpt.h.0.mlp.c_fc.weight"
-    assert len(heard) == 3 and not torch.equal(heard[0][name], heard[2][name])
+    assert len(evaluated) == 3 and not torch.equal(evaluated[0][name], evaluated[2][name])
 
 
 @pytest.mark.parametrize(
@@ -401,6 +401,6 @@ def test_a_first_phase_must_train_something_and_end():
 
 @pytest.mark.parametrize("way", [LORA, PHASES], ids=["lora", "two phases"])
 def test_what_is_kept_must_be_worth_keeping(way):
-    with pytest.raises(KitError, match=r"begins with nothing.*START_FROM.*or leave `finetune`"):
+    with pytest.raises(KitError, match=r"starts from scratch.*BASE_MODEL.*or leave `finetune`"):
         way.require_voice()
     dataclasses.replace(way, base=Base(config=BASE, sha256="")).require_voice()

@@ -96,7 +96,7 @@ def test_dropout_is_planned_too(monkeypatch, precision, switches):
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True}, {"sdpa": True} | ALL], ids=str)
 def test_guided_attention_is_planned_too(monkeypatch, precision, switches):
     work = workload(monkeypatch, SMALL, LONG, precision, "adamw", switches)
-    train = dataclasses.replace(work.train, guide=0.3)
+    train = dataclasses.replace(work.train, guided_attention_weight=0.3)
     guided = dataclasses.replace(work, train=train)
     assert guided.planned_bytes > work.planned_bytes
     near(guided, 0.05)

@@ -1,4 +1,4 @@
-"""What the monitor reads is what the process uses; what goes wrong in its thread is told."""
+"""What the monitor reads is what the process uses; what goes wrong in its thread is reported."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def alone(test: str) -> None:
     subprocess.run([sys.executable, "-c", run], env=os.environ | paths, timeout=120, check=True)
 
 
-def test_memory_that_was_given_back_still_stands_in_the_summary():
+def test_memory_that_was_given_back_is_still_in_the_summary():
     alone("memory_is_given_back")
 
 
@@ -80,10 +80,10 @@ def test_an_error_in_the_thread_ends_sampling_and_is_stated(monkeypatch):
         until(lambda: monitor.error)
     assert monitor.summary()["error"] == "sampling ended: ZeroDivisionError: division by zero"
     assert monitor.summary()["memory_peak_bytes"] is None
-    assert "ZeroDivisionError" in monitor.in_words()
+    assert "ZeroDivisionError" in monitor.describe()
 
 
-def test_it_stops_at_once_may_go_on_and_leaves_no_thread():
+def test_it_stops_at_once_may_restart_and_leaves_no_thread():
     monitor = Monitor(CPU, every_s=60)
     for times in (1, 2):
         with monitor:
@@ -94,11 +94,11 @@ def test_it_stops_at_once_may_go_on_and_leaves_no_thread():
 
 def test_the_status_line_has_memory_and_load():
     monitor = Monitor(CPU, every_s=0.02)
-    assert monitor.in_words() == ""
+    assert monitor.describe() == ""
     with monitor:
         until(lambda: monitor.samples >= 3)
-    assert monitor.in_words().startswith("CPU: ") and monitor.in_words().endswith("% busy")
-    assert "of 8 GiB" in monitor.in_words()
+    assert monitor.describe().startswith("CPU: ") and monitor.describe().endswith("% busy")
+    assert "of 8 GiB" in monitor.describe()
 
 
 def test_a_gpu_whose_load_cannot_be_read_says_why(monkeypatch):
@@ -112,7 +112,7 @@ def test_a_gpu_whose_load_cannot_be_read_says_why(monkeypatch):
     found = monitor.summary()
     assert found["load_mean"] is None and "nvidia-ml-py" in found["load_note"]
     assert found["memory_peak_share"] == 0.25 and not found["error"]
-    assert monitor.in_words() == "CUDA: 2.00 of 8 GiB"
+    assert monitor.describe() == "CUDA: 2.00 of 8 GiB"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -1,4 +1,4 @@
-"""Preflight and search: they refuse what cannot fit, say the cure, and change nothing."""
+"""Preflight and search: they reject what cannot fit, name the fix, and change nothing."""
 
 import dataclasses
 import json
@@ -121,7 +121,7 @@ def test_the_search_fills_accumulation_and_needs_few_trials(monkeypatch):
     assert len(verdicts) <= 3 and sum(v.tried for v in verdicts) <= 2  # of seven divisors
 
 
-def test_a_run_of_which_not_one_row_fits_is_refused_with_a_cure():
+def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
     with pytest.raises(KitError, match=r"Not even one row.*micro_batch 1: planned.*smaller tier"):
         largest_micro_batch(workload(memory_bytes=2**20))
 
@@ -133,18 +133,18 @@ def test_switches_that_need_no_more_than_what_was_checked_pass_without_a_word():
     assert check_changes(work, checked, SpeedConfig(), grad_accum=2) == ""
 
 
-def test_switches_that_need_more_than_what_was_checked_are_tried_and_told():
+def test_switches_that_need_more_than_what_was_checked_are_tried_and_reported():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
     found = check_changes(work, preflight(work), SpeedConfig(ema=True), grad_accum=1)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in found
 
 
-def test_what_was_changed_is_told_as_it_is_set():
+def test_what_was_changed_is_reported_as_it_is_set():
     work = workload()
     often = SpeedConfig(gradient_checkpointing=True, recompute_every=2)
     changed = dataclasses.replace(work.with_rows(4), speed=often)
-    told = ["micro_batch 8 -> 4", "gradient_checkpointing on", "recompute_every 1 -> 2"]
-    assert changed_settings(work, changed) == told
+    reported = ["micro_batch 8 -> 4", "gradient_checkpointing on", "recompute_every 1 -> 2"]
+    assert changed_settings(work, changed) == reported
 
 
 def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
@@ -189,7 +189,7 @@ def starved(allowance_bytes: int, what: str):
 
     One row is planned at 76 MiB, eight at 514.
 
-    The C library is told to give freed blocks back at once: the gaps it keeps would count.
+    The C library gives freed blocks back at once here: the gaps it keeps would count.
     """
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(allowance_bytes), what],
@@ -204,7 +204,7 @@ def starved(allowance_bytes: int, what: str):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
-def test_memory_that_runs_out_is_a_verdict_with_a_cure():
+def test_memory_that_runs_out_is_a_verdict_with_a_fix():
     verdict = starved(150 * 2**20, "preflight")
     assert verdict["tried"] and not verdict["fits"] and verdict["measured_bytes"] is None
     assert verdict["planned_bytes"] > 150 * 2**20 and "Change: " in verdict["change"]

@@ -22,7 +22,7 @@ WHOLE = WAIT + WARMUP + ACTIVE
 
 def run(profiler, steps: int, ask_at: int = 2, breaks_at: int = 0) -> list:
     """A real run in a thread of its own, as under the panel; what it raised."""
-    config, errors = dataclasses.replace(TRAIN, steps=steps), []
+    config, errors = dataclasses.replace(TRAIN, max_steps=steps), []
 
     def ask(event):
         if event.step == ask_at:
@@ -70,7 +70,7 @@ def test_the_trace_opens_and_holds_the_recorded_steps(done):
     assert "aten::addmm" in names
 
 
-def test_the_table_lies_beside_the_trace_and_has_the_matmuls(done):
+def test_the_table_is_beside_the_trace_and_has_the_matmuls(done):
     (path,) = done.folder.glob("*.operators.json")
     assert json.loads(path.read_text()) == done.result
     rows = {o["name"]: o for o in done.result["operators"]}
@@ -116,7 +116,7 @@ def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
         assert len(profiler.result["operators"]) > 10, times
 
 
-def test_a_profile_that_fails_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)

@@ -24,17 +24,15 @@ from kit.tuning.session_plan import (
 
 GB = 10**9
 SIZES = DiskSizes(full_bytes=GB // 10, weights_bytes=GB // 40, models_bytes=GB // 20)
-CONFIG = TrainConfig(steps=10_000, val_every=50, checkpoint_every=100, keep=2)
+CONFIG = TrainConfig(max_steps=10_000, eval_steps=50, save_steps=100, save_total_limit=2)
 
 
 def log(steps: int, step_s=1.0, validation_s=0.0, save_s=0.0, config=CONFIG, first=1) -> list[dict]:
     """Rows as jsonl_log writes them: saving falls into the step after."""
     rows = []
     for step in range(first, first + steps):
-        judged = step % config.val_every == 0
-        wall_s = (
-            step_s + judged * validation_s + save_s * ((step - 1) % config.checkpoint_every == 0)
-        )
+        judged = step % config.eval_steps == 0
+        wall_s = step_s + judged * validation_s + save_s * ((step - 1) % config.save_steps == 0)
         wall_s = None if step == first else wall_s
         rows.append({"step": step, "val_loss": 2.0 if judged else None, "wall_s": wall_s})
     return rows
@@ -57,64 +55,66 @@ def make(folder, rows=None, config=CONFIG, limits=None):
 # Steps from the data.
 
 EPOCHS = TrainConfig(
-    steps=20_000, epochs=16, least_steps=4000, warmup_steps=500, val_every=250, gate_every=1000
+    max_steps=20_000, epochs=16, min_steps=4000, warmup_steps=500, eval_steps=250, gate_every=1000
 )
 
 
 @pytest.mark.parametrize(("epoch_steps", "steps"), [(10, 4000), (500, 8000), (5000, 20_000)])
 def test_steps_follow_from_the_data_between_least_and_most(epoch_steps, steps):
-    assert resolve_steps(EPOCHS, epoch_steps).steps == steps
+    assert resolve_steps(EPOCHS, epoch_steps).max_steps == steps
 
 
 def test_without_epochs_the_steps_are_the_presets():
     assert resolve_steps(CONFIG, 10) is CONFIG
 
 
-def test_what_is_asked_for_wins_and_what_was_begun_stays():
-    assert resolve_steps(EPOCHS, 500, asked=300, begun=8000).steps == 300
-    assert resolve_steps(EPOCHS, 700, begun=8000).steps == 8000  # the corpus has grown since
-    with pytest.raises(KitError, match=r"TrainConfig\.steps = -5"):
+def test_explicit_settings_win_and_a_started_run_keeps_its_own():
+    assert resolve_steps(EPOCHS, 500, asked=300, previous=8000).max_steps == 300
+    assert resolve_steps(EPOCHS, 700, previous=8000).max_steps == 8000  # the corpus has grown since
+    with pytest.raises(KitError, match=r"TrainConfig\.max_steps = -5"):
         resolve_steps(EPOCHS, 500, asked=-5)
-    with pytest.raises(KitError, match=r"TrainConfig\.steps must be int, got '300'"):
+    with pytest.raises(KitError, match=r"TrainConfig\.max_steps must be int, got '300'"):
         resolve_steps(EPOCHS, 500, asked="300")
 
 
 def test_warm_up_and_judgements_fit_the_steps_there_are():
     short = resolve_steps(EPOCHS, 500, asked=300)
-    assert (short.warmup_steps, short.val_every, short.gate_every) == (30, 30, 30)
+    assert (short.warmup_steps, short.eval_steps, short.gate_every) == (30, 30, 30)
     long = resolve_steps(EPOCHS, 1000)
-    assert (long.warmup_steps, long.val_every, long.gate_every) == (500, 250, 1000)
-    assert resolve_steps(EPOCHS, 500, asked=1).val_every == 1
+    assert (long.warmup_steps, long.eval_steps, long.gate_every) == (500, 250, 1000)
+    assert resolve_steps(EPOCHS, 500, asked=1).eval_steps == 1
     assert resolve_steps(dataclasses.replace(EPOCHS, gate_every=0), 500).gate_every == 0
 
 
 def test_a_small_corpus_is_validated_every_two_passes():
-    """It is learnt by heart within a few; of less than 50 steps they are none to wait for."""
-    assert resolve_steps(EPOCHS, 60).val_every == 120
-    assert resolve_steps(EPOCHS, 3).val_every == 50
-    assert resolve_steps(EPOCHS, 3, asked=300).val_every == 30  # ten times a run, as ever
+    """It is memorised within a few epochs; under 50 steps there are none to wait for."""
+    assert resolve_steps(EPOCHS, 60).eval_steps == 120
+    assert resolve_steps(EPOCHS, 3).eval_steps == 50
+    assert resolve_steps(EPOCHS, 3, asked=300).eval_steps == 30  # ten times a run, as ever
 
 
 def test_a_shorter_run_is_validated_no_more_often_than_the_longer_one():
-    seldom = TrainConfig(steps=2000, val_every=500)
-    assert seldom.for_steps(1000).val_every == 250
-    assert seldom.for_steps(4000).val_every == 500
+    seldom = TrainConfig(max_steps=2000, eval_steps=500)
+    assert seldom.for_steps(1000).eval_steps == 250
+    assert seldom.for_steps(4000).eval_steps == 500
 
 
-def test_steps_are_told_in_epochs_and_hours():
-    patient = dataclasses.replace(EPOCHS, gate_patience=5, val_patience=10)
+def test_steps_are_reported_in_epochs_and_hours():
+    patient = dataclasses.replace(EPOCHS, gate_patience=5, early_stopping_patience=10)
     said = describe_epochs(resolve_steps(patient, 500), 500, 8.7)
-    assert said.startswith("8,000 steps = 16 epochs over 8.7 hours; 5 hearings with none better")
+    assert said.startswith(
+        "8,000 steps = 16 epochs over 8.7 hours; 5 gate evaluations with none better"
+    )
     assert "10 validations" in describe_epochs(patient.without_gate(), 500, 8.7)
     assert (
-        describe_epochs(TrainConfig(steps=340), 100, 1.654)
+        describe_epochs(TrainConfig(max_steps=340), 100, 1.654)
         == "340 steps = 3.4 epochs over 1.65 hours"
     )
 
 
 def test_a_least_above_the_most_is_refused():
-    with pytest.raises(KitError, match=r"TrainConfig\.least_steps = 4000"):
-        TrainConfig(steps=1000, epochs=16, least_steps=4000)
+    with pytest.raises(KitError, match=r"TrainConfig\.min_steps = 4000"):
+        TrainConfig(max_steps=1000, epochs=16, min_steps=4000)
 
 
 # Time.
@@ -140,14 +140,14 @@ def test_it_follows_the_newest_rows(tmp_path, disk):
 
 
 def test_trial_steps_are_enough(tmp_path, disk):
-    config = dataclasses.replace(CONFIG, val_every=5)
+    config = dataclasses.replace(CONFIG, eval_steps=5)
     rows = log(5, step_s=0.5, validation_s=2.0, config=config)
     found = plan_session(rows, CONFIG, SIZES, tmp_path)
     assert found.left_steps == 10_000
     assert found.per_step_s == pytest.approx(0.5 + 2.0 / 50)
 
 
-def test_saving_the_best_and_hearing_the_gate_are_counted():
+def test_saving_the_best_and_the_gate_are_counted():
     config = dataclasses.replace(CONFIG, gate_every=200)
     rows = log(400, validation_s=10.0)
     for row in rows:
@@ -166,51 +166,51 @@ def test_without_two_steps_in_a_row_there_is_no_plan(tmp_path):
         make(tmp_path, log(1))
 
 
-# The promise.
+# The time budget.
 
-PROMISE = TimeBudget(minutes=12, other_steps=2000)
+BUDGET = TimeBudget(minutes=12, other_steps=2000)
 SLOW = "2 cores, 1.0 of them busy; bf16 is emulated here"
-LONG = dataclasses.replace(CONFIG, steps=3400, schedule="linear")
+LONG = dataclasses.replace(CONFIG, max_steps=3400, schedule="linear")
 
 
 def test_a_machine_that_is_quick_enough_trains_all_steps():
-    config, said = shortened(LONG, 0.2, PROMISE, SLOW)
+    config, said = shortened(LONG, 0.2, BUDGET, SLOW)
     assert config == LONG
     assert said == "Training: 3,400 steps of 0.2 s, about 11:20."
 
 
 def test_a_slower_machine_trains_what_fits_into_the_promise_and_says_why():
-    config, said = shortened(LONG, 0.72, PROMISE, SLOW)
-    assert config.steps == 1000 and config.schedule == LONG.schedule
-    assert "3,400 steps would take 40:48 here; 12 minutes are promised" in said
-    assert "takes 1,000 (12:00)" in said and "Set STEPS = 3400" in said
+    config, said = shortened(LONG, 0.72, BUDGET, SLOW)
+    assert config.max_steps == 1000 and config.schedule == LONG.schedule
+    assert "3,400 steps would take 40:48 here, over the budget of 12 minutes" in said
+    assert "Training 1,000 instead (12:00)" in said and "Set MAX_STEPS = 3400" in said
     assert said.endswith(f"What is slow here: {SLOW}.")
 
 
 def test_too_few_steps_for_a_clear_voice_take_up_to_twice_the_minutes():
-    promise = dataclasses.replace(PROMISE, least_steps=1500)
-    config, said = shortened(LONG, 0.72, promise, SLOW)
-    assert config.steps == 1500
-    assert "12 minutes are promised, but 1,000 steps would teach it too little" in said
-    assert "so it takes 1,500 (18:00)" in said
-    assert shortened(LONG, 0.4, promise, SLOW)[0].steps == 1800  # enough fit, no more are taken
-    assert shortened(LONG, 1.44, promise, SLOW)[0].steps == 1000  # in twice the minutes
+    budget = dataclasses.replace(BUDGET, min_steps=1500)
+    config, said = shortened(LONG, 0.72, budget, SLOW)
+    assert config.max_steps == 1500
+    assert "12 minutes, but 1,000 steps would teach it too little" in said
+    assert "Training 1,500 instead (18:00)" in said
+    assert shortened(LONG, 0.4, budget, SLOW)[0].max_steps == 1800  # enough fit, no more are taken
+    assert shortened(LONG, 1.44, budget, SLOW)[0].max_steps == 1000  # in twice the minutes
 
 
 def test_where_hardly_any_steps_fit_the_smallest_preset_is_offered():
-    _, said = shortened(LONG, 5.8, PROMISE, SLOW)
+    _, said = shortened(LONG, 5.8, BUDGET, SLOW)
     assert said.endswith("make demo PRESET=tiny RUN=look.") and 'PRESET = "tiny"' in said
 
 
 def test_a_schedule_of_few_steps_is_whole():
-    config, _ = shortened(LONG, 5.8, PROMISE, SLOW)
-    assert config.steps == 124 and config.warmup_steps == 12
-    hopeless, _ = shortened(LONG, 60.0, PROMISE, SLOW)
-    assert hopeless.steps == 2 * LONG.warmup_steps
+    config, _ = shortened(LONG, 5.8, BUDGET, SLOW)
+    assert config.max_steps == 124 and config.warmup_steps == 12
+    hopeless, _ = shortened(LONG, 60.0, BUDGET, SLOW)
+    assert hopeless.max_steps == 2 * LONG.warmup_steps
 
 
-def test_what_was_asked_for_or_begun_with_is_kept():
-    config, said = shortened(LONG, 5.8, PROMISE, SLOW, fixed=True)
+def test_the_number_of_steps_asked_for_or_started_with_is_kept():
+    config, said = shortened(LONG, 5.8, BUDGET, SLOW, fixed=True)
     assert config == LONG and said.startswith("Training: 3,400 steps of 5.8 s")
 
 
@@ -218,14 +218,14 @@ def test_without_a_promise_nothing_is_taken_away():
     assert shortened(LONG, 60.0, TimeBudget(), SLOW)[0] == LONG
 
 
-def test_the_whole_demo_is_told_beforehand():
-    said = forecast(LONG, 0.2, PROMISE, SLOW)
+def test_the_time_of_the_whole_demo_is_announced():
+    said = forecast(LONG, 0.2, BUDGET, SLOW)
     assert said.endswith("The other notebooks: about 6:40. In all about 18:00.")
-    assert "In all about 36:00." in forecast(LONG, 0.72, PROMISE, SLOW)
+    assert "In all about 36:00." in forecast(LONG, 0.72, BUDGET, SLOW)
     assert "In all" not in forecast(LONG, 0.2, TimeBudget(), SLOW)
 
 
-@pytest.mark.parametrize("field", ["minutes", "least_steps", "other_steps"])
+@pytest.mark.parametrize("field", ["minutes", "min_steps", "other_steps"])
 def test_a_promise_below_nothing_is_refused(field):
     with pytest.raises(KitError, match=f"TimeBudget.{field}"):
         TimeBudget(**{field: -1})
@@ -235,34 +235,34 @@ def test_a_promise_below_nothing_is_refused(field):
 
 
 def test_more_sessions_each_losing_what_came_after_its_last_checkpoint(tmp_path, disk):
-    config = dataclasses.replace(CONFIG, steps=36_400)  # 10 hours of one-second steps are left
+    config = dataclasses.replace(CONFIG, max_steps=36_400)  # 10 hours of one-second steps are left
     found = make(tmp_path, config=config, limits=SessionLimits(session_hours=4))
     # 4 h less 100 s, twice; the last has 2 h and 200 s to go
     assert found.sessions == 3 and found.fits
     (advice,) = found.advice
-    assert "about step 14,800" in advice and "goes on by itself" in advice
-    fewer = dataclasses.replace(config, steps=14_800)
+    assert "about step 14,800" in advice and "resumes automatically" in advice
+    fewer = dataclasses.replace(config, max_steps=14_800)
     assert make(tmp_path, config=fewer, limits=SessionLimits(session_hours=4)).advice == ()
 
 
 def test_a_checkpoint_that_no_session_reaches_is_found(tmp_path, disk):
-    config = dataclasses.replace(CONFIG, checkpoint_every=5000)
+    config = dataclasses.replace(CONFIG, save_steps=5000)
     limits = SessionLimits(session_hours=1)
     found = make(tmp_path, config=config, limits=limits)
     assert found.sessions is None and not found.fits
     assert found.table()["sessions of 1 h"] == "never done"
-    assert "set `checkpoint_every` to 1,800 or less" in found.advice[0]
-    config = dataclasses.replace(CONFIG, checkpoint_every=1800)
+    assert "set `save_steps` to 1,800 or less" in found.advice[0]
+    config = dataclasses.replace(CONFIG, save_steps=1800)
     assert make(tmp_path, config=config, limits=limits).sessions
 
 
-def test_saving_too_often_and_too_seldom_is_told(tmp_path, disk):
-    often = dataclasses.replace(CONFIG, checkpoint_every=10)
+def test_saving_too_often_and_too_seldom_is_reported(tmp_path, disk):
+    often = dataclasses.replace(CONFIG, save_steps=10)
     (advice,) = make(tmp_path, log(400, save_s=10.0, config=often), often).advice
-    assert advice == "Saving takes 50% of the time: set `checkpoint_every` to 100."
-    seldom = dataclasses.replace(CONFIG, checkpoint_every=5000)
+    assert advice == "Saving takes 50% of the time: set `save_steps` to 100."
+    seldom = dataclasses.replace(CONFIG, save_steps=5000)
     (advice,) = make(tmp_path, config=seldom).advice
-    assert "may cost 1:23:20 of work: set `checkpoint_every` to 2,160" in advice
+    assert "may cost 1:23:20 of work: set `save_steps` to 2,160" in advice
 
 
 # Disk.
@@ -293,32 +293,32 @@ def test_a_drive_too_small_for_the_released_model_takes_its_weights_alone(tmp_pa
     found = make_plan(CONFIG)
     assert found.table()["a checkpoint"].startswith("7.1 GB: weights, average and the optimizer's")
     (advice,) = found.advice
-    assert not found.fits and "`keep: 1` fits with checkpoints of 7.1 GB" in advice
+    assert not found.fits and "`save_total_limit: 1` fits with checkpoints of 7.1 GB" in advice
     assert "set `checkpoint` to weights. Each then takes 1.8 GB" in advice
-    assert "begins anew" in advice
+    assert "starts again" in advice
     small = make_plan(dataclasses.replace(CONFIG, checkpoint="weights"))
     assert small.fits and not small.advice and small.disk_most_bytes < 15 * GB
     assert small.table()["a checkpoint"].startswith("1.8 GB: weights and average alone, in half")
-    many = make_plan(dataclasses.replace(CONFIG, checkpoint="weights", keep=9))
-    assert many.advice == ("Keep fewer checkpoints: set `keep` to 4 (now 9).",)
-    both = make_plan(dataclasses.replace(CONFIG, keep=9))
-    assert "set `checkpoint` to weights and `keep` to 4." in both.advice[0]
+    many = make_plan(dataclasses.replace(CONFIG, checkpoint="weights", save_total_limit=9))
+    assert many.advice == ("Keep fewer checkpoints: set `save_total_limit` to 4 (now 9).",)
+    both = make_plan(dataclasses.replace(CONFIG, save_total_limit=9))
+    assert "set `checkpoint` to weights and `save_total_limit` to 4." in both.advice[0]
 
 
 def test_fewer_checkpoints_are_advised_and_then_fit(tmp_path, disk):
     disk.free = GB
-    many = dataclasses.replace(CONFIG, keep=20)
+    many = dataclasses.replace(CONFIG, save_total_limit=20)
     found = make(tmp_path, config=many)
     assert not found.fits and found.table()["fits"] == "no"
-    assert found.advice == ("Keep fewer checkpoints: set `keep` to 7 (now 20).",)
-    assert make(tmp_path, config=dataclasses.replace(CONFIG, keep=7)).fits
-    assert not make(tmp_path, config=dataclasses.replace(CONFIG, keep=8)).fits
+    assert found.advice == ("Keep fewer checkpoints: set `save_total_limit` to 7 (now 20).",)
+    assert make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=7)).fits
+    assert not make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=8)).fits
 
 
 def test_a_quota_is_a_limit_besides_the_disk(tmp_path, disk):
     limits = SessionLimits(quota_bytes=GB // 10)
-    found = make(tmp_path, config=dataclasses.replace(CONFIG, keep=1), limits=limits)
-    said = "Even `checkpoint: weights` and `keep: 1` need 25.0 MB more"
+    found = make(tmp_path, config=dataclasses.replace(CONFIG, save_total_limit=1), limits=limits)
+    said = "Even `checkpoint: weights` and `save_total_limit: 1` need 25.0 MB more"
     assert not found.fits and said in found.advice[0]
 
 

@@ -65,7 +65,7 @@ def test_the_median_round_counts():
     assert row.spread == pytest.approx(2.1)
 
 
-def test_what_happened_besides_and_the_slowest_warm_up_are_told():
+def test_what_happened_besides_and_the_slowest_warm_up_are_reported():
     cold = result(warmup_s=30.0, recompilations=2, notes=["out of memory once"])
     (row,) = compare([BASELINE], [cold, result(seconds=11.0)], 0.0)
     assert row.warmup_s == 30.0 and row.recompilations == 2 and row.reason == "out of memory once"
@@ -163,7 +163,7 @@ def test_every_decision_has_a_reason_with_figures():
     assert reasons["gradient_checkpointing"] == "-7.6% speed, -50.0% memory beside 2 others"
 
 
-def test_an_unknown_goal_is_told():
+def test_an_unknown_goal_is_reported():
     with pytest.raises(KitError, match="choose speed or memory"):
         choose_switches(rows(*FASTER), "size")
 
@@ -178,7 +178,7 @@ def test_the_choice_is_yaml_with_its_reasons_and_builds_the_switches(tmp_path):
     assert chosen(decisions).on == ("sdpa",)
 
 
-def test_no_file_is_no_choice_and_a_broken_one_is_told(tmp_path):
+def test_no_file_is_no_choice_and_a_broken_one_is_reported(tmp_path):
     path = tmp_path / "speed.yaml"
     assert load_choice(path) == {}
     path.write_text("fast, please", encoding="utf-8")

@@ -187,7 +187,7 @@ def test_finished_trials_are_not_run_again(measured, monkeypatch):
     assert again == rows
 
 
-def test_an_interrupted_benchmark_goes_on_where_it_was(measured, tmp_path):
+def test_an_interrupted_benchmark_resumes_where_it_was(measured, tmp_path):
     (path,) = measured[0].glob("*.jsonl")
     lines = path.read_text().splitlines()
     (tmp_path / path.name).write_text("\n".join([*lines[:8], lines[8][:40]]))

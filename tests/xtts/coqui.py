@@ -80,7 +80,7 @@ def coqui_dvae(codes: int = 1024):
         num_layers=2,
         use_transposed_convs=False,
     ).eval()
-    # As training leaves it, the codebook lies where sounds do: those of some noise.
+    # As training leaves it, the codebook is where sounds are: those of some noise.
     with torch.no_grad():
         model.codebook.embed.copy_(model.encoder(5 * torch.randn(1, 80, 4 * codes))[0])
     return model

@@ -29,7 +29,7 @@ SIZE = {"layers": 3, "width": 128, "heads": 2, "text_rows": 60, "codes": 130, "s
 CPU = Hardware(
     device="cpu", name="test", cores=2, ram_bytes=2**33, memory_bytes=2**33, capability=None
 )
-TRAIN = TrainConfig(steps=5, warmup_steps=1, lr=3e-3, val_every=100)
+TRAIN = TrainConfig(max_steps=5, warmup_steps=1, lr=3e-3, eval_steps=100)
 WAYS = {
     "full": FinetuneConfig(),
     "two phases": FinetuneConfig(tables_first=2),

@@ -58,7 +58,7 @@ def test_a_release_is_read_and_coqui_rewriting_it_leaves_the_tensors_hash(tmp_pa
     (tmp_path / "kept.json").rename(tmp_path / "config.json")
     coqui_loaded(tmp_path)
     after = load_xtts(tmp_path)
-    assert after.source.sha256 != before.source.sha256, "it was written anew"
+    assert after.source.sha256 != before.source.sha256, "it was rewritten"
     assert after.source.tensors_sha256 == before.source.tensors_sha256
     save_xtts(after, tmp_path / "kit")
     assert load_xtts(tmp_path / "kit").source.tensors_sha256 == before.source.tensors_sha256

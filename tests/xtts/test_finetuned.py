@@ -14,8 +14,8 @@ from kit.releases.xtts_v2.tokenizer import teach_language
 RATE = 22_050
 STEPS = 20
 FEW = {
-    "train": {"steps": 2, "gate_every": 0, "val_every": 2, "warmup_steps": 1, "lr": 0.001},
-    "generate": {"candidates": 1, "max_codes_per_text_id": 0.2},
+    "train": {"max_steps": 2, "gate_every": 0, "eval_steps": 2, "warmup_steps": 1, "lr": 0.001},
+    "generate": {"best_of": 1, "max_codes_per_text_id": 0.2},
 }
 
 
@@ -26,7 +26,7 @@ def tuned(tmp_path_factory) -> FineTune:
     write_coqui(folder, coqui_xtts(folder, SMALL))
     torch.save(coqui_dvae(codes=SMALL["codes"] - 2).state_dict(), folder / "dvae.pth")
     run = start("for-coqui", "tiny", settings=FEW)
-    tune = FineTune(run, str(corpus()), start_from=str(folder), licence="CPML")
+    tune = FineTune(run, str(corpus()), base_model=str(folder), accept_license="CPML")
     list(tune.run())
     tune.export("fp32")
     return tune

@@ -1,4 +1,4 @@
-"""The parts that hear and speak against coqui-tts's own classes, at random weights."""
+"""Encoders and vocoder against coqui-tts's own classes, at random weights."""
 
 import copy
 import math
@@ -75,8 +75,8 @@ def test_the_dvaes_mels_are_the_trainers(sound, tmp_path):
     torch.save(sound["mel_stats"], tmp_path / "mel_stats.pth")
     theirs = TorchMelSpectrogram(mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE)
     wave = spoken(RATE)[None]
-    heard, reference = xtts_mels(sound)
-    require_close(heard.log_mel(wave), theirs(wave), spread=0.5)
+    front_end, reference = xtts_mels(sound)
+    require_close(front_end.log_mel(wave), theirs(wave), spread=0.5)
     theirs = TorchMelSpectrogram(
         filter_length=2048, mel_norm_file=str(tmp_path / "mel_stats.pth"), sampling_rate=RATE
     )
@@ -98,7 +98,7 @@ def test_codes_are_those_of_coqui(sound, samples):
 
 
 def test_recordings_get_the_codes_of_its_trainer(sound):
-    """Clip by clip, as many codes as count there: it takes one for each 1024 samples begun."""
+    """Clip by clip, as many codes as count there: it takes one for each started 1024 samples."""
     theirs = coqui_dvae()
     codec = xtts_codec(sound, theirs.state_dict(), {})
     for samples in (22_050, 24_576, 24_577):
@@ -142,7 +142,7 @@ def test_the_speaker_is_that_of_coqui(small, samples):
     require_close(found, wanted, spread=0.01)
 
 
-def test_a_stereo_recording_at_48_khz_is_the_voice_that_coqui_hears(small, sound, tmp_path):
+def test_a_stereo_recording_at_48_khz_gives_the_voice_that_coqui_gets(small, sound, tmp_path):
     """From the file to latents and speaker: mixed, resampled and cut as its inference does."""
     left = spoken(5 * 48_000, rate=48_000)
     both = torch.stack((left, 0.5 * left))
@@ -159,9 +159,9 @@ def test_a_stereo_recording_at_48_khz_is_the_voice_that_coqui_hears(small, sound
     mels = torch.stack(reference_mels(wave, RATE, front_end, longest_s=4, piece_s=2))
     with torch.no_grad():
         found = load_xtts(small[0]).model.conditioner(mels).mean(0, keepdim=True)
-        heard = xtts_speaker_encoder(sound)(resampled(wave, RATE, SPEAKER_RATE)[None])
+        vector = xtts_speaker_encoder(sound)(resampled(wave, RATE, SPEAKER_RATE)[None])
     require_close(found, latents, spread=0.1)
-    require_close(heard, speaker[..., 0], spread=0.01)
+    require_close(vector, speaker[..., 0], spread=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,8 @@ def test_text_and_a_recording_become_the_wave_of_coqui(voices, seconds):
     exact = GenerateConfig(temperature=0, exact_codes=STEPS)
     said = voice.speak(list(TEXTS), "guest", exact)
     for text, speech in zip(TEXTS, said):
-        heard = reference[: 30 * RATE]
-        wanted = coqui_says(theirs, text, heard, min_new_tokens=STEPS, max_new_tokens=STEPS)
+        first_part = reference[: 30 * RATE]
+        wanted = coqui_says(theirs, text, first_part, min_new_tokens=STEPS, max_new_tokens=STEPS)
         assert len(set(speech.codes.tolist())) > 10
         require_close(speech.wave, wanted)
     assert not torch.equal(said[0].codes, said[1].codes)
@@ -111,9 +111,9 @@ def test_streamed_it_is_the_wave_of_coqui(voices):
 
 
 def test_at_the_end_coqui_sounds_stop_too(voices):
-    """Where the model says STOP it sounds the state that foretold STOP after those of the codes.
+    """Where the model says STOP it sounds the state that predicted STOP after those of the codes.
 
-    A code more, 46 ms: but for that and for what the vocoder hears of it, the wave is the same.
+    A code more, 46 ms: but for that and for what the vocoder gets of it, the wave is the same.
     """
     theirs, voice = voices
     reference = spoken(3 * RATE)

@@ -1,7 +1,7 @@
 """The speaking panel: a text box, choices, a Speak button and an audio player.
 
-Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. Knows nothing of models: `speak`,
-from text and choices to sound, is handed in.
+Core ipywidgets only, the same code for 7.7.1 (Colab's) and 8. The caller passes `speak`,
+which turns text and choices into sound.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 import ipywidgets as widgets
 from IPython.display import Audio, display
 
-from kit.base.formatting import in_words
+from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
 from kit.notebook.panel.widgets import button, message
 
@@ -79,7 +79,7 @@ class SpeakPanel:
             self.player.layout.display = None
             self.status.value = message(remark, "info") if remark else ""
         except Exception as error:
-            self.status.value = message(in_words(error), "bad")
+            self.status.value = message(describe_error(error), "bad")
         finally:
             self.button.disabled = False
 
@@ -100,12 +100,12 @@ class Recording:
         self.box = widgets.HBox(row, layout={"flex_flow": "row wrap"})
 
     def _given(self, change: dict) -> None:
-        """Who gives a recording wants it to be heard."""
+        """Use a recording as soon as it is given."""
         self.wanted.value = bool(change["new"])
 
     @contextlib.contextmanager
     def path(self) -> Iterator[str]:
-        """Where the recording lies inside the block; "" where none is wanted.
+        """Yield the path of the recording during the block; "" if none is used.
 
         A path that was named counts more than an upload, which cannot be taken back. Raises
         ValueError where one is wanted and none was given.

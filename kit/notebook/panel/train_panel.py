@@ -13,7 +13,7 @@ from pathlib import Path
 from IPython import get_ipython
 from IPython.display import Image, display
 
-from kit.base.formatting import in_words
+from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
 from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import View, message
@@ -175,9 +175,9 @@ class TrainPanel:
                     self._launch()
                 else:
                     self.start_clicked.wait(FRAME_S)
-        except Exception as error:  # the training continues; the user and wait() are told
+        except Exception as error:  # training continues; the user and wait() get the error
             self.error = error
-            self.view.say(f"This panel stopped; training continues. {in_words(error)}", "bad")
+            self.view.say(f"This panel stopped; training continues. {describe_error(error)}", "bad")
         if self.retired.is_set():
             self.view.close()
             self.view.say("This run is shown in the newer panel.")
@@ -279,7 +279,7 @@ class TrainPanel:
         try:
             words, fits = self.plan(self.view.values())
         except ValueError as error:  # numbers that do not go together
-            words, fits = in_words(error), False
+            words, fits = describe_error(error), False
         self.view.plan.value = message(words, "info" if fits else "warn")
 
     # What is shown.

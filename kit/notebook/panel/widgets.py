@@ -46,8 +46,8 @@ class View:
         options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
         pressed = [self.start, self.stop, *([self.profile] if profile else [])]
         buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
-        told = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
-        rows = [options, buttons, *told]
+        outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
+        rows = [options, buttons, *outputs]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
         self.idle("Start")
 
@@ -78,10 +78,10 @@ class View:
         for box in (*boxes, self.start, self.stop, self.profile):
             box.disabled = True
 
-    def on_choice(self, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever a switch or a number has changed."""
+    def on_choice(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever a switch or a number has changed."""
         for box in (*self.boxes.values(), *self.numbers.values()):
-            box.observe(lambda _: hear(), "value")
+            box.observe(lambda _: callback(), "value")
 
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)

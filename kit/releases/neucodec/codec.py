@@ -1,9 +1,9 @@
-"""Audio <-> codes as a released NeuCodec has them: 50 codes a second, of 65,536; 24 kHz out.
+"""Audio <-> codes with a released NeuCodec: 50 codes a second, of 65,536; output at 24 kHz.
 
-Nothing of it is trained here. The half that speaks is the kit's own (neucodec_decoder.py) and lies
-in a run's and a voice's codec file, 188 million parameters; the half that hears, 442 million, is
-transformers' (neucodec_ears.py) and stays in the release, where it is looked for when something is
-to be heard. So a voice speaks wherever the kit does. Keeps the contract of codec.py.
+It is not trained here. The decoder (decoder.py), 188 million parameters, is the kit's own and is in
+the codec file of a run and a voice. The encoder (encoder.py), 442 million, is that of transformers
+and is read from the release when a recording must be encoded. So speaking does not need
+transformers.
 
 Shapes: B batch, L samples, N codes, n samples of a window.
 """
@@ -35,11 +35,11 @@ from kit.releases.neucodec.files import (
     require_version,
 )
 
-BESIDE = WINDOW // HOP // 2  # codes to either side whose windows a code's samples lie in
+BESIDE = WINDOW // HOP // 2  # codes to either side whose windows overlap the samples of a code
 
 
 class NeuCodec(nn.Module, Codec):
-    """Attributes are named so that its tensors are called as in the release."""
+    """The codec. Its attributes are named so that its tensors have the names of the release."""
 
     config_class = NeuCodecConfig
     sample_rate = 24_000
@@ -60,7 +60,7 @@ class NeuCodec(nn.Module, Codec):
 
     @property
     def context(self) -> int:
-        """Codes to either side that the samples of a code can depend on, and none further."""
+        """The number of codes to either side that the samples of a code can depend on."""
         c = self.config
         return BESIDE + c.block - 1 + max(c.before, c.after)
 
@@ -69,10 +69,10 @@ class NeuCodec(nn.Module, Codec):
         return BESIDE + self.config.block - 1 + self.config.after
 
     def load_release(self, progress: Callable) -> str:
-        """Fill it with the released weights, fetched where they lack; what was taken, in words.
+        """Load the released weights, fetched if missing; return a description of them.
 
-        Raises KitError where transformers is missing, for a file that is damaged, of another
-        model or version; DownloadError and DiskError where it cannot be fetched.
+        Raises KitError if transformers is missing, or for a file that is damaged or of another
+        model or version; DownloadError and DiskError if it cannot be fetched.
         """
         require_encoder()  # before anything is fetched
         folder = neucodec_folder(self.config, progress)
@@ -82,9 +82,9 @@ class NeuCodec(nn.Module, Codec):
         self.config = dataclasses.replace(self.config, sha256=sha256)
         return f"the released NeuCodec ({LICENCE}, SHA-256 {sha256[:12]}) in {folder}"
 
-    @cached_property  # kept beside the modules, not among them: it is not in the codec's file
-    def ears(self) -> nn.Module:
-        """The half that hears, read from the release. Raises as `load_release` does."""
+    @cached_property  # not a submodule, so it is not saved in the codec's file
+    def encoder(self) -> nn.Module:
+        """The encoder, read from the release. Raises as `load_release` does."""
         require_encoder()
         folder = neucodec_folder(self.config)
         require_version(folder, self.config)
@@ -93,14 +93,14 @@ class NeuCodec(nn.Module, Codec):
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "NeuCodec":
         """As `nn.Module._apply`, by which `to` works: the encoder moves along."""
-        if "ears" in vars(self):  # it has been read
-            self.ears._apply(fn, recurse)
+        if "encoder" in vars(self):  # it has been loaded
+            self.encoder._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     @torch.inference_mode()
     def encode(self, wave: Tensor) -> Tensor:
-        ears = self.ears
-        return torch.stack([encode_clip(ears, row) for row in wave])
+        encoder = self.encoder
+        return torch.stack([encode_clip(encoder, row) for row in wave])
 
     @property
     def device(self) -> torch.device:
@@ -119,7 +119,7 @@ class NeuCodec(nn.Module, Codec):
         return self.acoustic_decoder.head.sound(windows)
 
     def _windows(self, codes: Tensor, start: int, end: int) -> Tensor:
-        """The windows of codes[:, start:end] (B, end - start, n), which hear those around them."""
+        """Decode codes[:, start:end] to windows (B, end - start, n), with context around them."""
         begin = max(0, start - self.config.before)
         around = codes[:, begin : end + self.config.after]
         windows = self.acoustic_decoder(self.quantizer(around))
@@ -127,9 +127,9 @@ class NeuCodec(nn.Module, Codec):
 
 
 def block_spans(first: int, count: int, block: int) -> list[tuple[int, int]]:
-    """(start, end) of `count` codes cut where numbers in the utterance are multiples of `block`.
+    """Split `count` codes where positions in the utterance are multiples of `block`.
 
-    The first of them is number `first` there; starts and ends count from it.
+    The first code is at position `first`. Returns (start, end) pairs, counted from that code.
     """
     cuts = range(block - first % block, count, block)
     starts = [0, *cuts]

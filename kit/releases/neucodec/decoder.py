@@ -1,4 +1,4 @@
-"""Codes -> sound as a released NeuCodec has it: the half of it that speaks.
+"""The decoder of a released NeuCodec: codes -> sound.
 
 Eight digits of four levels a code (finite scalar quantisation, Mentzer et al. 2023), convolutions
 and a transformer over all codes given, and a spectrum for each, which overlap-add makes sound of
@@ -31,7 +31,7 @@ def code_digits(codes: Tensor) -> Tensor:
 
 
 class DigitsToLatents(nn.Module):
-    """Codes (B, N) -> latents (B, N, C); the way in is with the half that hears."""
+    """Codes (B, N) -> latents (B, N, C); the encoder does the opposite."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -57,7 +57,7 @@ class ResidualConvolutions(nn.Module):
 
 
 class UnplacedAttention(nn.Module):
-    """Every code attends to all others, wherever they stand."""
+    """Every code attends to all others, without positions."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -69,8 +69,8 @@ class UnplacedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, N, C)
         q, k, v = (self._split(layer(x)) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        heard = F.scaled_dot_product_attention(q, k, v)
-        return self.o_proj(heard.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, heads, N, D)."""
@@ -119,7 +119,7 @@ class SpectrumHead(nn.Module):
         """Windows (B, N, n), a code after the other -> waveform (B, L), `HOP` samples a code."""
         square = self.window.square().expand(1, windows.shape[1], -1)
         weight = overlap_add(square, HOP).clamp(min=1e-11)
-        beside = (WINDOW - HOP) // 2  # a code's own samples lie in the middle of its window
+        beside = (WINDOW - HOP) // 2  # a code's own samples are in the middle of its window
         return (overlap_add(windows, HOP) / weight)[:, beside:-beside]
 
 

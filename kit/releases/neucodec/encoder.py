@@ -1,9 +1,9 @@
-"""Sound -> codes as a released NeuCodec has it: the half of it that hears.
+"""The encoder of a released NeuCodec: sound -> codes.
 
-w2v-BERT 2.0 (Barrault et al. 2023) hears what is said, a stack of convolutions (BigCodec: Xin et
-al. 2024) how it sounds; side by side they are quantised. transformers has both; it is installed by
-who wants this codec (`pip install "transformers>=5.17"`) and loaded when something is first heard.
-What goes in is made here, as w2v-BERT's own feature extractor does it.
+w2v-BERT 2.0 (Barrault et al. 2023) encodes what is said, a stack of convolutions (BigCodec: Xin et
+al. 2024) how it sounds; both outputs together are quantised. Both are in transformers, an optional
+dependency (`pip install "transformers>=5.17"`) that is imported when the first clip is encoded. The
+input features are computed here, as by w2v-BERT's own feature extractor.
 
 Shapes: L samples, T mel frames, M mels, N codes.
 """
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kit.audio.clip import load_torchaudio
 from kit.base.errors import KitError
 from kit.releases.neucodec.decoder import LEVELS
 from kit.releases.neucodec.files import NeuCodecConfig
@@ -28,7 +29,7 @@ HOW_TO_INSTALL = 'pip install "transformers>=5.17"'
 
 
 def encoder_unavailable() -> str:
-    """Why recordings cannot be heard here, in words; "" where they can."""
+    """Return why recordings cannot be encoded here; "" if they can."""
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
@@ -40,17 +41,17 @@ def encoder_unavailable() -> str:
 
 
 def require_encoder() -> None:
-    """Raise KitError where recordings cannot be heard."""
+    """Raise KitError if recordings cannot be encoded."""
     why = encoder_unavailable()
     if why:
         raise KitError(
-            f"NeuCodec makes codes of recordings with the transformers library, and {why}. Or "
-            "choose `codec.kind: mel`. To speak, a voice does without."
+            f"NeuCodec encodes recordings with the transformers library, but {why}. Or choose "
+            "`codec.kind: mel`. Speaking does not need the library."
         )
 
 
 def library_settings(config: NeuCodecConfig):
-    """transformers' own configuration of a NeuCodec of the sizes in `config`."""
+    """Return the transformers configuration of a NeuCodec with the sizes of `config`."""
     from transformers import NeuCodecConfig as LibraryConfig
 
     semantic = {
@@ -76,7 +77,7 @@ def library_settings(config: NeuCodecConfig):
 
 
 def library_tensors(config: NeuCodecConfig) -> dict[str, Tensor]:
-    """Every tensor that a release of these sizes holds, by name, on the meta device."""
+    """Return every tensor of a release of these sizes, by name, on the meta device."""
     from transformers import NeuCodecModel
 
     with torch.device("meta"):
@@ -84,7 +85,7 @@ def library_tensors(config: NeuCodecConfig) -> dict[str, Tensor]:
 
 
 def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
-    """The half that hears of the release in `folder`, in fp32 and eval mode, on the CPU."""
+    """Load the encoder of the release in `folder`, in fp32 and eval mode, on the CPU."""
     from transformers import NeuCodecModel
 
     model = NeuCodecModel.from_pretrained(
@@ -101,11 +102,9 @@ def load_encoder(folder: Path, config: NeuCodecConfig) -> nn.Module:
 def semantic_features(wave: Tensor) -> Tensor:
     """Waveform (L,) of 16 kHz -> log-mels, two frames side by side, (N, 2 M).
 
-    Kaldi's, in 16-bit numbers, each mel with mean 0 and variance 1 over the clip.
+    Kaldi's filter bank of 16-bit samples, each mel with mean 0 and variance 1 over the clip.
     """
-    import torchaudio  # who only speaks does without
-
-    mel = torchaudio.compliance.kaldi.fbank(
+    mel = load_torchaudio().compliance.kaldi.fbank(
         wave[None].float() * 2**15,
         num_mel_bins=N_MELS,
         sample_frequency=ENCODER_SAMPLE_RATE,
@@ -119,14 +118,14 @@ def semantic_features(wave: Tensor) -> Tensor:
     return mel[: codes * FRAMES_A_CODE].reshape(codes, FRAMES_A_CODE * N_MELS)
 
 
-def encode_clip(ears: nn.Module, wave: Tensor) -> Tensor:
-    """The codes (N,) of a clip (L,) of 16 kHz: one for every whole 20 ms, and at least one.
+def encode_clip(encoder: nn.Module, wave: Tensor) -> Tensor:
+    """Return the codes (N,) of a clip (L,) of 16 kHz: one per full 20 ms, and at least one.
 
-    Like the release it gives each clip up to 20 ms of silence more, and drops what is begun. The
-    clip may be on any device; the codes are where `ears` is.
+    As in the release, up to 20 ms of silence are appended, and an incomplete hop is dropped. The
+    clip may be on any device; the codes are on that of `encoder`.
     """
-    wave = wave.to(ears.fc_encoder.weight.device)
+    wave = wave.to(encoder.fc_encoder.weight.device)
     wave = F.pad(wave, (0, max(0, CODE_HOP - len(wave))))
     wave = F.pad(wave, (0, CODE_HOP - len(wave) % CODE_HOP))
-    heard = ears.encode(wave[None, None], semantic_features(wave)[None])
-    return heard.audio_codes[0, 0].long()
+    encoded = encoder.encode(wave[None, None], semantic_features(wave)[None])
+    return encoded.audio_codes[0, 0].long()

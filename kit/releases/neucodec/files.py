@@ -1,9 +1,9 @@
-"""A released NeuCodec: which one, where its file lies on this machine, and what must be in it.
+"""A released NeuCodec: its settings, its file on this machine, and checks of the file.
 
-NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences and
-speaking at 24 kHz: 65,536 codes, 50 of them a second. Its weights are under the Apache-2.0 licence,
-those of w2v-BERT 2.0 among them under MIT; X-Codec 2's own forbid commercial use. One file holds it
-all, 629,937,706 parameters, by the names that transformers reads. Nothing in it is run.
+NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences with
+output at 24 kHz: 65,536 codes, 50 of them a second. Its weights are under the Apache-2.0 licence,
+those of w2v-BERT 2.0 among them under MIT; X-Codec 2's own forbid commercial use. One file holds
+all 629,937,706 parameters, by the names that transformers reads. No code in it is executed.
 """
 
 import dataclasses
@@ -26,34 +26,31 @@ from kit.releases.neucodec.decoder import GROUPS
 
 LICENCE = "Apache-2.0"
 WEIGHTS_FILE = "model.safetensors"
-WITH_IT = (
-    "LICENSE",
-    "README.md",
-)  # where there are any: whoever is given the weights is given these
+WITH_IT = ("LICENSE", "README.md")  # fetched as well if they exist, to be kept with the weights
 BEFORE_IT = "pytorch_model.bin"  # what the `neucodec` package reads: without w2v-BERT, a pickle
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeuCodecConfig:
-    """Which release, its sizes (the defaults are those of the release), and how it is joined."""
+    """Which release, its sizes (by default those of the release), and the blocks of decoding."""
 
     kind: str = "neucodec"
     repository: str = "neuphonic/neucodec"  # on the Hugging Face hub
     revision: str = "main"  # or a commit
-    folder: str = ""  # of this machine, with the file in it: nothing is fetched then
-    # SHA-256 of the file. "": of whatever there is; it is noted in the codec's own file, and no
-    # other is taken for it later.
+    folder: str = ""  # local folder with the file; "": fetch it
+    # SHA-256 of the file. "": accept any; the codec's own file records it, and later no other is
+    # accepted.
     sha256: str = dataclasses.field(default="", compare=False)
-    width: int = 1024  # of the half that speaks, and of the convolutions that hear
+    width: int = 1024  # of the decoder, and of the convolutional encoder
     layers: int = 12
     heads: int = 16
     semantic_width: int = 1024  # of w2v-BERT
     semantic_layers: int = 16
     semantic_heads: int = 16
-    acoustic_width: int = 48  # channels of the first convolution that hears
-    # All codes of an utterance hear each other, without end. So that sound can be made while codes
-    # still come, `block` of them are sounded at a time, and hear `before` and `after` besides.
+    acoustic_width: int = 48  # channels of the first convolution of the encoder
+    # The decoder attends to all codes of an utterance. To decode while codes are still generated,
+    # `block` of them are decoded at a time, with `before` and `after` as context.
     block: int = 50
     before: int = 50
     after: int = 10
@@ -65,15 +62,15 @@ class NeuCodecConfig:
 
     @property
     def latent_width(self) -> int:
-        """Of what is quantised: what both encoders have heard, side by side."""
+        """Width of what is quantised: the outputs of both encoders, concatenated."""
         return self.width + self.semantic_width
 
     def __post_init__(self):
-        require_within(self, 1, 65_536, "width", "semantic_width", "heads", "semantic_heads")
-        require_within(self, 1, 1000, "layers", "semantic_layers")
+        require_within(self, 1, 8192, "width", "semantic_width", "heads", "semantic_heads")
+        require_within(self, 1, 128, "layers", "semantic_layers")
         require_within(self, 1, 4096, "acoustic_width")
-        require_within(self, 1, 100_000, "block")
-        require_within(self, 0, 100_000, "before", "after")
+        require_within(self, 1, 10_000, "block")
+        require_within(self, 0, 10_000, "before", "after")
         whole = self.width % math.lcm(GROUPS, self.heads) == 0
         require(whole, self, "width", f"must divide by {GROUPS} and by {self.heads} heads.")
         whole = self.semantic_width % self.semantic_heads == 0
@@ -84,17 +81,17 @@ class NeuCodecConfig:
 
 
 def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None) -> Path:
-    """The folder with the release that `config` names, fetched once where it names none.
+    """Return `config.folder`, or the folder of the release, which is fetched once.
 
-    It lies with what else comes from the hub (`HF_HOME`), for all runs of this machine. Raises
-    KitError for a folder without it, DownloadError and DiskError where it cannot be fetched.
+    All runs of this machine share it, in `HF_HOME`. Raises KitError for a folder without it,
+    DownloadError and DiskError if it cannot be fetched.
     """
     if config.folder:
         folder = Path(config.folder).expanduser()
         if not (folder / WEIGHTS_FILE).is_file():
-            raise KitError(f"{missing_in(folder)} Name the folder that it lies in.")
+            raise KitError(f"{missing_in(folder)} Name the folder that it is in.")
         return folder
-    from kit.base.lock import held  # who only speaks does without what it needs
+    from kit.base.lock import held  # not needed for speaking
 
     name = f"{config.repository.replace('/', '--')}@{config.revision}"
     folder = hub_home() / "voicekit" / name
@@ -107,22 +104,22 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
 
 
 def hub_home() -> Path:
-    """Where huggingface_hub keeps what it fetches."""
+    """Return the folder in which huggingface_hub keeps downloads."""
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 def missing_in(folder: Path) -> str:
-    """That `folder` has not the file, in words."""
+    """Return a sentence that says why `folder` is not a release."""
     if (folder / BEFORE_IT).is_file():
         return (
-            f"{folder} holds {BEFORE_IT}, which lacks the half that hears and is a pickle: take "
+            f"{folder} holds {BEFORE_IT}, which lacks the encoder and is a pickle: use "
             f"{WEIGHTS_FILE} from the same place."
         )
     return f"codec.folder = {folder} has no {WEIGHTS_FILE} of NeuCodec."
 
 
 def require_version(folder: Path, config: NeuCodecConfig) -> str:
-    """The SHA-256 of the file in `folder`. Raises KitError where `config` means another."""
+    """Return the SHA-256 of the file in `folder`. Raises KitError if `config` has another."""
     card = fetched(folder, [WEIGHTS_FILE])
     found = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
     if config.sha256 not in ("", found):
@@ -136,12 +133,12 @@ def require_version(folder: Path, config: NeuCodecConfig) -> str:
 
 
 def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
-    """Raise KitError, naming them, unless the file holds exactly tensors as in `wanted`.
+    """Raise KitError, naming them, unless the file has exactly the tensors of `wanted`.
 
-    Only its header is read; `wanted` may lie on the meta device.
+    Only its header is read; `wanted` may be on the meta device.
     """
     path = folder / WEIGHTS_FILE
-    faults = describe_mismatch(told_tensors(path), wanted)
+    faults = describe_mismatch(read_header(path), wanted)
     if faults:
         raise KitError(
             f"{path} is not a NeuCodec as transformers has it; {faults}. Take it from "
@@ -149,19 +146,19 @@ def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
         )
 
 
-def told_tensors(path: Path) -> dict[str, Tensor]:
-    """What the header of a safetensors file tells of its tensors, on the meta device."""
+def read_header(path: Path) -> dict[str, Tensor]:
+    """Return tensors on the meta device as the header of a safetensors file describes them."""
     found = {}
     with opened(path) as file:
         for name in file.keys():
-            told = file.get_slice(name)
-            kind = FLOATS.get(told.get_dtype(), torch.int64)
-            found[name] = torch.empty(told.get_shape(), dtype=kind, device="meta")
+            entry = file.get_slice(name)
+            kind = FLOATS.get(entry.get_dtype(), torch.int64)
+            found[name] = torch.empty(entry.get_shape(), dtype=kind, device="meta")
     return found
 
 
 def read_tensors(folder: Path, names: list[str]) -> dict[str, Tensor]:
-    """The tensors `names` of the file in fp32. Raises KitError for one that is not finite."""
+    """Read the tensors `names` of the file in fp32. Raises KitError for one that is not finite."""
     path = folder / WEIGHTS_FILE
     with opened(path) as file:
         found = {name: file.get_tensor(name).float() for name in names}
@@ -172,7 +169,7 @@ def read_tensors(folder: Path, names: list[str]) -> dict[str, Tensor]:
 
 
 def opened(path: Path):
-    """The safetensors file at `path`. Raises KitError where it is none."""
+    """Open the safetensors file at `path`. Raises KitError if it is none."""
     try:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError) as why:

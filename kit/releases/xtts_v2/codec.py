@@ -81,7 +81,7 @@ class XTTSCodecConfig:
     latent_width: int = 1024  # of the GPT's states
     speaker_width: int = 512
     channels: int = 512  # of the vocoder's first stage, halved by each upsampling
-    filters: tuple = (32, 64, 128, 256)  # channels of the speaker encoder
+    filters: tuple[int, ...] = (32, 64, 128, 256)  # channels of the speaker encoder
     attention_width: int = 128  # of its pooling
     griffin_lim_iters: int = 24
 
@@ -93,10 +93,10 @@ class XTTSCodecConfig:
     def __post_init__(self):
         require_stats(self, N_MELS)
         require_within(self, 2, 2**20, "codes")
-        require_within(self, 1, 65_536, "code_width", "dvae_width", "latent_width")
-        require_within(self, 1, 65_536, "speaker_width", "attention_width")
-        require_within(self, 16, 65_536, "channels")
-        require_within(self, 8, 65_536, "filters")
+        require_within(self, 1, 8192, "code_width", "dvae_width", "latent_width")
+        require_within(self, 1, 8192, "speaker_width", "attention_width")
+        require_within(self, 16, 8192, "channels")
+        require_within(self, 8, 8192, "filters")
         require(len(self.filters) == 4, self, "filters", "give four numbers of channels.")
         require_within(self, 0, 1000, "griffin_lim_iters")
 

@@ -1,9 +1,9 @@
-"""An XTTS vocabulary that learns the pieces of another text, and keeps every id that it has.
+"""Extend an XTTS vocabulary with tokens learned from new text; all old ids stay.
 
-Byte-pair encoding goes on where it had ended (Sennrich et al. 2016, arXiv:1508.07909): the text is
-cut as the vocabulary cuts it, and the two neighbours seen together most often become a piece, again
-and again. New merges come behind the old ones, so what the old ones make of a text stays the first
-step; new ids come behind the highest, so rows, holes, START and STOP stay where they are.
+Byte-pair encoding is continued (Sennrich et al. 2016, arXiv:1508.07909): the text is tokenized with
+the old vocabulary, and the most frequent pair of neighbours is merged, repeatedly. New merges
+follow the old ones, so the old merges are still applied first; new ids follow the highest old one,
+so embedding rows, gaps, START and STOP keep their ids.
 """
 
 import copy
@@ -19,25 +19,25 @@ from kit.base.files import write_atomic
 from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer, read_ids
 from kit.text.tokenizer_report import OFTEN
 
-PIECES = 2000  # users found about as many best, 5,000 worse
+PIECES = 2000  # users found about this number best, 5,000 worse
 Pair = tuple[str, str]
 
 
 def grow_xtts(
     base: XTTSTokenizer, lines: list[str], path: Path, pieces: int = PIECES
 ) -> XTTSTokenizer:
-    """The vocabulary at `path`: `base`, and behind its ids what `lines` (normalised) can teach.
+    """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
 
-    That is its tag where it has none, every character that it lacks, and up to `pieces` longer
-    pieces, fewer where `lines` has fewer that occur 100 times. Raises SpeechError where there is no
-    text, or letters that the release does not spell this language in.
+    New are the language tag and all characters that it lacks, and up to `pieces` longer tokens,
+    fewer if `lines` has fewer that occur 100 times. Raises SpeechError if there is no text, or for
+    letters in which the release does not write this language.
     """
     lines = [base.spell(line) for line in lines if line.strip()]
     if not lines:
         raise SpeechError("There is no text to learn pieces from: every line was empty.")
     described = json.loads(base.file_bytes())
     for entry in described.get("added_tokens") or []:
-        # One that stands only here is numbered by how many pieces there are, and that changes.
+        # The id of one that is only here depends on the vocabulary size, which changes.
         described["model"]["vocab"][entry["content"]] = entry["id"]
     _add_tag(described, base.tag)
     _add_pieces(described, base.uncovered("".join(lines)))
@@ -53,21 +53,21 @@ def grow_xtts(
     return grown
 
 
-def told_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
-    """In words, what `grown` has more than `base`, and why it is not `pieces`."""
+def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
+    """Return a sentence: what `grown` adds to `base`, and why it is fewer than `pieces`."""
     new = [grown.piece(number) for number in range(base.vocab_size, grown.vocab_size)]
     tags = [piece for piece in new if TAG.fullmatch(piece)]
     letters = [piece for piece in new if len(piece) == 1]
     longer = len(new) - len(tags) - len(letters)
-    told = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
+    line = f"{base.vocab_size} ids stay; new are {len(letters)} characters, {longer} longer pieces"
     if tags:
-        told += f" and the tag {tags[0]}"
+        line += f" and the tag {tags[0]}"
     if longer < pieces:
-        told += (
-            f". {pieces} longer ones were asked for: with more, some would occur fewer than "
+        line += (
+            f". {pieces} longer ones were requested, but further ones would occur fewer than "
             f"{OFTEN} times in this text, too few to learn how they sound"
         )
-    return f"{told}."
+    return f"{line}."
 
 
 def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
@@ -184,7 +184,7 @@ def _add_pieces(described: dict, pieces: list[str]) -> None:
 
 
 def _add_merges(described: dict, merges: list[Pair]) -> None:
-    """Behind the others, written as they are."""
+    """Append `merges` to the old ones, in the same format."""
     old = described["model"]["merges"]
     as_lists = bool(old) and isinstance(old[0], list)
     for pair in merges:
@@ -192,7 +192,7 @@ def _add_merges(described: dict, merges: list[Pair]) -> None:
 
 
 def _saved(described: dict, path: Path, base: XTTSTokenizer) -> XTTSTokenizer:
-    read_ids(described)  # a claim that tokenizers would not grant is told before it is written
+    read_ids(described)  # raises for ids that tokenizers would reject, before anything is written
     words = json.dumps(described, ensure_ascii=False, indent=2)
     write_atomic(Path(path), words)
     return XTTSTokenizer(path, base.language, base.tag)

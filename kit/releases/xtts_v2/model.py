@@ -29,7 +29,7 @@ from kit.base.tensor_file import checksum, describe_mismatch, is_finite, save_te
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.indextts2 import is_indextts2, told_indextts2
+from kit.releases.indextts2 import describe_indextts2, is_indextts2
 from kit.releases.xtts_v2.config import (
     config_disagreements,
     gpt_config,
@@ -170,7 +170,7 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
     else:
         stored, config = _split_checkpoint(read_torch_file(file, CLASSES), file)
     if is_indextts2(map(str, stored)):
-        raise KitError(told_indextts2(file))
+        raise KitError(describe_indextts2(file))
     tensors = {}
     skipped = 0
     for name, value in stored.items():

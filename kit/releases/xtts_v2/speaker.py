@@ -2,7 +2,7 @@
 
 H/ASP (Heo et al. 2020): a ResNet with squeeze-and-excitation (Hu et al. 2018) over log-mels, its
 frames pooled by attention to their mean and spread (Okabe et al. 2018). Layers, window and filters
-are named as in a release's files. Knows nothing of codes or text.
+are named as in the files of a release.
 
 Shapes: B batch, L samples, M mels, T frames, C channels, S speaker width.
 """

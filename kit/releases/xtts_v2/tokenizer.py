@@ -1,9 +1,9 @@
 """Vocabulary and tokenizer of a released XTTS-v2: vocab.json, read by Hugging Face's tokenizers.
 
-The kit's text normalisation is stricter than the release's: what it returns, the release's own
-cleaning leaves as it is, but for numbers, signs and abbreviations, which must be in words already.
-A language that the release does not know gets a tag of its own when the vocabulary grows (grow.py),
-or is spoken under another language's tag. coqui-tts refuses an unknown tag: see `teach_language`.
+The kit's text normalisation is stricter than the release's: the release's own cleaning does not
+change its output, except for numbers, signs and abbreviations, which must be spelled out before. A
+language that the release does not have gets its own tag when the vocabulary is extended (grow.py),
+or uses the tag of another language. coqui-tts refuses an unknown tag: see `teach_language`.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """States of an XTTS-v2's GPT and a speaker -> sound: HiFi-GAN (Kong et al. 2020).
 
-The states that foretold the codes, 21.5 a second, are stretched to frames of 256 samples at 24 kHz;
-transposed convolutions make samples of them, with the speaker added at every stage. Layers are
-named as in a release's files, weight normalisation aside. Knows no codes and no text.
+The hidden states that predicted the codes, 21.5 a second, are interpolated to frames of 256 samples
+at 24 kHz and upsampled by transposed convolutions, with the speaker added at every stage. Layers
+are named as in the files of a release, except for weight normalisation.
 
 Shapes: B batch, N codes, D width of the states, S speaker width, C channels, T frames, L samples.
 """

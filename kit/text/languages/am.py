@@ -8,10 +8,10 @@ Academy as summarised by Yacob (2003) and the W3C Ethiopic layout requirements. 
 
 import re
 
-from kit.text.numbers import amount, plain_figures, read_digits
+from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
-# Numbers in words. Where speakers differ, one form is taken and said so here: a voice that learns
+# Numbers as words. Where speakers differ, one form is chosen and noted here: a voice that learns
 # one reading per figure learns it sooner.
 ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
 # 80 is also written ሰማኒያ, and 50 also said አምሳ.
@@ -72,7 +72,25 @@ _NAME = re.compile(rf"{_START}([በከለየ]?)([{''.join(_NAME_HEADS)}])/(?={'|
 _N = r"\d+(?:\.\d+)?(?!\.?\d)"  # 3 or 3.5
 _PREFIXES = set("በ ከ ለ የ ስለ እስከ ወደ እንደ በየ ከየ ለየ የየ".split())  # said as one word with a number
 _LONGEST_FIRST = sorted(_PREFIXES, key=lambda prefix: (-len(prefix), prefix))
-_MONEY = {"$": "ዶላር", "€": "ዩሮ", "£": "ፓውንድ"}
+# Names after CLDR, without the country's. Nouns after a number have no plural.
+SIGNS = SignWords(
+    minus="ነጌቲቭ",  # as in school; ማይነስ and ከዜሮ በታች (below zero) are said, too
+    money={
+        "$": ("ዶላር", "ዶላር", "ሳንቲም", "ሳንቲም"),
+        "€": ("ዩሮ", "ዩሮ", "ሳንቲም", "ሳንቲም"),
+        "£": ("ፓውንድ", "ፓውንድ", "ፔንስ", "ፔንስ"),
+        "¥": ("የን", "የን"),
+        "₹": ("ሩፒ", "ሩፒ"),
+        "₺": ("ሊራ", "ሊራ"),
+    },
+    degrees={
+        "": ("ዲግሪ", "ዲግሪ"),
+        "c": ("ዲግሪ ሴልሺየስ", "ዲግሪ ሴልሺየስ"),
+        "f": ("ዲግሪ ፋራንሀይት", "ዲግሪ ፋራንሀይት"),
+    },
+    scales="መቶ ሺህ ሺ ሚሊዮን ቢሊዮን ትሪሊዮን",
+    before_cents="ከ",
+)
 _ORDINAL = r"[ተነረደ]?ኛ"  # 2ኛ and, copying the sound, 2ተኛ
 _ENDING = f"[ንምናው](?!{_L})"  # 5ን
 _THE = f"[ቱዱሩኙ](?={_ENDING}|(?!{_L}))"  # 5ቱ, 9ኙ; many write ቱ after any figure
@@ -80,7 +98,8 @@ _PHONE = re.compile(r"(?<![\d.,/-])(?:\+\d|0\d)\d*(?:[ -]\d{2,})*")
 _RANGE = re.compile(rf"(?<![\d.-])((?:{'|'.join(_LONGEST_FIRST)})?)({_N})-({_N})(?![-\d])")
 _CLOCK = re.compile(rf"(?<![\d:])([01]?\d|2[0-4]):([0-5]\d)\s*ሰአት(?!{_L}{_L})")
 _CENTS = re.compile(rf"(?<![\d.])(\d+)\.(\d\d) *ብር(?!{_L}{_L})")
-_NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE})(?=[^\W\d])")
+_DECADE = r"ዎ(?=[ቹች])"  # 1990ዎቹ
+_NEXT = re.compile(rf"(\d)(?!{_ORDINAL}|{_ENDING}|{_THE}|{_DECADE})(?=[^\W\d])")
 
 
 def normalize(text: str) -> str:
@@ -104,8 +123,7 @@ def _figures(text: str) -> str:
     text = re.sub("[፩-፼]+", _from_ethiopic, text)
     text = plain_figures(text)
     text = re.sub(r"(?<=\d) ?%", " በመቶ ", text)
-    text = re.sub(rf"([$€£]) ?({_N})", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
-    text = re.sub(r"(?<=\d) ?([$€£])", lambda m: f" {_MONEY[m[1]]} ", text)
+    text = read_signs(text, SIGNS)
     text = _NEXT.sub(r"\1 ", text)
     return re.sub(
         r"(?<![^\W\d])[^\W\d]+(?=\d)", lambda m: m[0] + " " * (m[0] not in _PREFIXES), text
@@ -120,13 +138,14 @@ def _from_ethiopic(match: re.Match) -> str:
 
 
 def _numbers(text: str) -> str:
-    """Every figure of `text` in words, what stands around it deciding how it is read."""
+    """Every figure of `text` as words; its neighbours decide how it is read."""
     text = _PHONE.sub(_phone, text)
     text = _CLOCK.sub(_clock, text)
     text = _CENTS.sub(_cents, text)
     text = _RANGE.sub(_range, text)
     text = re.sub(rf"(?<!\d)(\d+){_ORDINAL}", lambda m: ordinal(digits_to_words(m[1])), text)
     text = re.sub(rf"(?<!\d)(\d+){_THE}", lambda m: definite(digits_to_words(m[1])), text)
+    text = re.sub(rf"(?<!\d)(\d+){_DECADE}", lambda m: plural(digits_to_words(m[1])), text)
     text = re.sub(r"(?<![\d.])\d+\.\d+(?!\.?\d)", lambda m: _say(m[0]), text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a verse
     text = re.sub(r"(?<=\d)([,;])(?=\d)", r"\1 ", text)
@@ -171,7 +190,7 @@ def _range(match: re.Match) -> str:
 
 
 def number_to_words(value: int) -> str:
-    """A whole number below a trillion in words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
+    """A whole number below a trillion as words: 1234 -> አንድ ሺህ ሁለት መቶ ሰላሳ አራት."""
     return amount(value, _below_hundred, _SCALES)
 
 
@@ -189,10 +208,10 @@ def digits_to_words(digits: str) -> str:
 
 
 def ordinal(words: str) -> str:
-    """The ordinal of a number in `words`: ሁለት -> ሁለተኛ, አስራ ዘጠኝ -> አስራ ዘጠነኛ, ሀያ -> ሀያኛ."""
+    """The ordinal of a number that `words` name: ሁለት -> ሁለተኛ, አስራ ዘጠኝ -> አስራ ዘጠነኛ, ሀያ -> ሀያኛ."""
     if words.endswith("ዘጠኝ"):  # the last sound gives way to that of the ending
         return f"{words[:-1]}ነኛ"
-    if words.endswith("ሺህ"):  # ሺኛ is heard as well
+    if words.endswith("ሺህ"):  # some say ሺኛ
         return f"{words}ኛ"
     return f"{_with_vowel(words, 0) or words}ኛ"
 
@@ -200,6 +219,13 @@ def ordinal(words: str) -> str:
 def definite(words: str) -> str:
     """What `words` name, as known already: አምስት -> አምስቱ, ዘጠኝ -> ዘጠኙ, አርባ -> አርባው."""
     return _with_vowel(words, 1) or f"{words}ው"
+
+
+def plural(words: str) -> str:
+    """The plural of what `words` name, without its last letter: ዘጠና -> ዘጠናዎ, አስር -> አስሮ."""
+    if words.endswith("ሺህ"):
+        return f"{words[:-1]}ዎ"
+    return _with_vowel(words, 6) or f"{words}ዎ"
 
 
 def _with_vowel(words: str, order: int) -> str:
@@ -214,7 +240,7 @@ def _with_vowel(words: str, order: int) -> str:
 def ethiopic_numeral(text: str) -> int | None:
     """The value of an Ethiopic numeral: ፳፻፲፯ -> 2017. None when its signs make no number.
 
-    ፻ multiplies what stands before it by 100, ፼ all before it by 10 000; neither needs a ፩.
+    ፻ multiplies what precedes it by 100, ፼ all before it by 10 000; neither needs a ፩.
     """
     if len(text) > _LONGEST or not _NUMERAL.fullmatch(text):
         return None

@@ -1,11 +1,12 @@
 """English: words for figures, signs and a few short forms.
 
-American number names without "and" (105: one hundred five). Years are read as amounts.
+American number names without "and" (105: one hundred five). Years are read as amounts, decades (the
+1990s) as they are said: nineteen nineties.
 """
 
 import re
 
-from kit.text.numbers import amount, plain_figures, read_digits
+from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "Dr. Smith paid $15 in 2017!"  # what 01_data_prep shows of all this
 
@@ -25,12 +26,29 @@ _ORDINALS = {
     "twelve": "twelfth",
 }
 _SHORT = {"mr": "mister", "mrs": "missus", "dr": "doctor", "prof": "professor", "vs": "versus"}
-_MONEY = {"$": "dollars", "€": "euros", "£": "pounds"}
+SIGNS = SignWords(
+    minus="minus",
+    money={
+        "$": ("dollar", "dollars", "cent", "cents"),
+        "€": ("euro", "euros", "cent", "cents"),
+        "£": ("pound", "pounds", "penny", "pence"),
+        "¥": ("yen", "yen"),
+        "₹": ("rupee", "rupees"),
+        "₺": ("lira", "lira"),
+    },
+    degrees={
+        "": ("degree", "degrees"),
+        "c": ("degree celsius", "degrees celsius"),
+        "f": ("degree fahrenheit", "degrees fahrenheit"),
+    },
+    scales="hundred thousand million billion trillion",
+)
+_SCALE_LETTERS = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trillion"}  # $5m
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 
 def number_to_words(value: int) -> str:
-    """A whole number below a trillion in words: 1234 -> one thousand two hundred thirty four."""
+    """A whole number below a trillion as words: 1234 -> one thousand two hundred thirty four."""
     return amount(value, _below_hundred, _SCALES)
 
 
@@ -45,8 +63,12 @@ def normalize(text: str) -> str:
     """`text` with its figures, signs and short forms as words."""
     text = _SHORT_FORM.sub(lambda m: f"{_SHORT[m[1]]} ", text.replace("&", " and "))
     text = plain_figures(text)
-    text = re.sub(r"([$€£]) ?(\d+(?:\.\d+)?)", lambda m: f"{m[2]} {_MONEY[m[1]]} ", text)
+    text = re.sub(
+        r"([$€£] ?\d+(?:\.\d+)?) ?(k|m|bn|tn)\b", lambda m: f"{m[1]} {_SCALE_LETTERS[m[2]]}", text
+    )
+    text = read_signs(text, SIGNS)
     text = re.sub(r"(?<=\d) ?%", " percent ", text)
+    text = re.sub(r"(?<![\d.])(\d\d)?([1-9]0|(?<=\d)00)'?s\b", _decade, text)
     text = re.sub(r"(?<!\d)(\d+)(?:st|nd|rd|th)\b", lambda m: f" {_ordinal(_say(m[1]))} ", text)
     text = re.sub(r"(?<![\d.])(\d+)\.(\d+)(?!\.?\d)", _decimal, text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
@@ -61,6 +83,18 @@ def _decimal(match: re.Match) -> str:
     """3.14 -> three point one four."""
     part = " ".join(_ONES[int(d)] for d in match[2])
     return f" {_say(match[1])} point {part} "
+
+
+def _decade(match: re.Match) -> str:
+    """1990s -> nineteen nineties, 1900s -> nineteen hundreds, 2000s -> two thousands."""
+    century = match[1] or ""
+    if match[2] != "00":
+        words = f"{_say(century)} {_say(match[2])}" if century else _say(match[2])
+    elif century.endswith("0"):
+        words = _say(f"{century}00")
+    else:
+        words = f"{_say(century)} hundred"
+    return f" {words[:-1]}ies " if words.endswith("y") else f" {words}s "
 
 
 def _ordinal(words: str) -> str:

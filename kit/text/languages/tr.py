@@ -7,7 +7,7 @@ Figures as they are written in Turkey: a point between thousands (1.250), a comm
 
 import re
 
-from kit.text.numbers import amount, plain_figures, read_digits
+from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "Dr. Işık 2017'de 1.250 TL ödedi!"  # what 01_data_prep shows of all this
 
@@ -17,7 +17,26 @@ _SCALES = ((10**9, "milyar"), (10**6, "milyon"), (1000, "bin"), (100, "yüz"))
 _ALONE = ("bin", "yüz")  # said without a "bir" before them
 _SHORT = {"dr": "doktor", "prof": "profesör", "vb": "ve benzeri", "vs": "vesaire", "örn": "örneğin"}
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
-_MONEY = {"₺": "lira", "tl": "lira", "$": "dolar", "€": "euro", "£": "sterlin"}
+_MONEY = {
+    "₺": "lira",
+    "tl": "lira",
+    "$": "dolar",
+    "€": "euro",
+    "£": "sterlin",
+    "¥": "yen",
+    "₹": "rupi",
+}
+SIGNS = SignWords(
+    minus="eksi",
+    money={sign: (word, word) for sign, word in _MONEY.items()},  # no plural after a number
+    degrees={
+        "": ("derece", "derece"),
+        "c": ("santigrat derece", "santigrat derece"),
+        "f": ("fahrenhayt derece", "fahrenhayt derece"),
+    },
+    scales="yüz bin milyon milyar trilyon",
+    decimal=",",
+)
 _AMOUNT = r"\d+(?:,\d+)?"
 _HARMONY = {"a": "ı", "e": "i", "o": "u", "ö": "ü"}  # after a vowel; the others follow themselves
 
@@ -28,7 +47,7 @@ def lower(text: str) -> str:
 
 
 def number_to_words(value: int) -> str:
-    """A whole number below a trillion in words: 1234 -> bin iki yüz otuz dört."""
+    """A whole number below a trillion as words: 1234 -> bin iki yüz otuz dört."""
     return amount(value, _below_hundred, _SCALES, _ALONE)
 
 
@@ -42,11 +61,9 @@ def _below_hundred(value: int) -> str:
 def normalize(text: str) -> str:
     """`text` with its figures, signs and short forms as words, no apostrophe before a suffix."""
     text = _SHORT_FORM.sub(lambda m: f"{_SHORT[m[1]]} ", text.replace("&", " ve "))
-    text = plain_figures(text, thousands=".")
-    text = re.sub(rf"% ?({_AMOUNT})", r"yüzde \1", text)
+    text = read_signs(plain_figures(text, thousands="."), SIGNS)
+    text = re.sub(rf"(?<!\d)% ?({_AMOUNT})", r"yüzde \1", text)
     text = re.sub(rf"(?<![\d,])({_AMOUNT}) ?%", r"yüzde \1", text)
-    text = re.sub(rf"([₺$€£]) ?({_AMOUNT})", lambda m: f"{m[2]} {_MONEY[m[1]]}", text)
-    text = re.sub(r"(?<=\d) ?([₺$€£]|tl(?![^\W\d]))", lambda m: f" {_MONEY[m[1]]}", text)
     text = re.sub(r"(?<![\d.,:])(\d+)\.(?= ?[^\W\d])", lambda m: f" {_ordinal(m[1])} ", text)
     text = re.sub(r"(?<![\d,])(\d+),(\d+)(?![\d,])", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time

@@ -1,0 +1,103 @@
+"""Splits of a dataset: their usual names, and which rows are held out where it brings none."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable
+
+from kit.base.errors import DatasetError
+from kit.base.formatting import join_names
+from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.streams.stream import is_held_out, stable_hash
+from kit.text.normalize import letters
+
+TRAIN = frozenset({"train", "training", "traindata", "trainset", "nodev"})
+HELD_OUT = frozenset(
+    "heldout dev devel development valid validation validate val eval evaluation devset valset "
+    "evalset".split()
+)
+TEST = frozenset({"test", "testing", "testset"})
+MIN_HELD_OUT = 5
+
+
+def canonical_split(name: str) -> str:
+    """Return "train" or "held_out" for the usual names of these, any other name as it is.
+
+    In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
+    `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
+    """
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    if words & HELD_OUT or {"held", "out"} <= words:
+        return "held_out"
+    if words & TRAIN:
+        return "train"
+    return name
+
+
+def known_split(name: str) -> bool:
+    """Tell whether a value is nothing but a split's usual name."""
+    words = re.split(r"[-_ ]", name.strip().lower())
+    return "".join(words) in TRAIN | HELD_OUT | TEST
+
+
+def split_of_table(stem: str) -> str:
+    """Return the split that a table's name says it holds: `metadata_test-clean` holds test-clean.
+
+    "" for `metadata` alone, which is all of a dataset.
+    """
+    rest = re.sub(r"^metadata", "", stem, flags=re.IGNORECASE)
+    return canonical_split(rest.strip("_- ."))
+
+
+def has_known_split(name: str) -> bool:
+    """Tell whether a table's or folder's name has a word for train, held-out or test rows."""
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    return canonical_split(name) in ("train", "held_out") or bool(words & TEST)
+
+
+def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> list[Utterance]:
+    """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
+
+    A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
+    MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
+    rows before some were rejected. Rows with a letter that no other row has stay in training.
+    """
+    train = [row for row in rows if row.split == "train"]
+    known = collections.Counter()
+    for row in train:
+        known.update(_letters(row))
+    if any(row.split == "held_out" and _letters(row) <= known.keys() for row in rows):
+        return rows
+    percent = config.held_out_percent
+    count = max(count, len(train))
+    minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
+    chosen: set[str] = set()
+    for row in sorted(train, key=lambda row: (stable_hash(row.id), row.id)):
+        if len(chosen) >= minimum and not is_held_out(row.id, percent):
+            break
+        own = _letters(row)
+        if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
+            chosen.add(row.id)
+            known.subtract(own)
+    held_out = []
+    for row in rows:
+        moved = row.split == "train" and row.id in chosen
+        held_out.append(dataclasses.replace(row, split="held_out") if moved else row)
+    return held_out
+
+
+def _letters(row: Utterance) -> set[str]:
+    return set(letters(row.text)) - {" "}
+
+
+def require_training_rows(rows: Iterable[Utterance]) -> None:
+    """Raise DatasetError, which names the splits, where rows have splits and none is `train`."""
+    counts = collections.Counter(row.split for row in rows)
+    if not counts or counts["train"]:
+        return
+    splits = [f"`{name}` ({n:,} rows)" for name, n in counts.most_common()]
+    raise DatasetError(
+        f"No row is in the split `train`. The splits are {join_names(splits)}: from the names of "
+        "the tables, or from a column `split`. Rename what to train on (a table to train.csv or "
+        "train.jsonl, LJSpeech's to metadata_train.csv), or name one table as DATA."
+    )

@@ -1,0 +1,363 @@
+"""`python -m kit serve`: a voice in the browser, and for programs that call OpenAI's speech API.
+
+The page is Gradio's; `POST /v1/audio/speech` takes what OpenAI's clients send
+(https://platform.openai.com/docs/api-reference/audio/createSpeech). Texts that arrive together are
+spoken together (kit/inference/speech_queue.py).
+"""
+
+import dataclasses
+import hmac
+import io
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import torch
+from torch import Tensor
+
+from kit.audio.reference import load_reference
+from kit.base.errors import KitError, SpeechError
+from kit.base.hardware import detect
+from kit.base.wav import encode_wav
+from kit.inference.export import load_export, read_card
+from kit.inference.sampling import GenerateConfig
+from kit.inference.speech_queue import Job, SpeechQueue
+
+MAX_CHARACTERS = 4096  # of a text, as at OpenAI
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_WAITING = 32  # texts that are being spoken or wait
+MAX_BEST_OF = 32
+PACKAGES = "The server needs Gradio: pip install gradio"
+MEDIA = {
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "pcm": "audio/pcm",  # 16-bit, mono, at the voice's sample rate
+}
+STREAMED = ("pcm", "wav")  # sent while speaking, the others when all is spoken
+OPENAI_FIELDS = {"model", "input", "voice", "response_format", "speed", "instructions"}
+OWN_FIELDS = {"temperature", "best_of", "seed"}
+CONSENT = "The person in the recording has agreed to this use of their voice."
+
+
+class RequestError(KitError):
+    """A request that cannot be answered: HTTP status, and the name of the field."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+    def body(self) -> dict:
+        """Return the body in the form of OpenAI's errors."""
+        kind = "invalid_request_error" if self.status < 429 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": None}
+        return {"error": error}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeechRequest:
+    """The checked body of a POST to /v1/audio/speech."""
+
+    text: str
+    speaker: str
+    format: str
+    config: GenerateConfig
+
+
+def serve(folder: Path, host: str = "127.0.0.1", port: int = 7860, api_key: str = "") -> None:
+    """Serve the exported voice in `folder` until Ctrl-C. Raises KitError without Gradio."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise KitError(PACKAGES) from error
+    voice = load_export(folder, detect().device)
+    speech = SpeechQueue(voice)
+    app = make_app(speech, read_card(folder).settings, Path(folder).resolve().name, api_key)
+    print(f"Open http://{host}:{port}/ in a browser; Ctrl-C stops.", flush=True)
+    print(f"Programs: POST http://{host}:{port}/v1/audio/speech", flush=True)
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        print("Anybody who reaches this machine can use the voice: --api-key asks for a key.")
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning")
+    finally:
+        speech.close()
+
+
+def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: str = ""):
+    """Return the ASGI application: the page at /, the API at /v1."""
+    try:
+        import gradio
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.routing import Route
+    except ImportError as error:
+        raise KitError(PACKAGES) from error
+
+    def require_key(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if api_key and not hmac.compare_digest(given.encode(), api_key.encode()):
+            raise RequestError("Wrong or missing API key.", 401)
+
+    async def create_speech(request: Request) -> Response:
+        require_key(request)
+        body = await read_body(request)
+        asked = parse_request(body, speech.voice.speakers, settings)
+        streamed = asked.format in STREAMED
+        job = await run_in_threadpool(
+            submit, speech, asked.text, asked.speaker, asked.config, streamed=streamed
+        )
+        rate = speech.voice.codec.sample_rate
+        headers = {"x-sample-rate": str(rate)}
+        media = MEDIA[asked.format]
+        if asked.format in STREAMED:
+            chunks = await run_in_threadpool(started, stream(job, asked.format, rate))
+            return StreamingResponse(chunks, media_type=media, headers=headers)
+        data = await run_in_threadpool(encode_job, job, asked.format, rate)
+        return Response(data, media_type=media, headers=headers)
+
+    async def list_models(request: Request) -> Response:
+        require_key(request)
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "voicekit"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def list_voices(request: Request) -> Response:
+        require_key(request)
+        return JSONResponse({"voices": speech.voice.speakers})
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        if not isinstance(error, RequestError):
+            error = as_request_error(error)
+        headers = {"retry-after": "2"} if error.status == 429 else None
+        return JSONResponse(error.body(), error.status, headers)
+
+    app = Starlette(
+        routes=[
+            Route("/v1/audio/speech", create_speech, methods=["POST"]),
+            Route("/v1/audio/voices", list_voices),
+            Route("/v1/models", list_models),
+        ],
+        exception_handlers={KitError: on_error, RuntimeError: on_error},
+    )
+    auth = (lambda user, password: password == api_key) if api_key else None
+    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", auth=auth)
+
+
+async def read_body(request) -> dict:
+    """Return the JSON object that was sent. Raises RequestError for anything else."""
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_REQUEST_BYTES:
+            raise RequestError(f"The request is larger than {MAX_REQUEST_BYTES} bytes.", 413)
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise RequestError(f"The request is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError("The request must be a JSON object.")
+    return body
+
+
+def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> SpeechRequest:
+    """Check what OpenAI's clients send, and `temperature`, `best_of` and `seed` beside it.
+
+    `voice` may be one of OpenAI's names, which many programs send as a default: any name that is
+    no speaker of this voice is an error, unless the voice has one speaker alone. Raises
+    RequestError.
+    """
+    unknown = sorted(set(body) - OPENAI_FIELDS - OWN_FIELDS)
+    if unknown:
+        raise RequestError(
+            f"`{unknown[0]}` is not supported; known are {sorted(OPENAI_FIELDS | OWN_FIELDS)}.",
+            param=unknown[0],
+        )
+    text = text_field(body, "input")
+    if not text.strip():
+        raise RequestError("`input` is missing or empty: give the text to speak.", param="input")
+    if len(text) > MAX_CHARACTERS:
+        raise RequestError(
+            f"`input` has {len(text)} characters, more than {MAX_CHARACTERS}: send it in parts.",
+            param="input",
+        )
+    format = text_field(body, "response_format", "mp3")
+    if format not in MEDIA:
+        raise RequestError(
+            f"`response_format` is {format!r}; supported are {sorted(MEDIA)}.",
+            param="response_format",
+        )
+    if number_field(body, "speed", 1.0) != 1:
+        raise RequestError("`speed` must be 1: this voice keeps its own pace.", param="speed")
+    speaker = text_field(body, "voice", speakers[0])
+    if len(speakers) == 1:
+        speaker = speakers[0]
+    if speaker not in speakers:
+        raise RequestError(f"`voice` is {speaker!r}; there are {speakers}.", param="voice")
+    try:
+        config = dataclasses.replace(
+            settings,
+            temperature=float(number_field(body, "temperature", settings.temperature)),
+            best_of=number_field(body, "best_of", settings.best_of),
+            seed=number_field(body, "seed", settings.seed),
+        )
+    except KitError as error:
+        raise RequestError(str(error)) from error
+    if config.best_of > max(MAX_BEST_OF, settings.best_of):
+        raise RequestError(f"`best_of` must be at most {MAX_BEST_OF}.", param="best_of")
+    return SpeechRequest(text=text, speaker=speaker, format=format, config=config)
+
+
+def text_field(body: dict, name: str, default: str = "") -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise RequestError(f"`{name}` must be text, got {json.dumps(value)}.", param=name)
+    return value
+
+
+def number_field(body: dict, name: str, default: float) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"`{name}` must be a number, got {json.dumps(value)}.", param=name)
+    return value
+
+
+def submit(speech: SpeechQueue, *request, **how) -> Job:
+    """Queue a text (see `SpeechQueue.submit`). Raises RequestError if too many wait already."""
+    if len(speech.jobs) >= MAX_WAITING:
+        raise RequestError(f"{MAX_WAITING} texts wait already: try again in a moment.", 429)
+    return speech.submit(*request, **how)
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Return `error` with an HTTP status. OpenAI's clients try again after 429 and all of 5xx."""
+    if isinstance(error, SpeechError):
+        return RequestError(str(error), 422, "input")
+    return RequestError(str(error), 400 if isinstance(error, KitError) else 500)
+
+
+def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
+    """Yield the waveform as 16-bit PCM, with the header of a WAV of unknown length before it.
+
+    Ends early if a part had no end: the status was sent already.
+    """
+    try:
+        header = wav_header(rate) if format == "wav" else b""
+        for chunk in job:
+            yield header + pcm_bytes(chunk)
+            header = b""
+    except SpeechError:
+        if not job.truncated:
+            raise
+    finally:
+        job.cancel()
+
+
+def started(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Return `chunks` after the first was made, so that an error before it has a status."""
+    first = next(chunks, b"")
+
+    def all_chunks():
+        yield first
+        yield from chunks
+
+    return all_chunks()
+
+
+def pcm_bytes(wave: Tensor) -> bytes:
+    return (wave.clamp(-1, 1) * 32767).round().to(torch.int16).numpy().tobytes()
+
+
+def wav_header(rate: int) -> bytes:
+    """Return the header of a mono 16-bit WAV whose length is unknown."""
+    header = encode_wav(np.zeros(0), rate)
+    unknown = struct.pack("<I", 0xFFFFFFFF)
+    return header[:4] + unknown + header[8:-4] + unknown
+
+
+def encode_job(job: Job, format: str, rate: int) -> bytes:
+    """Return all of `job` as a file. Raises SpeechError if a part had no end."""
+    return encode(torch.cat(list(job)).numpy(), rate, format)
+
+
+def encode(wave: np.ndarray, rate: int, format: str) -> bytes:
+    """Return `wave` (L,) as an MP3, FLAC or Ogg Opus file."""
+    file = io.BytesIO()
+    container, coding = {
+        "mp3": ("MP3", "MPEG_LAYER_III"),
+        "flac": ("FLAC", "PCM_16"),
+        "opus": ("OGG", "OPUS"),
+    }[format]
+    if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
+        from kit.audio.clip import resampled
+
+        wave = resampled(torch.from_numpy(wave), rate, 48_000).numpy()
+        rate = 48_000
+    soundfile.write(file, np.clip(wave, -1, 1), rate, format=container, subtype=coding)
+    return file.getvalue()
+
+
+def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
+    """Return the Gradio page: a text, who speaks it, how, and the sound to play and download."""
+    import gradio
+
+    rate = speech.voice.codec.sample_rate
+
+    def speak(text, speaker, reference, consent, temperature, best_of):
+        config = dataclasses.replace(settings, temperature=float(temperature), best_of=int(best_of))
+        try:
+            wave = None
+            if reference:
+                if not consent:
+                    raise SpeechError(f"Please confirm first: {CONSENT}")
+                wave = (load_reference(reference, rate), rate)
+            if len(text) > MAX_CHARACTERS:
+                raise SpeechError(f"The text is longer than {MAX_CHARACTERS} characters.")
+            job = submit(speech, text, speaker, config, reference=wave)
+            return rate, (torch.cat(list(job)).clamp(-1, 1) * 32767).to(torch.int16).numpy()
+        except KitError as error:
+            raise gradio.Error(str(error), print_exception=False) from error
+
+    speakers = speech.voice.speakers
+    with gradio.Blocks(title=name, analytics_enabled=False) as blocks:
+        gradio.Markdown(f"# {name}")
+        with gradio.Row():
+            with gradio.Column():
+                text = gradio.Textbox(label="Text", lines=4, max_length=MAX_CHARACTERS)
+                speaker = gradio.Dropdown(speakers, value=speakers[0], label="Speaker")
+                with gradio.Accordion("Another person's voice", open=False):
+                    reference = gradio.Audio(
+                        label="A recording of 6 seconds or more",
+                        sources=["upload", "microphone"],
+                        type="filepath",
+                    )
+                    consent = gradio.Checkbox(label=CONSENT)
+                with gradio.Accordion("Settings", open=False):
+                    temperature = gradio.Slider(
+                        0, 1.5, value=settings.temperature, step=0.05, label="Temperature"
+                    )
+                    best_of = gradio.Slider(
+                        1,
+                        MAX_BEST_OF,
+                        value=settings.best_of,
+                        step=1,
+                        label="Candidates (more: slower, fewer wrong words)",
+                    )
+                button = gradio.Button("Speak", variant="primary")
+            with gradio.Column():
+                sound = gradio.Audio(label="Speech", format="wav", interactive=False)
+        inputs = [text, speaker, reference, consent, temperature, best_of]
+        gradio.on(
+            [button.click, text.submit],
+            speak,
+            inputs,
+            sound,
+            api_name="speak",
+            concurrency_limit=None,
+        )
+    return blocks

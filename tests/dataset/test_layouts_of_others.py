@@ -1,0 +1,484 @@
+"""Folders as other tools write them: exact texts, speakers and splits, or a question."""
+
+import csv
+import dataclasses
+import importlib.util
+import io
+import json
+import sys
+import types
+import unicodedata
+from pathlib import Path
+
+import pytest
+from clips import encoded, voice
+
+from kit.base.errors import DatasetError, KitError
+from kit.dataset.data_report import DataReport, Finding, ManifestConfig, Utterance
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.layouts import read_dataset
+from kit.dataset.manifest import check_dataset
+from kit.dataset.splits import canonical_split, hold_out
+
+TEXTS = [
+    "printing in the only sense.",
+    "in being comparatively modern.",
+    "the dog ran home today.",
+    "a quick brown fox jumps.",
+    "we are going to the sea.",
+    "nobody knows the trouble.",
+    "it was the best of times.",
+    "she sells sea shells here.",
+    "all that glitters is not gold.",
+    "they went away again.",
+]
+RULES = {"language": "en", "held_out_percent": 0}
+
+
+def folder_of(root: Path, recordings: list[str], **tables: str | bytes) -> Path:
+    """A folder with empty `recordings`, which are only looked for, and `tables` by name."""
+    for name in recordings:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"?")
+    for name, data in tables.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return root
+
+
+def wavs(count: int = 10, pattern: str = "wavs/c{}.wav") -> list[str]:
+    return [pattern.format(i) for i in range(count)]
+
+
+def lines(pattern: str, **values: list) -> str:
+    """Ten rows: {i} is the number, {t} the text, {s} one of two speakers."""
+    rows = [pattern.format(i=i, t=text, s=f"s{i % 2}", n=i % 2) for i, text in enumerate(TEXTS)]
+    return "".join(f"{row}\n" for row in rows)
+
+
+def read(folder: Path, **over):
+    return read_dataset(folder, ManifestConfig(**{**RULES, **over}))
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+ALL_ONE, TWO = ["speaker"] * 10, [f"s{i % 2}" for i in range(10)]
+# name: (file, table, speakers)
+COLUMNS = {
+    "LJSpeech": ("metadata.csv", lines("c{i}|{t}"), ALL_ONE),
+    "LJSpeech, normalised": ("metadata.csv", lines("c{i}|{t} No. 5|{t}"), ALL_ONE),
+    "the kit's own": ("metadata.csv", lines("c{i}|{t}|{t}|{s}"), TWO),
+    "the kit's own, one speaker": ("metadata.csv", lines("c{i}|{t}||v"), ["v"] * 10),
+    "coqui": ("metadata.csv", lines("c{i}.wav|{t}|coqui"), ["coqui"] * 10),
+    "coqui with a header": (
+        "metadata.csv",
+        "audio_file|text|speaker_name\n" + lines("c{i}.wav|{t}|coqui"),
+        ["coqui"] * 10,
+    ),
+    "coqui with folders": ("metadata.csv", lines("wavs/c{i}.wav|{t}|{s}"), TWO),
+    "a speaker of two words": ("metadata.csv", lines("c{i}|{t}|Ann Lee"), ["Ann Lee"] * 10),
+    "Piper": ("metadata.csv", lines("c{i}|{s}|{t}"), TWO),
+    "GPT-SoVITS": ("esd.list", lines("/root/raw/wavs/c{i}.wav|{s}|en|{t}"), TWO),
+    "VITS": ("list.txt", lines("wavs/c{i}.wav|{n}|{t}"), [str(i % 2) for i in range(10)]),
+    "text first": ("metadata.csv", lines("{t}|c{i}.wav"), ALL_ONE),
+    "other columns": (
+        "all.tsv",
+        "id\tpath\tgender\tsentence\tduration\tspeaker_id\n"
+        + lines("u{i}\twavs/c{i}.wav\tf\t{t}\t2.{i}\t{s}"),
+        TWO,
+    ),
+    "raw and normalised": (
+        "metadata.csv",
+        "file_name,text,normalized_text\n" + lines("c{i},{t} No. 5,{t}"),
+        ALL_ONE,
+    ),
+    "an index and unknown names": (
+        "metadata.csv",
+        ",klang,text\n" + lines("{i},c{i}.wav,{t}"),
+        ALL_ONE,
+    ),
+    "spaces, trailing columns": ("metadata.csv", lines("c{i} | {t} |  |"), ALL_ONE),
+    "semicolons in UTF-16": (
+        "table.csv",
+        ("path;text;speaker\r\n" + lines("C:\\data\\wavs\\c{i}.WAV;{t};{s}")).encode("utf-16"),
+        TWO,
+    ),
+    "a byte order mark": (
+        "metadata.csv",
+        "\ufefffile_name,text\n" + lines("c{i}.wav,{t}"),
+        ALL_ONE,
+    ),
+    "everything quoted": ("metadata.csv", lines('"c{i}"|"{t}"|"{s}"'), TWO),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_columns_are_found(tmp_path, kind):
+    name, table, speakers = COLUMNS[kind]
+    found = read(folder_of(tmp_path, wavs(), **{name: table}))
+    assert not found.refused
+    assert [row.text for row in found.rows] == TEXTS
+    assert [row.speaker for row in found.rows] == speakers
+    assert [Path(row.audio).name for row in found.rows] == [f"c{i}.wav" for i in range(10)]
+    assert {row.split for row in found.rows} == {"train"}
+
+
+UNCLEAR = {
+    "two languages": lines("c{i}|{t}|ceci est encore une phrase numero {i} {t[0]}"),
+    "two speakers": lines("c{i}|{t}|{s}|x{s}"),
+    "a speaker for each": lines("c{i}|{t}|person{i}"),
+    "two texts in the header": "path|text|sentence\n" + lines("c{i}|{t}|un mot {i}"),
+    "no sentences": lines("c{i}|yes|{s}").replace("0|yes", "0|no"),
+}
+
+
+@pytest.mark.parametrize("kind", UNCLEAR)
+def test_where_it_is_not_clear_the_user_is_asked_and_can_answer(tmp_path, kind):
+    folder = folder_of(tmp_path, wavs(), **{"metadata.csv": UNCLEAR[kind]})
+    with pytest.raises(DatasetError) as asked:
+        read(folder)
+    message = str(asked.value)
+    assert "metadata.csv" in message and 'COLUMNS = "audio|' in message and "--columns" in message
+    assert sum(line.startswith("  ") for line in message.splitlines()) == 3
+    width = UNCLEAR[kind].split("\n")[0].count("|") + 1
+    answer = "|".join(["audio", "text", "speaker", "-"][:width])
+    rows = read(folder, columns=answer).rows
+    third = [row.split("|") for row in UNCLEAR[kind].splitlines()][-10:]
+    assert [(r.text, r.speaker) for r in rows] == [(row[1], row[2]) for row in third]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [("audio|txet", "text"), ("audio|speaker", "`text`"), ("audio|text|speaker", "2 columns")],
+)
+def test_a_wrong_answer_says_what_is_wrong(tmp_path, answer, words):
+    folder = folder_of(tmp_path, wavs(), **{"metadata.csv": lines("c{i}|{t}")})
+    with pytest.raises(KitError, match=words):
+        read(folder, columns=answer)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def quoted(delimiter: str, header: list[str] | None = None) -> str:
+    """A table as pandas writes it; the text of row 3 has a newline, a separator and quotes."""
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+    writer.writerows([header] if header else [])
+    writer.writerows(
+        [f"c{i}", f'one half\n{delimiter} "other" half' if i == 3 else t]
+        for i, t in enumerate(TEXTS)
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("delimiter", "|,;\t")
+@pytest.mark.parametrize("header", [None, ["file_name", "transcription"]])
+def test_quoted_fields_hold_newlines_and_separators(tmp_path, delimiter, header):
+    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": quoted(delimiter, header)}))
+    texts = [row.text for row in found.rows]
+    assert not found.refused and texts[:3] + texts[4:] == TEXTS[:3] + TEXTS[4:]
+    assert texts[3].startswith("one half") and texts[3].endswith("other half")
+
+
+def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
+    table = lines('c{i}|"{t} he said|"{t} he said').replace('|"it was', "|it was")
+    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
+    assert not found.refused and [row.text for row in found.rows] == [f"{t} he said" for t in TEXTS]
+    table = f'c0|"{TEXTS[0]}\nc1|{TEXTS[1]}"\n'  # a quotation that two texts share
+    found = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
+    assert [row.text for row in found.rows] == TEXTS[:2]
+
+
+BROKEN = {
+    "a separator in its text": (lines("c{i}|{t}|{t}"), "one|half|one half", [4]),
+    "a separator, two columns": (lines("c{i}|{t}"), "one|half", [4]),
+    "a newline in its text": (lines("c{i}|{t}"), "one\nhalf", [4, 5]),
+    "a newline, with quotes elsewhere": (lines('c{i}|"{t}" x'), '"one\nhalf" x', [4, 5]),
+    "a comma in its text": ("file,text\n" + lines("c{i},{t}"), "one,half", [5]),
+    "a quote that never ends": ("file,text\n" + lines("c{i},{t}"), '"one half', [5]),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_row_that_is_broken_is_rejected_and_no_half_of_it_is_read(tmp_path, kind):
+    table, bad, rejected = BROKEN[kind]
+    mark = table[table.index("c0") + 2]
+    table = "\n".join(
+        f"c3{mark}{bad}" if line.startswith("c3") else line for line in table.split("\n")
+    )
+    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
+    assert [finding.line for finding in found.refused] == rejected
+    assert not any("one" in row.text.split() for row in found.rows)
+    assert "c3" not in {row.id for row in found.rows}
+
+
+# --- splits -------------------------------------------------------------------------------------
+
+RECORD = '{{"audio": "wavs/c{i}.wav", "text": "{t}"}}'
+TRAIN, HELD = ("".join(lines(RECORD).splitlines(True)[a:b]) for a, b in ((0, 8), (8, 10)))
+CSV = lines("c{i}|{t}").splitlines(True)
+AUDIO_FOLDER = lines("c{i}.wav,{t}").splitlines(True)
+HEADER = "file_name,transcription\n"
+SPLITS = {
+    "JSONL manifests": {"train_manifest.jsonl": TRAIN, "val_manifest.jsonl": HELD},
+    "NeMo": {
+        "train_manifest.json": TRAIN.replace('"audio"', '"audio_filepath"'),
+        "dev_manifest.json": HELD.replace('"audio"', '"audio_filepath"'),
+        "config.json": "{}",
+    },
+    "with a hyphen": {
+        "metadata-train.csv": "".join(CSV[:8]),
+        "metadata-eval.csv": "".join(CSV[8:]),
+    },
+    "beside a list of all": {
+        "metadata.csv": "".join(CSV),
+        "metadata_train.csv": "".join(CSV[:8]),
+        "metadata_val.csv": "".join(CSV[8:]),
+    },
+    "capitals": {"train_data.jsonl": TRAIN, "Validation.jsonl": HELD},
+    "VITS": {
+        "x_audio_train_filelist.txt": lines("wavs/c{i}.wav|{t}").split("wavs/c8")[0],
+        "x_audio_val_filelist.txt": "wavs/c8" + lines("wavs/c{i}.wav|{t}").split("wavs/c8")[1],
+        "README.txt": "One voice | read aloud\n",
+    },
+    "a key": {
+        "all.jsonl": TRAIN.replace("}", ', "split": "Training"}')
+        + HELD.replace("}", ', "split": "Validation"}')
+    },
+    "a column": {
+        "metadata.csv": "split|id|text\n"
+        + "".join(f"{'dev' if i > 7 else 'TRAIN'}|{row}" for i, row in enumerate(CSV))
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_the_usual_names_of_splits_are_known(tmp_path, kind):
+    found = read(folder_of(tmp_path, wavs(), **SPLITS[kind]))
+    assert not found.refused
+    splits = {row.text: row.split for row in found.rows}
+    assert splits == {t: "held_out" if i > 7 else "train" for i, t in enumerate(TEXTS)}
+
+
+def test_a_folder_for_each_split_is_one_dataset(tmp_path):
+    tables = {
+        "train__metadata.csv": HEADER + "".join(AUDIO_FOLDER[:8]),
+        "validation__metadata.csv": HEADER + "".join(AUDIO_FOLDER[8:]),
+    }
+    files = [f"{'validation' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
+    folder = fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into")
+    found = read(folder)
+    assert {row.text: row.split for row in found.rows} == {
+        t: "held_out" if i > 7 else "train" for i, t in enumerate(TEXTS)
+    }
+    assert {row.file for row in found.rows} == {"train/metadata.csv", "validation/metadata.csv"}
+
+
+def test_kaldi_folders_with_speakers(tmp_path):
+    tables = {
+        f"data__{split}__{name}": "".join(lines(row).splitlines(True)[part])
+        for split, part in (("train", slice(0, 8)), ("dev", slice(8, 10)))
+        for name, row in (
+            ("wav.scp", "u{i} /exp/corpus/data/" + split + "/c{i}.wav"),
+            ("text", "u{i} {t}"),
+            ("utt2spk", "u{i} {s}"),
+        )
+    }
+    files = [f"data/{'dev' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
+    found = read(fetch_dataset(folder_of(tmp_path, files, **tables), tmp_path / "into"))
+    assert not found.refused
+    rows = {row.text: (row.speaker, row.split) for row in found.rows}
+    assert rows == {t: (TWO[i], "held_out" if i > 7 else "train") for i, t in enumerate(TEXTS)}
+
+
+def test_splits_of_which_none_is_for_training_are_named(tmp_path):
+    tables = {"anna.jsonl": TRAIN, "ben.jsonl": HELD}
+    with pytest.raises(DatasetError, match=r"`anna` \(8 rows\), `ben` \(2 rows\).*train\.csv"):
+        check_dataset(folder_of(tmp_path / "a", wavs(), **tables), ManifestConfig(), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("Validation", "held_out"), ("train-clean-100", "train"), ("dev_clean", "held_out"),
+     ("train_nodev", "train"), ("train_dev", "held_out"), ("test-clean", "test-clean"),
+     ("unseen", "unseen"), ("held-out", "held_out"), ("", "")],
+)  # fmt: skip
+def test_names_of_splits(name, split):
+    assert canonical_split(name) == split
+
+
+# --- held-out rows ------------------------------------------------------------------------------
+
+
+def utterance(i: int, text: str, split: str = "train") -> Utterance:
+    return Utterance(id=f"c{i}", audio=f"{i}.wav", text=text, speaker="v", split=split, line=i)
+
+
+def test_held_out_rows_are_among_those_that_training_can_spell():
+    texts = [f"{t}{'z' if i % 2 else ''}" for i, t in enumerate(["ab"] * 18)] + ["xq"]
+    rows = hold_out([utterance(i, t) for i, t in enumerate(texts)], ManifestConfig())
+    held_out = [row for row in rows if row.split == "held_out"]
+    letters = {c for row in rows if row.split == "train" for c in row.text}
+    assert held_out and all(set(row.text) <= letters for row in held_out)
+    for other in ("xq", "zz ab"):  # the dataset's own held-out row cannot be spelled, or is
+        rows = [utterance(i, "ab ba") for i in range(9)] + [utterance(9, other, "held_out")]
+        assert sum(row.split == "held_out" for row in hold_out(rows, ManifestConfig())) == 2
+
+
+def test_held_out_rows_are_chosen_again_where_the_checks_reject_the_only_one(tmp_path):
+    table = lines("c{i}|{t}")
+    folder_of(tmp_path / "mine", [], **{"metadata.csv": table})
+    (tmp_path / "mine" / "wavs").mkdir()
+    config = ManifestConfig(language="en")
+    for i in range(10):
+        (tmp_path / "mine" / "wavs" / f"c{i}.wav").write_bytes(encoded(voice(2.0, seed=i)))
+    before = read_dataset(tmp_path / "mine", config).rows
+    (chosen,) = [row for row in before if row.split == "held_out"]
+    Path(chosen.audio).write_bytes(b"no audio")
+    report = check_dataset(tmp_path / "mine", config, tmp_path / "run", workers=1)
+    assert [finding.id for finding in report.refused] == [chosen.id]
+    (again,) = [row for row in report.kept if row.split == "held_out"]
+    assert again.id != chosen.id
+
+
+# --- recordings ---------------------------------------------------------------------------------
+
+NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+PATHS = {
+    "composed": (f"{NFC}.wav", f"wavs/{NFD}.wav"),
+    "decomposed": (NFD, f"wavs/{NFC}.wav"),
+    "capitals": ("x", "wavs/x.WAV"),
+    "a backslash": ("wavs\\x.wav", "wavs/x.wav"),
+    "a full path": ("/home/me/corpus/wavs/x.wav", "wavs/x.wav"),
+    "a full path of Windows": ("D:\\corpus\\wavs\\x.wav", "wavs/x.wav"),
+    "the folder": ("wavs/x.wav", "wavs/x.wav"),
+    "another suffix": ("x.mp3", "wavs/x.wav"),
+    "a dot in the name": ("x.1", "wavs/x.1.flac"),
+    "a folder below": ("s1/x", "wavs/s1/x.ogg"),
+}
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_recordings_are_found_however_the_table_spells_them(tmp_path, kind):
+    name, path = PATHS[kind]
+    found = read(folder_of(tmp_path, [*wavs(3), path], **{"metadata.csv": f"{name}|{TEXTS[0]}\n"}))
+    (row,) = found.rows
+    assert Path(row.audio) == tmp_path / path and not Path(row.id).is_absolute()
+
+
+def test_a_header_in_a_small_table_is_no_row(tmp_path):
+    table = "file_name|transcription\n" + "".join(CSV[:5])
+    found = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
+    assert [row.text for row in found.rows] == TEXTS[:5] and not found.refused
+
+
+def test_what_is_missing_names_what_is_there(tmp_path):
+    files = [*wavs(5), "wavs/s1/y.wav", "wavs/s2/y.wav", "wavs/z.m4a", "rejected/q.wav"]
+    bad = "".join(f"{name}|{TEXTS[9]}\n" for name in ("x", "y", "z", "q", "other/c1"))
+    found = read(folder_of(tmp_path, files, **{"metadata.csv": "".join(CSV[:5]) + bad}))
+    reasons = {finding.id: finding.reason for finding in found.refused}
+    assert "c0.wav, c1.wav, c2.wav and 4 more" in reasons["x"]
+    assert "s1/y.wav" in reasons["y"].replace("y, ", "y.wav, ") and "2 have" in reasons["y"]
+    assert "z.m4a" in reasons["z"] and "convert" in reasons["z"]
+    assert "no recording" in reasons["q"] and "there is c1.wav" in reasons["other/c1"]
+    assert len(found.rows) == 5
+
+
+def test_recordings_may_be_in_a_folder_for_each_speaker(tmp_path):
+    files = [f"audio/s{i % 2}/c{i}.wav" for i in range(10)]
+    table = "name,speaker,text\n" + lines("c{i},{s},{t}")
+    found = read(folder_of(tmp_path, files, **{"all.csv": table}))
+    assert [Path(row.audio) for row in found.rows] == [tmp_path / name for name in files]
+    assert [row.speaker for row in found.rows] == TWO
+
+
+# --- Parquet ------------------------------------------------------------------------------------
+
+
+def row_of(i: int) -> dict:
+    audio = {"bytes": encoded(voice(1.0, seed=i)), "path": f"{i}.wav"}
+    return {"audio": audio, "sentence": TEXTS[i], "speaker_id": i % 2}
+
+
+class StandIn:
+    """In place of pyarrow's ParquetFile where there is no pyarrow; the file lists its rows."""
+
+    def __init__(self, path: Path):
+        self.numbers = json.loads(path.read_text())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def iter_batches(self, batch_size: int):
+        for i in self.numbers:
+            yield types.SimpleNamespace(to_pylist=lambda i=i: [row_of(i)])
+
+
+@pytest.fixture
+def parquet_folder(tmp_path, monkeypatch):
+    """As the hub keeps a dataset: data/train-00000-of-00002.parquet and others."""
+    parts = {"train-00000-of-00002": range(4), "train-00001-of-00002": range(4, 8)}
+    parts["validation-00000-of-00001"] = range(8, 10)
+    names = [f"data/{name}.parquet" for name in parts]
+    folder = folder_of(tmp_path / "mine", names)
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow.parquet
+
+        for name, numbers in zip(names, parts.values()):
+            table = pyarrow.Table.from_pylist([row_of(i) for i in numbers])
+            pyarrow.parquet.write_table(table, folder / name, row_group_size=2)
+        return folder
+    for name, numbers in zip(names, parts.values()):
+        (folder / name).write_text(json.dumps(list(numbers)))
+    package, module = types.ModuleType("pyarrow"), types.ModuleType("pyarrow.parquet")
+    package.parquet, package.ArrowException, module.ParquetFile = module, ValueError, StandIn
+    monkeypatch.setitem(sys.modules, "pyarrow", package)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+    return folder
+
+
+def test_parquet_files_with_audio_are_unpacked(tmp_path, parquet_folder):
+    folder = fetch_dataset(parquet_folder, tmp_path / "into")
+    found = read(folder)
+    assert not found.refused and [row.text for row in found.rows] == TEXTS
+    assert [row.speaker for row in found.rows] == [str(i % 2) for i in range(10)]
+    assert [row.split for row in found.rows] == ["train"] * 8 + ["held_out"] * 2
+    assert all(Path(row.audio).read_bytes()[:4] == b"RIFF" for row in found.rows)
+    assert fetch_dataset(parquet_folder, tmp_path / "into") == folder
+    assert {path.name for path in parquet_folder.iterdir()} == {"data"}
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(
+    tmp_path, parquet_folder, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DatasetError, match="pip install datasets"):
+        fetch_dataset(parquet_folder, tmp_path / "into")
+
+
+# --- the data report ----------------------------------------------------------------------------
+
+
+def test_the_report_begins_with_hours_and_the_commonest_reasons():
+    def finding(line: int, kind: str) -> Finding:
+        return Finding(
+            file="metadata.csv", line=line, id=f"r{line}", kind=kind, reason=f"why {kind}"
+        )
+
+    kinds = ["silent"] * 4 + ["missing"] * 3 + ["clipped"] * 2 + ["noisy"]
+    kept = [dataclasses.replace(utterance(i, "a"), seconds=3600) for i in range(10)]
+    refused = [finding(i, kind) for i, kind in enumerate(kinds, 1)]
+    report = DataReport(layout="x", kept=kept, refused=refused, warned=[])
+    first, *reasons = report.summary()
+    assert (
+        "10.00 hours kept in 10 utterances" in first and "10.00 hours (50.00 %) lost in 10" in first
+    )
+    assert [(r.split()[0], r.split(":")[0].split(", ")[1]) for r in reasons] == [
+        ("4", "silent"), ("3", "missing"), ("2", "clipped")
+    ]  # fmt: skip
+    assert "metadata.csv:1 r1" in reasons[0] and "why silent" in reasons[0]
