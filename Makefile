@@ -166,7 +166,7 @@ test-plain-cpu: $(STAMP)  ## test as on a CPU without AVX-512; with qemu-user in
 test-browser: $(VENV)/.extra-browser  ## test the panel in JupyterLab with Chromium
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
-test-serve: $(VENV)/.extra-serve  ## test the speech server with OpenAI's client and Chromium
+test-serve: $(VENV)/.extra-serve  ## test the speech server with OpenAI's client and Chromium, and onnxruntime
 	@$(BIN)/python -m pytest tests/serve $(ARGS)
 
 test-colab: $(STAMP)  ## test as on Colab: its versions, a simulated Drive, a new machine for each notebook

@@ -216,6 +216,28 @@ def serve_steps(run: str, voice: str = "", **how) -> Iterable:
     return ()
 
 
+def transcribe_steps(
+    run: str, data: str = "", out: str = "", language: str = "am", whisper: str = "small"
+) -> Iterable:
+    """Writes clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out."""
+    from kit.base.run import run_folder
+    from kit.recipes.transcribe import load_whisper, transcribe
+
+    if not (data and out):
+        raise KitError("Name the folder of the recordings (--data) and a new one (--out).")
+    return [transcribe(data, out, load_whisper(whisper, language, run_folder(run).parent))]
+
+
+def onnx_steps(run: str, voice: str = "", **how) -> Iterable:
+    """Writes onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names."""
+    from kit.base.run import run_folder
+    from kit.recipes.hub import voice_folder
+    from kit.recipes.speak import export_for_onnxruntime
+
+    folder = voice_folder(voice or str(run_folder(run) / "export"))
+    return [export_for_onnxruntime(folder, **how)]
+
+
 def push_steps(run, to: str = "", **how) -> Iterable:
     """Writes a repository on the Hugging Face hub: the voice, samples and a model card."""
     from kit.recipes.hub import push
@@ -323,6 +345,30 @@ COMMANDS = (  # in the order in which they are used
             ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
             ("port", int, "N", "(7860)"),
             ("api_key", str, "KEY", "that programs and the page must give (none)"),
+        ),
+        needs_run=False,
+    ),
+    Command(
+        "transcribe",
+        transcribe_steps,
+        "clips and texts from recordings without text",
+        "--data talks/ --out clips/",
+        (
+            ("data", str, "FOLDER", "the recordings, of any length; they are only read"),
+            ("out", str, "FOLDER", "an LJSpeech folder, made or continued"),
+            ("language", str, "CODE", "that is spoken, such as am, en, tr (am)"),
+            ("whisper", str, "MODEL", "a size, tiny to large-v3, or a folder (small)"),
+        ),
+        needs_run=False,
+    ),
+    Command(
+        "onnx",
+        onnx_steps,
+        "the voice for onnxruntime, without torch",
+        "",
+        (
+            ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
+            ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
         ),
         needs_run=False,
     ),

@@ -29,9 +29,10 @@ def test_a_notebook_has_a_badge_of_its_own_and_a_clone_cell(path):
 
 
 def test_one_command_moves_all_of_them(tmp_path):
-    for name in ("README.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    for path in [ROOT / "pyproject.toml", *address.repeating()]:
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     with open(tmp_path / "README.md", "a", encoding="utf-8") as file:
         file.write("Ideas from https://github.com/somebody/else\n")
     changed = address.rewrite("https://github.com/a-student/my.voices.git", tmp_path)

@@ -89,8 +89,17 @@ def test_there_is_no_way_back():
 
 def test_a_room_is_a_docstring():
     for path in (ROOT / "kit").rglob("__init__.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{path}: a docstring only"
+        docstring, *rest = ast.parse(path.read_text(encoding="utf-8")).body
+        assert isinstance(docstring, ast.Expr), f"{path}: say what the room does"
+        names = [ast.unparse(each.targets[0]) for each in rest if isinstance(each, ast.Assign)]
+        allowed = ["__version__"] if path.parent == ROOT / "kit" else []
+        assert len(rest) == len(names) and names == allowed, f"{path}: a docstring only"
+
+
+def test_torchaudio_is_imported_in_one_place():
+    """Where it cannot be imported, that place says what to install."""
+    roots = {path: {name.split(".")[0] for name in imported(path)} for path in FILES}
+    assert [path.name for path, names in roots.items() if "torchaudio" in names] == ["clip.py"]
 
 
 WATCH = """

@@ -3,7 +3,12 @@ notebooks/*.ipynb in order, as items of the same pytest run (see pyproject.toml 
 """
 
 import ast
+import json
+import os
 import re
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -70,8 +75,37 @@ def test_parameters_are_in_the_second_code_cell(path):
 
 
 @each
+def test_each_parameter_is_a_field_of_a_colab_form_below_its_comment(path):
+    """Colab reads only such lines, and writes the new value into them."""
+    kinds = {str: "string", int: "integer", float: "number", dict: "raw"}
+    lines = code_cells(path)[1].source.splitlines()
+    assert len(lines) % 2 == 0
+    for comment, line in zip(lines[::2], lines[1::2]):
+        assert comment.startswith("# ")
+        value, spec = re.fullmatch(r"[A-Z_]+ = (.+)  # @param (.+)", line).groups()
+        value = ast.literal_eval(value)
+        if spec.startswith("["):
+            assert value in json.loads(spec.removesuffix(" {allow-input: true}"))
+        else:
+            assert spec == f'{{type:"{kinds[type(value)]}"}}'
+
+
+@each
+def test_colab_gives_it_a_gpu(path):
+    """00_setup, too: the preset it chooses is the run's for good."""
+    metadata = read(path).metadata
+    assert (metadata.accelerator, metadata.colab) == ("GPU", {"gpuType": "T4"})
+
+
+@each
 def test_cells_are_short(path):
-    long = {c.id: n for c in code_cells(path) if (n := len(c.source.splitlines())) > MAX_CELL_LINES}
+    long = {}
+    for cell in code_cells(path):
+        lines = cell.source.splitlines()
+        if "parameters" in cell.metadata.get("tags", []):  # each with a comment on its own line
+            lines = [line for line in lines if not line.startswith("#")]
+        if len(lines) > MAX_CELL_LINES:
+            long[cell.id] = len(lines)
     assert not long, f"cells over {MAX_CELL_LINES} lines; split them"
 
 
@@ -90,7 +124,9 @@ def test_no_library_code(path):
 def test_start_comes_before_anything_heavy_is_imported(path):
     """It sets how threads wait, which torch reads once, and installs what Colab has not got."""
     source = "\n".join(cell.source for cell in code_cells(path))
-    imports = re.findall(r"(?m)^(?:from|import) (?!os, sys$).*", source.split(" = start(")[0])
+    imports = re.findall(
+        r"(?m)^(?:from|import) (?!glob, os, sys, zipfile$).*", source.split(" = start(")[0]
+    )
     assert imports == ["from kit.recipes.start import start"]
 
 
@@ -105,3 +141,82 @@ def test_a_sentence_before_each_code_cell(path):
         and "parameters" not in after.metadata.get("tags", [])
     ]
     assert not bare, "a sentence of prose belongs before each of these cells"
+
+
+# The first cell, where the notebook is alone in a folder.
+
+
+def test_every_first_cell_is_the_same():
+    assert len({code_cells(path)[0].source for path in NOTEBOOKS}) == 1
+
+
+RUN_CELL = """
+import json, os, sys
+from IPython.core.interactiveshell import InteractiveShell
+result = InteractiveShell.instance().run_cell(open("cell.py", encoding="utf-8").read())
+print(json.dumps([os.getcwd(), repr(result.error_in_exec)]))
+"""
+
+
+def checkout(folder: Path) -> Path:
+    """What the first cell needs of a checkout."""
+    (folder / "notebooks").mkdir(parents=True)
+    (folder / "notebooks" / "lesson.ipynb").write_text("{}")
+    (folder / "kit" / "recipes").mkdir(parents=True)
+    (folder / "kit" / "recipes" / "start.py").write_text("def start(): pass")
+    return folder
+
+
+def zip_of(folder: Path, path: Path, below: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as file:
+        for part in folder.rglob("*"):
+            file.write(part, Path(below, part.relative_to(folder)))
+
+
+def run_first_cell(folder: Path, repository: Path, kaggle_input: Path) -> tuple[str, str, str]:
+    """The folder it ends in, its error and all it printed; whoever clones gets `repository`."""
+    address = re.search(r"git clone -q (\S+)", code_cells(NOTEBOOKS[0])[0].source)[1]
+    source = code_cells(NOTEBOOKS[0])[0].source.replace("/kaggle/input", kaggle_input.as_posix())
+    (folder / "cell.py").write_text(source, encoding="utf-8")
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    own |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": address, "IPYTHONDIR": str(folder)}
+    own["GIT_CONFIG_KEY_0"] = f"url.{repository}.insteadOf"
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_CELL], cwd=folder, env=own, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    place, error = json.loads(done.stdout.splitlines()[-1])
+    return place, error, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("way", ["git", "zip", "zip of GitHub", "zip on Drive", "Kaggle input"])
+def test_a_notebook_alone_fetches_the_kit(tmp_path, way):
+    kit = checkout(tmp_path / "kept" / "repository")
+    alone, repository, inputs = tmp_path / "alone", tmp_path / "none", tmp_path / "input"
+    alone.mkdir()
+    expected = alone / "voicekit" / "notebooks"
+    if way == "git":
+        repository = kit
+        who = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+        for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "all"]):
+            subprocess.run(["git", *words], cwd=kit, check=True)
+    elif way == "zip":
+        zip_of(kit, alone / "voicekit.zip")
+    elif way == "zip of GitHub":
+        zip_of(kit, alone / "voicekit-notebooks-main.zip", "voicekit-notebooks-main")
+        expected = alone / "voicekit" / "voicekit-notebooks-main" / "notebooks"
+    elif way == "zip on Drive":
+        zip_of(kit, alone / "drive" / "MyDrive" / "voicekit.zip")
+    else:
+        expected = checkout(inputs / "mine" / "voicekit-notebooks-main") / "notebooks"
+    for _ in range(2):  # again after the kernel was restarted
+        place, error, printed = run_first_cell(alone, repository, inputs)
+        assert (Path(place), error) == (expected, "None"), printed
+
+
+def test_a_notebook_alone_without_a_kit_says_how_to_bring_it(tmp_path):
+    (tmp_path / "voicekit.zip").write_bytes(b"half an upload")
+    _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
+    assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
+    assert "Traceback" not in printed

@@ -76,26 +76,37 @@ def load_wave(path: str, sample_rate: int) -> "Tensor":
 
 
 def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
-    """Resample a waveform (L,) with torchaudio. Raises KitError if that cannot be imported."""
+    """Resample a waveform (L,) with torchaudio; raises as `import_torchaudio` does."""
     if rate == new_rate:
         return wave
-    return load_torchaudio().functional.resample(wave, *resampling_ratio(rate, new_rate))
+    resample = import_torchaudio().functional.resample
+    return resample(wave, *resampling_ratio(rate, new_rate))
 
 
-def load_torchaudio() -> ModuleType:
-    """Return torchaudio, which is imported nowhere else. Raises KitError if it does not fit torch.
+def import_torchaudio() -> ModuleType:
+    """Return the module torchaudio. Raises KitError if it is missing or this torch refuses it.
 
-    It refuses a torch of another CUDA version when it is imported.
+    A torchaudio before 2.11 works only with the torch of its own number; 2.11 works with every
+    later torch, but 2.11.0 refuses one that was built with another CUDA, 2.11.1 only one of another
+    major number. https://docs.pytorch.org/audio/2.11.0/installation.html
     """
+    import torch
+
     try:
+        import torchaudio
         import torchaudio.compliance.kaldi
         import torchaudio.functional
-    except (ImportError, OSError, RuntimeError) as error:
-        import torch
-
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        number = torch.__version__.partition("+")[0]
+        major, minor = (int(part) for part in number.split(".")[:2])
+        wanted = f"{major}.{minor}.*" if (major, minor) < (2, 11) else "2.11.*"
+        cuda = torch.version.cuda
+        build = "cu" + cuda.replace(".", "") if cuda else "cpu"
         raise KitError(
-            f"torchaudio does not run with this torch, {torch.__version__} ({shorten(error)}). "
-            "Install two that belong together: pip install torch==2.11.0 torchaudio==2.11.0"
+            f"torchaudio cannot be used with torch {torch.__version__}, built for "
+            f"{f'CUDA {cuda}' if cuda else 'the CPU'} ({shorten(error)}). Install one that fits: "
+            f'pip install --force-reinstall --no-deps "torchaudio=={wanted}" '
+            f"--index-url https://download.pytorch.org/whl/{build}"
         ) from error
     return torchaudio
 

@@ -59,12 +59,15 @@ class Vocoder(nn.Module):
         frames = KERNEL // 2 + ConvNeXtBlock.reach * len(self.blocks)
         return frames + math.ceil(self.n_fft / self.hop / 2)
 
-    def forward(self, log_magnitude: Tensor) -> Tensor:
+    def polar(self, log_magnitude: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-magnitude (B, F, T) -> the spectrum's magnitude and phase, (B, T, F) each."""
         h = self.from_magnitude((log_magnitude + 3) / 3)  # roughly zero mean, unit variance
         h = self.norm(self.blocks(h).mT)
         log_magnitude = log_magnitude.mT + self.to_more(h).float()
-        magnitude = log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp()
-        spectrum = torch.polar(magnitude, self.to_phase(h).float())  # (B, T, F)
+        return log_magnitude.clamp(max=MAX_LOG_MAGNITUDE).exp(), self.to_phase(h).float()
+
+    def forward(self, log_magnitude: Tensor) -> Tensor:
+        spectrum = torch.polar(*self.polar(log_magnitude))  # (B, T, F)
         frames = spectrum.shape[1]
         envelope = window_envelope(self.window, frames, self.hop)
         wave = windowed_sum(spectrum, self.window, self.hop) / envelope

@@ -190,6 +190,8 @@ def require_types(cls, values: dict) -> None:
         if not fits(value, hints[key]):
             plain = isinstance(hints[key], type) and not typing.get_args(hints[key])
             wanted = hints[key].__name__ if plain else hints[key]
+            if tuple in (hints[key], typing.get_origin(hints[key])):  # in YAML
+                wanted = f"a list, such as [a, b] ({wanted})"
             got = shorten(repr(value))
             raise KitError(
                 f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__})."

@@ -85,12 +85,12 @@ def gpu_can_run() -> bool:
     architectures = torch.cuda.get_arch_list()
     if torch.version.cuda is None or has_code_for((card.major, card.minor), architectures):
         return True
-    torch_version = torch.__version__.partition("+")[0]
     warnings.warn(
         f"The {card.name} cannot be used, so the CPU is: this torch ({torch.__version__}) was "
         f"built for {', '.join(architectures)}, that GPU has compute capability {card.major}."
         f"{card.minor}. The build with CUDA 12.6 has code for it: pip install "
-        f"torch=={torch_version} torchaudio=={torch_version} "
+        # "+cu126", because pip would take another build of the same number for good enough.
+        "torch==2.11.0+cu126 torchaudio==2.11.0+cu126 "
         "--index-url https://download.pytorch.org/whl/cu126",
         category=Note,
         stacklevel=2,

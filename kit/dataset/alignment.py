@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kit.audio.clip import load_torchaudio, load_wave
+from kit.audio.clip import import_torchaudio, load_wave
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.config import require, require_within
 from kit.base.errors import DatasetError
@@ -89,7 +89,7 @@ def best_path(log_probs: Tensor, ids: Tensor) -> tuple[list, Tensor]:
 
     `log_probs` (S, A), `ids` (N,) without blanks, S at least `frames_needed(ids)`.
     """
-    functional = load_torchaudio().functional
+    functional = import_torchaudio().functional
     path, scores = functional.forced_align(log_probs[None].contiguous(), ids[None].int())
     spans = functional.merge_tokens(path[0], scores[0])
     return spans, scores[0] - log_probs.amax(-1)

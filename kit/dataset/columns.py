@@ -13,6 +13,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import nearest, shorten
 from kit.dataset.recordings import has_suffix
 from kit.dataset.splits import known_split
+from kit.text.language_names import codes_by_name
 from kit.text.normalize import letters, unicode_script
 
 ROLES = ("audio", "text", "speaker", "language", "split", "id", "-")
@@ -36,16 +37,8 @@ WORDS = {
 }
 NORMALISED = {"normalized", "normalised", "norm", "normal", "clean", "cleaned"}
 RAW = {"raw", "original", "orig", "punctuated"}
-# ISO 639-1, and what tools of speech use beside it.
-LANGUAGES = frozenset(
-    "aa ab af ak am ar as av ay az ba be bg bh bm bn bo br bs ca ce co cs cu cv cy da de dv "
-    "dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi hr ht hu hy ia "
-    "id ig is it iu ja jv ka kk kl km kn ko ku kw ky la lb lg ln lo lt lv mg mi mk ml mn mr "
-    "ms mt my nb ne nl nn no nv ny oc om or pa pl ps pt qu rm rn ro ru rw sa sc sd se si sk "
-    "sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ug uk ur uz ve "
-    "vi vo wa wo xh yi yo za zh zu jp cn yue eng amh deu ger fra fre spa ita por rus tur jpn "
-    "kor zho cmn".split()
-)
+# Codes of languages, and two that Japanese and Chinese datasets use instead.
+LANGUAGES = frozenset(code for code in codes_by_name() if len(code) <= 3) | {"jp", "cn"}
 # Scripts that put no spaces between words, as Unicode names their letters.
 UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
 FEW_ROWS = 4  # fewer say nothing about how often a value occurs

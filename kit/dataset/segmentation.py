@@ -42,13 +42,19 @@ class UnusedAudio:
     reason: str
 
 
-def find_recordings(folder: Path) -> list[Path]:
-    """Return the audio files under `folder`. Raises DatasetError when none has a transcript."""
+def find_audio(folder: Path) -> list[Path]:
+    """Return the audio files under `folder`. Raises DatasetError for a name that is not UTF-8."""
     files = Path(folder).rglob("*")
     recordings = sorted(p for p in files if p.suffix.lower() in SUFFIXES and p.is_file())
     for path in recordings:
         if non_utf8_problem(path):
             raise DatasetError(f"{non_utf8_problem(path)}.")
+    return recordings
+
+
+def find_recordings(folder: Path) -> list[Path]:
+    """Return the audio files under `folder`. Raises DatasetError when none has a transcript."""
+    recordings = find_audio(folder)
     if not any(p.with_suffix(".txt").is_file() for p in recordings):
         raise DatasetError(
             f"{folder} holds no recording with a transcript beside it: expected NAME.wav (or "
@@ -73,7 +79,7 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     return names
 
 
-def _missing_audio(reader: WindowReader) -> list[Span]:
+def missing_audio(reader: WindowReader) -> list[Span]:
     """Return what the header declares and the file lacks."""
     if not reader.extent.problem:
         return []
@@ -82,7 +88,8 @@ def _missing_audio(reader: WindowReader) -> list[Span]:
     return [Span(start_s=reader.total_s, end_s=expected_s, reason=reason)]
 
 
-def _seconds(audio: Path) -> float:
+def seconds_of(audio: Path) -> float:
+    """Return the seconds of a recording by its header; 0 where it cannot be read."""
     try:
         return duration_s(audio)
     except (soundfile.LibsndfileError, DatasetError):
@@ -120,8 +127,10 @@ class Segmenter:
         settings = (self.recognizer.fingerprint(), self.cuts, self.walk)
         recordings = []
         for path, name in zip(paths, unique_names(folder, paths)):
-            key = digest(name, _file_state(path), _file_state(path.with_suffix(".txt")), *settings)
-            recordings.append(LongRecording(audio=path, name=name, key=key, seconds=_seconds(path)))
+            key = digest(name, file_state(path), file_state(path.with_suffix(".txt")), *settings)
+            recordings.append(
+                LongRecording(audio=path, name=name, key=key, seconds=seconds_of(path))
+            )
         todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
@@ -158,7 +167,7 @@ class Segmenter:
                 reader, clips, losses = self._plan(audio, stack, progress)
             except DatasetError as error:
                 clips = []
-                losses = [Span(start_s=0.0, end_s=_seconds(audio), reason=str(error))]
+                losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
             for number, clip in enumerate(clips, 1):
                 clip_id = f"{name}_{number:04d}"
                 rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
@@ -193,7 +202,7 @@ class Segmenter:
         except (soundfile.LibsndfileError, DatasetError) as error:
             raise DatasetError(f"cannot be read as audio: {error}") from error
         clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-        return reader, clips, losses + _missing_audio(reader)
+        return reader, clips, losses + missing_audio(reader)
 
     def segment_rows(
         self,
@@ -230,7 +239,7 @@ class Segmenter:
             audio = clips / "wavs" / f"{name}.wav"
             row = row_of[number]
             values = {"id": f"{row.id}_{part}", "audio": str(audio), "text": text}
-            utterances.append(dataclasses.replace(row, **values, seconds=_seconds(audio)))
+            utterances.append(dataclasses.replace(row, **values, seconds=seconds_of(audio)))
         return utterances
 
 
@@ -278,12 +287,16 @@ class SegmentJob:
         advance(recording.seconds - reported_s)
 
 
-def _file_state(path: Path) -> tuple:
+def file_state(path: Path) -> tuple:
     return (path.stat().st_size, path.stat().st_mtime_ns) if path.is_file() else ()
 
 
-def _write_tables(into: Path, rows: list[dict], losses: list[UnusedAudio]) -> None:
-    table = "".join(f"{row['id']}|{row['text']}\n" for row in rows)
+def write_losses(into: Path, losses: list[UnusedAudio]) -> None:
+    """Write losses.jsonl, a line a loss."""
     lines = (json.dumps(dataclasses.asdict(loss), ensure_ascii=False) for loss in losses)
     write_atomic(into / "losses.jsonl", "".join(f"{line}\n" for line in lines))
-    write_atomic(into / "metadata.csv", table)
+
+
+def _write_tables(into: Path, rows: list[dict], losses: list[UnusedAudio]) -> None:
+    write_losses(into, losses)
+    write_atomic(into / "metadata.csv", "".join(f"{row['id']}|{row['text']}\n" for row in rows))

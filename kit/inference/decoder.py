@@ -76,7 +76,10 @@ class DecoderLayer(nn.Module):
         q, new_k, new_v = self.qkv(x, len(k))
         k = write(k, new_k, input_pos)
         v = write(v, new_v, input_pos)
-        h = attend(q.to(k.dtype), k, v, mask)
+        return self.add_heads(x, attend(q.to(k.dtype), k, v, mask))
+
+    def add_heads(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return the layer's output (B * Q, D) from its input and its heads' h (B, H, Q, d)."""
         x = x + self.c_proj(h.transpose(1, 2).reshape(x.shape).to(x.dtype))
         h = torch.layer_norm(x, x.shape[1:], self.ln_2, self.ln_2_bias)
         return x + self.mlp_proj(F.gelu(self.c_fc(h), approximate="tanh"))

@@ -7,7 +7,6 @@ of every file and executes nothing.
 
 import dataclasses
 import errno
-import importlib.metadata
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+import kit
 from kit.audio.codec import load_codec, save_codec
 from kit.audio.spectrogram import make_front_end
 from kit.base.config import rename_settings
@@ -69,8 +69,10 @@ README = """# A voice
     speech = voice.speak(["..."], voice.speakers[0], settings)[0]
     Path("speech.wav").write_bytes(wav_bytes(speech, voice.codec.sample_rate))
 
-`kit` is the training kit that wrote this folder; speaking needs only torch, numpy, safetensors and
-sentencepiece. Loading checks every file and executes none.
+`kit` is the training kit that wrote this folder. To install it with all that training needs:
+`pip install git+https://github.com/voicekit/voicekit-notebooks`. Speaking needs only torch, numpy,
+safetensors and sentencepiece: install these, then the kit with `pip install --no-deps` and the same
+address. Loading checks every file and executes none.
 
 | file | what it is |
 |---|---|
@@ -100,7 +102,7 @@ class Card:
     model: GPTConfig
     sampling: GenerateConfig
     files: dict  # name -> bytes and sha256
-    versions: dict  # of torch and the kit; null if the kit was not installed
+    versions: dict  # of torch and the kit
 
     @property
     def settings(self) -> GenerateConfig:
@@ -178,10 +180,6 @@ def prepare(folder: Path) -> Path:
 
 def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig) -> Card:
     """Return the card of the files just written to `folder`."""
-    try:
-        kit = importlib.metadata.version("voicekit-notebooks")
-    except importlib.metadata.PackageNotFoundError:
-        kit = None
     names = [*FILES, READER] if voice.reader is not None else FILES
     return Card(
         format_version=FORMAT,
@@ -193,7 +191,7 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
         model=voice.model.config,
         sampling=sampling,
         files={name: size_and_digest(folder / name) for name in names},
-        versions={"torch": torch.__version__, "kit": kit},
+        versions={"torch": torch.__version__, "kit": kit.__version__},
     )
 
 

@@ -2,8 +2,8 @@
 
 `prefill.pt2` processes a text, `decode_one.pt2` generates a code, README.md says how to call them.
 
-Shapes: T text ids, K latents, D width, H heads, d = D / H, N positions of the cache, V code
-vocabulary.
+Shapes: T text ids, K latents, P prompt, D width, H heads, d = D / H, N positions of the cache, V
+code vocabulary.
 """
 
 import copy
@@ -74,13 +74,18 @@ class Prefill(nn.Module):
         self.text = nn.Buffer(model.text_embedding.weight.detach())
         self.text_position = nn.Buffer(model.text_position.weight.detach())
 
+    def prompt(self, text: Tensor, latents: Tensor) -> Tensor:
+        """Return `latents | START text STOP | START` as embeddings (P, D)."""
+        c = self.config
+        ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
+        embedded = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
+        start = self.decoder.embed(text.new_full((1,), c.start_code), 0)
+        return torch.cat((latents, embedded, start))
+
     def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
         c = self.config
         decoder = self.decoder
-        ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
-        embedded = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
-        start = decoder.embed(text.new_full((1,), c.start_code), 0)
-        x = torch.cat((latents, embedded, start))
+        x = self.prompt(text, latents)
         cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
         # An explicit causal mask: the length is dynamic.
         later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)

@@ -1,12 +1,15 @@
 """The result of a step of a recipe: drawn in a notebook, printed as one line elsewhere.
 
-Pictures come first, then sounds, then tables.
+A link comes first, then pictures, sounds, and tables.
 """
 
 import base64
 import dataclasses
 import html
+import os
+import urllib.parse
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -39,9 +42,12 @@ class Result:
     line: str
     pictures: Sequence[Figure] = ()
     sounds: Sequence[Sound] = ()
+    # Sounds of the same sentences, a column for each name.
+    compared: dict[str, Sequence[Sound]] = dataclasses.field(default_factory=dict)
     figures: dict = dataclasses.field(default_factory=dict)
     shown: bool = True  # draw `figures` as a table, too
     grid: Sequence[tuple[str, ...]] = ()  # rows of cells, the headings first
+    link: Path | None = None  # a file to download
 
     def __str__(self) -> str:
         return self.line
@@ -51,8 +57,12 @@ class Result:
     def _repr_html_(self) -> str:
         lines = [html.escape(line) for line in self.line.splitlines()]
         parts = [f"<p>{'<br>'.join(lines)}</p>"]
+        if self.link:
+            parts.append(link_html(self.link))
         parts += [picture_html(picture) for picture in self.pictures]
         parts += [sound_html(sound) for sound in self.sounds]
+        if self.compared:
+            parts.append(compared_html(self.compared))
         if self.grid:
             parts.append(grid_html(self.grid))
         if self.figures and self.shown:
@@ -68,6 +78,29 @@ def picture_html(picture: Figure) -> str:
 
 
 def sound_html(sound: Sound) -> str:
+    return f"<p>{html.escape(sound.caption)}<br>{player_html(sound)}</p>"
+
+
+def player_html(sound: Sound) -> str:
     data = base64.b64encode(sound.wav_bytes()).decode()
-    player = f"<audio controls preload='none' src='data:audio/wav;base64,{data}'></audio>"
-    return f"<p>{html.escape(sound.caption)}<br>{player}</p>"
+    return f"<audio controls preload='none' src='data:audio/wav;base64,{data}'></audio>"
+
+
+def compared_html(columns: dict[str, Sequence[Sound]]) -> str:
+    """A table with a row for each sentence, which is the sounds' caption, and a player a column."""
+    left = "style='text-align:left'"
+    names = "".join(f"<th {left}>{html.escape(name)}</th>" for name in columns)
+    table = f"<table><thead><tr><th></th>{names}</tr></thead>"
+    for sounds in zip(*columns.values(), strict=True):
+        players = "".join(f"<td>{player_html(sound)}</td>" for sound in sounds)
+        table += f"<tr><td {left}>{html.escape(sounds[0].caption)}</td>{players}</tr>"
+    return f"{table}</table>"
+
+
+def link_html(path: Path) -> str:
+    """A link that downloads `path`, relative to the notebook: Jupyter serves such files."""
+    if path.resolve().drive == Path.cwd().drive:  # Windows has no relative path to another drive
+        path = Path(os.path.relpath(path))
+    address = urllib.parse.quote(path.as_posix())
+    label = f"Download {path.name} ({path.stat().st_size / 1e6:.1f} MB)"
+    return f"<p><a href='{address}' download>{html.escape(label)}</a></p>"

@@ -60,8 +60,8 @@ from kit.tuning.session_plan import TimeBudget
 from kit.tuning.trials import TrialConfig
 
 COPY_EVERY_S = 10.0
-# Folders of many recordings, which 01_data_prep makes again from their source.
-NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests")
+# Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
+NOT_COPIED = ("corpus", "unpacked", "long", "clips", "requests", "download")
 CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 SETTINGS_SHOWN = 6
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice

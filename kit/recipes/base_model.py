@@ -18,7 +18,7 @@ from kit.base.files import file_digest, make_folder, write_atomic
 from kit.base.hub import fetch_model, fetched
 from kit.base.lock import held
 from kit.base.notes import Note
-from kit.base.run import RELEASES_FOLDER, read_run_file
+from kit.base.run import RELEASES_FOLDER, Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.inference.export import CARD, load_export
 from kit.inference.voice_files import load_voice
@@ -67,6 +67,10 @@ XTTS_DEFAULTS = {
 NO_GUIDED_ATTENTION = {"train": {"guided_attention_weight": 0.0}}
 LORA_LR_FACTOR = 10  # times the learning rate of full training (Schulman et al. 2025)
 FINETUNE_LR_FACTOR = 1 / 3  # of a preset's learning rates: docs/measurements.md
+# Of a person's recordings, to train from scratch. An estimate: 1.5 hours were measured, and were
+# too few (docs/measurements.md, "A person's voice"); the built-in corpus has more and needs no base
+# model, but its speech is synthetic and its sentences simple.
+MIN_HOURS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,24 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
     # Written last: it marks a complete copy.
     write_atomic(run.path(START_FROM), f"{sha256} {origin}")
     return run
+
+
+def too_few_hours(run: Run, hours: float) -> str:
+    """What to expect of `hours` of recordings, and what to do; "" if they are enough.
+
+    The built-in corpus is always enough, and so is anything beside a base model.
+    """
+    recorded = (run.figure("data", "source") or {}).get("data")
+    if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
+        return ""
+    return (
+        f"{hours:.2f} hours of recordings are few for a voice trained from scratch: do not expect "
+        "it to be intelligible. With 1.5 hours of one person, Whisper found 89 % of the letters "
+        "wrong from scratch, and 18 % from a base voice (docs/measurements.md). More hours were "
+        f"not measured; that {MIN_HOURS:g} are needed is an estimate. Record more, or begin a new "
+        f"run and set BASE_MODEL (--base-model): {RELEASE} by 07_finetune_xtts (its licence is "
+        "non-commercial), or another voice's export (runs/NAME/export)."
+    )
 
 
 def is_on_hub(name: str) -> bool:

@@ -28,6 +28,7 @@ from kit.model.weights import WEIGHTS
 from kit.notebook.plots import Figure, bars, curves, grouped_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
@@ -36,7 +37,6 @@ from kit.training.logs import held_out_losses, read_log
 SAMPLES = 3  # recordings saved to samples/
 SPEAKER_CLIPS = 48  # recordings whose loss is compared with another speaker's reference
 WORST_WORDS = 12  # in the table
-MIN_HOURS = 1.0  # of speech, to train a model from scratch
 
 
 class Evaluation:
@@ -376,7 +376,12 @@ class Checklist:
         manifest = build(ManifestConfig, self.active_run.section("manifest"))
         max_percent = manifest.max_rejected_percent
         table = (
-            ("enough recordings", f"{MIN_HOURS:g} hour or more", "prepare", self.recordings),
+            (
+                "enough recordings",
+                f"{MIN_HOURS:g} hours of a person, or a base model",
+                "prepare",
+                self.recordings,
+            ),
             (
                 "few rejected clips",
                 f"at most {max_percent:g} % of the hours",
@@ -407,8 +412,7 @@ class Checklist:
     def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
         found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
-        more = "record more: a model trained from scratch learns little from less than an hour"
-        return found, more if data["hours"] < MIN_HOURS else ""
+        return found, too_few_hours(self.active_run, data["hours"])
 
     def rejected(self, max_percent: float) -> tuple[str, str]:
         data = self.report["data"]

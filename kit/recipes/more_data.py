@@ -107,7 +107,7 @@ class LongRecordings:
             line=line,
             pictures=[_timeline(first, lost)],
             sounds=sounds,
-            grid=_losses_table(losses),
+            grid=losses_table(losses),
         )
 
 
@@ -146,7 +146,7 @@ def _timeline(audio: Path, losses: list[UnusedAudio]):
     return timeline(clips, lost, audio.name)
 
 
-def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
+def losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses; empty where there are none."""
     if not losses:
         return []

@@ -52,6 +52,7 @@ from kit.recipes.base_model import (
     describe_base_voice,
     load_base_tokenizer,
     start_from_base,
+    too_few_hours,
 )
 from kit.recipes.prepare_networks import train_or_load_codec, train_or_load_recognizer
 from kit.recipes.rehearsal import Rehearsal
@@ -192,9 +193,13 @@ class Preparation:
             self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
         )
         self.source.set_permanent(run)
-        return data_report_result(
+        result = data_report_result(
             self.checked, self.folder, self.source.language, self.source_lines
         )
+        # Clips that are too long count: they are cut later.
+        too_long_s = sum(finding.seconds for finding in self.checked.too_long)
+        warning = too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600)
+        return dataclasses.replace(result, line=f"{result.line}\n{warning}") if warning else result
 
     def require_usable(self) -> Result:
         """Write the table of the clips that are kept; DatasetError when too much was rejected.

@@ -23,6 +23,7 @@ from kit.model.sequence import GPTConfig
 from kit.notebook.plots import bars, memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.base_model import too_few_hours
 from kit.recipes.run_source import RunSource
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
@@ -162,6 +163,10 @@ class Setup:
         return Result(line=line)
 
     def summary(self) -> Result:
-        """What was written, and the next step."""
-        next_step = f"01_data_prep, or python -m kit prepare --run {self.active.name}"
-        return Result(line=f"Written: {self.active.folder / 'report.json'}. Next: {next_step}")
+        """What was written, and the next step; a warning if the run has too few recordings."""
+        run = self.active
+        next_step = f"01_data_prep, or python -m kit prepare --run {run.name}"
+        line = f"Written: {run.folder / 'report.json'}. Next: {next_step}"
+        hours = run.figure("data", "hours")
+        warning = too_few_hours(run, hours) if hours is not None else ""
+        return Result(line=f"{line}\n{warning}" if warning else line)

@@ -32,18 +32,22 @@ from kit.inference.compare_formats import (
     voices_by_format,
 )
 from kit.inference.evaluate import save_samples, score
-from kit.inference.export import export_voice, load_export, read_card
+from kit.inference.export import CARD, export_voice, load_export, read_card
+from kit.inference.onnx_export import export_onnx
 from kit.inference.torch_export import export_program
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
+from kit.notebook.download import show_download_button, zip_folder
 from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import sampling_of
+from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
 
 BREAD = "ትናንት እናቴ ከገበያ ትኩስ ዳቦ ገዛች"  # yesterday my mother bought fresh bread from the market
+COMPARED = 3  # sentences that two voices say side by side
 STEPS = ("first_sound", "kv_cache", "batches", "compare_formats", "real_time_factor")
 SETTINGS = {  # of GenerateConfig
     "temperature": "0 takes the most likely code, 1 samples from the model's own probabilities",
@@ -219,6 +223,38 @@ class Speaking:
         self.active_run.record(samples=samples)
         return Result(line=f"{self.sentence}, in {len(sounds)} number formats", sounds=sounds)
 
+    def compare(self, first: str = "", second: str = "") -> Result:
+        """A few sentences by two voices, with the two players of each side by side.
+
+        Each is a number format of this voice, or the folder of another exported voice. Defaults:
+        fp32, and int8 where there is one. Raises SpeechError for a name that is neither, and for
+        sentences that the other voice cannot say.
+        """
+        names = list(self.voices)
+        first = first or names[0]
+        second = second or ("int8" if "int8" in names else names[-1])
+        texts = [self.sentence, *(row.text for row in self.held_out)]
+        texts = list(dict.fromkeys(texts))[:COMPARED]
+        columns = {}
+        for name in (first, second):
+            voice, speaker = self.voices.get(name), self.speaker
+            if voice is None:
+                if not (Path(name) / CARD).is_file():
+                    raise SpeechError(
+                        f"{name!r} is neither a number format of this voice ({', '.join(names)}) "
+                        f"nor the folder of an exported voice.{nearest(name, names)}"
+                    )
+                voice = load_export(Path(name), self.active_run.hw.device)
+                speaker = voice.speakers[0]
+            rate_hz = voice.codec.sample_rate
+            spoken = voice.speak(texts, speaker, self.read_once)
+            columns[name] = [
+                Sound(caption=text, wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
+                for text, speech in zip(texts, spoken, strict=True)
+            ]
+        line = f"{len(texts)} sentences: {' beside '.join(columns)}"
+        return Result(line=line, compared=columns)
+
     def stream(self) -> Result:
         """The sentence streamed in chunks, compared with the sentence made in one go."""
         chunks = []
@@ -255,6 +291,23 @@ class Speaking:
             sounds=[self.sound(again, "Said by the exported voice")],
         )
 
+    def download(self) -> Result:
+        """The exported voice as one zip file, with a link or, on Colab, a button to download it.
+
+        Raises SpeechError if nothing was exported.
+        """
+        run = self.active_run
+        folder = run.path("export")
+        if not (folder / CARD).is_file():
+            raise SpeechError(f"{folder} has no voice yet: run `speaking.export()` first.")
+        path = run.path("download", f"{run.name}.zip")
+        zip_folder(folder, path)
+        line = f"{path.resolve()}: {path.stat().st_size / 1e6:.1f} MB"
+        if is_colab():
+            show_download_button(path)
+            return Result(line=line)
+        return Result(line=line, link=path)
+
     def programs(self) -> Result:
         """The decoder as `torch.export` programs, to serve it elsewhere."""
         folder = export_program(self.voice, self.active_run.path("programs"))
@@ -281,6 +334,18 @@ def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> 
     line = f"{len(speech.wave) / rate_hz:.1f} s of speech"
     sound = Sound(caption=text, wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
     return Result(line=f"{line}; {note}" if note else line, sounds=[sound])
+
+
+def export_for_onnxruntime(voice: Path, dtype: str = "fp32") -> Result:
+    """Write onnx/ in the folder `voice` of an exported voice, with its sampling settings.
+
+    Raises KitError for a missing package and for a voice that ONNX cannot hold.
+    """
+    settings = read_card(voice).settings
+    folder = export_onnx(load_export(voice), voice / "onnx", dtype, settings)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    line = f'{folder}: {size / 1e6:.1f} MB. Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=line)
 
 
 class SpeakingCosts:

@@ -1,7 +1,8 @@
 """The first call of every notebook and command: opens the run and prepares this machine.
 
-On Colab it installs missing packages and mounts Google Drive. Imports only the standard library at
-the top: environment variables must be set before torch is loaded, and packages may be missing.
+On Colab and Kaggle it installs missing packages. Colab's runs are kept on Google Drive, Kaggle's in
+the notebook's output. Imports only the standard library at the top: environment variables must be
+set before torch is loaded, and packages may be missing.
 """
 
 import importlib.metadata
@@ -12,6 +13,7 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements-colab.txt"
 DRIVE_FOLDER = "MyDrive/voicekit/runs"  # on Google Drive
+KAGGLE_OUTPUT = Path("/kaggle/working")  # what "Save Version" keeps
 
 
 def start(name: str = "", preset: str = "", use: str = "", settings: dict | None = None):
@@ -23,7 +25,10 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     for an unknown setting.
     """
     set_thread_waiting()
-    if is_colab():
+    if is_kaggle():  # before Colab: its image has Colab's packages
+        install_missing()
+        keep_in_output()
+    elif is_colab():
         install_missing()
         keep_on_drive()
     from kit.base.hardware import allow_expandable_segments
@@ -50,6 +55,10 @@ def is_colab() -> bool:
     return "google.colab" in sys.modules
 
 
+def is_kaggle() -> bool:
+    return "KAGGLE_KERNEL_RUN_TYPE" in os.environ
+
+
 def missing_packages() -> list[str]:
     """Names in requirements-colab.txt that are not installed."""
     lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
@@ -66,7 +75,7 @@ def _is_installed(name: str) -> bool:
 
 
 def install_missing() -> None:
-    """Install what Colab lacks; prints a message on failure, as not all of it is always needed."""
+    """Install what Colab or Kaggle lacks; prints a message on failure: not all is always needed."""
     missing = missing_packages()
     if not missing:
         return
@@ -103,3 +112,12 @@ def keep_on_drive() -> None:
         )
         return
     os.environ["KIT_MIRROR"] = str(kept)
+
+
+def keep_in_output() -> None:
+    """Set KIT_RUNS to a folder that Kaggle keeps with the notebook, and print which."""
+    if os.environ.get("KIT_RUNS"):
+        return
+    runs = KAGGLE_OUTPUT / "runs"
+    os.environ["KIT_RUNS"] = str(runs)
+    print(f'Runs are in {runs}: "Save Version" keeps them; without it they end with this session.')

@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from kit.base.config import ROOT, build, merge
 from kit.base.errors import TrainError
 from kit.base.files import write_atomic
 from kit.base.formatting import format_memory
+from kit.base.notes import Note
 from kit.base.processes import run_in_process
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
@@ -65,7 +67,7 @@ from kit.training.launch import (
     is_requested,
     take_request,
 )
-from kit.training.logs import read_log, tensorboard_log, wandb_log
+from kit.training.logs import Listener, read_log, tensorboard_log, trackio_log, wandb_log
 from kit.training.logs import summary as run_figures
 from kit.training.ranks import Ranks
 from kit.training.run import TrainingRun, finished_steps
@@ -96,6 +98,7 @@ from kit.tuning.trial_results import load_choice
 from kit.tuning.trials import trial_rows
 
 TRIAL_STEPS = 8
+BOARD_PROJECT = "voicekit"  # in W&B and trackio
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
 
@@ -551,10 +554,7 @@ class Training:
             os.kill(os.getpid(), signals.received)
 
     def listeners(self) -> tuple[Callable, ...]:
-        """What gets each step besides log and checkpoints; prints which boards there are.
-
-        W&B is used where WANDB_PROJECT is set; offline unless WANDB_MODE says otherwise.
-        """
+        """What gets each step besides log and checkpoints; prints which boards there are."""
         run = self.active
         trainer = lambda: self.job.trainer  # noqa: E731
         listeners = [AttentionLog(trainer, self.data.middle_row(), self.attention_folder)]
@@ -563,15 +563,32 @@ class Training:
             speaking = sampling_of(run, best_of=1)
             voice = self.data.voice()
             listeners.append(SampleLog(trainer, voice, sentences[0], speaking, self.samples_folder))
-        boards = [tensorboard_log(run.path("tensorboard", "_").parent, self.rows_before)]
-        project = os.environ.get("WANDB_PROJECT")
-        if project:
-            boards.append(wandb_log(project, run.name, run.path("wandb", "_").parent))
-        for board, why in boards:
+        for board, why in self.boards():
             print(why)
             if board is not None:
                 listeners.append(board)
         return tuple(listeners)
+
+    def boards(self) -> list[tuple[Listener | None, str]]:
+        """The listener of each of `train.boards`, or None, and the reason."""
+        run = self.active
+        names = self.config.boards
+        project = os.environ.get("WANDB_PROJECT")
+        if project and "wandb" not in names:
+            names = (*names, "wandb")
+            note = "W&B is used because WANDB_PROJECT is set. That is now a setting: write "
+            warnings.warn(f"{note}train.boards: [{', '.join(names)}].", Note, stacklevel=2)
+        shown = dataclasses.asdict(self.config) | {"preset": run.preset_name}
+        boards = []
+        if "tensorboard" in names:
+            folder = run.path("tensorboard", "_").parent
+            boards.append(tensorboard_log(folder, self.rows_before))
+        if "wandb" in names:
+            folder = run.path("wandb", "_").parent
+            boards.append(wandb_log(project or BOARD_PROJECT, run.name, shown, folder))
+        if "trackio" in names:
+            boards.append(trackio_log(BOARD_PROJECT, run.name, shown))
+        return boards
 
     def record(self, monitor: Monitor) -> None:
         """Record the figures that only the process which trained knows."""

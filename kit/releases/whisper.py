@@ -8,6 +8,7 @@ Whisper can replace the kit's own recogniser everywhere.
 Shapes: L samples, S output frames, A alphabet + blank, N characters.
 """
 
+import dataclasses
 import importlib.util
 import math
 import unicodedata
@@ -22,6 +23,7 @@ from kit.audio.clip import resampled
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
 from kit.base.errors import KitError
 from kit.base.files import digest, file_digest
+from kit.base.formatting import shorten
 from kit.base.hub import fetch_model
 from kit.base.tensor_file import save_module
 from kit.text.normalize import letters, normalize
@@ -34,6 +36,7 @@ LEAST_S = 0.1  # shorter clips contain no word
 TOKENS_PER_S = 12
 TOKENS = 20
 WINDOW_S = 30  # length of Whisper's input
+REPETITIVE = 2.4  # compression ratio of a text beyond which OpenAI's code rejects it, too
 SIZES = ("tiny", "base", "small", "medium", "large-v3")
 FILES = ("model.bin", "config.json", "tokenizer.json")
 VOCABULARIES = ("vocabulary.txt", "vocabulary.json")  # one of them
@@ -75,6 +78,15 @@ def require_whisper(folder: Path) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """What Whisper wrote for a clip."""
+
+    text: str = ""  # with its punctuation
+    confidence: float = 0.0  # 0 to 1: a token's mean probability, times that of speech at all
+    problem: str = ""  # why there is no usable text
+
+
 class WhisperRecognizer(nn.Module, SpeechRecognizer):
     """Whisper from `folder`, for `language`, with transcripts in the letters of `alphabet`."""
 
@@ -93,7 +105,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         """The faster-whisper model, with as many CPU threads as torch. Raises KitError."""
         why = whisper_unavailable()
         if why:
-            raise KitError(f"This run uses Whisper as its recogniser, but {why}.")
+            raise KitError(f"Whisper is to recognise speech here, but {why}.")
         require_whisper(self.folder)
         from faster_whisper import WhisperModel
 
@@ -104,8 +116,8 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         if self.spoken not in model.supported_languages:
             known = ", ".join(sorted(model.supported_languages))
             raise KitError(
-                f"Whisper does not know the language `{self.language}`: leave `recognizer.whisper` "
-                f"empty. It knows {known}."
+                f"Whisper does not know the language `{self.language}`. It knows {known}. For the "
+                "recogniser of a run, leave `recognizer.whisper` empty."
             )
         return model
 
@@ -127,6 +139,20 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
             written.append(" ".join(text for text, _, _ in words))
         return written
 
+    def write_down(self, wave: Tensor, sample_rate: int) -> Transcript:
+        """Return the text of one clip (L,), as it would be printed, and how sure Whisper is."""
+        segments = self._segments(resampled(wave, sample_rate, RATE_HZ), timed=False)
+        text = " ".join(" ".join(segment.text for segment in segments).replace("|", " ").split())
+        if not letters(normalize(text, self.language)):
+            return Transcript(problem="no speech, Whisper says")
+        if max(segment.compression_ratio for segment in segments) > REPETITIVE:
+            return Transcript(problem=f"Whisper repeats itself: {shorten(text, 60)}")
+        tokens = [len(segment.tokens) + 1 for segment in segments]  # and the end's
+        log_probs = [segment.avg_logprob * count for segment, count in zip(segments, tokens)]
+        spoken = 1 - max(segment.no_speech_prob for segment in segments)
+        confidence = spoken * math.exp(min(0.0, sum(log_probs) / sum(tokens)))
+        return Transcript(text=text, confidence=round(confidence, 3))
+
     def _recognize(self, wave: Tensor) -> RecognizerOutput:
         frames = max(1, math.ceil(len(wave) / RATE_HZ / FRAME_S))
         ids = []
@@ -143,8 +169,20 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     def _words(self, wave: Tensor, timed: bool) -> Iterator[tuple[str, float, float]]:
         """Yield (letters, start, end in seconds) of each word in `wave` (L,) of 16 kHz."""
+        for segment in self._segments(wave, timed):
+            if not timed:
+                spoken = self.spelt(segment.text).split()
+                yield from ((word, segment.start, segment.end) for word in spoken)
+                continue
+            for word in segment.words:
+                text = self.spelt(word.word).replace(" ", "")
+                if text:
+                    yield text, word.start, word.end
+
+    def _segments(self, wave: Tensor, timed: bool) -> list:
+        """Return faster-whisper's segments of `wave` (L,) of 16 kHz; those of no speech are not."""
         if len(wave) < LEAST_S * RATE_HZ:
-            return
+            return []
         longest_s = min(WINDOW_S, len(wave) / RATE_HZ)
         segments, _ = self.model.transcribe(
             wave.detach().float().cpu().clamp(-1, 1).numpy(),
@@ -156,15 +194,7 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
             word_timestamps=timed,
             max_new_tokens=round(TOKENS_PER_S * longest_s) + TOKENS,
         )
-        for segment in segments:
-            if not timed:
-                spoken = self.spelt(segment.text).split()
-                yield from ((word, segment.start, segment.end) for word in spoken)
-                continue
-            for word in segment.words:
-                text = self.spelt(word.word).replace(" ", "")
-                if text:
-                    yield text, word.start, word.end
+        return list(segments)
 
     def spelt(self, text: str) -> str:
         """Return `text` in the letters of the alphabet; others lose their marks or are left out."""

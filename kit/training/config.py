@@ -6,6 +6,7 @@ import math
 from kit.base.config import MAX_SEED, require, require_within
 
 CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
+BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
 
 
 def constant(done: float) -> float:
@@ -63,6 +64,7 @@ class TrainConfig:
     )
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
+    boards: tuple[str, ...] = ("tensorboard",)  # of BOARDS, beside the kit's own curves
     seed: int = 0
 
     def __post_init__(self):
@@ -78,6 +80,8 @@ class TrainConfig:
         positive = self.save_total_limit > 0
         require(positive, self, "save_total_limit", "at least 1 checkpoint must stay.")
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
+        known = ", ".join(BOARDS)
+        require(set(self.boards) <= {*BOARDS}, self, "boards", f"choose from {known}; [] for none.")
         require(len(self.betas) == 2, self, "betas", "two numbers, such as [0.9, 0.98].")
         require_within(self, 0, 0.99999, "betas", "ema_decay")
         require_within(self, 1e-12, 10, "lr", "muon_lr")  # a negative one would train uphill

@@ -1,11 +1,12 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
-`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard and W&B are
-optional listeners to the same events, available if their packages are installed.
+`jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard, W&B and
+trackio are optional listeners to the same events, available if their packages are installed.
 """
 
 import dataclasses
 import errno
+import importlib
 import importlib.util
 import json
 import math
@@ -242,36 +243,57 @@ class _Board:
 
 
 def wandb_log(
-    project: str, name: str, folder: Path, mode: str = "offline"
+    project: str, name: str, config: dict, folder: Path, mode: str = "offline"
 ) -> tuple[Listener | None, str]:
     """Return a listener that logs scalars to W&B or None, and the reason.
 
-    `mode` is "offline" (files under `folder`, no account; `wandb sync` uploads them), "online" or
-    "disabled"; the environment's WANDB_MODE wins. W&B cannot take a step back, so each start of
-    the run `name`, and each step back, is a W&B run of its own in the group `name`.
+    `config` are plain values to show with the run `name`. `mode` is "offline" (files under
+    `folder`, no account; `wandb sync` uploads them), "online" or "disabled"; the environment's
+    WANDB_MODE wins.
     """
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
     mode = os.environ.get("WANDB_MODE", mode)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    settings = {"project": project, "group": name, "dir": str(folder), "mode": mode}
-    return _Wandb(settings), f"W&B {mode}, project {project}, group {name}, files in {folder}"
+    settings = {"project": project, "group": name, "config": config}
+    settings |= {"dir": str(folder), "mode": mode}
+    reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
+    return _Tracker("wandb", settings), reason
 
 
-class _Wandb:
-    def __init__(self, settings: dict):
+def trackio_log(project: str, name: str, config: dict) -> tuple[Listener | None, str]:
+    """Return a listener that logs scalars to trackio or None, and the reason.
+
+    `config` are plain values to show with the run `name`. trackio keeps all projects of a user in
+    one folder; the environment's TRACKIO_DIR and TRACKIO_SPACE_ID name other places.
+    """
+    if importlib.util.find_spec("trackio") is None:
+        return None, "trackio is not installed (pip install trackio)"
+    # `embed` would start a server and show its page in the cell that trains.
+    settings = {"project": project, "group": name, "config": config, "embed": False}
+    reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
+    return _Tracker("trackio", settings), reason
+
+
+class _Tracker:
+    """Events into W&B or trackio, whose functions have the same names.
+
+    W&B cannot take a step back, and trackio would show such steps twice, so each start of a run,
+    and each step back, is a run of its own there in the group of that name.
+    """
+
+    def __init__(self, module: str, settings: dict):
+        self.module = module
         self.settings = settings
         self.run = None
         self.step = math.inf
 
     def __call__(self, event) -> None:
-        import wandb
-
         if event.step <= self.step:
             if self.run is not None:
                 self.run.finish()
             title = f"{self.settings['group']} from step {event.step}"
-            self.run = wandb.init(name=title, **self.settings)
+            self.run = importlib.import_module(self.module).init(name=title, **self.settings)
         self.step = event.step
         self.run.log(scalars(dataclasses.asdict(event)), step=self.step)
         if self.step == event.steps:

@@ -237,5 +237,5 @@ def test_odd_rates_take_a_small_ratio_nearby_and_say_so_once(rate):
 
 def test_a_torchaudio_that_torch_refuses_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchaudio", None)  # an import raises ImportError
-    with pytest.raises(KitError, match=r"pip install torch==.* torchaudio=="):
-        clip.load_torchaudio()
+    with pytest.raises(KitError, match=r"pip install .*torchaudio=="):
+        clip.import_torchaudio()

@@ -16,6 +16,7 @@ import torch
 from helpers import GPT, LINES, opinionated_voice
 from torch import nn
 
+import kit
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import digest
 from kit.base.notes import Note
@@ -90,7 +91,7 @@ def test_the_card_describes_the_folder(voice, folder):
     assert card.settings == OWN
     assert card.model == voice.model.config
     assert (card.sample_rate, card.speakers, card.weights) == (22050, ("alma", "brook"), "fp32")
-    assert card.versions["torch"] == torch.__version__
+    assert card.versions == {"torch": torch.__version__, "kit": kit.__version__}
     assert {p.name for p in folder.iterdir()} == {*FILES, CARD, "README.md"}
     sizes = {name: recorded["bytes"] for name, recorded in card.files.items()}
     assert sizes == {name: (folder / name).stat().st_size for name in FILES}

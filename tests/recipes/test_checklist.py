@@ -3,8 +3,10 @@
 import pytest
 
 from kit.base.run import Run
+from kit.recipes.base_model import MIN_HOURS, RELEASE, START_FROM
 from kit.recipes.evaluate import Checklist
 
+PEOPLE = {"data": "my/recordings", "language": "en"}
 SOUND = {
     "data": {
         "hours": 9.4,
@@ -60,7 +62,7 @@ def test_a_sound_run_passes(run):
 @pytest.mark.parametrize(
     "section, figures, what, fix",
     [
-        ("data", {"hours": 0.2}, "enough recordings", "record more"),
+        ("data", {"hours": 1.2, "source": PEOPLE}, "enough recordings", "BASE_MODEL"),
         ("data", {"refused_percent": 30.0}, "few rejected clips", "ledger.jsonl"),
         ("data", {"alignment": "not judged: it is lost"}, "texts match their sound", "listen"),
         ("text", {"byte_rate": 0.1}, "the tokenizer knows the letters", "stray letters"),
@@ -77,6 +79,27 @@ def test_what_does_not_pass_says_what_to_do(run, section, figures, what, fix):
     run.record(**{section: figures})
     found = to_do(run)
     assert list(found) == [what] and fix in found[what]
+
+
+def test_few_hours_of_a_person_are_named_with_what_was_measured_and_both_base_voices(run):
+    run.record(**SOUND)
+    run.record(data={"hours": 1.2, "source": PEOPLE})
+    warning = to_do(run)["enough recordings"]
+    facts = ("1.20 hours", "1.5 hours", "89 %", "18 %", "estimate", f"{MIN_HOURS:g}")
+    ways = ("BASE_MODEL", RELEASE, "07_finetune_xtts", "export")
+    assert all(fact in warning for fact in (*facts, *ways))
+
+
+def test_enough_hours_the_built_in_corpus_and_a_base_model_are_not_warned_of(run):
+    run.record(**SOUND)
+    run.record(data={"hours": MIN_HOURS, "source": PEOPLE})
+    assert to_do(run) == {}
+    run.record(data={"hours": 0.2, "source": {"data": "", "language": "am"}})
+    assert to_do(run) == {}
+    run.record(data={"source": PEOPLE})
+    assert list(to_do(run)) == ["enough recordings"]
+    (run.folder / START_FROM).write_text("0123 /voices/export", encoding="utf-8")
+    assert to_do(run) == {}
 
 
 def test_a_voice_that_does_not_hear_who_is_to_speak_is_not_ready(run):

@@ -189,6 +189,23 @@ def test_a_refused_drive_is_a_sentence_and_no_end(drive, machine, monkeypatch, c
     assert run.kept is None
 
 
+def test_on_kaggle_runs_are_in_the_folder_that_save_version_keeps(
+    drive, machine, monkeypatch, tmp_path, capsys
+):
+    """Also where Colab's packages are loaded: Kaggle has no Drive."""
+    machine("a")
+    monkeypatch.setattr(start_module, "KAGGLE_OUTPUT", tmp_path / "working")
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
+    monkeypatch.setenv("KIT_MIRROR", "")
+    monkeypatch.setenv("KIT_RUNS", "")
+    run = start("my-voice")
+    assert run.folder == tmp_path / "working" / "runs" / "my-voice" and run.kept is None
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "working" / "runs") in printed and "Save Version" in printed
+    start("my-voice")
+    assert capsys.readouterr().out == "", "it is said once"
+
+
 def test_what_colab_lacks_is_installed_and_nothing_else(monkeypatch, capsys):
     called = []
 

@@ -117,6 +117,8 @@ def test_every_step_says_one_thing_and_draws_itself(prepared):
 def test_the_recordings_are_drawn_and_the_codec_and_worst_clips_can_be_played(prepared):
     check, _, _, codec, _, align, *_ = prepared[1]
     assert check.pictures and f"{CORPUS.utterances + 14} utterances" in str(check)
+    hours = f"{prepared[0].checked.kept_s / 3600:.2f} hours"
+    assert hours in str(check).splitlines()[-1] and "BASE_MODEL" in str(check)
     assert codec.pictures
     captions = [sound.caption for sound in codec.sounds]
     assert captions[0].startswith("recording: ")

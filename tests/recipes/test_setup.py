@@ -56,6 +56,9 @@ def test_every_step_draws_itself_and_the_record_has_what_later_notebooks_read(ru
     }
     assert report["train"]["planned_bytes"] > 1e6
     assert "Next: 01_data_prep, or python -m kit prepare" in str(found[-1])
+    assert "BASE_MODEL" not in str(found[-1])
+    run.record(data={"hours": 1.5, "source": {"data": "my/recordings"}})
+    assert re.search(r"1\.50 hours.*BASE_MODEL", str(Setup(run).summary()))
 
 
 def test_the_picture_of_a_product_names_the_size_that_is_timed(run):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -189,6 +190,60 @@ def test_the_voice_is_left_in_a_folder_that_speaks(report, speaking):
     ]
     assert torch.equal(*waves)
     assert (folder / "programs" / "decode_one.pt2").is_file()
+
+
+def test_two_voices_say_the_same_sentences_side_by_side(report, speaking):
+    compared = speaking.compare()
+    assert list(compared.compared) == ["fp32", "int8"]
+    captions = [[sound.caption for sound in sounds] for sounds in compared.compared.values()]
+    assert captions[0] == captions[1] and captions[0][0] == BREAD
+    assert compared._repr_html_().count("<audio") == 2 * len(captions[0])
+    export = str(speaking.active_run.folder / "export")
+    other = speaking.compare("fp32", export).compared
+    assert len(other[export]) == len(captions[0])
+    with pytest.raises(SpeechError, match=r"'int9' is neither.*Did you mean `int8`"):
+        speaking.compare("int9")
+
+
+def test_the_exported_voice_is_downloaded_as_one_file_that_unpacks_and_speaks(
+    report, speaking, tmp_path, monkeypatch
+):
+    folder = speaking.active_run.folder
+    monkeypatch.chdir(folder.parent)
+    offered = speaking.download()
+    path = folder / "download" / "spoken.zip"
+    assert offered.link == path and f"{path.stat().st_size / 1e6:.1f} MB" in str(offered)
+    assert "href='spoken/download/spoken.zip'" in offered._repr_html_()
+    shutil.unpack_archive(path, tmp_path)
+    assert load_export(tmp_path / "spoken").speakers == speaking.voice.speakers
+    written_ns = path.stat().st_mtime_ns
+    speaking.download()
+    assert path.stat().st_mtime_ns == written_ns
+    speaking.export()
+    speaking.download()
+    assert path.stat().st_mtime_ns > written_ns
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_on_colab_a_button_sends_the_file_to_the_browser(report, speaking, monkeypatch):
+    shown = []
+    sent = []
+    files = SimpleNamespace(download=sent.append)
+    monkeypatch.setitem(sys.modules, "google", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
+    monkeypatch.setattr("kit.notebook.download.display", shown.append)
+    offered = speaking.download()
+    (button,) = shown
+    assert "<a href" not in offered._repr_html_() and "MB" in button.description and not sent
+    button.click()
+    assert sent == [str(speaking.active_run.folder / "download" / "spoken.zip")]
+
+
+def test_without_an_export_nothing_is_downloaded(speaking, tmp_path, monkeypatch):
+    bare = dataclasses.replace(speaking.active_run, folder=tmp_path)
+    monkeypatch.setattr(speaking, "active_run", bare)
+    with pytest.raises(SpeechError, match=r"speaking\.export\(\)"):
+        speaking.download()
 
 
 def test_a_run_without_a_voice_names_the_notebook_to_run(tmp_path, monkeypatch, active_run):

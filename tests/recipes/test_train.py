@@ -342,21 +342,35 @@ def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path
         assert torch.equal(mine, theirs), "whoever listens changes nothing"
 
 
-def test_tensorboard_and_wandb_get_each_step_when_they_are_on(tmp_path, monkeypatch, capsys):
+def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys):
     events = []
-    training = Training(active(tmp_path))
-    monkeypatch.setattr("kit.recipes.train.tensorboard_log", lambda *_: (None, "no TensorBoard"))
-    monkeypatch.setattr(
-        "kit.recipes.train.wandb_log", lambda *asked: (events.append, str(asked[:2]))
-    )
+    for name in ("tensorboard", "wandb", "trackio"):
+        log = lambda *given, name=name: (events.append, f"{name} {given[:2]}")  # noqa: E731
+        monkeypatch.setattr(f"kit.recipes.train.{name}_log", log)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    assert len(training.listeners()) == 2, "attention and samples"
+    none = Training(active(tmp_path / "none", train={"boards": []}))
+    assert len(none.listeners()) == 2, "attention and samples"
+    two = Training(active(tmp_path / "two", train={"boards": ["trackio", "wandb"]}))
+    assert two.listeners()[2:] == (events.append, events.append)
+    reported = capsys.readouterr().out
+    assert "wandb ('voicekit', 'two')\ntrackio ('voicekit', 'two')\n" in reported
+    assert "tensorboard" not in reported
+
+
+def test_wandb_project_alone_still_turns_wandb_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("kit.recipes.train.tensorboard_log", lambda *_: (None, "no TensorBoard"))
+    monkeypatch.setattr("kit.recipes.train.wandb_log", lambda *given: (print, str(given[:2])))
     monkeypatch.setenv("WANDB_PROJECT", "voices")
-    assert training.listeners()[2:] == (events.append,)
-    assert capsys.readouterr().out.split("\n")[-3:-1] == [
-        "no TensorBoard",
-        f"('voices', '{tmp_path.name}')",
-    ]
+    training = Training(active(tmp_path))
+    with pytest.warns(Note, match=r"train.boards: \[tensorboard, wandb\]"):
+        assert training.listeners()[2:] == (print,)
+    reported = capsys.readouterr().out
+    assert "no TensorBoard" in reported and f"('voices', '{tmp_path.name}')" in reported
+
+
+def test_an_unknown_board_is_named(tmp_path):
+    with pytest.raises(KitError, match=r"boards.*'wandbb'.*tensorboard, wandb, trackio"):
+        Training(active(tmp_path, train={"boards": ["wandbb"]}))
 
 
 def test_a_straight_reading_scores_one_and_a_stare_scores_nothing():

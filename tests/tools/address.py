@@ -1,7 +1,8 @@
 """The address of the repository: one value in pyproject.toml, and the places that must repeat it.
 
-`make address URL=https://github.com/OWNER/NAME` writes it everywhere: badges and clone cells cannot
-look it up, as they are used before there is a checkout. Needs the standard library alone.
+`make address URL=https://github.com/OWNER/NAME` writes it everywhere: badges, clone cells and
+pip's commands are used before there is a checkout to look it up in. Needs the standard library
+alone.
 """
 
 import re
@@ -15,7 +16,12 @@ PLACE = re.compile(
     r"((?:https://github\.com|colab\.research\.google\.com/github)/)([\w.-]+/[\w.-]+)"
 )
 # Links to others' repositories, if a text should need one, are left alone: only these are ours.
-OURS = re.compile(r"git clone[^\n]*|colab\.research\.google\.com/github/[^)\s\"]*")
+OURS = re.compile(
+    r"git clone[^\n]*|colab\.research\.google\.com/github/[^)\s\"]*"
+    r"|git\+https://[^`\s\"]*|repository-code: [^\n]*"
+)
+# Beside the notebooks.
+FILES = ("README.md", "docs/running.md", "CITATION.cff", "kit/inference/export.py")
 
 
 def address(root: Path = ROOT) -> str:
@@ -28,7 +34,7 @@ def address(root: Path = ROOT) -> str:
 
 def repeating(root: Path = ROOT) -> list[Path]:
     """The files that repeat it."""
-    return [*sorted((root / "notebooks").glob("*.ipynb")), root / "README.md"]
+    return [*sorted((root / "notebooks").glob("*.ipynb")), *(root / name for name in FILES)]
 
 
 def repeated(text: str) -> list[str]:

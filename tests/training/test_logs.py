@@ -1,9 +1,11 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
+import dataclasses
 import errno
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,14 @@ from paths import python_path
 
 from kit.base.errors import DiskError
 from kit.training.config import StepEvent
-from kit.training.logs import held_out_losses, jsonl_log, read_log, tensorboard_log, wandb_log
+from kit.training.logs import (
+    held_out_losses,
+    jsonl_log,
+    read_log,
+    tensorboard_log,
+    trackio_log,
+    wandb_log,
+)
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
@@ -230,17 +239,69 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
         None,
         "TensorBoard is not installed (pip install tensorboard)",
     )
-    assert wandb_log("kit", "demo", tmp_path)[1] == "W&B is not installed (pip install wandb)"
+    assert wandb_log("kit", "demo", {}, tmp_path) == (
+        None,
+        "W&B is not installed (pip install wandb)",
+    )
+    assert trackio_log("kit", "demo", {}) == (
+        None,
+        "trackio is not installed (pip install trackio)",
+    )
 
 
 @needs_wandb
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    log, reason = wandb_log("kit", "demo", tmp_path, mode="online")
+    log, reason = wandb_log("kit", "demo", {"lr": 1e-4}, tmp_path, mode="online")
     assert "offline" in reason
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+
+
+def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, monkeypatch):
+    """A module with trackio's functions takes its place."""
+    (tmp_path / "trackio.py").write_text(
+        "calls = []\n"
+        "def init(**given):\n"
+        "    calls.append(('init', given))\n"
+        "    return Run()\n"
+        "class Run:\n"
+        "    def log(self, metrics, step): calls.append(('log', metrics, step))\n"
+        "    def finish(self): calls.append(('finish',))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    log, reason = trackio_log("kit", "demo", {"lr": 1e-4})
+    assert "trackio show" in reason and "trackio" not in sys.modules
+    for step in (1, 2, 2, 10):  # back once: two runs
+        log(event(step))
+    calls = sys.modules.pop("trackio").calls
+    assert [call[0] for call in calls] == "init log log finish init log log finish".split()
+    started = [call[1] for call in calls if call[0] == "init"]
+    assert started[0]["project"] == "kit" and started[0]["config"] == {"lr": 1e-4}
+    assert [each["name"] for each in started] == ["demo from step 1", "demo from step 2"]
+    assert calls[1][1]["loss"] == 5.0 and calls[1][2] == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="trackio is not installed")
+def test_the_real_trackio(tmp_path):
+    """In a process of its own: where it writes is decided when it is imported."""
+    code = (
+        "from kit.training.config import StepEvent\n"
+        "from kit.training.logs import trackio_log\n"
+        "log, _ = trackio_log('kit', 'demo', {'lr': 1e-4})\n"
+        f"fields = {dataclasses.asdict(event(1))}\n"
+        "for step in (1, 2, 2, 10): log(StepEvent(**fields | {'step': step}))\n"
+        "import trackio\n"
+        "runs = trackio.Api().runs('kit')\n"
+        "print(sorted(run.name for run in runs))"
+    )
+    environment = dict(os.environ, TRACKIO_DIR=str(tmp_path), PYTHONPATH=os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "['demo from step 1', 'demo from step 2']" in done.stdout.splitlines()
 
 
 def test_held_out_losses_are_those_of_the_weights_there_are():

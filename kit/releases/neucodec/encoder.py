@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.clip import load_torchaudio
+from kit.audio.clip import import_torchaudio
 from kit.base.errors import KitError
 from kit.releases.neucodec.decoder import LEVELS
 from kit.releases.neucodec.files import NeuCodecConfig
@@ -104,7 +104,7 @@ def semantic_features(wave: Tensor) -> Tensor:
 
     Kaldi's filter bank of 16-bit samples, each mel with mean 0 and variance 1 over the clip.
     """
-    mel = load_torchaudio().compliance.kaldi.fbank(
+    mel = import_torchaudio().compliance.kaldi.fbank(
         wave[None].float() * 2**15,
         num_mel_bins=N_MELS,
         sample_frequency=ENCODER_SAMPLE_RATE,

@@ -1,0 +1,229 @@
+"""Export a voice for onnxruntime: `speak_onnx.py` speaks with it, without torch and this kit.
+
+`prompt.onnx` processes a text, `step.onnx` generates a code, `sound.onnx` decodes codes to audio.
+Sampling is outside, in `speak_onnx.py`.
+
+Shapes: T text ids, K latents, P prompt, Q new positions, N positions so far, D width, H heads,
+d = D / H, V code vocabulary.
+"""
+
+import contextlib
+import copy
+import importlib
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kit.audio.mel_codec import MelCodec
+from kit.audio.real_sound import Sound
+from kit.base.errors import KitError
+from kit.base.files import atomic_folder, write_atomic
+from kit.base.formatting import nearest
+from kit.inference.decoder import Decoder, mean_latents
+from kit.inference.export import prepare
+from kit.inference.sampling import GenerateConfig
+from kit.inference.torch_export import Prefill, mask_start_code
+from kit.inference.voice import Voice
+from kit.text.tokenizer import Tokenizer
+
+CARD = "voice-onnx.json"
+SCRIPT = "speak_onnx.py"
+FORMAT = 1  # of the folder
+WEIGHTS = ("fp32", "int8")
+INSTALL = "pip install onnx onnxscript onnxruntime"
+OPSET = 18
+MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
+# Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
+SAMPLING = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float)
+SAMPLING |= dict.fromkeys(("top_k", "seed"), int)
+
+
+class Prompt(Prefill):
+    """`Prefill` with a cache (P, layers, 2, H, d) of the prompt alone."""
+
+    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.prompt(text, latents)
+        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        return run_layers(self.decoder, x, None, later)
+
+
+class Step(nn.Module):
+    """`Decoder.step` for one row: the caller appends `new` to the cache, which is not copied."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, code: Tensor, code_index: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return run_layers(self.decoder, self.decoder.embed(code, code_index), cache, None)
+
+
+def run_layers(
+    decoder: Decoder, x: Tensor, cache: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits (1, V), the state (1, D) and new keys and values (Q, layers, 2, H, d).
+
+    `x` (Q, D) are the new positions, `cache` (N, layers, 2, H, d) those before.
+    """
+    new = []
+    for index, layer in enumerate(decoder.layers):
+        q, *written = layer.qkv(x, 1)  # (1, H, Q, d)
+        new.append(torch.stack([part[0].transpose(0, 1) for part in written], dim=1))
+        if cache is not None:
+            before = cache[:, index].permute(1, 2, 0, 3)  # (2, H, N, d)
+            written = [torch.cat((old[None], part), dim=2) for old, part in zip(before, written)]
+        x = layer.add_heads(x, F.scaled_dot_product_attention(q, *written, attn_mask=mask))
+    state = decoder.final_state(x[-1:])
+    logits = mask_start_code(decoder.code_head(state), decoder.config)
+    return logits, state, torch.stack(new, dim=1)
+
+
+@torch.no_grad()
+def export_onnx(
+    voice: Voice, folder: Path, weights: str = "fp32", sampling: GenerateConfig | None = None
+) -> Path:
+    """Write `voice` to `folder` for onnxruntime, the GPT's matmuls as fp32 or int8.
+
+    `latents.npz` holds the speakers' conditioning latents (speakers, K, D). `sampling` are the
+    recommended settings (None: the defaults); guidance, candidates and retries do not apply.
+    Raises KitError for a missing package and for a voice that ONNX cannot hold.
+    """
+    if weights not in WEIGHTS:
+        known = " or ".join(WEIGHTS)
+        raise KitError(f"ONNX weights are {known}, not {weights!r}.{nearest(weights, WEIGHTS)}")
+    quantization = require_packages()
+    require_supported(voice)
+    model = copy.deepcopy(voice.model).cpu().eval()
+    c = model.config
+    decoder = Decoder(model, traceable=True)  # shares the model's weights
+    latents = []
+    for name in voice.speakers:
+        segments = [mel.cpu() for mel in voice.reference_segments(name)]
+        latents.append(mean_latents(model.conditioner, segments))
+    decoder.conditioner = decoder.text_embedding = decoder.text_position = None
+    one = torch.ones(1, dtype=torch.long)
+    prompt = {"text": one.repeat(5), "latents": torch.zeros(c.latents, c.width)}
+    cache = torch.zeros(9, c.layers, 2, c.heads, c.width // c.heads)
+    step = {"code": one, "code_index": one.clone(), "cache": cache}
+    sound = {"codes": one.repeat(1, 7)}
+    if voice.decodes_from_states:
+        sound["states"] = torch.zeros(1, 7, c.width)
+    outputs = ("logits", "state", "new")
+    with quiet(), atomic_folder(prepare(Path(folder)), (CARD,)) as new:
+        save_graph(new / "prompt.onnx", Prompt(decoder, model), prompt, outputs, {"text": 0})
+        save_graph(new / "step.onnx", Step(decoder), step, outputs, {"cache": 0})
+        lengths = dict.fromkeys(sound, 1)
+        save_graph(new / "sound.onnx", Sound(voice.codec), sound, ("wave",), lengths)
+        if weights == "int8":
+            for name in ("prompt.onnx", "step.onnx"):
+                quantize(quantization, new / name)
+        np.savez(new / "latents.npz", latents=torch.stack(latents).numpy())
+        write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
+        shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
+        card = describe(voice, weights, sampling or GenerateConfig())
+        write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings of torch.onnx and onnxruntime about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def require_packages() -> ModuleType:
+    """Return onnxruntime's quantization. Raises KitError if a package is missing."""
+    try:
+        importlib.import_module("onnxscript")  # torch.onnx needs it
+        return importlib.import_module("onnxruntime.quantization")
+    except ImportError as error:
+        raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
+
+
+def require_supported(voice: Voice) -> None:
+    """Raise KitError for a codec, tokenizer or size that the export does not support."""
+    if not isinstance(voice.codec, MelCodec):
+        kind = voice.codec.config.kind
+        raise KitError(f"The codec `{kind}` has no ONNX export, only the built-in codec `mel` has.")
+    if not isinstance(voice.tokenizer, Tokenizer):
+        raise KitError(
+            "The tokenizer of a released XTTS has no ONNX export, only SentencePiece models have."
+        )
+    if voice.tokenizer.phonemes:
+        raise KitError("A voice of phonemes needs espeak-ng to read: it has no ONNX export.")
+    size = sum(weight.numel() for weight in voice.model.parameters()) * 4
+    if size > MAX_BYTES:
+        raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
+
+
+def save_graph(
+    path: Path, module: nn.Module, inputs: dict, outputs: tuple[str, ...], dynamic: dict[str, int]
+) -> None:
+    """Write `module` as an ONNX graph; `dynamic` names the dimension of an input that varies."""
+    shapes = {name: {} for name in inputs}
+    for name, dimension in dynamic.items():
+        shapes[name] = {dimension: torch.export.Dim.DYNAMIC}
+    torch.onnx.export(
+        module.eval(),
+        kwargs=inputs,
+        f=path,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        dynamic_shapes=shapes,
+        opset_version=OPSET,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def quantize(quantization: ModuleType, path: Path) -> None:
+    """Replace the matmuls with weights in the graph at `path` by int8 ones, a scale per column."""
+    full = path.with_suffix(".fp32")
+    path.rename(full)
+    quantization.quantize_dynamic(
+        full,
+        path,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=True,  # 8 bits overflow on x86 processors without VNNI
+    )
+    full.unlink()
+
+
+def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:
+    """Return the contents of voice-onnx.json."""
+    c = voice.model.config
+    sampling = voice.within(sampling)
+    max_text = c.max_text - 2
+    return {
+        "format_version": FORMAT,
+        "language": voice.language,
+        "speakers": voice.speakers,
+        "sample_rate": voice.codec.sample_rate,  # Hz
+        "weights": weights,
+        "stop_code": c.stop_code,
+        "max_codes": c.max_code - 1,
+        "max_text_ids": min(voice.habits.longest_text or max_text, max_text),
+        "max_codes_per_text_id": sampling.max_codes_per_text_id,
+        "uses_states": voice.decodes_from_states,
+        "sampling": {name: kind(getattr(sampling, name)) for name, kind in SAMPLING.items()},
+    }

@@ -1,0 +1,90 @@
+"""Speak with the exported voice in this folder: python speak_onnx.py "text" --out speech.wav
+
+Text is only composed (NFC) and lower-cased: write figures, abbreviations and signs as words.
+"""
+
+import argparse
+import json
+import re
+import unicodedata
+import wave
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+
+class Voice:
+    def __init__(self, folder):
+        import onnxruntime  # the kit itself does not need it
+
+        self.card = json.loads((folder / "voice-onnx.json").read_text(encoding="utf-8"))
+        self.latents = dict(zip(self.card["speakers"], np.load(folder / "latents.npz")["latents"]))
+        self.tokens = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+        files = [str(folder / f"{name}.onnx") for name in ("prompt", "step", "sound")]
+        self.prompt, self.step, self.sound = map(onnxruntime.InferenceSession, files)
+
+    def ids(self, text):
+        """Return the token ids of `text`, without punctuation that the tokenizer lacks."""
+        text = unicodedata.normalize("NFC", text).lower()
+        raw = (self.tokens.is_byte, self.tokens.is_unknown)
+        lacking = {c for c in text for i in self.tokens.encode(c) if any(test(i) for test in raw)}
+        ids = self.tokens.encode(" ".join("".join(c for c in text if c not in lacking).split()))
+        unknown = "".join(filter(str.isalnum, lacking))
+        if unknown or not any(map(str.isalnum, text)) or len(ids) > self.card["max_text_ids"]:
+            why = f"{len(ids)} tokens, at most {self.card['max_text_ids']}; unknown: {unknown!r}"
+            raise SystemExit(f"Cannot say {text!r} in one sentence ({why}).")
+        return ids
+
+    def codes(self, ids, speaker, settings):
+        """Return codes and the states that predicted them."""
+        limit = min(self.card["max_codes"], int(self.card["max_codes_per_text_id"] * len(ids)) + 40)
+        rng = np.random.default_rng(settings["seed"])
+        logits, state, new = self.prompt.run(None, {"text": ids, "latents": self.latents[speaker]})
+        cache = np.concatenate((new, np.zeros((limit, *new.shape[1:]), new.dtype)))
+        codes, states = [], []
+        while (code := sample(logits[0], codes, settings, rng)) != self.card["stop_code"]:
+            if len(codes) == limit:
+                raise SystemExit("A sentence found no end: shorten it, or try another --seed.")
+            codes.append(code)
+            states.append(state)
+            end = len(new) + len(codes) - 1
+            inputs = {"code": [code], "code_index": [len(codes)], "cache": cache[:end]}
+            logits, state, cache[end : end + 1] = self.step.run(None, inputs)
+        return codes, states
+
+    def speak(self, text, speaker, settings):
+        waves = []
+        for sentence in re.split(r"(?<=[.!?።])\s+|\s*\n\s*", text.strip()):
+            codes, states = self.codes(self.ids(sentence), speaker, settings)
+            more = {"states": np.stack(states, 1)} if codes and self.card["uses_states"] else {}
+            waves += list(self.sound.run(None, {"codes": [codes]} | more)[0]) if codes else []
+            waves.append(np.zeros(self.card["sample_rate"] // 4, np.float32))  # a pause
+        return np.concatenate(waves)
+
+
+def sample(logits, codes, settings, rng):
+    """Return a code after repetition penalty, temperature, top-k and top-p, in this order."""
+    seen, penalty = logits[codes], settings["repetition_penalty"]
+    logits[codes] = np.where(seen > 0, seen / penalty, seen * penalty)
+    order = np.argsort(-logits, kind="stable")[: settings["top_k"] or None]
+    if not settings["temperature"]:
+        return int(order[0])
+    probs = np.exp((logits[order] - logits[order[0]]) / max(settings["temperature"], 1e-6))
+    probs[np.cumsum(probs) - probs > settings["top_p"] * probs.sum()] = 0
+    return int(order[np.argmax(probs / rng.exponential(size=len(probs)))])
+
+
+if __name__ == "__main__":
+    voice = Voice(Path(__file__).parent)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("text")
+    parser.add_argument("--out", default="speech.wav")
+    parser.add_argument("--speaker", choices=voice.latents, default=voice.card["speakers"][0])
+    for name, value in voice.card["sampling"].items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+    options = vars(parser.parse_args())
+    samples = voice.speak(options["text"], options["speaker"], options)
+    with wave.open(options["out"], "wb") as file:
+        file.setparams((1, 2, voice.card["sample_rate"], 0, "NONE", ""))
+        file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())

@@ -1,0 +1,180 @@
+"""The voice in onnxruntime: what it says is what the kit says, in a process without torch."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import wave
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from helpers import CODEC, LINES, opinionated_voice
+
+from kit.__main__ import main
+from kit.audio.codec import make_codec
+from kit.base.errors import KitError
+from kit.inference import speak_onnx
+from kit.inference.export import export_voice
+from kit.inference.onnx_export import export_onnx
+from kit.inference.sampling import GenerateConfig, Noise, candidate_seed, penalize, sample
+
+GREEDY = GenerateConfig(temperature=0)
+SAMPLED = GenerateConfig(temperature=0.9, top_k=12, top_p=0.8, repetition_penalty=1.3, retries=0)
+WITHOUT_TORCH = """
+import runpy, sys
+sys.modules["torch"] = sys.modules["kit"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def made_voice(folder, states=0, **codec):
+    """A random voice whose two speakers differ, with a codec of random weights."""
+    voice = opinionated_voice(folder)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        voice.model.conditioner.gamma *= 100
+        for layer in voice.model.conditioner.layers:
+            layer.to_kv.weight *= 20
+            layer.to_out.weight *= 20
+    codec = make_codec(dataclasses.replace(CODEC, **codec))
+    if states:
+        codec = codec.with_state_inputs(states)
+    for name in ("magnitude_head", "from_state"):
+        if getattr(codec, name) is not None:
+            torch.nn.init.normal_(getattr(codec, name).weight, std=0.3)
+    return dataclasses.replace(voice, codec=codec.eval())
+
+
+@pytest.fixture(scope="module", params=["griffin-lim", "vocoder with states"])
+def voice(request, tmp_path_factory):
+    how = {"vocoder_steps": 1, "vocoder_width": 32, "states": 32}
+    how = how if request.param.startswith("vocoder") else {}
+    return made_voice(tmp_path_factory.mktemp("voice"), **how)
+
+
+@pytest.fixture(scope="module")
+def exported(voice, tmp_path_factory):
+    return export_onnx(voice, tmp_path_factory.mktemp("onnx"), sampling=GREEDY)
+
+
+def settings_of(config):
+    return dataclasses.asdict(config)
+
+
+def spoken(folder, ids, speaker, config):
+    """Codes and waveform by onnxruntime."""
+    voice = speak_onnx.Voice(folder)
+    codes, states = voice.codes(ids, speaker, settings_of(config))
+    inputs = {"codes": [codes]}
+    if voice.card["uses_states"]:
+        inputs["states"] = np.stack(states, 1)
+    return codes, voice.sound.run(None, inputs)[0][0]
+
+
+def test_both_say_the_same(voice, exported):
+    said = set()
+    for text in LINES[:2]:
+        for speaker in voice.speakers:
+            expected = voice.speak([text], speaker, GREEDY)[0]
+            ids = speak_onnx.Voice(exported).ids(text)
+            assert ids == voice.ids(text)
+            codes, sound = spoken(exported, ids, speaker, GREEDY)
+            assert codes == expected.codes.tolist()
+            said.add(tuple(codes))
+            assert expected.wave.abs().max() > 0.01
+            np.testing.assert_allclose(sound, expected.wave, atol=1e-3)
+    assert len(said) == 4, "texts and speakers make no difference"
+
+
+def test_the_same_random_numbers_draw_the_same_codes(voice, exported, monkeypatch):
+    expected = voice.speak([LINES[0]], "alma", SAMPLED)[0]
+    ids = voice.ids(LINES[0])
+
+    class Drawn:
+        noise = Noise([candidate_seed(SAMPLED, ids, 0)], SAMPLED.top_k, torch.device("cpu"))
+
+        def exponential(self, size):
+            return self.noise.next()[0].numpy()
+
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: Drawn())
+    codes, _ = spoken(exported, ids, "alma", SAMPLED)
+    assert codes == expected.codes.tolist()
+
+
+def test_the_filters_are_those_of_the_kit():
+    generator = torch.Generator().manual_seed(0)
+    for config in (SAMPLED, dataclasses.replace(SAMPLED, top_k=0, top_p=1.0), GREEDY):
+        for _ in range(50):
+            logits = 3 * torch.randn(1, 60, generator=generator)
+            codes = torch.randint(60, (9,), generator=generator).tolist()
+            noise = torch.empty(1, config.choices(60)).exponential_(generator=generator)
+            seen = torch.zeros(1, 60, dtype=torch.bool)
+            seen[0, codes] = True
+            penalized = penalize(logits, seen, config.repetition_penalty)
+            wanted = sample(penalized, config, noise if config.temperature else None)
+
+            class Drawn:
+                def exponential(self, size, noise=noise):
+                    return noise[0].numpy()
+
+            got = speak_onnx.sample(logits[0].numpy().copy(), codes, settings_of(config), Drawn())
+            assert got == int(wanted)
+
+
+def run_script(folder, *words):
+    called = [sys.executable, "-c", WITHOUT_TORCH, str(folder / "speak_onnx.py"), *words]
+    return subprocess.run(called, capture_output=True, text=True)
+
+
+def test_the_script_speaks_without_torch(voice, exported, tmp_path):
+    path = tmp_path / "speech.wav"
+    words = (f"{LINES[0]}. {LINES[1]}።", "--speaker", "brook", "--out", str(path))
+    done = run_script(exported, *words)
+    assert done.returncode == 0, done.stderr
+    expected = [voice.speak([text], "brook", GREEDY)[0].wave for text in (f"{LINES[0]}.", LINES[1])]
+    with wave.open(str(path)) as file:
+        assert file.getframerate() == voice.codec.sample_rate
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
+    first = expected[0].clip(-1, 1)
+    np.testing.assert_allclose(samples[: len(first)], first, atol=1e-3)
+    assert len(samples) > len(first) + voice.codec.sample_rate // 4
+
+
+@pytest.mark.parametrize("text, reported", [("日本", "日"), ("...", "..."), (LINES[0] * 9, "15")])
+def test_the_script_says_what_it_cannot_say(exported, text, reported, tmp_path):
+    done = run_script(exported, text, "--out", str(tmp_path / "speech.wav"))
+    assert done.returncode and reported in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "speech.wav").exists()
+
+
+def test_int8_speaks(tmp_path, capsys):
+    voice = made_voice(tmp_path)
+    export_voice(voice, tmp_path / "voice", "fp32", GREEDY)
+    assert main(["onnx", "--voice", str(tmp_path / "voice"), "--dtype", "int8"]) == 0
+    folder = tmp_path / "voice" / "onnx"
+    assert str(folder) in capsys.readouterr().out
+    assert json.loads((folder / "voice-onnx.json").read_text())["weights"] == "int8"
+    for name in ("prompt", "step"):
+        graph = onnx.load(folder / f"{name}.onnx").graph
+        matmuls = [node.op_type for node in graph.node if node.op_type == "MatMulInteger"]
+        assert len(matmuls) == 4 * voice.model.config.layers + 1, name
+    expected = voice.speak([LINES[0]], "alma", GREEDY)[0].codes.tolist()
+    codes, sound = spoken(folder, voice.ids(LINES[0]), "alma", GREEDY)
+    assert codes[:3] == expected[:3]
+    assert np.isfinite(sound).all() and len(sound) == len(codes) * 512
+
+
+def test_what_cannot_be_exported_is_named(voice, tmp_path, monkeypatch):
+    with pytest.raises(KitError, match="int4"):
+        export_onnx(voice, tmp_path / "onnx", "int4")
+    voice.tokenizer.phonemes = "en-us"
+    with pytest.raises(KitError, match="espeak-ng"):
+        export_onnx(voice, tmp_path / "onnx")
+    voice.tokenizer.phonemes = ""
+    monkeypatch.setitem(sys.modules, "onnxruntime.quantization", None)
+    with pytest.raises(KitError, match="pip install onnx onnxscript onnxruntime"):
+        export_onnx(voice, tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
