@@ -208,12 +208,18 @@ def written(result, path: Path):
 
 def serve_steps(run: str, voice: str = "", **how) -> Iterable:
     """Writes nothing: it serves runs/NAME/export, or the exported voice that --voice names."""
-    from kit.base.run import run_folder
-    from kit.recipes.hub import voice_folder
     from kit.recipes.serve import serve
 
-    serve(voice_folder(voice or str(run_folder(run) / "export")), **how)
+    serve(exported_voice(run, voice), **how)
     return ()
+
+
+def exported_voice(run: str, voice: str) -> Path:
+    """Return the folder of the exported voice `voice`, by default of the run."""
+    from kit.base.run import run_folder
+    from kit.recipes.hub import voice_folder
+
+    return voice_folder(voice or str(run_folder(run) / "export"))
 
 
 def transcribe_steps(
@@ -230,12 +236,9 @@ def transcribe_steps(
 
 def onnx_steps(run: str, voice: str = "", **how) -> Iterable:
     """Writes onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names."""
-    from kit.base.run import run_folder
-    from kit.recipes.hub import voice_folder
     from kit.recipes.speak import export_for_onnxruntime
 
-    folder = voice_folder(voice or str(run_folder(run) / "export"))
-    return [export_for_onnxruntime(folder, **how)]
+    return [export_for_onnxruntime(exported_voice(run, voice), **how)]
 
 
 def push_steps(run, to: str = "", **how) -> Iterable:

@@ -5,7 +5,6 @@ weights. They are copied into the run's folder: the original may be deleted.
 """
 
 import dataclasses
-import math
 import os
 import re
 import warnings
@@ -14,11 +13,9 @@ from pathlib import Path
 from kit.audio.codec import Codec, save_codec
 from kit.base.config import build, merge
 from kit.base.errors import KitError
-from kit.base.files import file_digest, make_folder, write_atomic
-from kit.base.hub import fetch_model, fetched
-from kit.base.lock import held
+from kit.base.files import file_digest, write_atomic
 from kit.base.notes import Note
-from kit.base.run import RELEASES_FOLDER, Run, read_run_file
+from kit.base.run import Run, read_run_file
 from kit.base.tensor_file import tensors_sha256
 from kit.inference.export import CARD, load_export
 from kit.inference.voice_files import load_voice
@@ -27,9 +24,8 @@ from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
 from kit.model.warm_start import model_settings, warm_start_model
 from kit.model.weights import WEIGHTS, load_model, save_model, saved_config
-from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.hub import HUB, fetch_export, is_voice
+from kit.recipes.hub import HUB, fetch_export, fetch_once, is_on_hub, is_voice
 from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (
@@ -145,10 +141,6 @@ def too_few_hours(run: Run, hours: float) -> str:
     )
 
 
-def is_on_hub(name: str) -> bool:
-    return name.startswith(HUB)
-
-
 def repository_of(name: str) -> tuple[str, str]:
     """Split `hf://OWNER/NAME@REVISION` into repository and revision, by default that in PINNED.
 
@@ -199,15 +191,7 @@ def fetch_release(runs: Path, name: str) -> tuple[Path, dict]:
     KitError for a wrong name, DownloadError and DiskError if the download fails.
     """
     repository, revision = repository_of(name)
-    owner, model = repository.split("/")
-    folder = runs / RELEASES_FOLDER / f"{owner}--{model}@{revision}"
-    record = fetched(folder, NEEDED)
-    if record:
-        return folder, record
-    lock = make_folder(folder.parent) / f".{folder.name}.lock"
-    with held(lock, f"fetching {name}", math.inf, print):
-        progress = Ticker("bytes downloaded")
-        return folder, fetch_model(repository, revision, NEEDED, folder, progress, WITH_THEM)
+    return fetch_once(repository, revision, runs, NEEDED, WITH_THEM)
 
 
 def require_licence(folder: Path | str, licence: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from kit.base.errors import DownloadError, KitError
+from kit.base.errors import KitError
 from kit.base.files import make_folder
 from kit.base.formatting import shorten
 from kit.base.hub import endpoint, fetch_model, fetched, list_files
@@ -193,46 +193,55 @@ def space_files(folder: Path, repository: str, install: str) -> Path:
     return folder
 
 
+def is_on_hub(name: str) -> bool:
+    return name.startswith(HUB)
+
+
 def voice_folder(name: str, runs: Path | None = None) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
     Downloads it once for all runs in `runs`. Raises KitError if there is none, DownloadError and
     DiskError if the download fails.
     """
-    if not name.startswith(HUB):
+    if not is_on_hub(name):
         folder = Path(name).expanduser()
         if not (folder / CARD).is_file():
             raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    commit, files = list_files(repository, revision or "main")
-    missing = [file for file in EXPORT_FILES if file not in files]
-    if missing:
-        raise DownloadError(
-            f"{name} is no voice of this kit: it has no {missing[0]}. It has {sorted(files)[:8]}."
-        )
+    commit, _ = list_files(repository, revision or "main")
     return fetch_export(repository, commit, runs or run_folder().parent)[0]
 
 
 def is_voice(repository: str, revision: str, runs: Path) -> bool:
     """Return whether the repository holds a voice of this kit, of which one in `runs` is enough."""
-    if fetched(export_copy(repository, revision, runs), EXPORT_FILES):
+    if fetched(copy_of(repository, revision, runs), EXPORT_FILES):
         return True
     return CARD in list_files(repository, revision)[1]
 
 
 def fetch_export(repository: str, revision: str, runs: Path) -> tuple[Path, dict]:
     """Download the exported voice unless it is there; return its folder and download's record."""
-    folder = export_copy(repository, revision, runs)
-    record = fetched(folder, EXPORT_FILES)
+    return fetch_once(repository, revision, runs, EXPORT_FILES, (READER, "README.md"))
+
+
+def fetch_once(
+    repository: str, revision: str, runs: Path, names: tuple[str, ...], optional: tuple[str, ...]
+) -> tuple[Path, dict]:
+    """Download `names`, once for all runs in `runs`; return their folder and download's record.
+
+    Those in `optional` come too where they exist. Waits while another process downloads them.
+    Raises DownloadError and DiskError if the download fails.
+    """
+    folder = copy_of(repository, revision, runs)
+    record = fetched(folder, names)
     if not record:
-        optional = (READER, "README.md")
         lock = make_folder(folder.parent) / f".{folder.name}.lock"
-        with held(lock, f"fetching {repository}", math.inf, print):
+        with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
             progress = Ticker("bytes downloaded")
-            record = fetch_model(repository, revision, EXPORT_FILES, folder, progress, optional)
+            record = fetch_model(repository, revision, names, folder, progress, optional)
     return folder, record
 
 
-def export_copy(repository: str, revision: str, runs: Path) -> Path:
+def copy_of(repository: str, revision: str, runs: Path) -> Path:
     return runs / RELEASES_FOLDER / f"{repository.replace('/', '--')}@{revision}"

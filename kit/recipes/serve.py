@@ -18,6 +18,7 @@ import soundfile
 import torch
 from torch import Tensor
 
+from kit.audio.clip import resampled
 from kit.audio.reference import load_reference
 from kit.base.errors import KitError, SpeechError
 from kit.base.hardware import detect
@@ -294,8 +295,6 @@ def encode(wave: np.ndarray, rate: int, format: str) -> bytes:
         "opus": ("OGG", "OPUS"),
     }[format]
     if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
-        from kit.audio.clip import resampled
-
         wave = resampled(torch.from_numpy(wave), rate, 48_000).numpy()
         rate = 48_000
     soundfile.write(file, np.clip(wave, -1, 1), rate, format=container, subtype=coding)

@@ -174,10 +174,7 @@ class Speaking:
             raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
         voice = self.voices[dtype] if dtype else self.voice
         if reference:
-            rate_hz = voice.codec.input_sample_rate
-            path = Path(reference).expanduser()
-            speaker = path.name
-            voice = voice.with_speaker(speaker, load_reference(str(path), rate_hz), rate_hz)
+            voice, speaker = with_reference(voice, reference)
         return voice.speak([text], speaker, self.sampling)[0]
 
     def sound(self, speech: Speech, caption: str) -> Sound:
@@ -317,6 +314,14 @@ class Speaking:
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
 
 
+def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
+    """Return `voice` with the speaker of the recording `reference`, and that speaker's name."""
+    path = Path(reference).expanduser()
+    rate_hz = voice.codec.input_sample_rate
+    wave = load_reference(str(path), rate_hz)
+    return voice.with_speaker(path.name, wave, rate_hz), path.name
+
+
 def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> Result:
     """Say `text` with the exported voice in the folder `voice`; its sampling settings are used.
 
@@ -325,9 +330,7 @@ def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> 
     settings = read_card(voice).settings
     loaded = load_export(voice, detect().device)
     if reference:
-        speaker = Path(reference).name
-        rate_hz = loaded.codec.input_sample_rate
-        loaded = loaded.with_speaker(speaker, load_reference(reference, rate_hz), rate_hz)
+        loaded, speaker = with_reference(loaded, reference)
     speech = loaded.speak([text], speaker or loaded.speakers[0], settings)[0]
     rate_hz = loaded.codec.sample_rate
     note = remark(speech, settings)
