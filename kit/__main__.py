@@ -1,8 +1,7 @@
 """`python -m kit COMMAND --run NAME`: the notebooks' recipes without a notebook.
 
-Each step of a recipe prints the line that a notebook would show. Ctrl-C stops as the panel's Stop
-does: finished work is kept, and the same command resumes. Recipes are imported only when their
-command runs, so that --help does not wait for torch.
+Each step of a recipe prints the line that a notebook would show. Recipes are imported only when
+their command runs, so that --help does not wait for torch.
 """
 
 import argparse
@@ -21,7 +20,7 @@ Recordings in, a voice out. The commands are the notebooks, in the order in whic
 
 {commands}
 
-`python -m kit COMMAND --help` lists what a command takes and what it writes."""
+Give each --run NAME. `python -m kit COMMAND --help` lists what it takes and what it writes."""
 
 AFTERWARDS = """\
 A run is a folder: runs/NAME, or KIT_RUNS/NAME. Everything is kept there, and finished work is never
@@ -40,25 +39,28 @@ FORMER = {
     "accept_license": "--licence",
     "dtype": "--weights",
 }
-SAVED = "saved with the run, so later commands need not repeat it"
+SAVED = "later commands need not repeat it"
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand: `steps(run, **options)` yields the results of the recipe.
+    """A subcommand: `steps(run, **options)`, NAME_steps, yields the results of the recipe.
 
     Its docstring says what the command writes. An option is an argument of the recipe: name, type,
     placeholder and help. Options that are not given are left to the recipe's defaults.
     """
 
-    name: str
     steps: Callable[..., Iterable]
     purpose: str
-    example: str  # options that most people need
-    options: tuple[tuple[str, Callable, str, str], ...]
+    options: tuple[tuple[str, Callable, str, str], ...] = ()
+    example: str = ""  # options that most people need
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
     needs_run: bool = True  # False: `steps` gets the name of the run, which need not exist
+
+    @property
+    def name(self) -> str:
+        return self.steps.__name__.removesuffix("_steps")
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
@@ -71,7 +73,10 @@ class Command:
         own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False)
         own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
         if self.needs_run:
-            self.add_settings_to(own)
+            own.add_argument("--preset", help="a file of configs/ (KIT_PRESET, or what fits here)")
+            own.add_argument("--use", help=f"balanced, speed, quality, low_memory; {SAVED}")
+            value = {"metavar": "SECTION.KEY=VALUE", "help": f"such as train.lr=1e-4; {SAVED}"}
+            own.add_argument("--set", action="extend", nargs="+", **value)
         own.add_argument("--tables", action="store_true", help="also print the steps' tables")
         for name, kind, metavar, help in self.options:
             flag = "--" + name.replace("_", "-")
@@ -79,22 +84,6 @@ class Command:
             if name in FORMER:
                 how = {"dest": name, "type": kind, "action": FormerOption}
                 own.add_argument(FORMER[name], **how, help=argparse.SUPPRESS)
-
-    @staticmethod
-    def add_settings_to(own) -> None:
-        """Add the options that choose a run's settings."""
-        own.add_argument(
-            "--preset", help="a file of configs/, for a new run (KIT_PRESET, or what fits here)"
-        )
-        uses = "a file of configs/use/ applied over it: balanced, speed, quality, low_memory"
-        own.add_argument("--use", help=f"{uses}; {SAVED}")
-        own.add_argument(
-            "--set",
-            action="extend",
-            nargs="+",
-            metavar="SECTION.KEY=VALUE",
-            help=f"a value of the preset, for instance train.lr=1e-4; {SAVED}",
-        )
 
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with those of its own options that were given."""
@@ -112,7 +101,6 @@ class FormerOption(argparse.Action):
 
 
 def json_object(text: str) -> dict:
-    """Parse `text` as a JSON object. Raises KitError for anything else."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -123,7 +111,6 @@ def json_object(text: str) -> dict:
 
 
 def yes(text: str) -> bool:
-    """Parse a yes or no. Raises KitError for anything else."""
     if text not in ("yes", "no"):
         raise KitError(f"Write yes or no, not {text!r}.")
     return text == "yes"
@@ -184,8 +171,7 @@ def speak_steps(
     speaking = Speaking(run)
     if text is None:
         return speaking.run()
-    result = speaking.say(text, **how)
-    return [written(result, out or run.path("spoken.wav"))]
+    return [written(speaking.say(text, **how), out or run.path("spoken.wav"))]
 
 
 def speak_with(voice: str, text: str | None, out: Path | None, dtype: str = "", **how) -> Iterable:
@@ -227,7 +213,7 @@ def transcribe_steps(
 ) -> Iterable:
     """Writes clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out."""
     from kit.base.run import run_folder
-    from kit.recipes.transcribe import load_whisper, transcribe
+    from kit.recipes.more_data import load_whisper, transcribe
 
     if not (data and out):
         raise KitError("Name the folder of the recordings (--data) and a new one (--out).")
@@ -266,12 +252,10 @@ DURATION = (
 )
 
 COMMANDS = (  # in the order in which they are used
-    Command("setup", setup_steps, "what suits this machine, and whether the run fits", "", ()),
+    Command(setup_steps, "what suits this machine, and whether the run fits"),
     Command(
-        "prepare",
         prepare_steps,
         "check, tokenizer, codec, codes on disk",
-        "--data recordings/",
         (
             *RECORDINGS,
             ("max_rejected_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
@@ -282,14 +266,13 @@ COMMANDS = (  # in the order in which they are used
             ("accept_license", str, "CPML", "that of a released XTTS-v2 as base model (not yet)"),
             ("columns", str, "NAMES", 'of a table: "audio|text|speaker" (by what they hold)'),
         ),
+        example="--data recordings/",
         shared=True,
         own_gpu=False,
     ),
     Command(
-        "benchmark",
         benchmark_steps,
         "which switches pay off here (optional)",
-        "",
         (
             ("steps", int, "N", "optimiser steps timed in a round (the preset's)"),
             ("rounds", int, "N", "interleaved; their median counts (the preset's)"),
@@ -298,37 +281,30 @@ COMMANDS = (  # in the order in which they are used
         ),
     ),
     Command(
-        "train",
         train_steps,
         "the model; resumes where it stopped",
-        "",
         (*DURATION, ("plan", json_object, "JSON", "what a panel has checked (checked here)")),
         shared=True,
     ),
     Command(
-        "finetune",
         finetune_steps,
         "prepare and train, from a released XTTS-v2",
-        "--accept-license CPML",
         (
             *RECORDINGS,
             ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
             ("accept_license", str, "CPML", "accept that of XTTS-v2: no commercial use (not yet)"),
             *DURATION,
         ),
+        example="--accept-license CPML",
     ),
     Command(
-        "evaluate",
         evaluate_steps,
         "is it intelligible?",
-        "",
         (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
     ),
     Command(
-        "speak",
         speak_steps,
         "a sentence as a WAV file; what speech costs",
-        '--text "..."',
         (
             ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
             ("speaker", str, "NAME", "the speaker, with --text (the first)"),
@@ -337,12 +313,11 @@ COMMANDS = (  # in the order in which they are used
             ("out", Path, "FILE", "with --text (spoken.wav in the run's folder)"),
             ("voice", str, "FOLDER", "with --text: an exported voice, or hf://OWNER/NAME"),
         ),
+        example='--text "..."',
     ),
     Command(
-        "serve",
         serve_steps,
         "the voice in a browser, and OpenAI's speech API",
-        "",
         (
             ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
             ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
@@ -352,23 +327,20 @@ COMMANDS = (  # in the order in which they are used
         needs_run=False,
     ),
     Command(
-        "transcribe",
         transcribe_steps,
         "clips and texts from recordings without text",
-        "--data talks/ --out clips/",
         (
             ("data", str, "FOLDER", "the recordings, of any length; they are only read"),
             ("out", str, "FOLDER", "an LJSpeech folder, made or continued"),
             ("language", str, "CODE", "that is spoken, such as am, en, tr (am)"),
             ("whisper", str, "MODEL", "a size, tiny to large-v3, or a folder (small)"),
         ),
+        example="--data talks/ --out clips/",
         needs_run=False,
     ),
     Command(
-        "onnx",
         onnx_steps,
         "the voice for onnxruntime, without torch",
-        "",
         (
             ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
             ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
@@ -376,10 +348,8 @@ COMMANDS = (  # in the order in which they are used
         needs_run=False,
     ),
     Command(
-        "push",
         push_steps,
         "the exported voice to the Hugging Face hub",
-        "--to OWNER/NAME",
         (
             ("to", str, "OWNER/NAME", "the repository, yours; new ones are private"),
             ("public", yes, "yes", "make a new repository public (no)"),
@@ -388,8 +358,9 @@ COMMANDS = (  # in the order in which they are used
             ("space", yes, "yes", "also upload a Space: a page that speaks (no)"),
             ("install", str, "WHAT", "for the Space: what pip installs, such as git+https://..."),
         ),
+        example="--to OWNER/NAME",
     ),
-    Command("checklist", checklist_steps, "what was checked, and what is left to do", "", ()),
+    Command(checklist_steps, "what was checked, and what is left to do"),
 )
 
 
@@ -414,8 +385,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     lines = []
     for command in COMMANDS:
-        example = f"python -m kit {command.name:9} --run mine {command.example}"
-        lines.append(f"  {example:55} {command.purpose}")
+        example = f": {command.example}" if command.example else ""
+        lines.append(f"  python -m kit {command.name:10}  {command.purpose}{example}")
     top = argparse.ArgumentParser(
         prog="voicekit" if Path(sys.argv[0]).stem == "voicekit" else "python -m kit",
         description=INTRODUCTION.format(commands="\n".join(lines)),
@@ -441,7 +412,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
             print_result(result, options.tables)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.active_run import parse_settings
+    from kit.recipes.settings import parse_settings
     from kit.recipes.shared_jobs import broadcast_order, follow_orders
     from kit.training.ranks import join_ranks
 
@@ -476,7 +447,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
 
 def print_result(result, tables: bool) -> None:
     """Print the result's line, and its tables if asked for."""
-    from kit.base.tables import text_grid, text_table
+    from kit.base.formatting import text_grid, text_table
 
     print(result, flush=True)
     if tables and result.grid:

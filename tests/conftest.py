@@ -1,5 +1,6 @@
 """Shared by the tests of kit/. Threads, preset and runs folder are set in ../conftest.py."""
 
+import gc
 import multiprocessing
 import os
 from pathlib import Path
@@ -28,3 +29,8 @@ def processes():
     context.set_forkserver_preload(IMPORTED_ONCE)
     yield context
     os.environ["PYTHONPATH"] = before
+
+
+def pytest_collection_finish() -> None:
+    """Keep `gc.collect`, which frees memory between steps, from searching all that is imported."""
+    gc.freeze()

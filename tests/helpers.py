@@ -24,9 +24,8 @@ from torch.utils.data import DataLoader
 
 from kit.audio.clip import load_wave
 from kit.audio.codec import save_codec
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, save_recognizer
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import alphabet_of
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.hardware import Hardware
 from kit.base.tensor_file import checksum
@@ -37,16 +36,17 @@ from kit.batches.code_stream import CodeStream, validation_batches
 from kit.batches.columns import MemoryColumns
 from kit.batches.encoding import build_cache
 from kit.batches.index import Index, IndexRow, index_columns
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
-from kit.dataset.manifest import check_dataset, write_manifest
+from kit.dataset.manifest import write_manifest
 from kit.dataset.synthetic import CorpusConfig, load_words, make_corpus
 from kit.inference.compiled import CudaGraphSteps
 from kit.inference.decoder import Decoder, DecoderConfig
-from kit.inference.references import Habits, save_references
-from kit.inference.voice import Voice
+from kit.inference.voice import Habits, Voice
+from kit.inference.voice_files import save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate, pack
-from kit.model.warm_start import warm_start_model
+from kit.model.weights import warm_start_model
 from kit.text.espeak import run_module
 from kit.text.tokenizer import Tokenizer
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -454,3 +454,9 @@ def stream_in(folder: str, train: TrainConfig, index: str, shape: dict, workers:
 def train_in(folder: str, train: TrainConfig = TRAIN, values: dict | None = None) -> list:
     """Run a tiny session to its end or its death; also the body of processes that are killed."""
     return list(tiny_session(Path(folder), train).run(values or {"ema": True}, threading.Event()))
+
+
+def unchecked(training):
+    """A recipe's `training`; its `run` leaves out the checks of memory and speed (seconds)."""
+    training.checks = tuple
+    return training

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.batches.cache_files import as_bytes, pack_tensors
+from kit.base.tensor_file import pack_tensors
 from kit.batches.code_shards import shard_clips
-from kit.batches.columns import narrow, save_columns
+from kit.batches.columns import as_bytes, narrow, save_columns
 from kit.batches.index import add_counts
 
 CLIPS = 2000  # a shard

@@ -18,10 +18,9 @@ from torch import Tensor
 from kit.base.torch_file import read_torch_file
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.config import FIXED
 from kit.releases.xtts_v2.dvae import DVAE
 from kit.releases.xtts_v2.model import CLASSES
-from kit.releases.xtts_v2.names import BATCHES, SoundSizes, sound_shapes, to_released
+from kit.releases.xtts_v2.names import BATCHES, FIXED, SoundSizes, sound_shapes, to_released
 
 HOLES = (30, 31)  # ids that no piece has
 START, STOP = 7, 0

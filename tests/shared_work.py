@@ -2,7 +2,7 @@
 
 import pickle
 
-from kit.base.work_group import WorkGroup
+from kit.base.processes import WorkGroup
 
 
 class PretendedGroup(WorkGroup):

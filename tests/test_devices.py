@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kit.audio.codec import mels_and_codes
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
 from kit.base.hardware import on_device, set_cuda_defaults
@@ -43,15 +43,14 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.weights import WEIGHTS, save_model
-from kit.recipes import prepare, shared_jobs
+from kit.recipes import prepare, prepare_parts
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.more_data import LongRecordings
 from kit.recipes.shared_jobs import follow_orders
 from kit.recipes.start import start
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import SampleLog
-from kit.releases.neucodec.codec import NeuCodec
-from kit.releases.neucodec.encoder import encode_clip
+from kit.releases.neucodec.codec import NeuCodec, encode_clip
 from kit.releases.neucodec.files import NeuCodecConfig
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.training.config import TrainConfig
@@ -334,11 +333,11 @@ def test_ranks_share_the_gpus_there_are(run, moves, monkeypatch, rank, wanted):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     group = SimpleNamespace(several=True, world=3)
     shared = dataclasses.replace(run, ranks=group)
-    shared_jobs.recognizer_group(shared).load()
-    shared_jobs.encoding_group(shared, Mel().config, "am").load()
+    prepare_parts.recognizer_group(shared).load()
+    prepare_parts.encoding_group(shared, Mel().config, "am").load()
     assert moves == [("Recognizer", wanted), ("MelCodec", wanted), ("Mel", wanted)]
     moves.clear()
-    shared_jobs.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
+    prepare_parts.recognizer_group(dataclasses.replace(shared, hw=CPU)).load()
     assert moves == [("Recognizer", "cpu")]
 
 

@@ -19,8 +19,8 @@ from kit.base.errors import DiskError
 from kit.base.files import write_atomic
 from kit.base.run import Run
 from kit.dataset.archive import ArchiveConfig, unpack
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.manifest import check_dataset
 from kit.inference.evaluate import save_samples
 from kit.inference.export import export_voice
 

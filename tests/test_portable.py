@@ -17,7 +17,8 @@ import torch
 from helpers import TRAIN, tiny_session, train_in
 from test_notebooks import NOTEBOOKS, code_cells, parse
 
-from kit.inference.references import Habits, load_references, save_references
+from kit.inference.voice import Habits
+from kit.inference.voice_files import load_references, save_references
 from kit.training import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent

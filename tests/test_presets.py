@@ -17,7 +17,7 @@ from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import overlay, recommend
+from kit.tuning.recommend import recommend
 from kit.tuning.session_plan import SessionLimits, on_disk, plan_session, resolve_steps
 from kit.tuning.trials import TrialConfig
 
@@ -70,7 +70,9 @@ def workload(preset: dict, hw: Hardware, **over) -> Workload:
 
 def laid_over(preset: dict, use: str) -> dict:
     """`preset` with the overlay `use` over it; "" is none."""
-    return merge(preset, overlay(use).sections) if use else preset
+    overlay = load_preset(use, CONFIGS / "use") if use else {}
+    overlay.pop("why", None)  # the reasons
+    return merge(preset, overlay)
 
 
 def bases(name: str) -> list[str]:

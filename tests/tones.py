@@ -6,8 +6,8 @@ It goes the whole real way, samples to mels to log-probabilities, in millisecond
 import numpy as np
 import torch
 
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig
 from kit.audio.spectrogram import Mel
 
 RATE = 22050

@@ -1,8 +1,7 @@
 """One recording: read it with every check, or measure it for the data report.
 
-libsndfile silently reads truncated files, bare headers and NaN samples, so every read is checked
-against the header and the file's size (container.py). Libraries that read and resample are imported
-when they are first needed: a voice speaks without them.
+libsndfile silently reads truncated files, bare headers and NaN samples. Libraries that read and
+resample are imported when they are first needed: a voice speaks without them.
 
 Shapes: L samples, C channels, F frames of 20 ms.
 """
@@ -20,9 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kit.base.errors import DatasetError, KitError
+from kit.base.errors import DatasetError, KitError, Note
 from kit.base.formatting import shorten
-from kit.base.notes import Note
 from kit.streams.file import special_file_kind
 
 if TYPE_CHECKING:
@@ -33,14 +31,12 @@ if TYPE_CHECKING:
 
 FRAME_S = 0.02
 KEPT_SILENCE_S = 0.1  # before and after speech; more is neither trained on nor generated
-# Size of a resampling filter table, 16 MB. Common rates need a tenth of it, 44,101 Hz to 22,050 Hz
-# a thousand times as much.
-MAX_FILTER_TAPS = 2**21
+MAX_FILTER_TAPS = 2**21  # of resampling, 16 MB: 44,101 Hz to 22,050 Hz needs a thousand times it
 MAX_SAMPLE = 2.0**31  # times full scale: larger floats are garbage
 # Channels cancel if their mean has less than this of the power that unrelated channels would leave:
 # two of equal level from a correlation of -0.75 on.
 CANCELLING = 0.25
-# Codings whose samples are 16-bit integers: read as such, in a tenth of the time of floats.
+# Read as 16-bit integers, which they are, in a tenth of the time of floats.
 _INT16_SUBTYPES = frozenset({"PCM_16", "PCM_S8", "PCM_U8", "ULAW", "ALAW"})
 # Full scale of 8-bit codings, which end below 1.
 _FULL_SCALE = {"PCM_S8": 0.98, "PCM_U8": 0.98, "ULAW": 0.97, "ALAW": 0.97}
@@ -64,7 +60,7 @@ class ClipMeasure:
     trailing_s: float | None = None
     silence_s: float | None = None  # of all silent frames
     snr_db: float | None = None  # also None for fewer than ten frames
-    digest: str | None = None  # of rate, channels and decoded samples
+    digest: str | None = None  # of rate, channels and decoded samples: SHA-256, 16 hex digits
 
 
 def load_wave(path: str, sample_rate: int) -> "Tensor":
@@ -86,9 +82,8 @@ def resampled(wave: "Tensor", rate: int, new_rate: int) -> "Tensor":
 def import_torchaudio() -> ModuleType:
     """Return the module torchaudio. Raises KitError if it is missing or this torch refuses it.
 
-    A torchaudio before 2.11 works only with the torch of its own number; 2.11 works with every
-    later torch, but 2.11.0 refuses one that was built with another CUDA, 2.11.1 only one of another
-    major number. https://docs.pytorch.org/audio/2.11.0/installation.html
+    One before 2.11 works only with the torch of its own number, 2.11 with every later torch that
+    was built with the same CUDA. https://docs.pytorch.org/audio/2.11.0/installation.html
     """
     import torch
 
@@ -112,10 +107,10 @@ def import_torchaudio() -> ModuleType:
 
 
 def read_clip(path: str) -> tuple[np.ndarray, int]:
-    """Return float32 samples (L,) in [-1, 1], made mono by `to_mono`, and the sample rate.
+    """Return mono float32 samples (L,), scaled down to [-1, 1] if beyond, and the sample rate.
 
-    Float audio beyond full scale is scaled down to it. Raises DatasetError, naming the path, for a
-    file that cannot be decoded, has fewer or more samples than its header says, or NaN samples.
+    Raises DatasetError for a file that cannot be decoded, has fewer or more samples than its header
+    says, or NaN samples.
     """
     with _open_checked(path) as (file, length):
         wave = _read_samples(file, length, path, "float32")
@@ -131,10 +126,7 @@ def to_mono(wave: np.ndarray) -> np.ndarray:
 
 
 def cancelling_channel(wave: np.ndarray) -> int | None:
-    """Return the loudest channel of samples (L, C) that cancel each other in their mean, or None.
-
-    Cancelling is what a stereo recording does when one of its channels is inverted.
-    """
+    """Return the loudest channel of samples (L, C) of which one is the other inverted, or None."""
     channels = wave.shape[1]
     if channels == 1 or len(wave) == 0:
         return None
@@ -148,10 +140,7 @@ def cancelling_channel(wave: np.ndarray) -> int | None:
 def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     """Decode a recording once and return its figures.
 
-    A frame of 20 ms is silent if its RMS is 40 dB below the 95th percentile of all frames, or below
-    -60 dB. The signal-to-noise ratio takes the 10th percentile of the frames' energies as noise and
-    the 90th as speech plus noise: it is too low for clips without a pause, and at most 100 dB. A
-    clip longer than `decode_s` by its header is not decoded. Raises DatasetError as `read_clip`
+    A clip longer than `decode_s` by its header is not decoded. Raises DatasetError as `read_clip`
     does; its cause is an OSError when the file could not be opened.
     """
     with _open_checked(path) as (file, length):
@@ -178,6 +167,8 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
     else:
         mono = wave.mean(1, dtype=np.float32)
     mono *= np.float32(scale)
+    digest = hashlib.sha256(f"{header['rate_hz']} {wave.shape[1]} {wave.dtype}".encode())
+    digest.update(np.ascontiguousarray(wave).data)
     energy = float(mono @ mono) / len(mono)
     dc = float(mono.mean())
     return ClipMeasure(
@@ -189,7 +180,7 @@ def measure_clip(path: str, decode_s: float = 60.0) -> ClipMeasure:
         dc=round(dc, 6),
         rms_db=round(10 * math.log10(max(energy, 1e-12)), 2),
         **_frame_figures(mono, header["rate_hz"]),
-        digest=_digest(wave, header["rate_hz"]),
+        digest=digest.hexdigest()[:16],
     )
 
 
@@ -237,11 +228,7 @@ def _read_samples(file: "SoundFile", length: "AudioLength", path: str, dtype: st
 
 @functools.cache
 def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
-    """Return integers (a, b), a : b close to rate_hz : new_rate_hz, with a small filter table.
-
-    Warns, once per rate, when the ratio is not exact. The error is below 1 / sqrt(MAX_FILTER_TAPS)
-    for all rates: 0.07 %, an eightieth of a semitone.
-    """
+    """Return (a, b), a : b within 0.07 % of rate_hz : new_rate_hz; warns once if not exact."""
     exact = Fraction(rate_hz, new_rate_hz)
     if exact.numerator * exact.denominator <= MAX_FILTER_TAPS:
         return exact.numerator, exact.denominator
@@ -256,15 +243,11 @@ def resampling_ratio(rate_hz: int, new_rate_hz: int) -> tuple[int, int]:
     return near.numerator, near.denominator
 
 
-def _digest(wave: np.ndarray, rate_hz: int) -> str:
-    """Return 16 hex digits of SHA-256, for which most processors have instructions."""
-    digest = hashlib.sha256(f"{rate_hz} {wave.shape[1]} {wave.dtype}".encode())
-    digest.update(np.ascontiguousarray(wave).data)
-    return digest.hexdigest()[:16]
-
-
 def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
-    """Return silence and signal-to-noise ratio from the energies of frames (F,)."""
+    """Return silence and signal-to-noise ratio from the energies of frames.
+
+    A frame is silent if its RMS is 40 dB below the 95th percentile of all frames, or below -60 dB.
+    """
     size = max(int(rate_hz * FRAME_S), 1)
     count = len(mono) // size
     if count == 0:
@@ -284,7 +267,10 @@ def _frame_figures(mono: np.ndarray, rate_hz: int) -> dict:
 
 
 def _snr_db(rising: np.ndarray) -> float:
-    """Return the signal-to-noise ratio of frame energies in rising order (F,)."""
+    """Take the 10th percentile of frame energies (F,) as noise, the 90th as speech plus noise.
+
+    It is too low for clips without a pause, and at most 100 dB.
+    """
     noise = float(rising[int(0.1 * len(rising))])
     speech = float(rising[int(0.9 * len(rising))]) - noise
     if speech <= 0:
@@ -293,10 +279,7 @@ def _snr_db(rising: np.ndarray) -> float:
 
 
 def trim_silence(wave: np.ndarray, rate_hz: int) -> np.ndarray:
-    """Cut silence beyond `KEPT_SILENCE_S` at both ends of a clip (L,).
-
-    A clip that is silent throughout is returned unchanged.
-    """
+    """Cut silence beyond `KEPT_SILENCE_S` at both ends of a clip (L,), unless all is silent."""
     figures = _frame_figures(wave, rate_hz)
     if figures["silence_s"] >= len(wave) / rate_hz - FRAME_S:
         return wave

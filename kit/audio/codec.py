@@ -1,8 +1,5 @@
 """The codec interface: waveform <-> codes, and codecs made, saved and loaded by name.
 
-Preparation, training, evaluation and speech use a codec through `Codec` alone. A new one is a file
-of its own and an entry in `CODECS`.
-
 Shapes: B batch, L samples, N codes, M mels, T mel frames.
 """
 
@@ -17,15 +14,15 @@ import torch
 from torch import Tensor
 
 from kit.audio.clip import resampled
-from kit.audio.fitting import FitSchedule
+from kit.audio.fitting import FitSchedule, Losses
 from kit.audio.spectrogram import Mel, MelConfig, unpadded
-from kit.base.config import build
+from kit.base.config import build, checked
 from kit.base.errors import KitError
 from kit.base.formatting import nearest, shorten
-from kit.base.schema import checked
 from kit.base.tensor_file import load_module, save_module
 
-# `kind` in the settings and in a codec's file -> its class, imported when it is chosen.
+# `kind` in the settings and in a codec's file -> its class, imported when it is chosen. A new codec
+# is a file of its own and a line here.
 CODECS = {
     "mel": "kit.audio.mel_codec:MelCodec",
     "xtts": "kit.releases.xtts_v2.codec:XTTSCodec",
@@ -40,6 +37,9 @@ class CodecConfig(Protocol):
     frame_rate: float  # codes per second
 
 
+Progress = Iterator[tuple[int, int]]  # (step, steps) of a training
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipWithStates:
     """A recording, its codes, and the hidden states from which a model predicted them."""
@@ -52,8 +52,7 @@ class ClipWithStates:
 class Codec(Protocol):
     """An `nn.Module` made of its config, which turns waveforms into codes and back.
 
-    A subclass needs `config_class`, `encode`, `decode` and the attributes without a default. Its
-    weights are trained by `fit`, read by `load_release`, or loaded from its file.
+    A subclass needs `encode`, `decode` and the attributes without a default.
     """
 
     config_class: type  # its `CodecConfig`
@@ -84,7 +83,7 @@ class Codec(Protocol):
 
     @property
     def lookahead(self) -> int:
-        """Codes after a code that can influence its samples (before it: `context`)."""
+        """Codes after a code that can influence its samples."""
         return self.context
 
     def load_release(self, progress: Callable) -> str:
@@ -96,10 +95,7 @@ class Codec(Protocol):
 
     @abstractmethod
     def encode(self, wave: Tensor) -> Tensor:
-        """Mono waveform (B, L) in [-1, 1] at `input_sample_rate` -> codes (B, N).
-
-        Inputs of all methods may be on any device; results are on the codec's.
-        """
+        """Mono waveform (B, L) in [-1, 1], on any device -> codes (B, N) on the codec's."""
 
     def encode_clips(self, waves: list[Tensor]) -> list[Tensor]:
         """Clips (L,) of several lengths -> codes (N,) of each."""
@@ -114,16 +110,12 @@ class Codec(Protocol):
         """Codes (B, N) -> waveform (B, L), of as many `samples`.
 
         `first` is the index of codes[:, 0] in its utterance: a slice with `context` codes around it
-        decodes as in the full utterance. Raises KitError for a code outside the vocabulary. With a
-        `state_width`, it also takes `states` (B, N, `state_width`), each the one that predicted its
-        code, and `speaker` (B, `speaker_width`).
+        decodes as in the full one. With a `state_width`, it also takes `states` (B, N, D), each the
+        one that predicted its code, and `speaker` (B, S). Raises KitError for an unknown code.
         """
 
     def speaker_embedding(self, wave: Tensor, sample_rate: int) -> Tensor:
-        """Return the speaker embedding (`speaker_width`,) of a reference (L,).
-
-        Raises KitError for a reference that is too short or silent.
-        """
+        """Return the embedding (S,) of a reference (L,). Raises KitError if short or silent."""
         raise NotImplementedError
 
     def round_trip(self, wave: Tensor) -> Tensor:
@@ -140,48 +132,25 @@ class Codec(Protocol):
         return None
 
     def fit(
-        self,
-        waves: list[Tensor],
-        device: str,
-        precision: str,
-        seed: int = 0,
-        fit_schedule: FitSchedule | None = None,
-    ) -> Iterator[tuple[int, float]]:
-        """Train on clips (L,), yielding (step, loss); ends on the CPU in eval mode.
-
-        Without a `fit_schedule`, for `config.steps`.
-        """
+        self, waves: list[Tensor], device: str, precision: str, schedule: FitSchedule | None = None
+    ) -> Losses:
+        """Train on clips (L,), yielding (step, loss); ends on the CPU in eval mode."""
         return iter(())
 
-    def train_adversarial(
-        self, waves: list[Tensor], device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        """Train the decoder further against critics, so that it does not blur; codes stay.
-
-        On the clips (L,) of `fit`, yielding (step, steps); nothing if it has no such training.
-        """
+    def train_adversarial(self, waves: list[Tensor], device: str) -> Progress:
+        """Train the decoder further, against critics; yields (step, steps). Codes stay."""
         return iter(())
 
-    def train_vocoder(
-        self, waves: list[Tensor], device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        """Train its vocoder, as `train_adversarial` does its decoder."""
+    def train_vocoder(self, waves: list[Tensor], device: str) -> Progress:
+        """Train its vocoder, yielding (step, steps)."""
         return iter(())
 
     def with_state_inputs(self, width: int) -> "Codec | None":
-        """Return a copy with the same codes whose decoder can learn to use states (..., `width`).
-
-        None if it has no such training.
-        """
+        """Return a copy whose decoder can learn to use states (..., `width`); None if it cannot."""
         return None
 
-    def finetune_decoder(
-        self, clips: list[ClipWithStates], steps: int, device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        """Train the decoder on codes and states, yielding (step, total steps); codes stay.
-
-        `steps` for each part that is trained. Ends on the CPU in eval mode.
-        """
+    def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
+        """Train each part of the decoder on codes and states; yields (step, total steps)."""
         raise NotImplementedError
 
     def decoder_error(self, clips: list[ClipWithStates]) -> float:
@@ -201,8 +170,7 @@ def mels_and_codes(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return log-mels (M, T) by `front_end` and codes (N,) of clips (L,) at `input_sample_rate`.
 
-    If the codec uses the same log-mels, they are computed once. Mels are on the device of
-    `front_end`, codes on the codec's.
+    If the codec uses the same log-mels, they are computed once.
     """
     if codec.mel_config == front_end.config:
         mel, frames = front_end.padded(waves)

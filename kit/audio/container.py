@@ -1,22 +1,23 @@
-"""How many samples a file holds, and how many its header says.
+"""From a file to its samples and its length, with what libsndfile takes on trust checked.
 
-libsndfile trusts both blindly: it reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter
-recording, a FLAC or MP3 only as far as its header says or an estimate goes, the first of two joined
-Ogg files, and a FLAC of unknown length as 13 million years. So containers are checked here.
+It reads a truncated WAV, RF64, W64, AIFF or Ogg as a shorter recording, a FLAC or MP3 only as far
+as its header says or an estimate goes, the first of two joined Ogg files, and a FLAC of unknown
+length as 13 million years. M4A, AAC, WMA and WebM are decoded by PyAV where it is installed.
 """
 
 import contextlib
-import dataclasses
 import io
+import itertools
 import os
+import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import soundfile
 
-from kit.audio.av_formats import decoded_by_av, needs_av
 from kit.audio.mp3 import Mp3Scan, frame_header, scan_mp3
 from kit.base.errors import DatasetError
+from kit.base.files import disk_errors
 
 # Of recordings; their content decides how they are read.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma")
@@ -26,7 +27,6 @@ HEAD_BYTES = 64  # enough to recognise every format
 FLAC = b"fLaC"
 FLAC_TOTAL = range(21, 26)  # bytes of its header with the total frames: 36 bits, 0 is unknown
 FLAC_FRAMES_PER_BYTE = 8192  # at most, for silence: 65,535 frames take at least 10 bytes
-OGG_PAGE_BYTES = 65_307  # at most
 OGG_PAGE_HEAD_BYTES = 27
 OGG_FIRST_PAGE = 2  # flag
 OGG_LAST_PAGE = 4  # flag
@@ -35,10 +35,18 @@ APPARENT_SIZE = 1000  # of an MP3, times its size: no frame is so much larger th
 PLACEHOLDERS = (range(0x7F000000, 0x80000001), range(0xFFFF0000, 0x100000000))
 UNKNOWN_LENGTH = b"\xff" * 4
 DS64_DATA_BYTES = slice(28, 36)  # of an RF64: the data length, too large for the chunk's own field
+# Formats that libsndfile does not read, by their first bytes; those of MP4 begin at its fifth.
+AV_FORMATS = {
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "WMA",
+    b"\x1a\x45\xdf\xa3": "WebM or Matroska",
+    b"#!AMR": "AMR",
+    b"ADIF": "AAC",
+}
+MAX_MISSING_S = 0.25  # of the duration in the header: encoders pad, and round to frames
+SAMPLE_BYTES = 4  # float32
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class Layout(NamedTuple):
     """Where a container's chunks are, and how their lengths are written."""
 
     start: int = 12  # byte of the first chunk
@@ -59,8 +67,7 @@ LAYOUTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AudioLength:
+class AudioLength(NamedTuple):
     """Length of a file in frames (one sample per channel each)."""
 
     frames: int  # found, as far as was checked
@@ -81,9 +88,10 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
         expected = round(frames / probe.share)
         max_frames = MAX_FRAMES
         if probe.head.startswith(FLAC):
-            frames = expected = flac_total(probe.head) or count_frames(probe)
+            total = probe.head[FLAC_TOTAL.start : FLAC_TOTAL.stop]
+            frames = expected = int.from_bytes(total, "big") % 2**36 or _count_frames(probe)
             max_frames = min(MAX_FRAMES, probe.size_bytes * FLAC_FRAMES_PER_BYTE)
-        elif probe.whole_mp3:
+        elif probe.mp3:
             frames = probe.mp3.decodable
             expected = probe.mp3.samples
         if frames > max_frames:
@@ -92,15 +100,12 @@ def open_audio(path: str) -> Iterator[tuple[soundfile.SoundFile, AudioLength]]:
 
 
 def count_decodable(path: str) -> AudioLength:
-    """Return how much of a recording can be decoded, which a FLAC or MP3 header cannot tell.
-
-    Raises as `open_audio` does.
-    """
+    """Return how much can be decoded, which a FLAC or MP3 header cannot tell; raises likewise."""
     with open_audio(path) as (sound, length):
         must_decode = sound.format in ("FLAC", "MP3")
     if length.problem or not must_decode:
         return length
-    frames = count_frames(_probe(path))
+    frames = _count_frames(_probe(path))
     if frames >= length.expected:
         return AudioLength(frames=frames, expected=frames)
     problem = f"truncated: it has {frames:,} of {length.expected:,} samples"
@@ -113,34 +118,21 @@ def duration_s(path: str) -> float:
         return length.expected / sound.samplerate
 
 
-@contextlib.contextmanager
-def open_seekable(path: str, frames: int) -> Iterator[soundfile.SoundFile]:
-    """Open a recording of `frames` frames to read at any position."""
-    probe = _probe(path)
-    with contextlib.ExitStack() as stack:
-        if probe.head.startswith(FLAC):
-            flac = stack.enter_context(_flac_with_total(probe, frames))
-            yield stack.enter_context(soundfile.SoundFile(flac))
-        else:
-            yield stack.enter_context(_decoder(probe))
+def open_seekable(path: str, frames: int) -> contextlib.AbstractContextManager:
+    """Open a recording of `frames` frames as a SoundFile to read at any position."""
+    return _decoder(_probe(path), frames)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Probe:
+class _Probe(NamedTuple):
     """What the bytes of a file say of it, before it is decoded."""
 
     path: str
     head: bytes
     size_bytes: int
     problem: str  # what is missing at the end, as a phrase
-    share: float  # of the sound that is there
-    mp3: Mp3Scan | None
-    zero_length_at: int  # as `_zero_length_at`
-
-    @property
-    def whole_mp3(self) -> bool:
-        """Whether it is an MP3 that libsndfile would not read to its end."""
-        return self.mp3 is not None and not self.mp3.header_is_right
+    share: float = 1.0  # of the sound that is there
+    mp3: Mp3Scan | None = None  # of one that libsndfile would not read to its end
+    zero_length_at: int = 0  # as `_zero_length_at`
 
 
 def _probe(path: str) -> _Probe:
@@ -149,28 +141,25 @@ def _probe(path: str) -> _Probe:
         if size_bytes == 0:
             raise DatasetError(f"{path} is empty (0 bytes)")
         head = file.read(HEAD_BYTES)
-        chunk = data_chunk(file, head)
-        if is_joined(file, head, chunk):
-            raise DatasetError(
-                f"{path} is several recordings joined byte by byte, of which only the first would "
-                "be read: split it, or convert each by itself and join their samples"
-            )
-        problem, share = truncation(file, head, chunk, size_bytes)
-        mp3 = scan_mp3(file) if head.startswith(b"ID3") or frame_header(head, 0) else None
-        if mp3 and not mp3.header_is_right:
-            problem = mp3.problem
-        return _Probe(
-            path=path,
-            head=head,
-            size_bytes=size_bytes,
-            problem=problem,
-            share=share,
-            mp3=mp3,
-            zero_length_at=_zero_length_at(file, head, chunk, size_bytes),
+        found = {"problem": ""}
+        is_joined = False
+        if head.startswith(b"OggS"):
+            is_joined, found["problem"] = _scan_ogg(file, size_bytes)
+        elif head[:4] in LAYOUTS:
+            is_joined, found = _scan_chunks(file, head, size_bytes)
+        elif head.startswith(b"ID3") or frame_header(head, 0):
+            mp3 = scan_mp3(file)
+            if mp3 and not mp3.header_is_right:
+                found = {"problem": mp3.problem, "mp3": mp3}
+    if is_joined:
+        raise DatasetError(
+            f"{path} is several recordings joined byte by byte, of which only the first would be "
+            "read: split it, or convert each by itself and join their samples"
         )
+    return _Probe(path=path, head=head, size_bytes=size_bytes, **found)
 
 
-def count_frames(probe: _Probe) -> int:
+def _count_frames(probe: _Probe) -> int:
     """Count the frames that can be decoded, up to the end or the first damage."""
     frames = 0
     with _decoder(probe) as sound:
@@ -186,18 +175,20 @@ def count_frames(probe: _Probe) -> int:
 
 
 @contextlib.contextmanager
-def _decoder(probe: _Probe) -> Iterator[soundfile.SoundFile]:
-    """Open a file to be read to its end; a FLAC as of unknown length."""
+def _decoder(probe: _Probe, frames: int = 0) -> Iterator[soundfile.SoundFile]:
+    """Open a file to be read to its end; a FLAC as if its header gave `frames`, 0 for unknown."""
     with contextlib.ExitStack() as stack:
         if probe.head.startswith(FLAC):
-            flac = stack.enter_context(_flac_with_total(probe, 0))
-            sound = _ForwardOnly(flac)
-        elif probe.whole_mp3:
-            sound = soundfile.SoundFile(stack.enter_context(WholeMp3(probe.path, probe.mp3)))
-        elif format_name := needs_av(probe.head):
-            sound = stack.enter_context(decoded_by_av(probe.path, format_name))
+            total = bytearray(frames.to_bytes(len(FLAC_TOTAL), "big"))
+            total[0] |= probe.head[FLAC_TOTAL.start] & 0xF0  # the other half has bits per sample
+            flac = stack.enter_context(_PatchedFile(probe.path, FLAC_TOTAL.start, bytes(total)))
+            sound = soundfile.SoundFile(flac) if frames else _ForwardOnly(flac)
+        elif probe.mp3:
+            sound = soundfile.SoundFile(stack.enter_context(_WholeMp3(probe.path, probe.mp3)))
+        elif format_name := _needs_av(probe.head):
+            sound = stack.enter_context(_decoded_by_av(probe.path, format_name))
         elif probe.zero_length_at:
-            wav = PatchedFile(probe.path, probe.zero_length_at, UNKNOWN_LENGTH)
+            wav = _PatchedFile(probe.path, probe.zero_length_at, UNKNOWN_LENGTH)
             sound = soundfile.SoundFile(stack.enter_context(wav))
         else:
             sound = soundfile.SoundFile(probe.path)
@@ -214,7 +205,7 @@ class _ForwardOnly(soundfile.SoundFile):
         return False
 
 
-class PatchedFile(io.FileIO):
+class _PatchedFile(io.FileIO):
     """A file that reads as if it had the bytes `patch` at `position`."""
 
     def __init__(self, path: str, position: int, patch: bytes):
@@ -232,14 +223,7 @@ class PatchedFile(io.FileIO):
         return read_bytes
 
 
-def _flac_with_total(probe: _Probe, total: int) -> PatchedFile:
-    """Return a FLAC whose header reads as if it had `total` frames; 0 means unknown."""
-    patch = bytearray(total.to_bytes(len(FLAC_TOTAL), "big"))
-    patch[0] |= probe.head[FLAC_TOTAL.start] & 0xF0  # the upper half has the bits per sample
-    return PatchedFile(probe.path, FLAC_TOTAL.start, bytes(patch))
-
-
-class WholeMp3(PatchedFile):
+class _WholeMp3(_PatchedFile):
     """An MP3 without its Xing header, that seems so long that any estimate is long enough."""
 
     def __init__(self, path: str, scan: Mp3Scan):
@@ -260,31 +244,28 @@ class WholeMp3(PatchedFile):
         return super().readinto(view[: max(left, 0)])
 
 
-def flac_total(head: bytes) -> int:
-    """Return the total frames in a FLAC's header; 0 if unknown."""
-    return int.from_bytes(head[FLAC_TOTAL.start : FLAC_TOTAL.stop], "big") % 2**36
-
-
-def truncation(
-    file: BinaryIO, head: bytes, chunk: tuple[int, int], size_bytes: int
-) -> tuple[str, float]:
-    """Return what a container lacks at its end ("" for nothing) and the share that is there."""
-    if head.startswith(b"OggS"):
-        problem = "" if ogg_is_complete(file, size_bytes) else "truncated: its last page is missing"
-        return problem, 1.0
-    start, length_bytes = chunk
+def _scan_chunks(file: BinaryIO, head: bytes, size_bytes: int) -> tuple[bool, dict]:
+    """Return whether another recording follows a WAV or AIFF, and the fields of its `_Probe`."""
+    layout = LAYOUTS[head[:4]]
+    start, length_bytes = _data_chunk(file, head)
+    if start == 0:
+        return False, {"problem": ""}
+    if _is_followed(file, head, layout, start + length_bytes):
+        return True, {}
     missing_bytes = start + length_bytes - size_bytes
     # 1 is a missing pad byte. A pipe's writer puts a placeholder where it cannot return.
-    if missing_bytes <= 1 or any(length_bytes in lengths for lengths in PLACEHOLDERS):
-        return "", 1.0
-    problem = f"truncated: {missing_bytes:,} bytes of sound are missing, by its header"
-    return problem, max(length_bytes - missing_bytes, 1) / length_bytes
+    if missing_bytes > 1 and not any(length_bytes in lengths for lengths in PLACEHOLDERS):
+        return False, {
+            "problem": f"truncated: {missing_bytes:,} bytes of sound are missing, by its header",
+            "share": max(length_bytes - missing_bytes, 1) / length_bytes,
+        }
+    is_empty_wav = head.startswith(b"RIFF") and length_bytes == 0
+    zero_length_at = _zero_length_at(file, start, size_bytes) if is_empty_wav else 0
+    return False, {"problem": "", "zero_length_at": zero_length_at}
 
 
-def data_chunk(file: BinaryIO, head: bytes) -> tuple[int, int]:
+def _data_chunk(file: BinaryIO, head: bytes) -> tuple[int, int]:
     """Return first byte and length in bytes of the data chunk; (0, 0) if unknown."""
-    if head[:4] not in LAYOUTS:
-        return 0, 0
     layout = LAYOUTS[head[:4]]
     for name, start, length_bytes in _chunks(file, layout, layout.start):
         if name.startswith(layout.data):
@@ -313,14 +294,11 @@ def _chunks(file: BinaryIO, layout: Layout, position: int) -> Iterator[tuple[byt
         chunk = file.read(head_bytes)
 
 
-def _zero_length_at(file: BinaryIO, head: bytes, chunk: tuple[int, int], size_bytes: int) -> int:
-    """Return the position of the length of a WAV's data chunk if it is 0 and sound follows.
+def _zero_length_at(file: BinaryIO, start: int, size_bytes: int) -> int:
+    """Return the position of a WAV's data length, which is 0, if sound follows at `start`; else 0.
 
     A writer that was killed, or wrote to a pipe, leaves it so; libsndfile would read nothing.
     """
-    start, length_bytes = chunk
-    if not head.startswith(b"RIFF") or start == 0 or length_bytes > 0:
-        return 0
     layout = LAYOUTS[b"RIFF"]
     end = start  # of what follows and may be other chunks
     for name, chunk_start, chunk_bytes in _chunks(file, layout, start):
@@ -331,15 +309,8 @@ def _zero_length_at(file: BinaryIO, head: bytes, chunk: tuple[int, int], size_by
     return start - layout.length_bytes if has_sound else 0
 
 
-def is_joined(file: BinaryIO, head: bytes, chunk: tuple[int, int]) -> bool:
-    """Return whether another recording of the same format follows the first, byte by byte."""
-    if head.startswith(b"OggS"):
-        return _ogg_is_chained(file)
-    start, length_bytes = chunk
-    if start == 0:
-        return False
-    layout = LAYOUTS[head[:4]]
-    end = start + length_bytes
+def _is_followed(file: BinaryIO, head: bytes, layout: Layout, end: int) -> bool:
+    """Return whether another recording of the same format follows byte `end`, or other chunks."""
     file.seek(end)
     if head[:4] in file.read(layout.align + 3):  # with or without padding
         return True
@@ -347,29 +318,89 @@ def is_joined(file: BinaryIO, head: bytes, chunk: tuple[int, int]) -> bool:
     return any(name.startswith(head[:4]) for name, _, _ in _chunks(file, layout, end))
 
 
-def _ogg_is_chained(file: BinaryIO) -> bool:
-    """Return whether a second stream begins after pages of sound."""
+def _scan_ogg(file: BinaryIO, size_bytes: int) -> tuple[bool, str]:
+    """Return whether a second stream follows pages of sound, and what is missing at the end."""
     position = 0
     has_sound = False
+    is_complete = False  # the last page is there, and flagged as the last
     while True:
         file.seek(position)
         page = file.read(OGG_PAGE_HEAD_BYTES + 255)
         if len(page) < OGG_PAGE_HEAD_BYTES or not page.startswith(b"OggS"):
-            return False
+            return False, "" if is_complete else "truncated: its last page is missing"
         is_first = bool(page[5] & OGG_FIRST_PAGE)
         if is_first and has_sound:
-            return True
+            return True, ""
         has_sound = has_sound or not is_first
         segments = page[OGG_PAGE_HEAD_BYTES : OGG_PAGE_HEAD_BYTES + page[26]]
         position += OGG_PAGE_HEAD_BYTES + page[26] + sum(segments)
+        is_complete = bool(page[5] & OGG_LAST_PAGE) and position <= size_bytes
 
 
-def ogg_is_complete(file: BinaryIO, size_bytes: int) -> bool:
-    """Return whether an Ogg file ends with a complete page that is flagged as the last."""
-    file.seek(max(0, size_bytes - OGG_PAGE_BYTES))
-    tail = file.read()
-    page = tail[max(tail.rfind(b"OggS"), 0) :]
-    if len(page) < 27 or not page.startswith(b"OggS"):
-        return False
-    segment_bytes = page[27 : 27 + page[26]]
-    return bool(page[5] & OGG_LAST_PAGE) and 27 + page[26] + sum(segment_bytes) <= len(page)
+# --- formats that need PyAV --------------------------------------------------------------------
+
+
+def _needs_av(head: bytes) -> str:
+    """Return the name of a format that only PyAV reads; "" for others."""
+    if head[4:8] == b"ftyp":
+        return "M4A"
+    if len(head) > 1 and head[0] == 0xFF and head[1] & 0xF6 == 0xF0:  # MP3 has a layer here
+        return "AAC"
+    return next((name for start, name in AV_FORMATS.items() if head.startswith(start)), "")
+
+
+@contextlib.contextmanager
+def _decoded_by_av(path: str, name: str) -> Iterator[soundfile.SoundFile]:
+    """Decode a recording into a temporary file of float32, which can be read at any position."""
+    try:
+        import av
+    except ImportError as error:
+        raise DatasetError(
+            f"{path} is {name}, which needs PyAV: `pip install av`, and run again"
+        ) from error
+
+    with tempfile.TemporaryFile() as samples:
+        try:
+            rate_hz, channels, declared_s = _decode_by_av(path, samples)
+        except av.FFmpegError as error:
+            reason = error.strerror or error
+            raise DatasetError(
+                f"{path} is {name} and truncated or damaged ({reason}): copy or export it again"
+            ) from error
+        seconds = samples.tell() / (SAMPLE_BYTES * channels * rate_hz)
+        if declared_s - seconds > MAX_MISSING_S:
+            raise DatasetError(
+                f"{path} is truncated: it has {seconds:.1f} of {declared_s:.1f} s of sound"
+            )
+        samples.seek(0)
+        options = {"samplerate": rate_hz, "channels": channels}
+        with soundfile.SoundFile(
+            samples, format="RAW", subtype="FLOAT", endian="LITTLE", **options
+        ) as sound:
+            yield sound
+
+
+def _decode_by_av(path: str, samples: BinaryIO) -> tuple[int, int, float]:
+    """Write the first audio stream to `samples`; return its rate, channels and declared seconds."""
+    import av
+
+    with av.open(str(path)) as container:
+        if not container.streams.audio:
+            raise DatasetError(f"{path} has no sound")
+        stream = container.streams.audio[0]
+        # A bare AAC or AMR stream has no duration: it is estimated there.
+        has_duration = container.duration and container.format.name not in ("aac", "amr")
+        declared_s = container.duration / av.time_base if has_duration else 0.0
+        to_float = av.AudioResampler(format="flt")  # rate and channels are the first frame's
+        rate_hz = 0
+        for frame in itertools.chain(container.decode(stream), [None]):  # None: what it holds back
+            if frame and not rate_hz:
+                rate_hz = frame.sample_rate  # of HE-AAC, twice the rate in the header
+                channels = frame.layout.nb_channels
+            blocks = to_float.resample(frame) if rate_hz else []
+            with disk_errors(tempfile.gettempdir()):
+                for block in blocks:
+                    samples.write(block.to_ndarray().astype("<f4").tobytes())
+    if not rate_hz:
+        raise DatasetError(f"{path} is truncated: it has a header and 0 samples")
+    return rate_hz, channels, declared_s

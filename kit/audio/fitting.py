@@ -9,18 +9,20 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from kit.base.config import require_within
-from kit.base.errors import TrainError
-from kit.base.gradients import backward_and_step, loss_scaler
+from kit.base.config import require_least, require_within
+from kit.base.errors import KitError
 from kit.base.hardware import autocast
 
 MAX_OVERFLOWS = 20  # steps in a row that fp16 may overflow while its loss scale settles
 TIMED_STEPS = 20  # after which the duration of the first cycle is predicted
+
+
+Losses = Iterator[tuple[int, float]]  # (step, loss) of a training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,18 +37,16 @@ class FitConfig:
     look_every: int = 100  # steps between evaluations on held-out clips
 
     def __post_init__(self):
-        require_within(self, 2, 1e9, "steps")
-        require_within(self, 0, 1e9, "least_steps")
-        require_within(self, 0, 1e6, "minutes", "good")
+        require_least(self, 2, "steps")
+        require_least(self, 0, "least_steps", "minutes", "good")
         require_within(self, 0, 0.99, "least_gain")
-        require_within(self, 1, 1e9, "look_every")
+        require_least(self, 1, "look_every")
 
 
 class FitSchedule:
     """Decides how many steps a training takes, and records why it ended.
 
-    `evaluate()` returns the held-out metric, lower is better; without it there is one cycle. Unless
-    the time runs out, the end depends on metrics and steps alone, so it is repeatable.
+    `evaluate()` returns the held-out metric, lower is better; without it there is one cycle.
     """
 
     def __init__(
@@ -66,16 +66,8 @@ class FitSchedule:
         self.is_best = False  # whether the last step ended the best cycle so far
         self.losses: list[float] = []
         self.skipped = 0  # steps that overflowed fp16
-        self.reason = ""  # why training ended
+        self.reason = ""  # why training ended; "" while it has not
         self.start_s = clock()
-
-    @property
-    def done(self) -> bool:
-        return bool(self.reason)
-
-    @property
-    def timed_out(self) -> bool:
-        return self.reason == self._time_limit
 
     @property
     def _time_limit(self) -> str:
@@ -84,7 +76,7 @@ class FitSchedule:
     @property
     def figure(self) -> float:
         """The latest held-out metric, or the best cycle's once done; NaN before the first."""
-        if self.done:
+        if self.reason:
             return min(self.cycle_metrics)
         return self.metrics[-1][1] if self.metrics else math.nan
 
@@ -110,7 +102,7 @@ class FitSchedule:
         # The next cycle has twice as many steps, or what time is left for.
         next_steps = min(2 * self.cycle_steps, self._steps_left(2 * self.cycle_steps))
         self.reason = self._reason_to_end(next_steps)
-        if self.done:
+        if self.reason:
             return False
         self.cycle_steps = next_steps
         self.steps += next_steps
@@ -146,9 +138,7 @@ class FitSchedule:
             return self._time_limit if self.config.minutes else "only one cycle was requested"
         return ""
 
-    def follow(
-        self, steps: Iterable[tuple[int, float]], progress: Callable[[int, int, str], None]
-    ) -> dict:
+    def follow(self, steps: Losses, progress: Callable[[int, int, str], None]) -> dict:
         """Train to the end, calling `progress(step, steps, detail)`; returns `record()`."""
         for step, _ in steps:
             metric = f"   held-out {self.figure:.3f}" if self.metrics else ""
@@ -168,7 +158,7 @@ class FitSchedule:
             "steps": self.step,
             "seconds": round(self.clock() - self.start_s, 1),
             "ended": self.reason,
-            "cut_short": self.timed_out,
+            "cut_short": self.reason == self._time_limit,
             "minutes": self.config.minutes,  # the limit
             "overflows": self.skipped,
             "held_out_by_step": [list(pair) for pair in self.metrics],
@@ -185,26 +175,25 @@ def fit_model(
     betas: tuple[float, float],
     warmup_share: float,
     clip_norm: float | None = None,
-) -> Iterator[tuple[int, float]]:
+) -> Losses:
     """Train with AdamW on `batch_loss()` until the schedule ends, yielding (step, loss).
 
-    Moves `model` to `device`, and leaves it on the CPU in eval mode. Raises TrainError when the
+    Moves `model` to `device`, and leaves it on the CPU in eval mode. Raises KitError when the
     loss is not finite (in fp16: for MAX_OVERFLOWS steps in a row).
     """
     model.to(device).train()
-    scaler = loss_scaler(device, precision)
+    scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
     not_finite = 0  # steps in a row
     best_weights = None
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lr, betas=betas, weight_decay=0.01, fused=True
-    )
+    adamw = {"lr": lr, "betas": betas, "weight_decay": 0.01, "fused": True}
+    optimizer = torch.optim.AdamW(model.parameters(), **adamw)
     lr_schedule = one_cycle(optimizer, lr, fit_schedule.cycle_steps, warmup_share)
-    while not fit_schedule.done:
+    while not fit_schedule.reason:
         with autocast(device, precision):
             loss = batch_loss()
         not_finite = 0 if math.isfinite(loss.item()) else not_finite + 1
         if not_finite > (MAX_OVERFLOWS if scaler.is_enabled() else 0):
-            raise TrainError(
+            raise KitError(
                 f"The loss was {loss.item()} at step {fit_schedule.step + 1}. Lower `lr` (now "
                 f"{lr:g}), turn mixed precision off, or look for a recording with absurd samples; "
                 "then run again. This training saved nothing."
@@ -229,3 +218,30 @@ def one_cycle(
     # PyTorch divides by the number of warm-up steps less one, which must not be 0.
     share = warmup_share if warmup_share * steps != 1 else 1.5 / steps
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=share)
+
+
+def backward_and_step(
+    loss: Tensor,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    clip_norm: float | None = None,
+) -> bool:
+    """Run the backward pass of `loss` and one optimizer step; returns whether it was taken.
+
+    With loss scaling for fp16 (Micikevicius et al. 2018).
+    """
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    half = scaler.is_enabled()
+    taken = True
+    if half or clip_norm is not None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+        taken = not half or math.isfinite(norm.item())
+    if clip_norm is not None:
+        nn.utils.clip_grads_with_norm_(params, clip_norm, norm)
+    if taken:
+        optimizer.step()
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return taken

@@ -41,9 +41,8 @@ class FSQ(nn.Module):
     def quantize(self, z: Tensor, noise_share: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return values in [-1, 1] with a straight-through gradient, and their codes.
 
-        A random `noise_share` of the rows get uniform noise one level wide instead of rounding:
-        its gradient is exact, while the straight-through one is an approximation (Balle et al.
-        2017; half of the rows: Parker et al. 2024).
+        A random `noise_share` of the rows get uniform noise one level wide instead of rounding,
+        whose gradient is exact (Balle et al. 2017; half of the rows: Parker et al. 2024).
         """
         top = (self.levels - 1) / 2
         bounded = (torch.tanh(z) + 1) * top  # 0 .. levels - 1

@@ -11,22 +11,34 @@ per code, D width of a model's hidden states.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.adversarial import Comparison, train_adversarial, train_generator
-from kit.audio.codec import ClipWithStates, Codec, require_codes
-from kit.audio.crops import CropShape, StateCrops, crops, state_crops
-from kit.audio.fitting import FitConfig, FitSchedule, fit_model
-from kit.audio.griffin_lim import GriffinLim
+from kit.audio.codec import ClipWithStates, Codec, Progress, require_codes
+from kit.audio.codec_training import (
+    Comparison,
+    CropShape,
+    StateCrops,
+    crops,
+    state_crops,
+    train_adversarial,
+    train_generator,
+)
+from kit.audio.fitting import FitConfig, FitSchedule, Losses, fit_model
 from kit.audio.layers import FSQ, ConvNeXtBlock
 from kit.audio.spectrogram import Mel, MelConfig
-from kit.audio.vocoder import Pair, Vocoder, finetune_vocoder, train_vocoder
-from kit.base.config import require, require_within
+from kit.audio.vocoder import (
+    GriffinLim,
+    Pair,
+    Vocoder,
+    finetune_vocoder,
+    train_vocoder,
+)
+from kit.base.config import require, require_least, require_within
 
 MAX_VOCABULARY = 2**20  # 32 times that of any codec in use
 HELD_OUT_CROPS = 64  # per evaluation
@@ -38,25 +50,26 @@ NOISE_SHARE = 0.5  # of the crops: trained with noise instead of rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MelCodecConfig(FitConfig):
+class MelCodecConfig:
+    # How long it is trained: see FitConfig.
+    steps: int = 1200
+    least_steps: int = 0
+    minutes: float = 20.0
+    good: float = 0.45  # held-out loss, in nats
+    least_gain: float = 0.02
+    look_every: int = 100
     kind: str = "mel"
     sample_rate: int = 22050  # Hz
     n_fft: int = 1024  # samples
     hop_length: int = 256  # samples
     n_mels: int = 80
-    levels: tuple[int, ...] = (
-        8,
-        8,
-        5,
-        5,
-    )  # of each quantised number; the product is the vocabulary
+    # Of each quantised number; the product is the vocabulary.
+    levels: tuple[int, ...] = (8, 8, 5, 5)
     frames_per_code: int = 2  # mel frames
     width: int = 192  # channels
     blocks: int = 3  # residual blocks on each side of the bottleneck
     griffin_lim_iters: int = 24
     magnitude_weight: float = 0.25  # of the log-magnitude loss, relative to the log-mel loss
-    steps: int = 1200  # training steps, at least
-    good: float = 0.45  # held-out loss, in nats, that is good enough
     batch: int = 8  # crops per training step
     crop_frames: int = 48  # mel frames per crop
     lr: float = 4e-3
@@ -78,29 +91,23 @@ class MelCodecConfig(FitConfig):
 
     @property
     def mel_config(self) -> MelConfig:
-        return MelConfig(
-            sample_rate=self.sample_rate,
-            n_fft=self.n_fft,
-            hop_length=self.hop_length,
-            n_mels=self.n_mels,
-        )
+        names = ("sample_rate", "n_fft", "hop_length", "n_mels")
+        return MelConfig(**{name: getattr(self, name) for name in names})
 
     def __post_init__(self):
-        super().__post_init__()
+        FitConfig.__post_init__(self)
         MelConfig.__post_init__(self)
         require_within(self, 2, 1000, "levels")
-        vocabulary = math.prod(self.levels)
-        fits = 2 <= vocabulary <= MAX_VOCABULARY
-        fix = f"the vocabulary must be 2 to {MAX_VOCABULARY} codes, these make {vocabulary}."
+        fits = 2 <= math.prod(self.levels) <= MAX_VOCABULARY
+        fix = f"the vocabulary, their product, must be 2 to {MAX_VOCABULARY} codes."
         require(fits, self, "levels", fix)
         require_within(self, 1, 64, "frames_per_code", "blocks", "vocoder_blocks")
         require_within(self, 1, 8192, "width", "vocoder_width")
         require_within(self, 0, 1000, "griffin_lim_iters")
-        require_within(self, 0, 1e6, "magnitude_weight")
-        require_within(self, 1, 1e6, "batch", "crop_frames")
         require_within(self, 1e-12, 10, "lr")
-        require_within(self, 0, 1e9, "sharpen_steps", "vocoder_steps")
         require_within(self, 0, 8192, "state_width")
+        require_least(self, 0, "magnitude_weight", "sharpen_steps", "vocoder_steps")
+        require_least(self, 1, "batch", "crop_frames")
         divides = self.crop_frames % self.frames_per_code == 0
         require(divides, self, "crop_frames", "must be a multiple of frames_per_code.")
         require(self.frame_rate >= 1, self, "frames_per_code", "makes less than a code a second.")
@@ -117,13 +124,13 @@ class MelCodec(nn.Module, Codec):
         c = config
         f = config.frames_per_code
         self.config = config
-        self.sample_rate = config.sample_rate
-        self.frame_rate = config.frame_rate
-        self.vocab_size = math.prod(config.levels)
-        self.state_width = config.state_width
-        self.mel_config = config.mel_config
-        self.fsq = FSQ(config.levels)
-        self.mel = Mel(config.mel_config)
+        self.sample_rate = c.sample_rate
+        self.frame_rate = c.frame_rate
+        self.vocab_size = math.prod(c.levels)
+        self.state_width = c.state_width
+        self.mel_config = c.mel_config
+        self.fsq = FSQ(c.levels)
+        self.mel = Mel(c.mel_config)
         self.encoder = nn.Sequential(
             nn.Conv1d(c.n_mels, c.width, 5, padding=2),
             ConvNeXtBlock(c.width),
@@ -199,11 +206,7 @@ class MelCodec(nn.Module, Codec):
 
     @torch.inference_mode()
     def decode(
-        self,
-        codes: Tensor,
-        first: int = 0,
-        states: Tensor | None = None,
-        speaker: Tensor | None = None,
+        self, codes: Tensor, first: int = 0, states: Tensor | None = None, speaker: object = None
     ) -> Tensor:
         """Codes (B, N) -> waveform (B, L); `speaker` is not used."""
         codes = codes.to(self.fsq.levels.device)
@@ -264,62 +267,48 @@ class MelCodec(nn.Module, Codec):
 
         return FitSchedule(self.config, held_out_loss)
 
-    def fit(
-        self,
-        waves: list[Tensor],
-        device: str,
-        precision: str,
-        seed: int = 0,
-        fit_schedule: FitSchedule | None = None,
-    ) -> Iterator[tuple[int, float]]:
+    def _draw_crops(self, waves: list[Tensor], device: str) -> Callable[[], Tensor]:
+        """Return a function that draws a batch of crops (B, L)."""
+        generator = torch.Generator().manual_seed(0)
         c = self.config
-        generator = torch.Generator().manual_seed(seed)
-        yield from fit_model(
-            fit_schedule or FitSchedule(c),
-            self,
-            lambda: self.loss(crops(waves, c.crop_samples, c.batch, generator).to(device)),
-            device,
-            precision,
-            lr=c.lr,
-            betas=(0.8, 0.99),
-            warmup_share=0.1,
-        )
+        return lambda: crops(waves, c.crop_samples, c.batch, generator).to(device)
 
-    def train_adversarial(
-        self, waves: list[Tensor], device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        c = self.config
-        generator = torch.Generator().manual_seed(seed)
+    def fit(
+        self, waves: list[Tensor], device: str, precision: str, schedule: FitSchedule | None = None
+    ) -> Losses:
+        draw = self._draw_crops(waves, device)
+        schedule = schedule or FitSchedule(self.config)
+        adamw = {"lr": self.config.lr, "betas": (0.8, 0.99), "warmup_share": 0.1}
+        yield from fit_model(schedule, self, lambda: self.loss(draw()), device, precision, **adamw)
+
+    def train_adversarial(self, waves: list[Tensor], device: str) -> Progress:
+        draw = self._draw_crops(waves, device)
+        total = self.config.sharpen_steps
 
         def compare() -> Comparison:
             with torch.no_grad():
-                wave = crops(waves, c.crop_samples, c.batch, generator).to(device)
-                mel, magnitude = self._crop_spectrograms(wave)
+                mel, magnitude = self._crop_spectrograms(draw())
                 codes = self.quantized(mel)[1]
             return self._compare(mel, magnitude, codes)
 
         with self._training_on(device):
-            parameters = self._decoder_parameters()
-            for step, _ in train_adversarial(parameters, compare, c.sharpen_steps, device, seed):
-                yield step, c.sharpen_steps
+            for step, _ in train_adversarial(self._decoder_parameters(), compare, total, device):
+                yield step, total
 
-    def train_vocoder(
-        self, waves: list[Tensor], device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        c = self.config
-        if not c.vocoder_steps:
+    def train_vocoder(self, waves: list[Tensor], device: str) -> Progress:
+        total = self.config.vocoder_steps
+        if not total:
             return
-        generator = torch.Generator().manual_seed(seed)
+        draw = self._draw_crops(waves, device)
 
         @torch.no_grad()
         def pairs() -> Pair:
-            wave = crops(waves, c.crop_samples, c.batch, generator).to(device)
+            wave = draw()
             return self.log_magnitude_of(self.encode(wave)), wave
 
         with self._training_on(device):
-            steps = train_vocoder(self.vocoder, self.mel, pairs, c.vocoder_steps, device, seed)
-            for step, _ in steps:
-                yield step, c.vocoder_steps
+            for step, _ in train_vocoder(self.vocoder, self.mel, pairs, total, device):
+                yield step, total
 
     def with_state_inputs(self, width: int) -> "MelCodec":
         codec = MelCodec(dataclasses.replace(self.config, state_width=width))
@@ -333,11 +322,9 @@ class MelCodec(nn.Module, Codec):
         codec.load_state_dict(weights)
         return codec.eval()
 
-    def finetune_decoder(
-        self, clips: list[ClipWithStates], steps: int, device: str, seed: int = 0
-    ) -> Iterator[tuple[int, int]]:
+    def finetune_decoder(self, clips: list[ClipWithStates], steps: int, device: str) -> Progress:
         batch = self.config.batch
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         total = 2 * steps if self.vocoder else steps
 
         def compare() -> Comparison:
@@ -352,14 +339,13 @@ class MelCodec(nn.Module, Codec):
         with self._training_on(device):
             parameters = self._decoder_parameters()
             if self.config.sharpen_steps:
-                training = train_adversarial(parameters, compare, steps, device, seed)
+                training = train_adversarial(parameters, compare, steps, device)
             else:
                 training = train_generator(parameters, compare, steps)
             for step, _ in training:
                 yield step, total
             if self.vocoder:  # its input has changed
-                training = finetune_vocoder(self.vocoder, self.mel, pairs, steps, device, seed)
-                for step, _ in training:
+                for step, _ in finetune_vocoder(self.vocoder, self.mel, pairs, steps, device):
                     yield steps + step, total
 
     @contextmanager
@@ -393,7 +379,7 @@ class MelCodec(nn.Module, Codec):
             margin=self._margin * c.hop_length,
         )
         drawn = state_crops(clips, shape, count, generator, dropped_share)
-        return drawn.to(self.fsq.levels.device)
+        return StateCrops(*(part.to(self.fsq.levels.device) for part in drawn))
 
     @property
     def _margin(self) -> int:

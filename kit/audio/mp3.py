@@ -1,16 +1,13 @@
 """How much sound an MP3 holds, counted by its frames.
 
-libsndfile reads an MP3 as far as its Xing header says, and estimates the length from the first
-frame where there is no such header: of two joined files it reads one, of a variable bit rate any
-part.
+libsndfile reads an MP3 as far as its Xing header says, or estimates the length from the first
+frame: of two joined files it reads one, of a variable bit rate any part.
 """
 
-import dataclasses
 import functools
 import mmap
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
-HEADER_BYTES = 4
 KBITS = {  # of each bit rate index from 1, by (is MPEG 1, layer)
     (True, 1): range(32, 449, 32),
     (True, 2): (32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384),
@@ -24,8 +21,7 @@ RATE_DIVISORS = {3: 1, 2: 2, 0: 4}  # by the version's bits: MPEG 1, 2 and 2.5
 MAX_GAP_BYTES = 1000  # that libsndfile's decoder skips between two frames
 
 
-@dataclasses.dataclass(frozen=True)
-class FrameHeader:
+class FrameHeader(NamedTuple):
     size_bytes: int
     samples: int  # per channel
     rate_hz: int
@@ -33,8 +29,7 @@ class FrameHeader:
     side_bytes: int  # header and side information, which a Xing header follows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mp3Scan:
+class Mp3Scan(NamedTuple):
     """The audio frames of an MP3; samples are per channel."""
 
     samples: int  # of all frames, a wrong Xing header's own included
@@ -48,17 +43,15 @@ class Mp3Scan:
 def scan_mp3(file: BinaryIO) -> Mp3Scan | None:
     """Return the frames of an MP3; None for another format, or a free bit rate."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        position = 0
-        while length := _tag_bytes(data, position):
-            position += length
+        position = _skip_tags(data, 0)
         first = frame_header(data, position)
         if first is None or not _is_frame(data, position, first):
             return None
-        xing_at, declared = _xing(data, position, first)
-        return _walk(data, position, first, xing_at, declared)
+        return _walk(data, position, first)
 
 
-def _walk(data: mmap.mmap, start: int, first: FrameHeader, xing_at: int, declared: int) -> Mp3Scan:
+def _walk(data: mmap.mmap, start: int, first: FrameHeader) -> Mp3Scan:
+    xing_at, declared = _xing(data, start, first)
     size_bytes = len(data)
     position = end = start
     frames = 0
@@ -78,7 +71,7 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader, xing_at: int, declare
                 f"joined from recordings of {first.rate_hz:,} Hz in {first.channels} channels and "
                 f"{header.rate_hz:,} Hz in {header.channels}: split it, or convert it to WAV"
             )
-        elif position - end > MAX_GAP_BYTES and not _only_tags(data, end, position):
+        elif position - end > MAX_GAP_BYTES and _skip_tags(data, end) != position:
             damage = f"damaged: {position - end:,} bytes at byte {end:,} are no MP3 frames"
         if damage and not problem:
             problem = damage
@@ -100,7 +93,7 @@ def _walk(data: mmap.mmap, start: int, first: FrameHeader, xing_at: int, declare
 
 def frame_header(data: bytes, position: int) -> FrameHeader | None:
     """Parse the four bytes at `position`; None if no frame of a known size begins there."""
-    return _parsed(int.from_bytes(data[position : position + HEADER_BYTES], "big"))
+    return _parsed(int.from_bytes(data[position : position + 4], "big"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,10 +151,10 @@ def _tag_bytes(data: mmap.mmap, position: int) -> int:
     return 0
 
 
-def _only_tags(data: mmap.mmap, position: int, end: int) -> bool:
-    while position < end and (length := _tag_bytes(data, position)):
+def _skip_tags(data: mmap.mmap, position: int) -> int:
+    while length := _tag_bytes(data, position):
         position += length
-    return position == end
+    return position
 
 
 def _gap_bytes(data: mmap.mmap, position: int) -> int:

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from kit.audio.clip import load_wave, measure_clip, resampled
 from kit.audio.spectrogram import Mel
-from kit.base.errors import SpeechError
-from kit.base.notes import Note
+from kit.base.errors import Note, SpeechError
 
+# As XTTS-v2 takes them: its `gpt_cond_len` and `gpt_cond_chunk_len`.
+LONGEST_S = 30.0
+PIECE_S = 4.0
 MIN_PIECE_S = 0.33  # shorter remainders are dropped
 MIN_PEAK = 0.005  # of full scale
 
 
-def load_reference(path: str, sample_rate: int, longest_s: float = 30.0) -> Tensor:
-    """Return the first `longest_s` seconds (L,) of a recording, mono, at `sample_rate`.
+def load_reference(path: str, sample_rate: int) -> Tensor:
+    """Return the first `LONGEST_S` seconds (L,) of a recording, mono, at `sample_rate`.
 
     Raises DatasetError for a file that cannot be read, and SpeechError as `require_reference` does.
     """
@@ -29,7 +31,7 @@ def load_reference(path: str, sample_rate: int, longest_s: float = 30.0) -> Tens
             category=Note,
             stacklevel=2,
         )
-    wave = load_wave(path, sample_rate)[: round(longest_s * sample_rate)]
+    wave = load_wave(path, sample_rate)[: round(LONGEST_S * sample_rate)]
     require_reference(wave, sample_rate, str(path))
     return wave
 
@@ -57,26 +59,17 @@ def require_reference(wave: Tensor, sample_rate: int, name: str = "The reference
         )
 
 
-def reference_mels(
-    wave: Tensor, sample_rate: int, front_end: Mel, longest_s: float = 30.0, piece_s: float = 4.0
-) -> list[Tensor]:
-    """Return log-mels (M, T) of consecutive pieces of a reference (L,), as XTTS-v2 takes them.
-
-    The model averages its conditioning over the pieces. The defaults are those of the release's
-    configuration (`gpt_cond_len`, `gpt_cond_chunk_len`). Raises SpeechError as `require_reference`.
-    """
+def reference_mels(wave: Tensor, sample_rate: int, front_end: Mel) -> list[Tensor]:
+    """Return log-mels (M, T) of pieces of a reference (L,); raises as `require_reference` does."""
     require_reference(wave, sample_rate)
     rate = front_end.config.sample_rate
-    wave = resampled(wave, sample_rate, rate)[: round(longest_s * rate)]
-    pieces = wave.split(round(piece_s * rate))
+    wave = resampled(wave, sample_rate, rate)[: round(LONGEST_S * rate)]
+    pieces = wave.split(round(PIECE_S * rate))
     return [front_end.clip_mel(piece, rate) for piece in pieces if len(piece) >= MIN_PIECE_S * rate]
 
 
 def reference_mel(mel: Tensor, frames: int) -> Tensor:
-    """Return the loudest `frames` in a row of a log-mel (M, T), which is repeated if shorter.
-
-    The middle would be a pause in one of ten recordings.
-    """
+    """Return the loudest `frames` in a row of a log-mel (M, T), which is repeated if shorter."""
     while mel.shape[-1] < frames:
         mel = torch.cat((mel, mel), dim=-1)
     loudness = mel.mean(dim=0).unfold(0, frames, 1).mean(dim=1)

@@ -1,7 +1,6 @@
 """Waveform -> log-mel and log-magnitude spectrograms, with torch alone.
 
-One front end for the recogniser, the voice references and the pictures; a codec may use another. It
-does without torchaudio, whose every release needs one release of torch: voices outlive that.
+Every release of torchaudio needs one release of torch; voices outlive that.
 
 Shapes: B batch, L samples, T frames, F frequency bins, M mels.
 """
@@ -137,24 +136,17 @@ def front_end_config(values: dict) -> MelConfig:
     kind = str(values.pop("kind", "mel"))
     if kind not in FRONT_ENDS:
         raise KitError(f"There is no front end `{shorten(kind, 40)}`.{nearest(kind, FRONT_ENDS)}")
-    return build(front_end_class(kind).config_class, values)
+    return build(pkgutil.resolve_name(FRONT_ENDS[kind]).config_class, values)
 
 
 def make_front_end(config: MelConfig) -> Mel:
-    return front_end_class(front_end_kind(config))(config)
-
-
-def front_end_class(kind: str) -> type:
-    return pkgutil.resolve_name(FRONT_ENDS[kind])
-
-
-def front_end_kind(config: MelConfig) -> str:
-    return getattr(config, "kind", "mel")
+    kind = getattr(config, "kind", "mel")
+    return pkgutil.resolve_name(FRONT_ENDS[kind])(config)
 
 
 def recognizer_mel(config: MelConfig) -> MelConfig:
     """Return the recogniser's log-mels: those of the references, unless they are XTTS's."""
-    return config if front_end_kind(config) == "mel" else DEFAULT_MEL
+    return config if getattr(config, "kind", "mel") == "mel" else DEFAULT_MEL
 
 
 def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
@@ -167,10 +159,7 @@ def filters(sample_rate: int, n_fft: int, n_mels: int) -> Tensor:
 
 
 def triangles(hz: Tensor, sample_rate: int, n_fft: int) -> Tensor:
-    """Return filters (F, M) of equal area, each over three neighbours of `hz` (M + 2,).
-
-    A filter rises from the first frequency to the second and falls to the third.
-    """
+    """Return filters (F, M) of equal area, each over three neighbours of `hz` (M + 2,)."""
     left = hz[:-2]
     middle = hz[1:-1]
     right = hz[2:]

@@ -21,10 +21,9 @@ class AudioStream:
     ...     play(stream.push(codes))
     >>> play(stream.finish())
 
-    With a `speaker` (S,), each push also passes the hidden states of its codes. `first` and
-    `longest` count codes: the first piece comes once `lookahead` + `first` codes are known, and
-    every further one is twice as long, up to `longest`. Short pieces come sooner, long ones cost
-    less, because the codes around each are decoded again.
+    With a `speaker` (S,), each push also passes the hidden states of its codes. The first piece
+    comes once `lookahead` + `first` codes are known, and every further one is twice as long, up to
+    `longest` codes: short pieces come sooner, long ones cost less.
     """
 
     def __init__(

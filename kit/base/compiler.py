@@ -1,7 +1,4 @@
-"""torch.compile and CUDA graphs: whether this machine has them, and the compiler's settings.
-
-Tuning times several kernels for each matmul and keeps the fastest in the compiler's disk cache.
-"""
+"""torch.compile and CUDA graphs: whether this machine has them, and the compiler's settings."""
 
 import contextlib
 import functools
@@ -54,8 +51,8 @@ def will_compile(asked: bool, device: torch.device) -> tuple[bool, str]:
 def compiler_available(device: str, capability: tuple | None = None) -> Choice:
     """Whether `torch.compile` can work for `device` ("cuda" or "cpu"): "yes" or "no".
 
-    `capability` is the GPU's. The compiler writes C++ for a CPU and Triton for a GPU; both also
-    need Python's header, because the result is loaded as a module.
+    It writes C++ for a CPU and Triton for a GPU of this `capability`; both also need Python's
+    header, because the result is loaded as a module.
     """
     if device not in ("cuda", "cpu"):
         raise ValueError(f'device is {device!r}: name "cuda" or "cpu".')
@@ -106,7 +103,6 @@ def _header_missing() -> str:
 
 
 def python_header() -> Path:
-    """The header that every module compiled for this Python includes."""
     return Path(sysconfig.get_path("include")) / "Python.h"
 
 
@@ -115,8 +111,7 @@ def keep_device_guard() -> None:
     """Let several threads compile or export one after the other.
 
     torch 2.11 without a GPU frees what the first thread that compiles has set for the whole process
-    when that thread ends, and the next one crashes (pytorch#178950). Here a thread that never ends
-    sets it first. Needed for speaking, which a server may do from any thread.
+    when that thread ends, and the next one crashes (pytorch#178950): one that never ends sets it.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # torch 2.9 has none
     if ensure is None:
@@ -141,10 +136,9 @@ def compiler_error(error: BaseException) -> str:
 
 
 def compiler_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions to catch around compiled code, which may compile or tune kernels.
+    """The exceptions to catch around compiled code; no compiler is imported for this.
 
-    Nearly all of Dynamo's and Inductor's are RuntimeErrors, and so is running out of memory;
-    Triton's are not. No compiler is imported for this.
+    Nearly all of Dynamo's and Inductor's are RuntimeErrors, and so is running out of memory.
     """
     raised = [
         getattr(sys.modules[module], name)
@@ -160,10 +154,7 @@ def not_compiled_note(reason: str) -> str:
 
 @functools.cache
 def detect_vector_isa() -> None:
-    """Let torch's compiler detect this CPU's instruction sets: half a second, once.
-
-    A C++ compiler that does not work is ignored here; compiling itself reports it.
-    """
+    """Let torch's compiler detect this CPU's instruction sets: half a second, once."""
     from torch._inductor.cpu_vec_isa import VecISA, valid_vec_isa_list  # takes a second to import
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -174,7 +165,7 @@ def detect_vector_isa() -> None:
         with torch._inductor.config.patch(ISA_OK):
             valid_vec_isa_list()
     except InvalidCxxCompiler:
-        pass
+        pass  # compiling itself reports it
     finally:
         if given:
             VecISA._avx_py_load = given
@@ -184,8 +175,7 @@ def detect_vector_isa() -> None:
 def quiet_inductor(weights: str = "", **settings) -> Iterator[None]:
     """Set the compiler's `settings` for the block and hide its output on stderr.
 
-    `weights` is the checksum of frozen weights: without it, the compiler's disk cache would mix up
-    models of the same shape.
+    `weights` is the checksum of frozen weights: the disk cache must not mix up models of a shape.
     """
     detect_vector_isa()
     quick = ISA_OK | {"autotune_num_choices_displayed": 0}
@@ -211,8 +201,7 @@ def gpu_tuning(capability: tuple) -> dict[str, bool]:
     """Inductor's settings for the fastest kernels on a GPU of this compute capability.
 
     With coordinate descent tuning, a row times an int8 matrix is one kernel that dequantises as it
-    reads. Autotuning tries Triton's matmul templates, whose `tl.dot` Triton 3.3 no longer has for
-    Turing (triton#5066): only from 8.0 on.
+    reads. Autotuning needs `tl.dot`, which Triton 3.3 no longer has for Turing (triton#5066).
     """
     return {"coordinate_descent_tuning": True, "max_autotune": capability >= (8, 0)}
 
@@ -220,8 +209,8 @@ def gpu_tuning(capability: tuple) -> dict[str, bool]:
 def capture_graph(work: Callable[[], Made], pool=None) -> tuple[torch.cuda.CUDAGraph, Made]:
     """Capture `work` as a CUDA graph; returns it and the tensors that hold its result.
 
-    `pool` is the memory pool of another graph, to share it. Such graphs must not run at the same
-    time, and the result of one must be copied before another is replayed.
+    Graphs that share the memory `pool` of another must not run at the same time, and the result of
+    one must be copied before another is replayed.
     """
     stream = warm_up_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())

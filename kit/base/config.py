@@ -1,28 +1,30 @@
-"""Plain YAML in, small frozen dataclasses out.
+"""Plain YAML or JSON in, small frozen dataclasses out.
 
-A preset is a YAML file of plain values, one section per concern (`corpus`, `codec`, `model`,
-`train` ...). Each dataclass lives beside the code that reads it; this file only fills them in,
-and turns a misspelt key or a wrong type into a sentence. Former names
-of settings (`RENAMED`) are read, too.
+A preset is a YAML file of sections; each dataclass lives beside the code that reads it. Voices come
+from other people, so JSON in their files is `checked` against a table before it is used.
 """
 
 import dataclasses
+import json
+import math
 import types
 import typing
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.errors import KitError
-from kit.base.formatting import nearest, shorten
-from kit.base.notes import Note
+from kit.base.errors import KitError, Note
+from kit.base.formatting import join_names, nearest, shorten
 
 MAX_SEED = 2**63 - 1  # that every generator of random numbers takes
+MAX_DEPTH = 10  # of objects and lists within each other; the kit's own headers have four
+MAX_KEYS = 200  # of an object that becomes a dataclass
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds kit/
 # In an installed package the presets are inside kit/.
 IS_CHECKOUT = not (ROOT / "kit" / "configs").is_dir()
 CONFIGS = ROOT / "configs" if IS_CHECKOUT else ROOT / "kit" / "configs"
 
-# Former names of sections and settings, which are still read: see `rename_settings`.
+# Former names of sections and settings, which `rename_settings` reads.
 RENAMED = {
     "promise": "time_budget",
     "promise.least_steps": "time_budget.min_steps",
@@ -45,15 +47,14 @@ RENAMED = {
 }
 REMOVED = {
     "speed.parallel": "every process trains the whole model, and torchrun's --nproc-per-node says "
-    "how many there are",
+    "how many there are"
 }
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
     """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
 
-    `below` are the presets that lead here by extending. Raises KitError for an unknown preset,
-    unreadable YAML, a file that is not sections, or presets that extend each other in a ring.
+    `below` are the presets that lead here by extending. Raises KitError.
     """
     path = Path(folder) / f"{name}.yaml"
     if name in below:
@@ -83,7 +84,7 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
 
 
 def read_yaml(path: Path):
-    """The plain values in a YAML file. Raises KitError where it holds anything else.
+    """The plain values in a YAML file; KitError for others.
 
     Anchors are refused: with them a file can hold itself, or grow a thousandfold when it is read.
     """
@@ -109,10 +110,9 @@ def read_yaml(path: Path):
 
 
 def rename_settings(sections: dict, where: str = "") -> dict:
-    """Return `sections` with the present names of renamed settings, and without removed ones.
+    """Return `sections` with the present names of settings; a Note says each, and `where` it was.
 
-    A Note says the new name of each, and `where` it was read. A setting that has both names keeps
-    the value of its new one.
+    A setting that has both names keeps the value of its new one; removed ones are left out.
     """
     prefix = f"{where}: " if where else ""
     renamed = {}
@@ -140,10 +140,7 @@ def rename_settings(sections: dict, where: str = "") -> dict:
 
 
 def by_former_names(section: str, config) -> dict:
-    """Return the values of dataclass `config` by the names that the settings of `section` had.
-
-    Digests of them still match those that earlier versions saved.
-    """
+    """Return the values of `config` by former names: digests match those of earlier versions."""
     former = {new: old for old, new in RENAMED.items()}
     return {
         former.get(f"{section}.{key}", f"{section}.{key}").partition(".")[2]: value
@@ -152,10 +149,7 @@ def by_former_names(section: str, config) -> dict:
 
 
 def merge(base: dict, over: dict) -> dict:
-    """`base` with `over` laid on top, section by section; neither is changed.
-
-    A section of another `kind` takes the place of the one below, whose settings mean nothing to it.
-    """
+    """`base` with `over` laid on top, section by section; a section of another `kind` replaces."""
     if "kind" in base and over.get("kind", base["kind"]) != base["kind"]:
         return dict(over)
     merged = dict(base)
@@ -171,8 +165,7 @@ def build(cls, values: dict | None = None, **over):
     Lists become tuples. Raises KitError for an unknown key (naming the nearest known one),
     for a value of the wrong type, and for whatever the class's own `__post_init__` refuses.
     """
-    values = dict(values or {})
-    values.update(over)
+    values = {**(values or {}), **over}
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
@@ -219,17 +212,83 @@ def require(ok: bool, config, field: str, fix: str) -> None:
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:
-    """Raise KitError unless each of `fields` is a number from `least` to `most`.
+    """Raise KitError unless `fields`, or their entries, are None or numbers in these bounds."""
+    fix = f"must lie in {_plain(least)} to {_plain(most)}."
+    _require_numbers(config, lambda number: least <= number <= most, fix, fields)
 
-    All entries of a tuple must be. None is accepted, NaN is not.
-    """
+
+def require_least(config, least: float, *fields: str) -> None:
+    """Raise KitError unless each of `fields` is a finite number of `least` or more."""
+    fix = f"must be {_plain(least)} or more."
+    _require_numbers(config, lambda number: least <= number < math.inf, fix, fields)
+
+
+def _require_numbers(config, fits: Callable, fix: str, fields: tuple[str, ...]) -> None:
     for field in fields:
         value = getattr(config, field)
-        numbers = value if isinstance(value, tuple | list) else (value,)
-        for number in numbers:
-            ok = number is None or (isinstance(number, int | float) and least <= number <= most)
-            require(ok, config, field, f"must lie in {_plain(least)} to {_plain(most)}.")
+        for number in value if isinstance(value, tuple | list) else (value,):
+            ok = number is None or (isinstance(number, int | float) and fits(number))
+            require(ok, config, field, fix)
 
 
 def _plain(number: float) -> str:
     return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"
+
+
+def parse_object(text: str | bytes, name: str) -> dict:
+    """Return the JSON object in `text`. Raises KitError, naming it `name`, for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise KitError(f"{name} is not valid JSON ({shorten(error)})") from error
+    if not isinstance(value, dict):
+        raise KitError(f"{name} must be a JSON object, got {_describe(value)}")
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [entry for part in level for _, entry in _entries(part)]
+    if level:
+        raise KitError(f"{name} is nested more than {MAX_DEPTH} levels deep")
+    return value
+
+
+def checked(value, schema, name: str):
+    """Return `value`, read from JSON, if it is as `schema` says, else raise KitError.
+
+    A schema is a tuple `(type, low, high)`: bounds of a number, or of the length of a str, list or
+    dict; a fourth item is the schema of every entry. Or a dict: the schema of each key of an
+    object. Or a dataclass, which is built.
+    """
+    if dataclasses.is_dataclass(schema):
+        return build(schema, checked(value, (dict, 0, MAX_KEYS), name))
+    if isinstance(schema, dict):
+        checked(value, (dict, 0, MAX_KEYS), name)
+        missing = [key for key in schema if key not in value]
+        if missing:
+            raise KitError(f"{name} has no {join_names(missing)}")
+        for key in value:
+            if key not in schema:
+                raise KitError(f"{name} has an unknown key `{shorten(key)}`.{nearest(key, schema)}")
+        return {key: checked(value[key], part, f"{name}.{key}") for key, part in schema.items()}
+    kind, low, high, *entry = schema
+    if not fits(value, kind):
+        kind = getattr(kind, "__name__", kind)
+        raise KitError(f"{name} must be of type {kind}, got {_describe(value)}")
+    size = len(value) if isinstance(value, str | list | dict) else value
+    if size is not None and not low <= size <= high:
+        what = "" if size is value else "the length of "
+        raise KitError(f"{what}{name} is {size}: must lie in {low} to {high}")
+    for key, part in _entries(value) if entry else ():
+        checked(part, entry[0], f"{name}[{shorten(repr(key), 80)}]")
+    return value
+
+
+def _entries(value) -> list[tuple]:
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list) else []
+
+
+def _describe(value) -> str:
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return shorten(repr(value), 80)

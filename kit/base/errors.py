@@ -1,4 +1,6 @@
-"""The kit's exceptions. To only show a sentence to the user, catch KitError."""
+"""The kit's exceptions and its kind of warning. To only show a sentence, catch KitError."""
+
+import warnings
 
 
 class KitError(ValueError):
@@ -13,25 +15,31 @@ class DamagedFileError(KitError):
     """A file of weights, codes or a checkpoint is damaged, or belongs to something else."""
 
 
-class DownloadError(KitError):
-    """A file could not be fetched."""
-
-
 class DiskError(OSError):
     """A file could not be written: the disk is full, read-only or gone. The message has the fix."""
-
-
-class LockError(KitError):
-    """Another process holds what this one needs."""
 
 
 class SpeechError(KitError):
     """A text, voice or setting that cannot be spoken with."""
 
 
-class TrainError(KitError):
-    """Training cannot continue."""
-
-
-class Diverged(TrainError):
+class Diverged(KitError):
     """The loss was not finite too often in a row; an earlier checkpoint may still help."""
+
+
+class Note(UserWarning):
+    """Something the user should know that stops nothing; shown as one sentence."""
+
+
+_default_format = warnings.formatwarning
+
+
+def show_plain_notes() -> None:
+    """From now on a warning that is a Note shows as its sentence alone."""
+    warnings.formatwarning = _format
+
+
+def _format(message, category, filename, lineno, line=None) -> str:
+    if issubclass(category, Note):
+        return f"Note: {message}\n"
+    return _default_format(message, category, filename, lineno, line)

@@ -1,22 +1,23 @@
-"""Atomic writes, digests, names of folders, and disk errors as sentences.
-
-A write goes to a temporary file, is synced and renamed, so a killed process leaves the complete old
-file or the complete new one.
-"""
+"""Atomic writes, kept results, digests, names of folders, and disk errors as sentences."""
 
 import contextlib
 import dataclasses
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import warnings
+import wave
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kit.base.errors import DiskError, KitError
+import numpy as np
+
+from kit.base.errors import DiskError, KitError, Note
 from kit.base.formatting import shorten
 
 # Names that Windows reserves for devices, with any suffix.
@@ -26,9 +27,9 @@ MAX_NAME_BYTES = 100  # file names derived from it stay below the 255 that file 
 
 
 def require_folder_name(name: str, setting: str, taken: tuple[str, ...] = ()) -> str:
-    """Return `name` if it is valid for a folder on any system. Raises KitError naming `setting`.
+    """Return `name` if it is valid for a folder on any system, and none of `taken` (lower case).
 
-    `taken` are names in use for something else there, in lower case.
+    Raises KitError naming `setting`.
     """
     given = f"{setting} = {shorten(repr(name), 60)}"
     fix = "Choose letters, digits, `-` and `_`, such as `my-voice_2`."
@@ -58,7 +59,7 @@ def digest(*parts) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of the file at `path`, read in parts."""
+    """Return the SHA-256 of the file at `path`."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -133,7 +134,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path; what the block writes there replaces `path` when the block ends.
 
-    Temporary file, fsync, rename: `path` has its complete old or new content at any time. Raises
+    It is synced and renamed, so a killed process leaves the complete old or new file. Raises
     DiskError with a fix if the disk is full, read-only or gone.
     """
     path = Path(path)
@@ -172,9 +173,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def atomic_folder(folder: Path, marks: tuple[str, ...]) -> Iterator[Path]:
     """Yield a folder for several files, which move to `folder` together when the block ends.
 
-    The old files stay until then. Files named in `marks` say that the others are complete: they are
-    removed first and moved last, in this order, so none of them exists beside a mixture of old and
-    new files. Raises DiskError with a fix.
+    Files named in `marks` say that the others are complete: they are removed first and moved last,
+    in this order, so none exists beside a mixture of old and new files. Raises DiskError.
     """
     folder = Path(folder)
     new = folder / ".new"
@@ -203,3 +203,54 @@ def append_lines(path: Path) -> Iterator[BinaryIO]:
             if file.read(1) != b"\n":
                 file.write(b"\n")
         yield file
+
+
+def cached_result(
+    path: Path,
+    key: str,
+    make: Callable[[], object],
+    is_usable: Callable[[object], bool] = lambda _: True,
+):
+    """Return the JSON value at `path` if it was saved under `key`, else save and return `make()`.
+
+    `key` is a `digest` of everything the value depends on. `is_usable(value)` is False for a value
+    whose own files are gone. A damaged file causes a warning, and the value is made again.
+    """
+    value = read_result(path, key)
+    if value is None or not is_usable(value):
+        value = make()
+        save_result(path, key, value)
+    return value
+
+
+def save_result(path: Path, key: str, value) -> None:
+    write_atomic(path, json.dumps({"key": key, "value": value}, ensure_ascii=False))
+
+
+def read_result(path: Path, key: str):
+    """Return the value at `path` if it was saved under `key`, else None; warn about damage."""
+    problem = "it holds something else"
+    try:
+        saved = json.loads(Path(path).read_bytes())
+        if isinstance(saved, dict) and saved.keys() == {"key", "value"}:
+            return saved["value"] if saved["key"] == key else None
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        problem = shorten(error)
+    warnings.warn(
+        f"{path} is damaged ({problem}): its value is made again.", category=Note, stacklevel=3
+    )
+    return None
+
+
+def encode_wav(samples: np.ndarray, sample_rate_hz: int) -> bytes:
+    """`samples` (L,) in -1 to 1 as a mono 16-bit WAV file; values outside are clipped."""
+    pcm = (np.clip(samples, -1, 1) * 32767).round().astype("<i2")
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(sample_rate_hz)
+        out.writeframes(pcm.tobytes())
+    return file.getvalue()

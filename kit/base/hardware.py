@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kit.base.notes import Note
+from kit.base.errors import Note
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Without cuDNN's kernel, which is planned again for every row length.
@@ -53,31 +53,21 @@ def detect() -> Hardware:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ram = psutil.virtual_memory().total
-    if not gpu_can_run():
-        return Hardware(
-            device="cpu",
-            name=cpu_name(),
-            cores=cores,
-            ram_bytes=ram,
-            memory_bytes=ram,
-            capability=None,
-        )
-    card = torch.cuda.get_device_properties(0)
-    return Hardware(
-        device="cuda",
-        name=card.name,
-        cores=cores,
-        ram_bytes=ram,
-        memory_bytes=card.total_memory,
-        capability=(card.major, card.minor),
+    cpu = Hardware(
+        device="cpu", name=cpu_name(), cores=cores, ram_bytes=ram, memory_bytes=ram, capability=None
     )
+    if not gpu_can_run():
+        return cpu
+    card = torch.cuda.get_device_properties(0)
+    capability = (card.major, card.minor)
+    gpu = {"name": card.name, "memory_bytes": card.total_memory, "capability": capability}
+    return dataclasses.replace(cpu, device="cuda", **gpu)
 
 
 def gpu_can_run() -> bool:
     """Whether there is a GPU that this build of torch has code for; warns if the code is missing.
 
-    Builds with CUDA 12.8 and later have no code for GPUs older than Turing: torch says that CUDA
-    is available, and then every operation fails.
+    With CUDA 12.8 and later torch calls GPUs before Turing available, and every operation fails.
     """
     if not torch.cuda.is_available():
         return False
@@ -101,8 +91,7 @@ def gpu_can_run() -> bool:
 def has_code_for(capability: tuple, architectures: list[str]) -> bool:
     """Whether code for `architectures` ("sm_86", "sm_90a", "compute_120") runs on `capability`.
 
-    Machine code ("sm") runs on GPUs of its generation from its number on; "compute" is translated
-    for all later ones.
+    "sm" runs on its generation from its number on, "compute" is translated for all later ones.
     """
     major, minor = capability
     for name in architectures:
@@ -117,17 +106,15 @@ def has_code_for(capability: tuple, architectures: list[str]) -> bool:
 
 def is_here(hw: Hardware) -> bool:
     """Whether `hw` is a device of this machine, not only the description of one elsewhere."""
-    if hw.device == "cpu":
-        return True
-    return torch.cuda.is_available() and torch.cuda.get_device_name(0) == hw.name
+    is_gpu_here = torch.cuda.is_available() and torch.cuda.get_device_name(0) == hw.name
+    return hw.device == "cpu" or is_gpu_here
 
 
 @functools.cache
 def set_cuda_defaults() -> None:
     """Turn cuDNN attention off and compute convolutions in fp32, for this whole process.
 
-    Call it wherever the kit may start to use a GPU. Only the first call has an effect, so a
-    training that turned TF32 on keeps it.
+    Only the first call has an effect, so a training that turned TF32 on keeps it.
     """
     # torch prefers cuDNN attention on Hopper and Blackwell. It plans for each new length of K, for
     # 22 ms: longer than a decoding step.
@@ -140,9 +127,7 @@ def set_cuda_defaults() -> None:
 def on_device(device: str | torch.device, *modules: nn.Module | None) -> Iterator[None]:
     """Move `modules` to `device` for the block, then back, to leave the GPU to the model."""
     before = []
-    for module in modules:
-        if module is None:
-            continue
+    for module in (module for module in modules if module is not None):
         tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
         if tensor is not None:  # Whisper's weights are not torch tensors
             before.append((module, tensor.device))
@@ -163,10 +148,7 @@ def cpu_name() -> str:
 
 
 def choose_precision(hw: Hardware) -> Choice:
-    """bf16, fp16 or fp32 for matmuls; weights and losses stay fp32.
-
-    Measured on a CPU: without bf16 instructions, bf16 is emulated and slower.
-    """
+    """bf16, fp16 or fp32 for matmuls, on a CPU measured; weights and losses stay fp32."""
     return gpu_precision(hw.capability) if hw.device == "cuda" else _cpu_precision()
 
 
@@ -176,8 +158,8 @@ def gpu_precision(capability: tuple) -> Choice:
         return Choice(value="bf16", reason=f"{known} has bf16 units")
     if capability >= (7, 0):
         return Choice(value="fp16", reason=f"{known} has no bf16, but fp16")
-    narrow = "has no tensor cores: fp16 would gain too little for its narrow range"
-    return Choice(value="fp32", reason=f"{known} {narrow}")
+    too_narrow = "has no tensor cores: fp16 would gain too little for its narrow range"
+    return Choice(value="fp32", reason=f"{known} {too_narrow}")
 
 
 @functools.cache
@@ -220,10 +202,10 @@ def matmul_seconds(
 ) -> float:
     """Seconds of the fastest of `repeats` matmuls of training-step size, or of `rows` rows.
 
-    One that takes longer than a second (emulated) is not repeated. The numbers come from a separate
-    generator, so that a run's dropout does not depend on how often matmuls are timed.
+    One that takes longer than a second (emulated) is not repeated.
     """
     usual_rows, inputs, outputs = PRODUCT[device]
+    # Its own, so that a run's dropout does not depend on how often matmuls are timed.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(rows or usual_rows, inputs, device=device, generator=generator).to(dtype)
     b = torch.randn(inputs, outputs, device=device, generator=generator).to(dtype)
@@ -271,10 +253,7 @@ def timings(work: Callable[[], object], repeats: int, warm: bool = True) -> list
 def attention_backend(
     hw: Hardware, precision: str, head_width: int = 64, heads: int = 4, dropout: float = 0.0
 ) -> Choice:
-    """The kernel that PyTorch's dispatcher picks for causal attention without a mask.
-
-    For a GPU that is not here, the answer is expected from its compute capability.
-    """
+    """The kernel that PyTorch picks for causal attention; that expected of a GPU elsewhere."""
     asked = f"{precision}, heads of {head_width}" + (f", dropout {dropout:g}" if dropout else "")
     if not is_here(hw):
         kernel = _expected_attention(hw.capability, precision, head_width)
@@ -297,7 +276,7 @@ def _expected_attention(capability: tuple, precision: str, head_width: int) -> s
 
 
 def choose_preset(hw: Hardware) -> Choice:
-    """The preset that suits the training device: by its memory, and an old GPU by its speed."""
+    """The preset for the training device: by its memory, and an old GPU by its speed."""
     if hw.device == "cpu":
         return Choice(value="cpu", reason="no GPU: a small model that trains in minutes")
     gib = hw.memory_bytes / 2**30
@@ -318,10 +297,9 @@ def choose_preset(hw: Hardware) -> Choice:
 
 
 def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice:
-    """Count the cores that no other process keeps busy; at least one.
+    """Count the cores that no other process keeps busy in the quietest sample; at least one.
 
-    The quietest sample counts, and niced work does not, so that a busy moment does not halve the
-    speed of an hour. On an idle machine the first sample is enough.
+    Niced work does not count. On an idle machine the first sample is enough.
     """
     import psutil
 
@@ -346,24 +324,22 @@ def use_threads(hw: Hardware) -> Choice:
     On busy cores, threads that spin while they wait run 4 to 10 times slower than one thread.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
-    else:
+    choice = Choice(value=asked, reason=f"OMP_NUM_THREADS asks for {asked}")
+    if not (asked.isdecimal() and int(asked) > 0):
         choice = free_cores(hw)
     torch.set_num_threads(int(choice.value))
     return choice
 
 
 def silence_profiler() -> None:
-    """Hide the profiler's error about a missing GPU; call it before the profiler is first used."""
+    """Hide the profiler's error about a missing GPU, before it is first used."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def allow_expandable_segments() -> None:
-    """Let CUDA memory segments grow: batches of varying lengths fragment fixed ones.
+    """Let CUDA memory segments grow, before CUDA is first used; a user's setting stays.
 
-    Call it before CUDA is first used. Child processes inherit it; a user's setting stays. Windows
-    does not have it, and under WSL the first allocation may fail (pytorch#192330).
+    Windows does not have it, and under WSL the first allocation may fail (pytorch#192330).
     """
     is_windows = sys.platform == "win32" or "microsoft" in platform.release().lower()
     if not is_windows and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
@@ -372,11 +348,8 @@ def allow_expandable_segments() -> None:
 
 def versions() -> dict[str, str]:
     """Versions that a measurement depends on."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-    }
+    python = platform.python_version()
+    return {"python": python, "torch": torch.__version__, "system": platform.system()}
 
 
 def is_oom(error: BaseException) -> bool:
@@ -394,7 +367,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def release_memory(device: str) -> None:
-    """Collect garbage, and on CUDA give cached memory back to the device."""
+    """Collect garbage, and give CUDA's cached memory back."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

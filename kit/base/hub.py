@@ -1,26 +1,137 @@
 """Download files of a Hugging Face repository, at one revision, into a folder.
 
-`huggingface_hub` lists the files; download.py reads the bytes, because the library restarts a
-killed download from byte 0. HF_ENDPOINT names another hub, as for the library.
+`huggingface_hub` lists the files; their bytes are read here, because the library restarts a killed
+download from byte 0: what it has fetched stays beside the file, which gets its name once size and
+SHA-256 are as expected. HF_ENDPOINT names another hub, as for the library.
 """
 
+import dataclasses
+import http.client
 import json
 import os
-from collections.abc import Callable, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kit.base.download import (
-    DownloadSource,
-    RemoteFile,
-    bytes_on_disk,
-    fetch_file,
-    target_and_part,
-)
-from kit.base.errors import DownloadError
-from kit.base.files import file_digest, make_folder, require_disk, write_atomic
+from kit.base.errors import DiskError, KitError
+from kit.base.files import disk_errors, file_digest, make_folder, require_disk, write_atomic
 from kit.base.formatting import join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
+PIECE_BYTES = 2**20
+TRIES = 3  # in a row that fetched nothing
+PAUSE_S = 2.0  # between them
+TIMEOUT_S = 60.0  # without a byte from the server
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    name: str
+    size_bytes: int
+    sha256: str  # "" where the source does not give it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DownloadSource:
+    """A server, for messages."""
+
+    name: str  # such as "The hub (huggingface.co)"
+    otherwise: str  # what to do without a network, the end of a sentence
+
+    def unreachable(self, reason: object) -> str:
+        return (
+            f"{self.name} could not be reached ({shorten(reason)}). Is this machine online? Run "
+            "this again: it resumes where it stopped. Without a network, "
+            f"{self.otherwise}."
+        )
+
+
+def target_and_part(folder: Path, file: RemoteFile) -> tuple[Path, Path]:
+    """Return the path of `file`, and that of an incomplete download of it."""
+    return folder / file.name, folder / f"{file.name}.part"
+
+
+def bytes_on_disk(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def fetch_file(
+    address: str, file: RemoteFile, folder: Path, source: DownloadSource, token: str = ""
+) -> Iterator[int]:
+    """Fetch `file` into `folder`, resuming where it stopped; yield how many bytes there are.
+
+    `token` is sent to the host of `address` alone. Raises KitError.
+    """
+    path, part = target_and_part(folder, file)
+    if bytes_on_disk(path) == file.size_bytes:
+        yield file.size_bytes
+        return
+    path.unlink(missing_ok=True)
+    make_folder(path.parent)
+    yield from _fetch_bytes(address, file, part, source, token)
+    if file.sha256:
+        sha256 = file_digest(part)
+        if sha256 != file.sha256:
+            part.unlink()
+            raise KitError(
+                f"{file.name} came damaged: its SHA-256 is {sha256}, expected {file.sha256}. The "
+                "download was deleted: run this again."
+            )
+    with disk_errors(path):
+        os.replace(part, path)
+
+
+def _fetch_bytes(
+    address: str, file: RemoteFile, part: Path, source: DownloadSource, token: str
+) -> Iterator[int]:
+    """Append to `part` until it has all bytes of `file`, or `TRIES` in a row fetched none."""
+    tries = 0
+    while bytes_on_disk(part) != file.size_bytes or not part.exists():
+        before_bytes = bytes_on_disk(part)
+        reason = "it ended early"
+        try:
+            yield from _append(address, part, file.size_bytes, token)
+        except DiskError:
+            raise
+        except (OSError, http.client.HTTPException) as error:  # URLError and its kind are OSErrors
+            reason = error
+        tries = 0 if bytes_on_disk(part) > before_bytes else tries + 1
+        if tries == TRIES:
+            raise KitError(
+                f"{file.name} is incomplete: {bytes_on_disk(part):,} of {file.size_bytes:,} bytes "
+                f"have arrived. {source.unreachable(reason)}"
+            )
+        if tries:
+            time.sleep(PAUSE_S)
+
+
+def _append(address: str, part: Path, size_bytes: int, token: str) -> Iterator[int]:
+    """Append to `part` what it lacks of `size_bytes`."""
+    done_bytes = bytes_on_disk(part)
+    if done_bytes > size_bytes:  # of another file
+        part.unlink()
+        done_bytes = 0
+    request = urllib.request.Request(address)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    if done_bytes:
+        request.add_header("Range", f"bytes={done_bytes}-")
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        resumes = done_bytes and answer.status == http.client.PARTIAL_CONTENT
+        if not resumes:  # the server sends the whole file again
+            done_bytes = 0
+        with disk_errors(part):
+            part.touch()
+        with open(part, "ab" if resumes else "wb") as file:
+            while done_bytes < size_bytes:
+                piece = answer.read(min(PIECE_BYTES, size_bytes - done_bytes))
+                if not piece:
+                    return
+                with disk_errors(part):
+                    file.write(piece)
+                done_bytes += len(piece)
+                yield done_bytes
 
 
 def fetch_model(
@@ -30,24 +141,25 @@ def fetch_model(
     folder: Path,
     progress: Callable = lambda *_: None,
     optional: Sequence[str] = (),
+    listing: tuple[str, dict[str, RemoteFile]] | None = None,
 ) -> dict:
     """Fetch `names` of `repository` at `revision` into `folder`; return the card written there.
 
     Those in `optional` are fetched where they exist. The hub is not asked when all files are
-    there. HF_TOKEN, or `hf auth login`, opens private repositories. `progress(bytes, total_bytes)`
-    is called now and then. Raises DownloadError with the fix, and DiskError before the first byte
-    where there is no room.
+    there; `listing` is what `list_files` has answered, if it was asked before. HF_TOKEN, or `hf
+    auth login`, opens private repositories. Raises KitError with the fix, and DiskError before the
+    first byte where there is no room.
     """
-    from huggingface_hub import get_token
+    from huggingface_hub import get_token, hf_hub_url
 
     folder = Path(folder)
     card = fetched(folder, names)
     if card:
         return card
-    commit, files = list_files(repository, revision)
+    commit, files = listing or list_files(repository, revision)
     missing = [name for name in names if name not in files]
     if missing:
-        raise DownloadError(
+        raise KitError(
             f"{repository} at revision {revision} has no {join_names(missing)}; it has "
             f"{join_names(sorted(files), 8)}. Name a repository and a revision that have them."
         )
@@ -59,7 +171,7 @@ def fetch_model(
     require_disk(folder, max(0, total_bytes - sum(map(bytes_on_disk, paths))))
     done_bytes = 0
     for file in requested:
-        address = file_url(repository, commit, file.name)
+        address = hf_hub_url(repository, file.name, revision=commit, endpoint=endpoint())
         for size_bytes in fetch_file(address, file, folder, hub_source(), token):
             progress(done_bytes + size_bytes, total_bytes)
         done_bytes += file.size_bytes
@@ -85,41 +197,34 @@ def fetched(folder: Path, names: Sequence[str]) -> dict:
 
 
 def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
-    """Return the commit of `revision`, and its files by name. Raises DownloadError."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    """Return the commit of `revision`, and its files by name. Raises KitError."""
+    from huggingface_hub import HfApi, utils
 
+    hub = HfApi(endpoint=endpoint())
     try:
-        info = HfApi(endpoint=endpoint()).model_info(
-            repository, revision=revision, files_metadata=True
-        )
-    except HFValidationError as error:
-        raise DownloadError(
+        info = hub.model_info(repository, revision=revision, files_metadata=True)
+    except utils.HFValidationError as error:
+        raise KitError(
             f"{shorten(repr(repository))} names no repository of the hub, which is OWNER/NAME: "
             f"{shorten(error)}."
         ) from error
-    except GatedRepoError as error:  # before RepositoryNotFoundError, its base class
-        raise DownloadError(
+    except utils.GatedRepoError as error:  # before RepositoryNotFoundError, its base class
+        raise KitError(
             f"Access to {repository} must be granted by its owner. Ask on its page, set "
             "HF_TOKEN and download its files yourself; then name their folder."
         ) from error
-    except RepositoryNotFoundError as error:
-        raise DownloadError(
+    except utils.RepositoryNotFoundError as error:
+        raise KitError(
             f"The hub has no {repository}, or it is private. Is the name right, and HF_TOKEN that "
             "of somebody who may read it?"
         ) from error
-    except RevisionNotFoundError as error:
-        raise DownloadError(
+    except utils.RevisionNotFoundError as error:
+        raise KitError(
             f"{repository} has no revision {revision}. Take one that its page lists under Files, "
             "Commits."
         ) from error
     except Exception as error:  # of the library below, which differs from version to version
-        raise DownloadError(hub_source().unreachable(error)) from error
+        raise KitError(hub_source().unreachable(error)) from error
     files = {}
     for file in info.siblings or ():
         sha256 = file.lfs["sha256"] if file.lfs else ""
@@ -132,12 +237,6 @@ def list_files(repository: str, revision: str) -> tuple[str, dict[str, RemoteFil
 def endpoint() -> str | None:
     """The hub's address; None: the library's own."""
     return os.environ.get("HF_ENDPOINT") or None
-
-
-def file_url(repository: str, commit: str, name: str) -> str:
-    from huggingface_hub import hf_hub_url
-
-    return hf_hub_url(repository, name, revision=commit, endpoint=endpoint())
 
 
 def hub_source() -> DownloadSource:

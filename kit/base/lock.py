@@ -1,8 +1,7 @@
 """A lock file for one process at a time, which names its holder and expires when that has died.
 
-It works on network shares, Google Drive and Windows as well, where locks on open files are not
-reliable. The holder renews the file; if it died on this machine, that is noticed at once, on
-another machine when the renewals have stopped.
+It works on network shares, Google Drive and Windows, too, where locks on open files do not. The
+holder renews it; its death is noticed at once on this machine, elsewhere when the renewals stop.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from kit.base.config import build
-from kit.base.errors import DiskError, LockError
+from kit.base.errors import DiskError, KitError
 from kit.base.files import disk_errors, write_atomic
 
 BEAT_S = 20.0  # between two signs of life
@@ -52,20 +51,16 @@ class Holder:
 
 @contextlib.contextmanager
 def held(
-    path: Path,
-    what: str,
-    wait_s: float = 1.0,
-    say: Callable[[str], None] = lambda _: None,
+    path: Path, what: str, wait_s: float = 1.0, say: Callable[[str], None] = lambda _: None
 ) -> Iterator["Lock"]:
     """Hold the lock file `path`, the only one to do `what`, for the length of the block.
 
-    Waits up to `wait_s` for another holder, after calling `say` once; then raises LockError with
+    Waits up to `wait_s` for another holder, after calling `say` once; then raises KitError with
     who holds it. A dead holder's lock is taken over. Raises DiskError where nothing can be written.
     """
     lock = Lock(Path(path), what)
     lock.acquire(wait_s, say)
-    beating = threading.Thread(target=lock.beat, name=f"lock {path}", daemon=True)
-    beating.start()
+    threading.Thread(target=lock.beat, name=f"lock {path}", daemon=True).start()
     try:
         yield lock
     finally:
@@ -90,7 +85,7 @@ class Lock:
         )
 
     def acquire(self, wait_s: float, say: Callable[[str], None]) -> None:
-        """Make the file, or take it over from a dead holder. LockError after `wait_s`."""
+        """Make the file, or take it over from a dead holder. KitError after `wait_s`."""
         until_s = time.monotonic() + wait_s
         announced = False
         while not self._make():
@@ -98,7 +93,7 @@ class Lock:
             if holder and is_gone(holder) and self._take_over(holder):
                 break
             if time.monotonic() >= until_s:
-                raise LockError(describe_holder(self.path, holder or Holder()))
+                raise KitError(describe_holder(self.path, holder or Holder()))
             if holder and not announced:
                 say(f"Waiting: {describe_holder(self.path, holder)}")
                 announced = True
@@ -121,10 +116,7 @@ class Lock:
         return True
 
     def _take_over(self, gone: Holder) -> bool:
-        """Whether this process has just replaced the holder that is gone.
-
-        Several may want to: the first to make a second file, named after that holder, does.
-        """
+        """Whether this process, the first to make a file named after it, replaced that holder."""
         claim = self.path.with_name(f"{self.path.name}.{gone.token or 'torn'}")
         with disk_errors(claim):
             handle = new_file(claim)
@@ -156,10 +148,7 @@ class Lock:
                     write_atomic(self.path, _as_json(now))
 
     def confirm(self) -> None:
-        """Raise LockError where another process took over, as when this machine slept for long.
-
-        Raises DiskError where the folder was removed.
-        """
+        """Raise KitError where another process took over, DiskError where the folder is gone."""
         holder = read_holder(self.path)
         if holder is None and not self.path.parent.is_dir():
             raise DiskError(
@@ -171,7 +160,7 @@ class Lock:
             return
         holder = holder or read_holder(self.path) or Holder()
         if holder.token != self.mine.token:
-            raise LockError(describe_holder(self.path, holder))
+            raise KitError(describe_holder(self.path, holder))
 
     def release(self) -> None:
         """Remove the file, if it is still this process's own."""

@@ -1,9 +1,8 @@
 """Work on a run on the fast local disk, and mirror it to a folder that is kept.
 
-On Colab the machine and its disk are temporary and only Google Drive stays: slow, remote, and now
-and then failing in the middle of a write. So nothing works on Drive directly. A run's folder is on
-the local disk; a `Mirror` copies its changes to the kept folder, and a new machine fetches all of
-it at its start. A network share is used the same way.
+On Colab only Google Drive stays: slow, remote, and now and then failing in the middle of a write.
+So a run's folder is on the local disk; a `Mirror` copies its changes to the kept folder, and a new
+machine fetches all of it at its start. A network share is used the same way.
 
 - A file is copied to a temporary name and renamed, so the kept file is complete whenever the
   machine ends. Files are copied in the order of their changes, so a mark never precedes what it
@@ -15,8 +14,7 @@ it at its start. A network share is used the same way.
   are merged, and `hold_shared_lock` lets one machine at a time train. Two runs that only share a
   name are distinguished by an id, and never mixed.
 
-The copies are recorded in the folder itself (`.mirror.json`), so nothing is copied twice. shutil
-and rsync handle neither a disk that fails midway nor a second machine on the same run.
+The copies are recorded in the folder itself (`.mirror.json`), so nothing is copied twice.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.config import merge
-from kit.base.errors import DiskError, KitError, LockError
+from kit.base.errors import DiskError, KitError
 from kit.base.files import atomic_path, disk_errors, make_folder, write_atomic
 from kit.base.lock import BEAT_S, STALE_S, Lock, held
 
@@ -50,15 +48,9 @@ Stamp = tuple[int, int]  # bytes, and the time of the last change in nanoseconds
 class Memory:
     """The last copy of each file, by its path inside the folder."""
 
-    here: dict[str, Stamp] = dataclasses.field(
-        default_factory=dict
-    )  # the local file when it was last copied
-    there: dict[str, Stamp] = dataclasses.field(default_factory=dict)  # the kept file then
-    record: dict = dataclasses.field(default_factory=dict)  # RECORD when both were last equal
-
-
-class Busy(LockError):
-    """Another process or thread of this machine is copying."""
+    here: dict[str, Stamp]  # the local file when it was last copied
+    there: dict[str, Stamp]  # the kept file then
+    record: dict  # RECORD when both were last equal
 
 
 class Mirror:
@@ -84,14 +76,11 @@ class Mirror:
         self.trouble = ""  # why the last copy failed; "" if it did not
         self.lock: Lock | None = None  # while this machine has the run for itself
 
-    # Fetching.
-
     def fetch(self, wanted: Callable[[str], bool] = lambda name: True) -> int:
         """Copy the kept files that are `wanted` and not here yet; return the bytes copied.
 
         Files changed here since their last copy stay. Raises DiskError if the kept folder cannot be
-        read, because the run would start from scratch without it, and KitError if another run of
-        this name is here.
+        read, and KitError if another run of this name is here.
         """
         self._require_one_run()
         make_folder(self.folder)
@@ -132,19 +121,24 @@ class Mirror:
             )
         write_atomic(self.folder / IDENTITY, there or secrets.token_hex(8))
 
-    # Copying.
+    def copy(self, wait_s: float = 0.0) -> bool:
+        """Copy what changed here since the last time; return whether all of it is kept.
 
-    def copy(self, wait_s: float = 0.0) -> None:
-        """Copy what changed here since the last time. Raises DiskError, and LockError if another
-        process of this machine copies for longer than `wait_s`."""
+        False if another process of this machine copies for longer than `wait_s`. Raises DiskError,
+        and KitError if another machine has taken the run over.
+        """
         here = stamps(self.folder, self.apart)
         if not here:
-            return  # deleted, or still empty: keep what is kept
+            return True  # deleted, or still empty: keep what is kept
         if here == self._memory().here and read_line(self.kept / IDENTITY):
-            return
+            return True
         if self.lock is not None:
             self.lock.confirm()
-        with self._alone(wait_s) as memory:
+        with contextlib.ExitStack() as stack:
+            try:
+                memory = stack.enter_context(self._alone(wait_s))
+            except KitError:
+                return False
             self._join(memory)
             gone = [name for name in memory.here if name not in here]
             self._remove([n for n in gone if self._is_replaced(n, here, memory)], memory)
@@ -152,6 +146,7 @@ class Mirror:
                 if memory.here.get(name) != here[name]:
                     self._copy_one(name, memory)
             self._remove([name for name in gone if name in memory.here], memory)
+        return True
 
     def _join(self, memory: Memory) -> None:
         """Make sure that the kept folder is this run's; create it if needed."""
@@ -209,18 +204,10 @@ class Mirror:
                 (self.kept / name).unlink()
             del memory.here[name], memory.there[name]
 
-    # What was copied before.
-
     @contextlib.contextmanager
     def _alone(self, wait_s: float) -> Iterator[Memory]:
         """The record of copies, locked for this process and written at the end."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(
-                    held(self.folder / ".mirror.lock", f"copying to {self.kept}", wait_s)
-                )
-            except LockError as error:
-                raise Busy(str(error)) from error
+        with held(self.folder / ".mirror.lock", f"copying to {self.kept}", wait_s):
             memory = self._memory()
             try:
                 yield memory
@@ -234,21 +221,18 @@ class Mirror:
             memory.here = {name: tuple(each) for name, each in memory.here.items()}
             memory.there = {name: tuple(each) for name, each in memory.there.items()}
         except (OSError, ValueError, TypeError, AttributeError):
-            memory = Memory()
+            memory = Memory(here={}, there={}, record={})
         return memory
-
-    # In the background, and for all machines.
 
     def keep(self, wait_s: float = 0.0) -> bool:
         """`copy`, but report errors instead of raising them; return whether all is kept."""
         trouble = ""
         try:
-            self.copy(wait_s)
+            if not self.copy(wait_s):
+                return False
         except OSError as error:
             trouble = reason(error)
-        except Busy:
-            return False
-        except (LockError, KitError) as error:
+        except KitError as error:
             trouble = str(error)
         if trouble and not self.trouble:
             self.say(
@@ -265,9 +249,8 @@ class Mirror:
     def hold_shared_lock(self, what: str) -> Iterator[None]:
         """Keep other machines from doing `what` in this run during the block.
 
-        Waits until the lock of a machine that may be gone is stale; raises LockError if it stays
-        alive. If the kept folder is not writable, other machines cannot be seen: that is printed,
-        and the work continues.
+        Waits until the lock of a machine that may be gone is stale; raises KitError if it stays
+        alive. Where the kept folder is not writable, that is printed and the work continues.
         """
         with contextlib.ExitStack() as stack:
             path = self.kept / f"{what}.lock"
@@ -309,7 +292,7 @@ def is_same(before: Stamp | None, now: Stamp) -> bool:
 
 
 def _unless_missing(error: OSError) -> None:
-    """Raise the error of a folder that cannot be read, so that it does not count as empty."""
+    """Raise the error of a folder that cannot be read: it does not count as empty."""
     if not isinstance(error, FileNotFoundError):
         message = f"{error.filename} cannot be read: {reason(error)} Is its disk still mounted?"
         raise DiskError(error.errno, message) from error

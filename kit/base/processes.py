@@ -1,19 +1,21 @@
-"""Run a function in a process of its own: what it allocates, sets or breaks ends with it."""
+"""A function in a process of its own, and work that several processes share.
+
+What a job makes depends on the job alone, so its files are equal to the byte with any number of
+processes, and another number of processes can resume after a kill.
+"""
 
 import contextlib
 import multiprocessing
 import os
 import signal
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from kit.base.errors import KitError
 
 EXIT_S = 10.0  # for a process to leave by itself once it has answered, before it is killed
-
-
-class ProcessDied(KitError):
-    """The process ended without an answer, or took too long."""
 
 
 def run_in_process(
@@ -24,9 +26,8 @@ def run_in_process(
 ):
     """What `function(*arguments)` returns in a fresh process; raises what it raises there.
 
-    Function, arguments and result are pickled. The process is forked from a clean server that has
-    imported the `preload` modules of the first call, never from a notebook's kernel. Raises
-    ProcessDied where it is killed, crashes or takes longer than `limit_s`.
+    All are pickled. The process is forked from a clean server that has imported the `preload`
+    modules of the first call. Raises KitError where it dies or takes longer than `limit_s`.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -41,12 +42,12 @@ def run_in_process(
         process.start()
         sender.close()
         if not receiver.poll(limit_s):
-            raise ProcessDied(f"it took longer than {limit_s:g} s")
+            raise KitError(f"it took longer than {limit_s:g} s")
         returned, value = receiver.recv()
         process.join(EXIT_S)
     except EOFError:
         process.join()
-        raise ProcessDied(_reason(process.exitcode)) from None
+        raise KitError(_reason(process.exitcode)) from None
     finally:
         if process.pid is not None:
             process.kill()
@@ -75,3 +76,53 @@ def _reason(exit_code: int) -> str:
     name = signal.Signals(-exit_code).name
     hint = ": most likely memory ran out" if name == "SIGKILL" else ""
     return f"its process was ended by {name}{hint}"
+
+
+Item = TypeVar("Item")
+
+
+class Job(Protocol):
+    """One process's part of some work; it may be sent to that process, so it holds plain values."""
+
+    def run(self, tools, advance: Callable[[float], None]):
+        """Do it with `tools`; `advance(n)` reports that `n` more units are done.
+
+        Only the process that ran the job gets the return value.
+        """
+
+
+class WorkGroup:
+    """The processes that share work, seen from the one that distributes it: here just this one."""
+
+    size = 1  # processes
+    here = 1  # of them on this machine, whose cores they share
+
+    def split_by_key(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[list[Item]]:
+        """Return the items of each process, by a hash of `key(item)` whatever others there are."""
+        shares: list[list[Item]] = [[] for _ in range(self.size)]
+        for item in items:
+            shares[zlib.crc32(key(item).encode()) % self.size].append(item)
+        return shares
+
+    def split_evenly(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Return the items of each process, in turn: the counts differ by one at most."""
+        return [items[first :: self.size] for first in range(self.size)]
+
+    def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
+        """Run `jobs[i]` in process i; return this one's result once all are done.
+
+        `tools` are what this process works with; `progress(done)` gets the total of all processes.
+        Raises KitError with the message of another process that failed.
+        """
+        (job,) = jobs
+        done = 0.0
+
+        def advance(more: float) -> None:
+            nonlocal done
+            done += more
+            progress(done)
+
+        return job.run(tools, advance)
+
+
+SINGLE_PROCESS = WorkGroup()

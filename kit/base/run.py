@@ -1,7 +1,6 @@
 """One run, one folder, one record: its files, the preset in force and `report.json`.
 
-Notebooks share nothing but `runs/<name>/`, which they find by the environment: KIT_RUN, KIT_PRESET,
-KIT_RUNS.
+Notebooks share only `runs/<name>/`, which they find by KIT_RUN, KIT_PRESET and KIT_RUNS.
 """
 
 import dataclasses
@@ -25,10 +24,9 @@ from kit.base.config import (
 )
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
-from kit.base.formatting import shorten
+from kit.base.formatting import report_page, shorten
 from kit.base.hardware import choose_preset, detect, versions
 from kit.base.lock import held
-from kit.base.tables import report_page
 
 # Command-line names of the notebooks whose figures others need.
 COMMANDS = {
@@ -69,10 +67,7 @@ class Run:
             write_atomic(self.folder / "use", self.use)
 
     def set_permanent(self, name: str, value: str) -> None:
-        """Write `value` of `name` for the life of the run. KitError if it has another.
-
-        What a notebook produced (codec, voice) belongs to the data it was made from.
-        """
+        """Write `value` of `name` for the life of the run. KitError if it has another."""
         self.require_permanent(name, value)
         write_atomic(self.folder / name, value)
 
@@ -86,10 +81,7 @@ class Run:
             )
 
     def save_settings(self, sections: dict) -> "Run":
-        """Return the run with `sections` merged into its preset, now and whenever it is opened.
-
-        Earlier settings stay unless they are set again.
-        """
+        """Return the run with `sections` merged into its preset, now and whenever it is opened."""
         settings = merge(self.settings, sections)
         comment = "# Merged into this run's preset. Delete this file to go back to the preset.\n"
         plain = yaml.safe_dump(settings, allow_unicode=True, sort_keys=False)
@@ -168,11 +160,9 @@ def open_run(preset: str = "", use: str = "", name: str = "") -> Run:
 def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     """Return the run `name` (default: KIT_RUN, else "demo"); nothing is written.
 
-    Its preset is `preset`, else KIT_PRESET, else that the run was started with, else what fits
-    the machine. Raises KitError if the run was started with another: a run keeps its preset.
-    Merged into the preset are, in this order, the overlay `use` of configs/use (kept for the
-    run's later notebooks), the positions that 01_data_prep chose for its corpus, and the user's
-    settings for this run.
+    Its preset is `preset`, else KIT_PRESET, else that the run was started with, else what fits the
+    machine; KitError if the run was started with another. Merged into it are, in this order, the
+    overlay `use` of configs/use, the positions that 01_data_prep chose, and the user's settings.
     """
     folder = run_folder(name)
     original = read_run_file(folder / "preset").strip()
@@ -192,10 +182,7 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
 
 
 def run_folder(name: str = "") -> Path:
-    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), which may not exist.
-
-    Raises KitError for a name that cannot be a folder's or is one of KIT_FOLDERS.
-    """
+    """Return the folder of the run `name` (default: KIT_RUN, else "demo"), which may not exist."""
     setting = "RUN" if name else "KIT_RUN"
     name = require_folder_name(name or os.environ.get("KIT_RUN", "demo"), setting, KIT_FOLDERS)
     runs = os.environ.get("KIT_RUNS") or (ROOT if IS_CHECKOUT else Path.cwd()) / "runs"
@@ -211,10 +198,7 @@ def read_settings(path: Path) -> dict:
 
 
 def read_run_file(path: Path) -> str:
-    """Return the one line of a small file in a run's folder; "" if there is none.
-
-    Raises KitError if it is damaged.
-    """
+    """Return the one line of a small file in a run's folder; "" without it, KitError if damaged."""
     try:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
     except (UnicodeDecodeError, OSError) as error:
@@ -250,9 +234,8 @@ def _git(*arguments: str) -> str:
 def demo_times(report: dict, folder: Path) -> dict:
     """Return how long `make demo` has taken so far: `wall_s` sums all its starts.
 
-    {} outside a demo (KIT_DEMO_STARTED), and after a first one has finished: a second one finds
-    its work done. An interrupted start lasted until the last file in `folder` was written before
-    the next one.
+    {} outside a demo (KIT_DEMO_STARTED), and after a first one has finished. An interrupted start
+    lasted until the last file in `folder` was written before the next one.
     """
     started = os.environ.get("KIT_DEMO_STARTED")
     if not started or (folder / "demo-finished").exists():

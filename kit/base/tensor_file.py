@@ -1,4 +1,4 @@
-"""Tensors in one safetensors file with a JSON header and a checksum, written atomically."""
+"""Tensors in one safetensors file, with a checksum and, but for plain arrays, a JSON header."""
 
 import errno
 import hashlib
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import safetensors
+import safetensors.numpy
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from kit.base.config import checked, parse_object
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.formatting import join_names, shorten
-from kit.base.schema import checked, parse_object
 
 # Of tensors that are read: others cannot be tested for NaN, or lose a part in fp32.
 DTYPES = (
@@ -68,13 +69,26 @@ def file_bytes(tensors: dict[str, Tensor], header: dict) -> bytes:
     return safetensors.torch.save(tensors, metadata={"header": json.dumps(header)})
 
 
-def save_tensors(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
-    """Write a safetensors file without a copy in memory; `about` is its metadata.
+def pack_tensors(arrays: dict[str, np.ndarray]) -> bytes:
+    """A safetensors file of `arrays` with their checksum, as `read_arrays` verifies it."""
+    # safetensors would write a transposed array in memory order, and read it back scrambled.
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return safetensors.numpy.save(arrays, metadata={"sha256": arrays_digest(arrays)})
+
+
+def save_tensors(
+    tensors: dict[str, Tensor] | dict[str, np.ndarray],
+    path: Path,
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write a safetensors file without a copy in memory.
 
     A full disk is a SafetensorError in the library; here it is an OSError.
     """
+    is_numpy = any(isinstance(tensor, np.ndarray) for tensor in tensors.values())
+    library = safetensors.numpy if is_numpy else safetensors.torch
     try:
-        safetensors.torch.save_file(tensors, path, metadata=about)
+        library.save_file(tensors, path, metadata=metadata)
     except safetensors.SafetensorError as error:
         raise OSError(errno.EIO, str(error)) from error
 
@@ -100,12 +114,12 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
 
 def saved_header(path: Path) -> dict:
     """The header that `file_bytes` wrote to `path`, without its checksum."""
-    return _header_and_sha256(_read(path, tensors=False)[1])[0]
+    return _header_and_sha256(read(path, tensors=False)[1])[0]
 
 
 def tensors_sha256(path: Path) -> str:
     """The `checksum` of the tensors that `file_bytes` wrote to `path`."""
-    saved = _header_and_sha256(_read(path, tensors=False)[1])[1]
+    saved = _header_and_sha256(read(path, tensors=False)[1])[1]
     return saved or checksum(contents(path)[0])  # earlier versions saved none
 
 
@@ -114,7 +128,7 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
 
     Raises KitError for a damaged file or one of another program, OSError for one it cannot read.
     """
-    tensors, metadata = _read(path)
+    tensors, metadata = read(path)
     header, sha256 = _header_and_sha256(metadata)
     if sha256 and sha256 != checksum(tensors):
         raise KitError("its checksum does not match")
@@ -126,17 +140,23 @@ def contents(path: Path) -> tuple[dict[str, Tensor], dict]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of the safetensors file at `path`, mapped from it. Raises KitError, OSError."""
-    return _read(path)[0]
+    return read(path)[0]
 
 
-def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, if asked for, and metadata of a safetensors file of any program."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            mapped = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
-    except (safetensors.SafetensorError, RuntimeError) as error:  # RuntimeError: too large a shape
-        raise KitError(shorten(error)) from error
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays that `pack_tensors` wrote to `path`. Raises KitError, OSError."""
+    arrays, metadata = _open(path, "numpy")
+    if metadata.get("sha256") != arrays_digest(arrays):
+        raise KitError("its checksum does not match")
+    return arrays
+
+
+def read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, if asked for, and metadata of a safetensors file of any program.
+
+    Raises KitError for a damaged file, OSError for one that cannot be read.
+    """
+    mapped, metadata = _open(path, "pt", tensors)
     for name, tensor in mapped.items():
         # Without the empty dimensions, whose others may be too large to compute with.
         size = math.prod(max(1, length) for length in tensor.shape)
@@ -144,6 +164,17 @@ def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str
             kind = f"{shorten(tuple(tensor.shape), 60)} of {tensor.dtype}"
             raise KitError(f"{shorten(repr(name))} is {kind}, as no tensor of a voice is")
     return mapped, metadata
+
+
+def _open(path: Path, framework: str, tensors: bool = True) -> tuple[dict, dict[str, str]]:
+    try:
+        with safetensors.safe_open(path, framework=framework) as file:
+            metadata = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
+    # TypeError: of a type that NumPy lacks; RuntimeError: too large a shape.
+    except (safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
+        raise KitError(shorten(error)) from error
+    return found, metadata
 
 
 def _header_and_sha256(metadata: dict[str, str]) -> tuple[dict, str | None]:
@@ -198,7 +229,13 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix:
         raise error(f"There is no {path}: {fix}")
     try:
         weights, header = contents(path)
-        _require_shapes(weights, make, header)
+        with torch.device("meta"):  # a header may ask for more than any memory holds
+            wanted = make(header).state_dict()
+        for name in wanted.keys() & weights.keys():  # `save_module` makes integers floats, too
+            wanted[name] = wanted[name].to(weights[name].dtype)
+        mismatch = describe_mismatch(weights, wanted)
+        if mismatch:
+            raise KitError(f"its header means other tensors; {mismatch}")
         module = make(header)
         module.load_state_dict(weights)
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as why:
@@ -206,19 +243,3 @@ def load_module(path: Path, make: Callable[[dict], nn.Module], error: type, fix:
             f"{path} is damaged or of another kind ({shorten(why)}): move it away, then {fix}"
         ) from why
     return module.eval()
-
-
-def _require_shapes(weights: dict[str, Tensor], make: Callable, header: dict) -> None:
-    """Raise ValueError unless `make(header)` would have tensors of the shapes of `weights`.
-
-    Nothing is allocated: a header may ask for more than any memory holds.
-    """
-    with torch.device("meta"):
-        expected = {name: tuple(t.shape) for name, t in make(header).state_dict().items()}
-    shapes = {name: tuple(t.shape) for name, t in weights.items()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        if expected.get(name) != shapes.get(name):
-            raise ValueError(
-                f"{name} is {shapes.get(name, 'missing')}, its header means "
-                f"{expected.get(name, 'none of that name')}"
-            )

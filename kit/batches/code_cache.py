@@ -1,9 +1,7 @@
 """The code cache: codes, reference features and text ids of a corpus, read from disk.
 
-Shards hold the codes and reference features of clips; an index file holds the text ids and places
-of a manifest's rows. Both are read a row at a time, so a corpus may be larger than memory.
-
-Shapes: M mels, T reference frames.
+Shards hold the codes and reference features of clips, an index file the text ids and places of a
+manifest's rows; both are read a row at a time, so a corpus may be larger than memory.
 """
 
 import math
@@ -15,8 +13,7 @@ import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
-from kit.batches.cache_files import touch
-from kit.batches.code_shards import Codes, References, Shards
+from kit.batches.code_shards import ShardRows, Shards, touch
 from kit.batches.columns import Column
 from kit.batches.index import LENGTHS, Index, open_index
 
@@ -27,17 +24,15 @@ SAMPLE_ROWS = 2**17  # of a larger split, some figures are computed from so many
 class CodeCache:
     """The cached corpus: `rows[i]`, `texts[i]`, `codes[i]` and `references[i]`, read from disk.
 
-    A million rows take no more memory than a thousand. Raises DamagedFileError for a missing or
-    damaged file; of a large corpus, when the damaged part is read.
+    Raises DamagedFileError for a missing or damaged file; of a large corpus, when it is read.
     """
 
     def __init__(self, index: Path):
         self.take(open_index(index))
-        shards = self.index.shards
-        opened = Shards(shards)
-        self.codes = Codes(self.index.columns, opened)
-        self.references = References(self.index.columns, opened)
-        touch({Path(index), *shards})
+        shards = Shards(self.index.shards)
+        self.codes = ShardRows("codes", self.index.columns, shards)
+        self.references = ShardRows("references", self.index.columns, shards)
+        touch({Path(index), *shards.paths})
 
     def take(self, index: Index) -> None:
         """Read rows and texts from `index`; the caller sets `codes` and `references`."""
@@ -49,10 +44,7 @@ class CodeCache:
     def add_rehearsal(
         self, speakers: list[str], texts: list[np.ndarray], codes: list[np.ndarray]
     ) -> None:
-        """Add rows of the split "rehearsal" in memory.
-
-        Their reference is a recording of their speaker; raises DamagedFileError if there is none.
-        """
+        """Add rows of the split "rehearsal" in memory, whose speakers have recordings here."""
         unknown = sorted(set(speakers) - set(self.index.speaker_names))
         if unknown:
             raise DamagedFileError(
@@ -81,8 +73,16 @@ class CodeCache:
             return range(len(self.index), len(self.rows))
         return self.index.rows_in_split(split)
 
+    def require_rows(self, split: str) -> None:
+        """Raise DamagedFileError where `split` is empty."""
+        if not len(self.rows_in_split(split)):
+            raise DamagedFileError(
+                f"The code cache holds no utterance of the split `{split}`: were all refused? "
+                "With a higher `held_out_percent` (section manifest), prepare holds out more."
+            )
+
     def sample_of_split(self, split: str, most: int = SAMPLE_ROWS) -> np.ndarray:
-        """Return all rows of `split`, or `most` of them at even distances."""
+        """Return the rows of `split`, at even distances if there are more than `most`."""
         members = self.rows_in_split(split)
         count = min(len(members), most)
         return members[np.arange(count) * len(members) // max(count, 1)].astype(np.int64)
@@ -95,7 +95,7 @@ class CodeCache:
         return [*recorded, *(self.rows[i]["id"].encode() for i in spoken)]
 
     def release(self) -> None:
-        """Give the pages of the index read so far back to the system."""
+        """Give the index's pages read so far back to the system."""
         self.index.columns.release()
 
     def of_speaker(self, speaker: int, split: str) -> Column:
@@ -122,7 +122,7 @@ class CodeCache:
         return int(self.lengths([i])[0])
 
     def histogram(self, what: str, split: str | None = None) -> np.ndarray:
-        """Return how many rows of `split` (None: all) have 0, 1, 2... of `what`, one of LENGTHS."""
+        """`Index.histogram` with the rows to rehearse."""
         rows = self.index.histogram(what, split)
         if split not in (None, REHEARSAL):
             return rows
@@ -163,11 +163,9 @@ def reference_rows(cache: CodeCache, split: str = "train") -> dict[str, int]:
 
 
 def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tensor]:
-    """Return one reference log-mel (M, T) per speaker, that of `reference_rows`."""
-    references = {}
-    for speaker, i in reference_rows(cache, split).items():
-        references[speaker] = torch.from_numpy(cache.references[i]).float()
-    return references
+    """Return one reference log-mel (mels, frames) per speaker, that of `reference_rows`."""
+    rows = reference_rows(cache, split)
+    return {name: torch.from_numpy(cache.references[i]).float() for name, i in rows.items()}
 
 
 def longest_text(cache: CodeCache, split: str = "train") -> int:

@@ -1,15 +1,12 @@
 """The stream training reads: effective batches of cached codes, resumed to the batch.
 
-`CodeStream` is an IterableDataset over a `CodeCache`. Its position is an epoch, a group of it (see
-epoch_order) and a batch, carried by every batch it makes; resuming does not read what was
-skipped, with any number of DataLoader workers and ranks. A position also says which utterances and
-which order it belongs to, and a stream of others raises an error. `loader_settings` says
-whether workers pay off. `collate` makes the batch.
+A position is an epoch, a group of it (see batching.py) and a batch, carried by every batch;
+resuming does not read what was skipped, with any number of DataLoader workers and ranks. It also
+says which utterances and which order it belongs to, and a stream of others raises an error.
 
-Shapes: B batch, S packed sequence, M mels, T reference frames.
+Shapes: B batch, M mels, T reference frames.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import math
@@ -23,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from kit.base.errors import DamagedFileError
 from kit.base.files import digest
-from kit.base.hardware import Hardware
+from kit.base.hardware import Choice, Hardware
 from kit.batches.batching import (
     EXTRA_TOKENS,
     GROUP_ROWS,
@@ -80,11 +77,7 @@ class CodeStream(IterableDataset):
         self.rank = rank
         self.world = world
         self.split = split
-        if not len(self.members):
-            raise DamagedFileError(
-                f"The code cache holds no utterance of the split `{split}`: were all refused? "
-                "With a higher `held_out_percent` (section manifest), prepare holds out more."
-            )
+        cache.require_rows(split)
         self.rehearsed = cache.rows_in_split(REHEARSAL) if rehearsal else []
         self.rehearsal_rows_per_epoch = 0
         if self.rehearsed:
@@ -119,11 +112,9 @@ class CodeStream(IterableDataset):
             )
 
     def load_state_dict(self, position: dict) -> None:
-        """Start at `position`. Raises DamagedFileError for one of other utterances or another
-        order.
+        """Start at `position`; DamagedFileError for one of other utterances or another order.
 
-        A position without a mark of either, as written by early versions, is accepted; one without
-        a group only if an epoch is one group.
+        Early versions wrote no mark of either, and no group, where an epoch is one group.
         """
         found = dict(position)
         if self.groups > 1 and "batch" in found and "group" not in found:
@@ -141,14 +132,11 @@ class CodeStream(IterableDataset):
         self._next = self.position
 
     def state_dict(self) -> dict:
-        """The position after the last batch this process has made.
-
-        A DataLoader's workers make theirs elsewhere: with workers, take the one a batch carries.
-        """
+        """The position after the last batch this process made; with workers, take the batch's."""
         return dict(self._next)
 
     def lengths_of(self, rows: Sequence[int]) -> np.ndarray:
-        """The tokens of each of `rows`."""
+        """The tokens of each of `rows`, with the special ones."""
         return self.cache.lengths(rows) + EXTRA_TOKENS
 
     @property
@@ -157,10 +145,7 @@ class CodeStream(IterableDataset):
         return self.lengths_of(self.cache.sample_of_split(self.split)).tolist()
 
     def plan(self, epoch: int, group: int = 0) -> list[list[int]]:
-        """The batches of a group of `epoch` as lists of utterances, each once, none left out.
-
-        Among them are the rows to rehearse with it. An epoch of up to GROUP_ROWS is one group.
-        """
+        """The batches of a group of `epoch` as lists of utterances, with those to rehearse."""
         rows = np.concatenate([self._recorded_in(epoch, group), self.rehearsed_in(epoch, group)])
         lengths = self.lengths_of(rows).tolist()
         batches = plan_batches(lengths, self.config, epoch, group, self.groups)
@@ -189,14 +174,14 @@ class CodeStream(IterableDataset):
             return len(self.plan(0))
         if self.config.effective_tokens:
             return len(self.plan(0)) * self.groups
-        found = 0
+        batches = 0
         for group in range(self.groups):
-            first, end = group_bounds(len(self.members), group, self.groups)
-            spoken_first, spoken_end = group_bounds(
-                self.rehearsal_rows_per_epoch, group, self.groups
-            )
-            found += batches_planned(end - first + spoken_end - spoken_first, self.config)
-        return found
+            rows = 0
+            for count in (len(self.members), self.rehearsal_rows_per_epoch):
+                first, end = group_bounds(count, group, self.groups)
+                rows += end - first
+            batches += batches_planned(rows, self.config)
+        return batches
 
     def usual(self, count: int) -> list:
         """`count` batches of the first group, their sizes spread as those of all: to time steps."""
@@ -211,7 +196,8 @@ class CodeStream(IterableDataset):
         roles = worker.num_workers if worker else 1
         first = self.position["batch"]
         count = 0
-        for epoch, group in self._groups_from(self.position["epoch"], self.position["group"]):
+        first_group = self.position["epoch"] * self.groups + self.position["group"]
+        for epoch, group in (divmod(n, self.groups) for n in itertools.count(first_group)):
             batches = self.plan(epoch, group)
             self.cache.release()
             for number in range(first, len(batches)):
@@ -226,19 +212,11 @@ class CodeStream(IterableDataset):
                 count += 1
             first = 0
 
-    def _groups_from(self, epoch: int, group: int) -> Iterator[tuple[int, int]]:
-        """That group of that epoch and all that follow, for ever."""
-        for number in itertools.count(epoch * self.groups + group):
-            yield divmod(number, self.groups)
-
     def _position_after(self, epoch: int, group: int, number: int, ended: bool) -> dict:
         """That of the batch after batch `number`; `ended` where that was its group's last."""
-        position = dict(self.identity)
         next_epoch, next_group = divmod(epoch * self.groups + group + ended, self.groups)
-        position["epoch"] = next_epoch
-        position["group"] = next_group
-        position["batch"] = 0 if ended else number + 1
-        return position
+        next_batch = 0 if ended else number + 1
+        return self.identity | {"epoch": next_epoch, "group": next_group, "batch": next_batch}
 
     def _key(self, epoch: int, group: int, number: int) -> str:
         """Return the seed of the references of batch `number` of a group."""
@@ -250,9 +228,7 @@ class CodeStream(IterableDataset):
         voice = {}
         for i, speaker in zip(members, self.cache.speakers(members).tolist()):
             voice[i] = rng.choice(self.cache.of_speaker(speaker, self.split))
-        chance = random.Random(
-            f"{key} texts"
-        )  # its own generator, so that references stay the same
+        chance = random.Random(f"{key} texts")  # its own, so that references stay the same
         without_text = {i for i in members if chance.random() < self.text_dropout}
         mine = members[self.rank :: self.world]
         lengths = dict(zip(mine, self.lengths_of(mine).tolist()))
@@ -265,10 +241,7 @@ class CodeStream(IterableDataset):
     def part(
         self, rows: list[int], voices: list[int], longest: int, without_text: Container[int] = ()
     ) -> tuple:
-        """Return one micro-batch for `collate`; `longest` is the tokens of its longest row.
-
-        Rows of `without_text` have no text.
-        """
+        """Return one micro-batch for `collate`; `longest` is the tokens of its longest row."""
         cond = torch.from_numpy(np.stack([self.cache.references[v] for v in voices])).float()
         texts = [[] if i in without_text else self.cache.texts[i].tolist() for i in rows]
         codes = [self.cache.codes[i].tolist() for i in rows]
@@ -278,24 +251,21 @@ class CodeStream(IterableDataset):
 def corpus_mark(
     cache: CodeCache, members: Sequence[int], rehearsed: Sequence[int], split: str, groups: int
 ) -> str:
-    """8 hex digits that change with the utterances: their ids, lengths and order.
-
-    For an epoch of several groups the index's own mark replaces `members`.
-    """
+    """8 hex digits that change with the utterances: their ids, lengths and order."""
     rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
     marks = b"\n".join(cache.encoded_ids(rows))
     found = hashlib.sha256(marks)
     found.update(cache.lengths(rows).tobytes())
-    if groups > 1:
+    if groups > 1:  # the index's own mark instead of all members
         found.update(f"{split} {cache.index.corpus}".encode())
     return found.hexdigest()[:8]
 
 
 def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:
     """8 hex digits that change with the order of an epoch, but not with the micro-batch."""
-    size = config.effective_tokens or config.effective_batch
-    order = [size, bool(config.effective_tokens), config.sort_window, config.short_first]
-    order.append(config.seed)
+    tokens = config.effective_tokens
+    size = tokens or config.effective_batch
+    order = [size, bool(tokens), config.sort_window, config.short_first, config.seed]
     if rehearsal:  # without it, positions from before rehearsal existed stay valid
         order.append(rehearsal)
     if groups > 1:  # and likewise
@@ -307,11 +277,10 @@ def validation_batches(stream: CodeStream) -> list:
     """Every utterance of `stream` once, sorted by length, each with a fixed reference."""
     rows = stream.members[:].astype(np.int64)
     order = rows[np.argsort(stream.cache.lengths(rows), kind="stable")].tolist()
-    made = []
-    for number, part in enumerate(chunks(order, stream.config.effective_batch)):
-        key = f"{stream.config.seed} 0 {number}"
-        made.append(stream.batch(part, key, stream.position))
-    return made
+    return [
+        stream.batch(part, f"{stream.config.seed} 0 {number}", stream.position)
+        for number, part in enumerate(chunks(order, stream.config.effective_batch))
+    ]
 
 
 def timed_batches(stream: CodeStream, count: int = 10) -> tuple:
@@ -321,17 +290,8 @@ def timed_batches(stream: CodeStream, count: int = 10) -> tuple:
     return batches[0], (time.perf_counter() - began_s) / count
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoaderSettings:
-    """What to give a DataLoader, and why."""
-
-    workers: int  # `num_workers`; 0: batches are made between two steps
-    prefetch: int | None  # batches a worker makes ahead (`prefetch_factor`); None without workers
-    reason: str
-
-
-def loader_settings(hw: Hardware, batch_s: float, step_s: float) -> LoaderSettings:
-    """Workers for a stream whose batches take `batch_s` to make, beside steps of `step_s`.
+def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> Choice:
+    """How many DataLoader workers suit batches that take `batch_s` to make, and steps of `step_s`.
 
     As many as keep up with the steps with a half to spare; at most what RAM (a worker is a process
     of some 0.5 GB) and cores allow; none while batches cost less than a fiftieth of the step.
@@ -340,12 +300,12 @@ def loader_settings(hw: Hardware, batch_s: float, step_s: float) -> LoaderSettin
     ram_gib = hw.ram_bytes / 2**30
     cost = f"a batch takes {1000 * batch_s:.1f} ms to make, {share:.1%} of a step"
     if share < 0.02:
-        return LoaderSettings(workers=0, prefetch=None, reason=f"{cost}: not worth a process")
+        return Choice(value="0", reason=f"{cost}: not worth a process")
     if hw.cores <= 2:
         reason = f"{cost}, but {hw.cores} cores leave none beside the training"
-        return LoaderSettings(workers=0, prefetch=None, reason=reason)
+        return Choice(value="0", reason=reason)
     # A 16 GB machine reports a little less than 16 GiB.
     by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
     workers = min(math.ceil(1.5 * share), by_ram, hw.cores - 1)
     reason = f"{cost}; {ram_gib:.0f} GiB of RAM allow {by_ram}, {hw.cores} cores {hw.cores - 1}"
-    return LoaderSettings(workers=workers, prefetch=2 if ram_gib < 15 else 4, reason=reason)
+    return Choice(value=str(workers), reason=reason)

@@ -1,10 +1,10 @@
 """Columns of numbers in a memory-mapped file, for tables larger than memory.
 
 `save_columns` stores a CRC-32 of every 64 KiB of each column, and a `Column` verifies a block when
-it is first read, so that opening a file of gigabytes stays fast. A small file is verified when it
-is opened.
+it is first read; a small file is verified when it is opened.
 """
 
+import contextlib
 import json
 import mmap
 import zlib
@@ -12,20 +12,56 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from kit.base.errors import DamagedFileError
+from kit.base.errors import DamagedFileError, KitError
 from kit.base.files import atomic_path
-from kit.base.tensor_file import arrays_digest
-from kit.batches.cache_files import damaged, load_tensors, missing
+from kit.base.tensor_file import arrays_digest, read, read_arrays, save_tensors
 
 BLOCK_BYTES = 2**16  # a multiple of every number's size
 CHECKED_AT_OPEN_BYTES = 2**26  # a file up to this size is verified when opened
 CHECKS = "block_checks"  # the column of the others' CRC-32, and of its own
 CHUNK = 2**14  # numbers read at a time by iteration
-UNSIGNED = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64}
-DTYPES = {"F16": np.float16, "I32": np.int32, "I64": np.int64, **UNSIGNED}
+DTYPES = {"F16": "f2", "I32": "i4", "I64": "i8", "U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8"}
+
+
+def missing(path: Path) -> str:
+    return f"There is no {path}: run notebook 01_data_prep to make it."
+
+
+def damaged(path: Path, how: str) -> str:
+    return (
+        f"{path} is damaged or of another kind ({how}): run notebook 01_data_prep again to fix it."
+    )
+
+
+@contextlib.contextmanager
+def explain_damage(path: Path) -> Iterator[None]:
+    """Raise what a missing or damaged file raises in the block as a DamagedFileError."""
+    if not Path(path).is_file():
+        raise DamagedFileError(missing(path))
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise DamagedFileError(damaged(path, str(error))) from error
+
+
+def load_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Read and verify a file of `pack_tensors`. Raises DamagedFileError."""
+    with explain_damage(path):
+        return read_arrays(path)
+
+
+def as_bytes(value) -> np.ndarray:
+    """Return JSON as a tensor: a million rows are too many for a safetensors header."""
+    return np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), dtype=np.uint8)
+
+
+def from_bytes(tensor: np.ndarray):
+    return json.loads(tensor.tobytes())
+
+
+def split_by(tensor: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    return np.split(tensor, counts.cumsum()[:-1])
 
 
 def narrow(values: np.ndarray) -> np.ndarray:
@@ -37,11 +73,7 @@ def save_columns(columns: dict[str, np.ndarray], path: Path) -> None:
     """Write `columns` to `path` atomically, with their checksums."""
     arrays = with_checks(columns)
     with atomic_path(path) as temporary:
-        try:
-            about = {"sha256": arrays_digest(arrays)}
-            safetensors.numpy.save_file(arrays, temporary, metadata=about)
-        except safetensors.SafetensorError as error:  # a full disk is no OSError there
-            raise OSError(str(error)) from error
+        save_tensors(arrays, temporary, {"sha256": arrays_digest(arrays)})
 
 
 def with_checks(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -75,9 +107,8 @@ class Blocks:
         for number in np.unique(numbers[~self.verified[numbers]]):
             start = int(number) * BLOCK_BYTES
             if zlib.crc32(self.raw[start : start + BLOCK_BYTES]) != self.checks[number]:
-                raise DamagedFileError(
-                    damaged(self.path, "a part of it does not match its checksum")
-                )
+                how = "a part of it does not match its checksum"
+                raise DamagedFileError(damaged(self.path, how))
             self.verified[number] = True
 
 
@@ -97,10 +128,9 @@ class Column(Sequence):
 
     def __getitem__(self, rows):
         if isinstance(rows, (int, np.integer)):
-            if self.blocks is not None:
-                row = range(len(self))[rows]  # IndexError, as a list raises it
-                self._require_span(row, row + 1)
-            return self.values.item(rows)
+            row = range(len(self))[rows]  # IndexError, as a list raises it
+            self._require_span(row, row + 1)
+            return self.values.item(row)
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
             assert step == 1, "a part of a column has no gaps"
@@ -149,10 +179,9 @@ class Column(Sequence):
 
 
 class MappedFile:
-    """The tensors of a safetensors file as memory-mapped arrays.
+    """The tensors of a safetensors file as memory-mapped arrays, readable after it is removed.
 
-    They stay readable when the file is removed. Raises DamagedFileError for a file that is missing,
-    truncated or of another kind.
+    Raises DamagedFileError for a file that is missing, truncated or of another kind.
     """
 
     def __init__(self, path: Path):
@@ -175,18 +204,36 @@ class MappedFile:
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
-class ColumnFile:
-    """The columns of a file that `save_columns` wrote, each a Column by its name.
+class MemoryColumns:
+    """Columns in memory, each a Column by its name."""
 
-    Raises DamagedFileError for a missing or damaged file. Pickled as its path.
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self.arrays = arrays
+        self.blocks: dict[str, Blocks] = {}  # of the columns to verify
+
+    def __getitem__(self, name: str) -> Column:
+        return Column(self.arrays[name], self.blocks.get(name))
+
+    def read_all(self, name: str) -> np.ndarray:
+        """Return all of a small column, in its own shape."""
+        column = self[name].values
+        flat = Column(column.reshape(-1), self.blocks.get(name))
+        return flat[:].reshape(column.shape).copy()
+
+    def release(self) -> None:
+        """Give the pages read so far of a large file back to the system."""
+
+
+class ColumnFile(MemoryColumns):
+    """The columns of a file that `save_columns` wrote. Pickled as its path.
+
+    Raises DamagedFileError for a missing or damaged file.
     """
 
     def __init__(self, path: Path):
         self.path = Path(path)
         self.file = MappedFile(self.path)
-        self.arrays = self.file.arrays
-        self.blocks: dict[str, Blocks] = {}
-        self.columns: dict[str, Column] = {}
+        super().__init__(self.file.arrays)
         self.large = self.path.stat().st_size > CHECKED_AT_OPEN_BYTES
         if self.large:
             self._find_blocks()
@@ -206,24 +253,12 @@ class ColumnFile:
             self.blocks[name] = Blocks(self.path, raw, checks[first : first + count])
             first += count
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
-
     def __getitem__(self, name: str) -> Column:
-        if name not in self:
+        if name not in self.arrays:
             raise DamagedFileError(damaged(self.path, f"it has no column `{name}`"))
-        if name not in self.columns:
-            self.columns[name] = Column(self.arrays[name], self.blocks.get(name))
-        return self.columns[name]
-
-    def read_all(self, name: str) -> np.ndarray:
-        """Return all of a small column, in its own shape."""
-        column = self[name]
-        flat = Column(column.values.reshape(-1), column.blocks)
-        return flat[:].reshape(column.values.shape).copy()
+        return super().__getitem__(name)
 
     def release(self) -> None:
-        """Give the pages read so far of a large file back to the system."""
         if self.large:
             self.file.release()
 
@@ -231,44 +266,17 @@ class ColumnFile:
         return ColumnFile, (self.path,)
 
 
-class MemoryColumns:
-    """Columns in memory, with the interface of ColumnFile."""
-
-    def __init__(self, arrays: dict[str, np.ndarray]):
-        self.arrays = arrays
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.arrays
-
-    def __getitem__(self, name: str) -> Column:
-        return Column(self.arrays[name])
-
-    def read_all(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def release(self) -> None:
-        pass
-
-
 def read_header(path: Path) -> tuple[dict, int]:
-    """Return the header of a safetensors file, and the offset of its tensors in bytes.
-
-    Raises DamagedFileError for a file that is missing, truncated or of another kind.
-    """
-    if not path.is_file():
-        raise DamagedFileError(missing(path))
-    try:
-        with safetensors.safe_open(path, framework="numpy"):  # compares header and file size
-            pass
+    """Return the header of a safetensors file, and where its tensors begin, or DamagedFileError."""
+    with explain_damage(path):
+        read(path, tensors=False)  # compares header and file size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise DamagedFileError(damaged(path, str(error))) from error
-    header.pop("__metadata__", None)
-    unknown = {about["dtype"] for about in header.values()} - DTYPES.keys()
-    if unknown:
-        raise DamagedFileError(damaged(path, f"numbers of type {', '.join(sorted(unknown))}"))
+        header.pop("__metadata__", None)
+        unknown = {about["dtype"] for about in header.values()} - DTYPES.keys()
+        if unknown:
+            raise KitError(f"numbers of type {', '.join(sorted(unknown))}")
     return header, 8 + length
 
 

@@ -1,12 +1,9 @@
 """Build the code cache: clips encoded once to codes and references, in safetensors shards.
 
 The name of a shard is a digest of its clips' bytes and of the codec. So new rows cost only their
-own encoding, a changed text costs none, and all runs that use the folder share it. Files are
-written atomically; a damaged one is made again. Processes need no lock: names follow from content,
-and a claim only shows other builders which shard is in progress. Ranks of one preparation divide
-the shards. The folder stays below `max_cache_gib`; the shards unused for longest are deleted first.
-Clips are encoded on the codec's device. Codes made on a GPU may differ from the CPU's by rounding,
-and are not encoded again on another device.
+own encoding, a changed text costs none, all runs share the folder, and processes need no lock: a
+claim only shows other builders which shard is in progress. The folder stays below `max_cache_gib`.
+Codes made on a GPU may differ from the CPU's by rounding, and are not encoded again elsewhere.
 
 Shapes: L samples, N text ids.
 """
@@ -14,7 +11,7 @@ Shapes: L samples, N text ids.
 import dataclasses
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,21 +25,11 @@ from kit.audio.reference import reference_mel
 from kit.audio.spectrogram import Mel, MelConfig
 from kit.base.errors import DamagedFileError, DatasetError
 from kit.base.files import digest, file_digest, make_folder, require_disk, write_atomic
-from kit.base.tensor_file import arrays_digest
-from kit.base.work_group import SINGLE_PROCESS, WorkGroup
+from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import DataConfig, chunks
-from kit.batches.cache_files import (
-    as_bytes,
-    claimed,
-    load_tensors,
-    make_room,
-    pack_tensors,
-    split_by,
-    sweep,
-    touch,
-)
-from kit.batches.code_shards import Clip, shard_clips
-from kit.batches.columns import save_columns
+from kit.batches.code_shards import Clip, claimed, make_room, shard_clips, sweep, touch
+from kit.batches.columns import as_bytes, load_tensors, save_columns, split_by
 from kit.batches.index import IndexRow, index_columns
 from kit.dataset.data_report import Utterance
 from kit.text.tokenizer import Tokenizer
@@ -100,13 +87,12 @@ def build_cache(
 ) -> Path:
     """Encode the `rows` missing in `folder`, one shard at a time; return the index of `rows`.
 
-    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, if they are known
-    already: they must change when a recording does, and be of one kind from run to run.
+    `key` is `cache_key`'s. `digests` are those of the recordings, one a row, where they are known:
+    they must change when a recording does, and be of one kind from run to run.
     `progress(done, total)` counts recordings; `say` is called for each damaged shard. The processes
-    of `group`, which have EncodingTools, share the shards. An interrupted build resumes with what
-    is missing. Raises DatasetError for a recording that cannot be read, DiskError for a full disk,
-    DamagedFileError when `rows` alone need more than `max_cache_gib`, KitError if another
-    process failed.
+    of `group`, which have EncodingTools, share the shards. Raises DatasetError for a recording that
+    cannot be read, DiskError, DamagedFileError when `rows` alone need more than `max_cache_gib`,
+    KitError if another process failed.
     """
     folder = Path(folder)
     make_folder(folder)
@@ -117,14 +103,18 @@ def build_cache(
     missing = {clip: row for clip, row in zip(clips, rows) if clip not in found}
     before = len(found)
     total = before + len(missing)
-    keep = shards_of(found.values())
+    keep = {clip.shard for clip in found.values()}
     progress(before, total)
-    require_disk(folder, len(missing) * bytes_per_clip(codec, front_end, config))
-    shards = missing_shards(missing, folder, key, config.shard)
+    # Of a clip: a reference in half floats, and 4 bytes a code of some 10 s.
+    reference_bytes = 2 * front_end.config.n_mels * config.reference_frames
+    require_disk(folder, len(missing) * (reference_bytes + round(40 * codec.frame_rate)))
+    shards = {}  # each file to make, and its clips
+    for names in chunks(list(missing), config.shard):
+        path = folder / f"codes-{key}-{digest(names)}.safetensors"
+        shards[path] = {clip: missing[clip] for clip in names}
     jobs = []
-    # Processes divide whole shards. A shard's clips are encoded in its own batches, because codes
-    # depend, in the last bits of the input, on the batch; so its content depends neither on the
-    # other shards nor on the process that made it.
+    # Processes divide whole shards: codes depend, in the last bits of the input, on the batch, so a
+    # shard's content depends neither on the other shards nor on the process that made it.
     for share in group.split_evenly(list(shards)):
         own = {path: shards[path] for path in share}
         jobs.append(EncodeJob(shards=own, config=config, used=keep | set(shards)))
@@ -136,19 +126,10 @@ def build_cache(
     return write_index(rows, [found[clip] for clip in clips], texts, folder, config)
 
 
-def bytes_per_clip(codec: Codec, front_end: Mel, config: DataConfig) -> int:
-    """About what one clip takes in a shard: half floats, and 4 bytes a code of some 10 s."""
-    n_mels = front_end.config.n_mels
-    return 2 * n_mels * config.reference_frames + round(40 * codec.frame_rate)
-
-
 def find_clips(
     folder: Path, key: str, wanted: set[str], say: Callable[[str], None]
 ) -> dict[str, Clip]:
-    """Return where the clips of `wanted` that are already encoded are.
-
-    Every shard of `key` is checked; a damaged one is reported and removed.
-    """
+    """Return the clips of `wanted` that are encoded; a damaged shard is reported and removed."""
     found: dict[str, Clip] = {}
     for path in sorted(folder.glob(f"codes-{key}-*.safetensors")):
         try:
@@ -158,21 +139,6 @@ def find_clips(
             path.unlink(missing_ok=True)
             continue
         found.update((name, clip) for name, clip in clips.items() if name in wanted)
-    return found
-
-
-def shards_of(clips: Iterable[Clip]) -> set[Path]:
-    return {clip.shard for clip in clips}
-
-
-def missing_shards(
-    missing: dict[str, Utterance], folder: Path, key: str, size: int
-) -> dict[Path, dict[str, Utterance]]:
-    """The shards that the clips in `missing` make, `size` in each: a file and its clips."""
-    found = {}
-    for clips in chunks(list(missing), size):
-        path = folder / f"codes-{key}-{digest(clips)}.safetensors"
-        found[path] = {clip: missing[clip] for clip in clips}
     return found
 
 
@@ -217,10 +183,9 @@ def encode(
 
 
 def load_speech(path: str, rate_hz: int) -> Tensor:
-    """The recording (L,) at `path`, at `rate_hz`, without the silence around its speech.
+    """The recording (L,) at `path`, without the silence around its speech.
 
-    Half a second of it before every sentence, and a voice that is not sure yet begins with the code
-    of silence and stays with it.
+    With half a second before every sentence, an unsure voice begins with silence and stays with it.
     """
     return torch.from_numpy(trim_silence(load_wave(path, rate_hz).numpy(), rate_hz))
 
@@ -274,25 +239,19 @@ def write_index(
     config: DataConfig,
 ) -> Path:
     """The text ids of `rows` and where their codes lie, as a file named by its content."""
-    found = []
-    for row, clip, text in zip(rows, clips, texts, strict=True):
-        found.append(
+    columns = index_columns(
+        [
             IndexRow(id=row.id, speaker=row.speaker, split=row.split, text=text, clip=clip)
-        )
-    columns = index_columns(found)
-    shards = shards_of(clips)
+            for row, clip, text in zip(rows, clips, texts, strict=True)
+        ]
+    )
+    shards = {clip.shard for clip in clips}
     index = folder / f"index-{arrays_digest(columns)[:12]}.safetensors"
-    if not is_whole(index):
+    try:
+        load_tensors(index)
+    except DamagedFileError:  # or missing
         size_bytes = sum(column.nbytes for column in columns.values())
         make_room(folder, OWN, config.max_cache_gib, size_bytes, {index, *shards})
         save_columns(columns, index)
     touch({index, *shards})
     return index
-
-
-def is_whole(path: Path) -> bool:
-    try:
-        load_tensors(path)
-    except DamagedFileError:
-        return False
-    return True

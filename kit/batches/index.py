@@ -1,8 +1,7 @@
 """The index of a corpus: each row's text ids and the place of its codes, in columns of numbers.
 
-Thirty million rows open as fast as thirty: what concerns all rows (those of a split or speaker,
-histograms of lengths, each speaker's reference) is computed once, when the index is made. Indexes
-of earlier versions, with rows as JSON, are read into the same columns.
+What concerns all rows (those of a split or speaker, histograms of lengths, each speaker's
+reference) is computed once, when the index is made, so thirty million rows open as fast as thirty.
 
 Shapes: N rows, S splits, P speakers.
 """
@@ -14,16 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.batches.cache_files import as_bytes, from_bytes, load_tensors, split_by
 from kit.batches.code_shards import Clip, shard_clips
 from kit.batches.columns import (
     Column,
     ColumnFile,
     MemoryColumns,
     Strings,
+    as_bytes,
+    from_bytes,
+    load_tensors,
     narrow,
     offsets_of,
     read_header,
+    split_by,
     strings_columns,
 )
 
@@ -84,37 +86,22 @@ def add_counts(
     text_counts = np.diff(columns["text_offsets"].astype(np.int64))
     tokens = text_counts + columns["codes"]
     result["tokens"] = narrow(tokens)
+    in_split = [columns["splits"] == number for number in range(len(splits))]
     for name, counts in zip(LENGTHS, (text_counts, columns["codes"], tokens)):
-        result[f"{name}_histogram"] = histograms(counts, columns["splits"], len(splits))
-    result.update(rows_by_speaker(columns["splits"], columns["speakers"], len(splits), speakers))
+        size = int(counts.max(initial=0)) + 1
+        rows = [np.bincount(counts[members], minlength=size) for members in in_split]
+        result[f"{name}_histogram"] = np.array(rows, dtype=np.int64)  # (S, largest count + 1)
+    # The rows of each split in order, and those of each speaker in it.
+    of_both = columns["splits"].astype(np.int64) * len(speakers) + columns["speakers"]
+    sizes = np.bincount(of_both, minlength=len(splits) * len(speakers))
+    starts = np.concatenate([[0], sizes.cumsum()])
+    result["members"] = narrow(np.argsort(columns["splits"], kind="stable"))
+    result["member_starts"] = starts[:: len(speakers)].copy()  # (S + 1,)
+    result["voices"] = narrow(np.lexsort((columns["speakers"], columns["splits"])))
+    result["voice_starts"] = narrow(starts)  # (S P + 1,)
     result["references"] = middle_rows(columns, tokens, len(splits), len(speakers))
     result["corpus"] = as_bytes(corpus_digest(result))
     return result
-
-
-def histograms(counts: np.ndarray, splits: np.ndarray, split_count: int) -> np.ndarray:
-    """Return how many rows of each split have each count, (S, largest count + 1)."""
-    size = int(counts.max(initial=0)) + 1
-    rows = [np.bincount(counts[splits == number], minlength=size) for number in range(split_count)]
-    return np.array(rows, dtype=np.int64)
-
-
-def rows_by_speaker(
-    splits: np.ndarray, speakers: np.ndarray, split_count: int, speaker_names: list[str]
-) -> dict[str, np.ndarray]:
-    """Return the rows of each split in order, and those of each speaker in it."""
-    count = len(speaker_names)
-    members = np.argsort(splits, kind="stable")
-    voices = np.lexsort((speakers, splits))
-    of_both = splits.astype(np.int64) * count + speakers
-    sizes = np.bincount(of_both, minlength=split_count * count)
-    starts = np.concatenate([[0], sizes.cumsum()])
-    return {
-        "members": narrow(members),
-        "member_starts": starts[::count].copy(),  # (S + 1,)
-        "voices": narrow(voices),
-        "voice_starts": narrow(starts),  # (S P + 1,)
-    }
 
 
 def middle_rows(
@@ -146,12 +133,13 @@ def corpus_digest(columns: dict[str, np.ndarray]) -> str:
 class Index:
     """The rows of a corpus, `rows[i]` and `texts[i]`, with statistics; `folder` has the shards."""
 
-    def __init__(self, columns: ColumnFile | MemoryColumns, folder: Path):
+    def __init__(self, columns: MemoryColumns, folder: Path):
         self.columns = columns
         self.folder = folder
         self.split_names: list[str] = from_bytes(columns.read_all("split_names"))
         self.speaker_names: list[str] = from_bytes(columns.read_all("speaker_names"))
         self.ids = Strings(columns["ids"], columns["id_offsets"])
+        self.rows = Rows(self)
         self.texts = Texts(columns)
         self.tokens = columns["tokens"]
         self.codes = columns["codes"]
@@ -167,10 +155,6 @@ class Index:
         return Index, (self.columns, self.folder)
 
     @property
-    def rows(self) -> "Rows":
-        return Rows(self)
-
-    @property
     def shards(self) -> list[Path]:
         return [self.folder / name for name in from_bytes(self.columns.read_all("shard_names"))]
 
@@ -181,12 +165,11 @@ class Index:
 
     def rows_in_split(self, split: str) -> Column:
         """Return the rows of `split` in order, without reading them."""
-        members = self.columns["members"]
-        if split not in self.split_names:
-            return members.part(0, 0)
-        number = self.split_names.index(split)
-        first, last = self.columns.read_all("member_starts")[number : number + 2].tolist()
-        return members.part(first, last)
+        first = last = 0
+        if split in self.split_names:
+            number = self.split_names.index(split)
+            first, last = self.columns.read_all("member_starts")[number : number + 2].tolist()
+        return self.columns["members"].part(first, last)
 
     def of_speaker(self, speaker: int, split: str) -> Column:
         """Return the rows of speaker number `speaker` in `split`, in order."""
@@ -238,7 +221,7 @@ class Rows(Sequence):
 class Texts(Sequence):
     """`texts[i]`: the text ids of row i."""
 
-    def __init__(self, columns: ColumnFile | MemoryColumns):
+    def __init__(self, columns: MemoryColumns):
         self.columns = columns
 
     def __len__(self) -> int:
@@ -255,12 +238,9 @@ class Texts(Sequence):
 def open_index(path: Path) -> Index:
     """Open the index at `path`. Raises DamagedFileError for a missing or damaged file."""
     path = Path(path)
-    header, _ = read_header(path)
-    if "rows" in header:
-        columns = MemoryColumns(columns_of_early_version(path))
-    else:
-        columns = ColumnFile(path)
-    return Index(columns, path.parent)
+    if "rows" in read_header(path)[0]:
+        return Index(MemoryColumns(columns_of_early_version(path)), path.parent)
+    return Index(ColumnFile(path), path.parent)
 
 
 def columns_of_early_version(path: Path) -> dict[str, np.ndarray]:

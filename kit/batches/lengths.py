@@ -1,7 +1,7 @@
 """Report how long the rows of a corpus are, and choose limits, padded lengths and positions.
 
-Compiled models and CUDA graphs want few, fixed shapes, and one clip of twenty seconds must not set
-the width of all. Nothing is truncated: rows beyond a limit are refused in the data report.
+Compiled models and CUDA graphs want few, fixed shapes. Nothing is truncated: rows beyond a limit
+are refused in the data report.
 """
 
 import dataclasses
@@ -50,8 +50,7 @@ def longest(model: GPTConfig) -> GPTConfig:
 def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0) -> dict:
     """Return limits for a ManifestConfig that refuse only what `model` can have no positions for.
 
-    Before there is a tokenizer, letters are counted as if they made the longest tokens;
-    `fit_positions` counts again. `max_clip_s` above 0 also refuses longer clips.
+    Letters are counted as if they made the longest tokens. `max_clip_s` above 0 is a limit, too.
     """
     largest = longest(model)
     max_s = largest.max_code_s(frame_rate)
@@ -85,15 +84,12 @@ def fit_positions(
 
 
 def length_report(
-    cache: CodeCache,
-    codes_per_s: float,
-    split: str = "train",
-    keep_percent: float = 99.5,
+    cache: CodeCache, codes_per_s: float, split: str = "train", keep_percent: float = 99.5
 ) -> LengthReport:
     """Return the lengths of `split`, and suggested limits for fixed shapes.
 
     The limit of codes is the `keep_percent`-th percentile rounded up to 64; the token limit holds
-    that many codes beside the same percentile of text. Raises ValueError when the split is empty.
+    that many codes beside the same percentile of text.
     """
     members, columns = counts(cache, split, codes_per_s)
     highest = {name: percentile(column, keep_percent) for name, column in columns.items()}
@@ -125,12 +121,8 @@ def counts(
     cache: CodeCache, split: str, codes_per_s: float
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return a split's rows, and each row's text ids, codes, tokens and seconds."""
+    cache.require_rows(split)
     members = cache.rows_in_split(split)[:]
-    if not len(members):
-        raise ValueError(
-            f"The code cache holds no utterance of the split `{split}`: were all refused? "
-            "With a higher `held_out_percent` (section manifest), prepare holds out more."
-        )
     texts = cache.lengths(members, "texts")
     codes = cache.lengths(members, "codes")
     tokens = texts + codes + EXTRA_TOKENS
@@ -139,7 +131,6 @@ def counts(
 
 
 def percentile(column: np.ndarray, percent: float):
-    """Return the smallest value in `column` that at least `percent` of the values do not exceed."""
     return np.percentile(column, percent, method="higher")
 
 
@@ -154,11 +145,7 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
 
 
 def padding_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of `multiple`, that add at most MAX_PADDING.
-
-    Every shape costs compile time, every padded position computation. The last fits the longest
-    row.
-    """
+    """Return the fewest lengths, multiples of `multiple`, that add at most MAX_PADDING."""
     return fewest_lengths(np.bincount(lengths), multiple)
 
 

@@ -2,11 +2,9 @@
 
 The recogniser's best path through the given text is compared, frame by frame, with its best path
 through any text at all. Where the text is what was said the two are the same and the score is 0; a
-word too many, a word too few or a truncated recording costs several nats a character. Pauses cost
-nothing. (The alignment is torchaudio's; the score follows Kürzinger et al. 2020.) The recogniser is
-trained on recordings of the same language (notebook 01), possibly on the very clips it checks: a
-few wrong ones teach it little. Clips it was trained on score higher, so those and the others have
-separate limits.
+word too many or too few or a truncated recording costs several nats a character, pauses nothing.
+(The alignment is torchaudio's; the score follows Kürzinger et al. 2020.) The recogniser may be
+trained on the very clips it checks: those score higher, so they have a separate limit.
 
 Shapes: S output frames of the recogniser, A alphabet + blank, N characters.
 """
@@ -16,6 +14,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +24,11 @@ from torch import Tensor
 
 from kit.audio.clip import import_torchaudio, load_wave
 from kit.audio.recognizer import RecognizerOutput, SpeechRecognizer
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
-from kit.base.files import digest
-from kit.base.result_cache import cached_result, read_result, save_result
-from kit.base.work_group import SINGLE_PROCESS, WorkGroup
-from kit.dataset.data_report import Finding, Utterance
+from kit.base.files import cached_result, digest, read_result, save_result
+from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset.data_report import Finding, Utterance, refuse
 from kit.text.normalize import letters
 
 PART_BATCHES = 16  # batches whose results share a file until all are done
@@ -49,12 +47,11 @@ class AlignConfig:
     hopeless: float = -1.0  # a median below this says that the recogniser is the wrong one
 
     def __post_init__(self):
-        require(self.clips >= 0, self, "clips", "0 (every one) or more.")
-        require(self.batch >= 1, self, "batch", "must be at least 1.")
         require(self.spread > 0, self, "spread", "must be positive.")
         require(self.least_gap > 0, self, "least_gap", "must be positive.")
-        require_within(self, 0, 1e9, "clips", "batch", "spread", "least_gap")
-        require_within(self, -1e6, 0, "weak", "hopeless")
+        require_least(self, 0, "clips", "spread", "least_gap")
+        require_least(self, 1, "batch")
+        require_within(self, -1000, 0, "weak", "hopeless")
 
     def draw(self, rows: list[Utterance]) -> list[Utterance]:
         """Return the rows to be checked: all, or `clips` of them, the same ones every time."""
@@ -107,7 +104,13 @@ def alignment_score(
     """Align `text` with one clip's recogniser output; the score is -inf if it cannot fit."""
     log_probs = output.log_probs
     ids = recognizer.encode(text)
-    reason = _why_impossible(log_probs, ids)
+    reason = ""
+    if len(ids) == 0:
+        reason = "no letter of the text is in the recogniser's alphabet"
+    elif frames_needed(ids) > len(log_probs):
+        reason = f"{len(ids)} characters do not fit into {len(log_probs)} frames"
+    elif not torch.isfinite(log_probs).all():
+        reason = "the recogniser's output is not finite"
     if reason:
         return Alignment(score=-math.inf, reason=reason)
     spans, costs = best_path(log_probs, ids)
@@ -127,14 +130,6 @@ def alignment_score(
         words=tuple(_words(recognizer.alphabet, text, spans, frame_s)),
         worst_at_s=worst_frame * frame_s,
     )
-
-
-def _why_impossible(log_probs: Tensor, ids: Tensor) -> str:
-    if len(ids) == 0:
-        return "no letter of the text is in the recogniser's alphabet"
-    if frames_needed(ids) > len(log_probs):
-        return f"{len(ids)} characters do not fit into {len(log_probs)} frames"
-    return "" if torch.isfinite(log_probs).all() else "the recogniser's output is not finite"
 
 
 def _words(alphabet: str, text: str, spans: list, frame_s: float) -> Iterator[Word]:
@@ -157,45 +152,33 @@ def align_clips(
     rows: list[Utterance],
     recognizer: SpeechRecognizer,
     config: AlignConfig,
-    progress: Callable = lambda *_: None,
+    advance: Callable[[float], None] = lambda clips: None,
 ) -> list[Alignment]:
-    """Align each of `rows`, in their order; `progress(done, total)` along the way.
+    """Align each of `rows`, in their order; `advance(n)` reports n more.
 
     A recording that cannot be read scores -inf, with the reason.
     """
     alignments: list = [None] * len(rows)
     order = _by_length(rows)
+    sample_rate = recognizer.input_sample_rate
     for start in range(0, len(order), config.batch):
-        indices = order[start : start + config.batch]
-        batch = _align_batch([rows[i] for i in indices], recognizer, config)
-        for i, alignment in zip(indices, batch):
-            alignments[i] = alignment
-        progress(min(start + config.batch, len(rows)), len(rows))
+        waves = {}
+        batch = order[start : start + config.batch]
+        for i in batch:
+            try:
+                waves[i] = load_wave(rows[i].audio, sample_rate)
+            except DatasetError as error:
+                alignments[i] = Alignment(score=-math.inf, reason=str(error))
+        outputs = recognizer.recognize(list(waves.values()), sample_rate)
+        for i, output in zip(waves, outputs, strict=True):
+            alignments[i] = alignment_score(recognizer, output, rows[i].text, config)
+        advance(len(batch))
     return alignments
 
 
 def _by_length(rows: list[Utterance]) -> list[int]:
     """Return the indices of `rows` from short to long, for batches with little padding."""
     return sorted(range(len(rows)), key=lambda i: rows[i].seconds)
-
-
-def _align_batch(rows: list, recognizer: SpeechRecognizer, config: AlignConfig) -> list:
-    sample_rate = recognizer.input_sample_rate
-    waves = []
-    problems = {}
-    for i, row in enumerate(rows):
-        try:
-            waves.append(load_wave(row.audio, sample_rate))
-        except DatasetError as error:
-            problems[i] = str(error)
-    outputs = iter(recognizer.recognize(waves, sample_rate))
-    alignments = []
-    for i, row in enumerate(rows):
-        if i in problems:
-            alignments.append(Alignment(score=-math.inf, reason=problems[i]))
-        else:
-            alignments.append(alignment_score(recognizer, next(outputs), row.text, config))
-    return alignments
 
 
 def align_clips_cached(
@@ -216,10 +199,7 @@ def align_clips_cached(
     clips = [(row.id, row.text, sound) for row, sound in zip(rows, digests, strict=True)]
     key = digest(clips, recognizer.fingerprint(), config)
     folder = Path(path).with_suffix(".parts")
-
-    def make() -> list[dict]:
-        return _align_in_parts(rows, recognizer, config, folder, key, progress, group)
-
+    make = partial(_align_in_parts, rows, recognizer, config, folder, key, progress, group)
     values = cached_result(path, key, make)
     shutil.rmtree(folder, ignore_errors=True)
     return [Alignment(**each) for each in values]
@@ -269,14 +249,7 @@ class AlignJob:
 
     def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
         for part, rows in self.parts.items():
-            reported = 0
-
-            def report(done: int, _total: int) -> None:
-                nonlocal reported
-                advance(done - reported)
-                reported = done
-
-            alignments = align_clips(rows, recognizer, self.config, report)
+            alignments = align_clips(rows, recognizer, self.config, advance)
             values = [dataclasses.asdict(alignment) for alignment in alignments]
             for each in values:
                 del each["words"]
@@ -311,32 +284,6 @@ def lowest_score(alignments: list[Alignment], config: AlignConfig) -> float:
     return median - max(config.spread * deviation, config.least_gap)
 
 
-def clip_kind(row: Utterance) -> str:
-    """Return which clips `row` is compared with; the training split trains the recogniser."""
-    return TRAINED_ON if row.split == "train" else UNSEEN
-
-
-def lowest_scores(
-    rows: list[Utterance], alignments: list[Alignment], config: AlignConfig
-) -> dict[str, float]:
-    """Return `lowest_score` of each kind of clip.
-
-    Raises DatasetError where the training clips (without any: all clips) score too low to judge.
-    Where only the others do, they get no limit.
-    """
-    by_kind: dict[str, list[Alignment]] = {}
-    for row, alignment in zip(rows, alignments, strict=True):
-        by_kind.setdefault(clip_kind(row), []).append(alignment)
-    first = TRAINED_ON if TRAINED_ON in by_kind else UNSEEN
-    limits = {first: lowest_score(by_kind.pop(first, []), config)}
-    for kind, own in by_kind.items():
-        try:
-            limits[kind] = lowest_score(own, config)
-        except DatasetError:
-            continue
-    return limits
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Match:
     """The result of comparing texts with recordings."""
@@ -351,17 +298,30 @@ class Match:
 
 
 def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfig) -> Match:
-    """Find the rows whose text and audio do not match; none, with a note, where that is unclear."""
-    try:
-        limits = lowest_scores(rows, alignments, config)
-    except DatasetError as error:
-        return Match(mismatched=[], limits={}, note=f"not judged: {error}")
+    """Find the rows whose text and audio do not match; none, with a note, where that is unclear.
+
+    Clips that the recogniser was trained on, and the others, have limits of their own.
+    """
+    kinds = [TRAINED_ON if row.split == "train" else UNSEEN for row in rows]
+    limits: dict[str, float] = {}
+    for kind in sorted(set(kinds)) or [UNSEEN]:  # those it was trained on first
+        own = [alignment for alignment, other in zip(alignments, kinds) if other == kind]
+        try:
+            limits[kind] = lowest_score(own, config)
+        except DatasetError as error:
+            if not limits:
+                return Match(mismatched=[], limits={}, note=f"not judged: {error}")
     mismatched = []
     unjudged = 0
-    for row, alignment in zip(rows, alignments, strict=True):
-        limit = limits.get(clip_kind(row), -math.inf)
+    for row, alignment, kind in zip(rows, alignments, kinds, strict=True):
+        limit = limits.get(kind, -math.inf)
         if alignment.score == -math.inf or alignment.score < limit:
-            mismatched.append(_mismatch(row, alignment, limit))
+            detail = alignment.reason or (
+                f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}, worst near "
+                f"{alignment.worst_at_s:.1f} s"
+            )
+            reason = f"text and audio do not match ({detail})"
+            mismatched.append(refuse(row, "mismatch", reason, row.seconds))
         elif limit == -math.inf:
             unjudged += 1
     note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
@@ -371,20 +331,3 @@ def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfi
             "scores are too low"
         )
     return Match(mismatched=mismatched, limits=limits, note=note)
-
-
-def _mismatch(row: Utterance, alignment: Alignment, limit: float) -> Finding:
-    detail = alignment.reason
-    if not detail:
-        measured = f"alignment score {alignment.score:.2f}, lowest allowed {limit:.2f}"
-        detail = f"{measured}, worst near {alignment.worst_at_s:.1f} s"
-    return Finding(
-        file=row.file,
-        line=row.line,
-        id=row.id,
-        kind="mismatch",
-        reason=f"text and audio do not match ({detail})",
-        seconds=row.seconds,
-        cure="listen to it: correct the text, or cut the recording where the text begins and ends",
-        audio=row.audio,
-    )

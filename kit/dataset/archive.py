@@ -1,4 +1,4 @@
-"""Unpack dataset archives (tar, zip, Debian packages) safely.
+"""Unpack dataset archives (tar, zip) safely.
 
 tarfile (with its `data` filter) and zipfile write the files. In addition, names that lead out of
 the folder, links and decompression bombs are refused, truncated archives are detected, and the
@@ -22,17 +22,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import (
-    atomic_path,
     digest,
     disk_errors,
-    make_folder,
     require_disk,
     write_atomic,
 )
-from kit.base.lock import Lock, held
+from kit.base.lock import held
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip")
 MARK = ".unpacked-from"  # a file in every finished folder: which archive it came from
@@ -55,9 +53,6 @@ _DAMAGE = (
     OverflowError,
     struct.error,
 )
-_AR_MAGIC = b"!<arch>\n"
-_AR_HEADER_BYTES = 60
-_AR_MEMBERS = 16  # a Debian package has three or four
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,9 +64,8 @@ class ArchiveConfig:
 
     def __post_init__(self):
         require(self.most_gib > 0, self, "most_gib", "must be positive.")
-        require(self.most_members >= 1, self, "most_members", "must be at least 1.")
-        require(self.most_ratio >= 1, self, "most_ratio", "must be at least 1.")
-        require_within(self, 0, 1e9, "most_gib", "most_members", "most_ratio", "ratio_from_mib")
+        require_least(self, 1, "most_members", "most_ratio")
+        require_least(self, 0, "most_gib", "ratio_from_mib")
 
 
 def archive_suffix(path: Path) -> str:
@@ -103,8 +97,20 @@ def unpack(
         return folder
     lock_file = folder.with_name(f".{folder.name}.lock")
     with held(lock_file, f"unpacking {archive}", math.inf, say) as lock:
-        if not _is_unpacked(folder, key):  # another process may have done it meanwhile
-            _unpack_and_rename(archive, folder, key, config, progress, lock)
+        if _is_unpacked(folder, key):  # another process did it meanwhile
+            return folder
+        for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
+        try:
+            temporary.chmod(0o755)  # mkdtemp lets only its owner in
+            _unpack_into(Limits(archive, temporary, config), progress)
+            lock.confirm()  # while this machine slept, another may have removed `temporary`
+            write_atomic(temporary / MARK, key)
+            with disk_errors(folder):
+                temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return folder
 
 
@@ -118,23 +124,6 @@ def _is_unpacked(folder: Path, key: str) -> bool:
             "or unpack into another folder."
         )
     return False
-
-
-def _unpack_and_rename(
-    archive: Path, folder: Path, key: str, config: ArchiveConfig, progress: Callable, lock: Lock
-) -> None:
-    for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.unpacking*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.unpacking"))
-    try:
-        temporary.chmod(0o755)  # mkdtemp lets only its owner in
-        _unpack_into(Limits(archive, temporary, config), progress)
-        lock.confirm()  # while this machine slept, another may have removed `temporary`
-        write_atomic(temporary / MARK, key)
-        with disk_errors(folder):
-            temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class Limits:
@@ -287,53 +276,3 @@ def _untar(limits: Limits) -> Iterator[int]:
             raise _damaged(limits.archive, "it has no end mark, or a broken header before it")
         while counted.read(CHUNK_BYTES):
             """Read to the end, where gzip and xz compare the checksum."""
-
-
-def extract_debian_data(package: Path, into: Path) -> Path:
-    """Copy the member `data.tar.*` of a Debian package (an `ar` archive, deb(5)) into `into`.
-
-    Returns the file, named after the package. Raises DatasetError for a file that is no Debian
-    package, or a damaged one.
-    """
-    package = Path(package)
-    if not package.is_file():
-        raise DatasetError(f"There is no {package}: is the name right, and the disk mounted?")
-    with package.open("rb") as file:
-        for name, size_bytes in _ar_members(file, package):
-            if name.startswith("data.tar"):
-                return _copy_member(file, name, size_bytes, package, make_folder(into))
-    raise _damaged(package, "it holds no data.tar")
-
-
-def _ar_members(file: BinaryIO, package: Path) -> Iterator[tuple[str, int]]:
-    """Yield name and size in bytes of each member, with `file` at the member's first byte."""
-    if file.read(len(_AR_MAGIC)) != _AR_MAGIC:
-        raise DatasetError(f"{package} is no Debian package: name a file that ends in .deb.")
-    for _ in range(_AR_MEMBERS):
-        header = file.read(_AR_HEADER_BYTES)
-        if not header:
-            return
-        size = header[48:58].strip()
-        if len(header) != _AR_HEADER_BYTES or not header.endswith(b"`\n") or not size.isdigit():
-            raise _damaged(package, "a member's header is damaged")
-        start = file.tell()
-        yield header[:16].decode("ascii", "replace").strip().rstrip("/"), int(size)
-        file.seek(start + int(size) + int(size) % 2)  # members begin at even offsets
-
-
-def _copy_member(file: BinaryIO, name: str, size_bytes: int, package: Path, into: Path) -> Path:
-    path = into / f"{package.stem}.{name}"
-    if not archive_suffix(path):
-        raise DatasetError(
-            f"{package} uses a compression not supported here ({name}): unpack it with "
-            "`dpkg-deb -x`."
-        )
-    present_bytes = package.stat().st_size - file.tell()
-    if present_bytes < size_bytes:
-        raise _damaged(package, f"it has {present_bytes:,} of {size_bytes:,} bytes of {name}")
-    if path.is_file() and path.stat().st_size == size_bytes:
-        return path
-    with atomic_path(path) as part, part.open("wb") as target:
-        for start in range(0, size_bytes, CHUNK_BYTES):
-            target.write(file.read(min(CHUNK_BYTES, size_bytes - start)))
-    return path

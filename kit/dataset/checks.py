@@ -1,7 +1,7 @@
-"""The checks of a dataset: from a row's text and measured audio to refusals and warnings.
+"""Check a folder of recordings: every row's text and measured audio. Originals are only read.
 
-Some look at one row (too long, silent, clipped), some compare it with the whole dataset (the same
-recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
+Some checks look at one row (too long, silent, clipped), some compare it with the whole dataset (the
+same recording twice, an unusual pace, letters of another script). The limits are in ManifestConfig.
 """
 
 import collections
@@ -11,16 +11,59 @@ import itertools
 import math
 import statistics
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
-from kit.dataset.data_report import Finding, ManifestConfig, Utterance, refuse
+from kit.base.processes import SINGLE_PROCESS, WorkGroup
+from kit.dataset.clip_stats import measure_clips
+from kit.dataset.data_report import DataReport, Finding, ManifestConfig, Utterance, refuse
+from kit.dataset.layouts import read_dataset
+from kit.dataset.manifest import write_data_report
+from kit.dataset.splits import hold_out, require_training_rows
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.
 MIN_RATE_HZ = 4000
 MAX_RATE_HZ = 768_000
 LOUD_PEAK = 1.1  # times full scale: MP3 and Vorbis overshoot by less, which is harmless
+
+
+def check_dataset(
+    source: Path,
+    config: ManifestConfig,
+    into: Path,
+    workers: int | None = None,
+    progress: Callable = lambda *_: None,
+    group: WorkGroup = SINGLE_PROCESS,
+) -> DataReport:
+    """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
+
+    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
+    interrupted check is resumed; the processes of `group` share them. `progress(done, total)`
+    counts clips. Raises DatasetError when `source` is not a dataset or disappears; for refused rows
+    call `DataReport.require_usable`.
+    """
+    into = Path(into)
+    dataset = read_dataset(source, config)
+    require_training_rows(dataset.rows)
+    paths = [row.audio for row in dataset.rows]
+    cache = into / "measures.jsonl"
+    measures = measure_clips(
+        paths, cache, config.max_clip_s, workers, progress=progress, group=group
+    )
+    kept, refused, warned = judge_rows(dataset.rows, measures, config)
+    trained = sum(row.split == "train" for row in dataset.rows)
+    kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
+    report = DataReport(
+        layout=dataset.layout,
+        kept=kept,
+        refused=dataset.refused + refused,
+        warned=warned,
+        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
+    )
+    write_data_report(report, into)
+    return report
 
 
 def judge_rows(
@@ -45,17 +88,12 @@ def judge_rows(
             reason = "; ".join(text for _, text in problems)
             refused.append(refuse(row, problems[0][0], reason, measure.seconds))
             continue
-        silence_s = trimmed_silence_s(measure)
+        edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)  # trim_silence removes them
+        silence_s = round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
         kept.append(dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s))
         for kind, reason in row_warnings(row, measure, stats, config):
             warned.append(refuse(row, kind, reason, measure.seconds))
     return kept, refused, warned
-
-
-def trimmed_silence_s(measure: ClipMeasure) -> float:
-    """Return the seconds at both ends that `trim_silence` removes."""
-    edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)
-    return round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
 
 
 def own_faults(
@@ -97,7 +135,7 @@ def pace_of(row: Utterance, measure: ClipMeasure) -> float:
 class DatasetStats:
     """What is usual in a dataset, and what occurs more than once."""
 
-    pace: tuple[float, float]  # the lowest and highest that is no outlier, characters a second
+    pace: tuple[float, float]  # the lowest and highest that is usual, characters a second
     odd_rates_hz: dict[int, int]  # a rate few clips have -> the rate most have
     odd_scripts: set[str]  # as Unicode names them: LATIN, CYRILLIC ...
     rare_letters: set[str]
@@ -128,7 +166,7 @@ def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig)
 
 
 def usual_paces(paces: list[float], deviations: float) -> tuple[float, float]:
-    """Return the lowest and highest pace that is no outlier, from the median deviation of its log.
+    """Return the lowest and highest pace that is usual, from the median deviation of its log.
 
     No limits below 30 clips. One deviation counts as at least 15 %, the variation of one calm
     reader: otherwise a very even dataset would lose all its short sentences.

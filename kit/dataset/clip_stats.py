@@ -1,10 +1,8 @@
-"""Measure every clip of a dataset, in parallel, with a cache.
+"""Measure every clip of a dataset, in parallel, with a cache: a line a clip.
 
-Results are appended to a cache file, a line a clip, keyed by path, size and modification time, so
-an interrupted check is resumed and a second one reads no audio. Large datasets are measured by
-processes, so that a decoder that crashes on a damaged file does not take the notebook with it. They
-are plain subprocesses: with multiprocessing, each would import the caller's script again, and in a
-pool one crash would break it for all.
+Large datasets are measured by processes, so that a decoder that crashes on a damaged file does not
+take the notebook with it. They are plain subprocesses: with multiprocessing, each would import the
+caller's script again, and in a pool one crash would break it for all.
 """
 
 import contextlib
@@ -23,13 +21,11 @@ from pathlib import Path
 
 from kit.audio.clip import ClipMeasure, measure_clip
 from kit.base.config import ROOT
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, Note
 from kit.base.files import append_lines, disk_errors, make_folder, write_atomic
-from kit.base.notes import Note
-from kit.base.work_group import SINGLE_PROCESS, WorkGroup
+from kit.base.processes import SINGLE_PROCESS, WorkGroup
 
 FORMAT = 3  # of a cache line; lines of another format are measured again
-FIELDS = dataclasses.fields(ClipMeasure)
 CHUNK = 64  # clips written to the cache at a time
 READY = "ready\n"  # the first line that a process prints
 # A clip takes a quarter millisecond, nearly half of it with Python's lock held: on two hardware
@@ -71,13 +67,13 @@ def measure_clips(
         make_folder(cache.parent)
         jobs = []
         for number, share in enumerate(group.split_by_key(todo, str)):
+            part = cache.with_name(f"{cache.stem}.{number}{cache.suffix}")
             job = MeasureJob(
                 paths=share,
-                cache=_part(cache, number) if number else cache,
+                cache=part if number else cache,
                 decode_s=decode_s,
-                workers=workers,
+                workers=workers or max(1, _cores() // group.here),
                 processes=processes,
-                here=group.here,
                 before=before,
                 total=total,
             )
@@ -99,24 +95,23 @@ class MeasureJob:
     paths: list[str]
     cache: Path
     decode_s: float
-    workers: int | None
+    workers: int
     processes: bool | None
-    here: int  # processes like this one that share the machine's cores
     before: int  # of `total` clips, measured before this call
     total: int
 
     def run(self, _tools, advance: Callable[[float], None]) -> dict[str, ClipMeasure | str]:
-        workers = self.workers or max(1, _cores() // self.here)
         processes = self.processes
         if processes is None:
-            processes = workers >= PROCESSES_FROM_CORES and len(self.paths) >= PROCESSES_FROM_CLIPS
+            many = len(self.paths) >= PROCESSES_FROM_CLIPS
+            processes = many and self.workers >= PROCESSES_FROM_CORES
         measured = by_processes if processes else by_threads
         results = {}
         # disk_errors is outermost: closing the file writes again what a full disk did not take.
         with (
             disk_errors(self.cache),
             append_lines(self.cache) as file,
-            contextlib.closing(measured(self.paths, workers, self.decode_s)) as chunks,
+            contextlib.closing(measured(self.paths, self.workers, self.decode_s)) as chunks,
         ):
             for lines in chunks:
                 results.update(_append(lines, file, self.before + len(results), self.total))
@@ -159,12 +154,8 @@ def _folder_is_gone(path: str) -> bool:
 # --- the cache --------------------------------------------------------------------------------
 
 
-def _part(cache: Path, number: int) -> Path:
-    """Return the cache of process `number` of a group, until all are done."""
-    return cache.with_name(f"{cache.stem}.{number}{cache.suffix}")
-
-
 def _parts(cache: Path) -> list[Path]:
+    """Return the caches of the other processes of a group, until all are done."""
     return sorted(cache.parent.glob(f"{cache.stem}.[0-9]*{cache.suffix}"))
 
 
@@ -177,7 +168,7 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
     lines = {}
     for file in (cache, *parts):
         for line, row in _lines(file):
-            if row and isinstance(row["path"], str):
+            if row:
                 lines[row["path"]] = line.rstrip(b"\n") + b"\n"  # the last one wins
     paths = dict.fromkeys([*order, *lines])
     content = b"".join(lines[path] for path in paths if path in lines)
@@ -190,60 +181,41 @@ def _merge_parts(cache: Path, order: list[str]) -> None:
 def _read_cache(cache: Path, paths: set[str], decode_s: float) -> dict[str, ClipMeasure | str]:
     """Return the cached results of those of `paths` that have not changed since.
 
-    Leaves out clips that were too long to decode then and are not any more.
+    Leaves out clips that were too long to decode then and are not any more; warns of damaged lines.
     """
     results = {}
-    for path, stamp, value in _entries(cache):
-        if path in paths and _stamp(path) == stamp:
-            results[path] = value
-    for path, value in list(results.items()):
-        if isinstance(value, ClipMeasure) and value.peak is None and value.seconds <= decode_s:
-            del results[path]
-    return results
-
-
-def _entries(cache: Path) -> Iterator[tuple[str, tuple[int, int], ClipMeasure | str]]:
-    """Yield (path, stamp, measure) of each valid line; warn of damaged ones."""
     damaged = 0
     for _, row in _lines(cache):
-        try:
-            yield _checked(row)
-        except (TypeError, KeyError):
+        if row is None:
             damaged += 1
+        elif row["path"] in paths and _stamp(row["path"]) == (row["size"], row["mtime_ns"]):
+            value = _value(row)
+            undecoded = isinstance(value, ClipMeasure) and value.peak is None
+            if not (undecoded and value.seconds <= decode_s):
+                results[row["path"]] = value
     if damaged:
         warnings.warn(
             f"{cache}: {damaged} damaged lines are left out; their recordings are measured again.",
             category=Note,
-            stacklevel=4,
+            stacklevel=3,
         )
+    return results
 
 
-def _lines(cache: Path) -> Iterator[tuple[bytes, dict]]:
-    """Yield each line of this format with its value, {} for a damaged one."""
-    if not Path(cache).is_file():
+def _lines(cache: Path) -> Iterator[tuple[bytes, dict | None]]:
+    """Yield each line of this format with its values, None for a damaged one."""
+    if not cache.is_file():
         return
     with open(cache, "rb") as file:
         for line in file:
             try:
                 row = json.loads(line)
                 if row["format"] == FORMAT:
-                    yield line, row if "path" in row else {}
+                    _ = row["path"], _value(row)
+                    yield line, row
             except (ValueError, TypeError, KeyError, RecursionError):
                 if line.strip():
-                    yield line, {}
-
-
-def _checked(row: dict) -> tuple[str, tuple[int, int], ClipMeasure | str]:
-    """Parse a line of `measure_line`. Raises TypeError or KeyError for anything else."""
-    value = _value(row)
-    typed = [(row["path"], str), (row["size"], int), (row["mtime_ns"], int)]
-    typed.append((value, ClipMeasure | str))
-    if isinstance(value, ClipMeasure):
-        typed += [(getattr(value, field.name), field.type) for field in FIELDS]
-    for item, kind in typed:
-        if not isinstance(item, kind):
-            raise TypeError(f"{item!r} is not a {kind}")
-    return row["path"], (row["size"], row["mtime_ns"]), value
+                    yield line, None
 
 
 def _value(row: dict) -> ClipMeasure | str:
@@ -282,13 +254,11 @@ def measure_line(path: str, decode_s: float) -> str:
 def by_threads(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:
     """Yield cache lines of `paths`, chunk by chunk."""
 
-    def measured(chunk: list[str]) -> list[str]:
-        return [measure_line(path, decode_s) for path in chunk]
+    def measured(start: int) -> list[str]:
+        return [measure_line(path, decode_s) for path in paths[start : start + CHUNK]]
 
     with ThreadPoolExecutor(workers) as threads:
-        yield from threads.map(
-            measured, [paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]
-        )
+        yield from threads.map(measured, range(0, len(paths), CHUNK))
 
 
 def by_processes(paths: list[str], workers: int, decode_s: float) -> Iterator[list[str]]:

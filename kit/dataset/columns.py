@@ -1,7 +1,7 @@
 """Decide which column of a table names the recording, and which holds text, speaker and split.
 
 By the names in the header, else by what many rows hold: files that exist, sentences, few short
-values. Where that is not clear, the user is asked: a wrong column would be trained on in silence.
+values. Where that is not clear, the user has to say it: training would not notice a wrong column.
 """
 
 import dataclasses
@@ -13,8 +13,7 @@ from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import nearest, shorten
 from kit.dataset.recordings import has_suffix
 from kit.dataset.splits import known_split
-from kit.text.language_names import codes_by_name
-from kit.text.normalize import letters, unicode_script
+from kit.text.normalize import codes_by_name, letters, unicode_script
 
 ROLES = ("audio", "text", "speaker", "language", "split", "id", "-")
 SETTING = (
@@ -30,7 +29,7 @@ WORDS = {
     "split": "split subset partition",
     "speaker": "speaker speakers spk spkr client narrator reader voice talker singer",
     "text": "text texts sentence sentences transcription transcriptions transcript transcripts "
-    "utterance utterances words caption subtitle",
+    "utterance utterances words wrd caption subtitle",
     "audio": "audio file filename filepath path wav wavs wave clip clips recording recordings "
     "mp3 flac sound",
     "id": "id utt uttid key name stem basename",
@@ -41,7 +40,14 @@ RAW = {"raw", "original", "orig", "punctuated"}
 LANGUAGES = frozenset(code for code in codes_by_name() if len(code) <= 3) | {"jp", "cn"}
 # Scripts that put no spaces between words, as Unicode names their letters.
 UNSPACED = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
+# How a sentence is said, not who says it.
+STYLES = frozenset(
+    "neutral normal happy sad angry calm fear fearful disgust disgusted surprise surprised amused "
+    "sleepy excited whisper whispering bored anger happiness sadness reading".split()
+)
 FEW_ROWS = 4  # fewer say nothing about how often a value occurs
+
+IsRecording = Callable[[str], bool]  # tells whether a value of a table names a recording
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,29 +73,26 @@ class Columns:
 
 
 def find_columns(
-    table: Path, rows: list[list[str]], first: list[str], asked: str, found: Callable[[str], bool]
+    table: Path, rows: list[list[str]], first: list[str], setting: str, is_recording: IsRecording
 ) -> Columns:
     """Return what the columns of a table hold.
 
-    `rows` are a sample, `first` is the table's first row, `asked` the user's own answer, and
-    `found` tells whether a value names a recording. Raises DatasetError, with three rows and the
-    setting to say it by, where it is not clear.
+    `rows` are a sample, `first` is the table's first row, `setting` the user's own answer, "" for
+    none. Raises DatasetError, with three rows and how to set it, where it is not clear.
     """
-    roles = [role_of(name) for name in first]
-    header = names_columns(first) and not any(map(found, first))
+    header = names_columns(first) and not any(map(is_recording, first))
     body = [row for row in rows if row != first] or rows
-    if asked:
-        columns = _columns_asked(table, first, asked)
-        header = header or _looks_like_header(first, columns, body, found)
-        return dataclasses.replace(columns, header=tuple(first) if header else ())
-    if header:
-        return _columns_of_header(table, first, roles, body, found)
-    traits = [Trait.of([row[i] for row in body], found) for i in range(len(first))]
-    guess = _columns_by_content(traits)
-    if isinstance(guess, str):
-        raise unclear(table, [first, *body], guess, traits)
-    named = _looks_like_header(first, guess, body, found)
-    return dataclasses.replace(guess, header=tuple(first) if named else ())
+    if header and not setting:
+        return _columns_of_header(table, first, body, is_recording)
+    if setting:
+        columns = _columns_of_setting(table, first, setting)
+    else:
+        traits = _traits(body, is_recording)
+        columns = _columns_by_content(traits)
+        if isinstance(columns, str):
+            raise _unclear(table, [first, *body], columns, traits)
+    header = header or _looks_like_header(first, columns, body, is_recording)
+    return dataclasses.replace(columns, header=tuple(first) if header else ())
 
 
 def names_columns(cells: list[str]) -> bool:
@@ -123,58 +126,52 @@ def parse_columns(text: str) -> list[str]:
     return roles
 
 
-def _columns_asked(table: Path, first: list[str], asked: str) -> Columns:
-    roles = parse_columns(asked)
+def _columns_of_setting(table: Path, first: list[str], setting: str) -> Columns:
+    roles = parse_columns(setting)
     if len(roles) != len(first):
         raise DatasetError(
-            f"{table} has {len(first)} columns, but columns is {asked!r}, which names "
+            f"{table} has {len(first)} columns, but columns is {setting!r}, which names "
             f"{len(roles)}. Its first row: {_shown(first)}. Name every column; - leaves one out."
         )
-
-    def index(role: str) -> int | None:
-        return roles.index(role) if role in roles else None
-
-    audio = index("id") if index("audio") is None else index("audio")
+    by_role = _by_role(roles)
     return Columns(
-        audio=audio,
-        texts=tuple(i for i, role in enumerate(roles) if role == "text")[::-1],
-        speaker=index("speaker"),
-        split=index("split"),
-        id=index("id"),
+        audio=_first(by_role["audio"] or by_role["id"]),
+        texts=tuple(by_role["text"][::-1]),
+        speaker=_first(by_role["speaker"]),
+        split=_first(by_role["split"]),
+        id=_first(by_role["id"]),
         width=len(roles),
     )
 
 
-def _columns_of_header(
-    table: Path,
-    names: list[str],
-    roles: list[str],
-    body: list[list[str]],
-    found: Callable[[str], bool],
-) -> Columns:
-    def having(role: str) -> list[int]:
-        return [i for i, other in enumerate(roles) if other == role]
+def _by_role(roles: list[str]) -> dict[str, list[int]]:
+    return {role: [i for i, other in enumerate(roles) if other == role] for role in ROLES}
 
-    paths = having("audio") + having("id")
-    counts = [sum(found(row[i]) for row in body) for i in paths]
-    audio = paths[counts.index(max(counts))]
-    texts = sorted(having("text"), key=lambda i: _text_rank(names[i]))
+
+def _first(columns: list[int]) -> int | None:
+    return columns[0] if columns else None
+
+
+def _columns_of_header(
+    table: Path, names: list[str], body: list[list[str]], is_recording: IsRecording
+) -> Columns:
+    by_role = _by_role([role_of(name) for name in names])
+    distinct = [len({row[i] for row in body}) for i in range(len(names))]
+    paths = by_role["audio"] + by_role["id"]
+    audio = max(paths, key=lambda i: sum(is_recording(row[i]) for row in body))
+    texts = sorted(by_role["text"], key=lambda i: _text_rank(names[i]))
     best = [i for i in texts if _text_rank(names[i]) == _text_rank(names[texts[0]])]
     if any(row[i] != row[best[0]] for row in body for i in best):
-        traits = [Trait.of([row[i] for row in body], found) for i in range(len(names))]
         several = " and ".join(f"`{names[i]}`" for i in best)
-        raise unclear(table, [names, *body], f"{several} differ, and both could be spoken", traits)
-    speakers = having("speaker")
-    if any(len({row[i] for row in body}) > 1 for i in speakers):
-        speakers = [i for i in speakers if len({row[i] for row in body}) > 1]
-    ids = [i for i in having("id") if i != audio]
-    ids = [i for i in ids if len({row[i] for row in body}) == len(body)]
+        why = f"{several} differ, and both could be spoken"
+        raise _unclear(table, [names, *body], why, _traits(body, is_recording))
+    speakers = by_role["speaker"]
     return Columns(
         audio=audio,
-        texts=tuple(i for i in texts if i in best[:1] or i not in best),
-        speaker=next(iter(speakers), None),
-        split=next(iter(having("split")), None),
-        id=next(iter(ids), None),
+        texts=(best[0], *texts[len(best) :]),
+        speaker=_first([i for i in speakers if distinct[i] > 1] or speakers),
+        split=_first(by_role["split"]),
+        id=_first([i for i in by_role["id"] if i != audio and distinct[i] == len(body)]),
         header=tuple(names),
         width=len(names),
     )
@@ -193,14 +190,22 @@ class Trait:
     """What the values of a column look like."""
 
     values: list[str]  # those that are not empty
-    found: float  # share of them that name a recording
-    kind: str  # "empty", "split", "language", "number", "sentences", "few" short values or "?"
+    recordings: float  # share of them that name a recording
+    # "empty", "split", "language", "style", "number", "sentences", "few" short values or "?"
+    kind: str
 
-    @classmethod
-    def of(cls, values: list[str], found: Callable[[str], bool]) -> "Trait":
-        values = [value for value in values if value]
-        share = sum(map(found, values)) / len(values) if values else 0.0
-        return cls(values=values, found=share, kind=_kind(values))
+
+def _traits(body: list[list[str]], is_recording: IsRecording) -> list[Trait]:
+    traits = []
+    for column in zip(*body, strict=True):
+        values = [value for value in column if value]
+        share = sum(map(is_recording, values)) / len(values) if values else 0.0
+        traits.append(Trait(values=values, recordings=share, kind=_kind(values)))
+    return traits
+
+
+def _audio_column(traits: list[Trait]) -> int:
+    return max(range(len(traits)), key=lambda i: traits[i].recordings)
 
 
 def _kind(values: list[str]) -> str:
@@ -212,6 +217,8 @@ def _kind(values: list[str]) -> str:
         return "split"
     if all(re.split("[-_]", value.lower())[0] in LANGUAGES for value in distinct):
         return "language"
+    if all(value.lower() in STYLES for value in distinct):
+        return "style"
     if all(re.fullmatch(r"-?\d+([.,]\d+)?", value) for value in distinct):
         return "few" if few and all(value.isdigit() for value in distinct) else "number"
     many = len(values) < FEW_ROWS or len(distinct) > len(values) / 3
@@ -234,10 +241,9 @@ def is_sentence(value: str) -> bool:
 def _columns_by_content(traits: list[Trait]) -> Columns | str:
     """Return the columns, or the reason why they are not clear."""
     width = len(traits)
-    shares = [trait.found for trait in traits]
-    audio = shares.index(max(shares))
+    audio = _audio_column(traits)
     others = [i for i in range(width) if i != audio and (width == 2 or traits[i].kind != "empty")]
-    if audio == 0 and width <= 4 and _is_pair(traits, 1, 2):
+    if audio == 0 and width <= 4 and _is_pair(traits):
         # LJSpeech: id|text|normalised, and the kit's own fourth column with the speaker.
         last = traits[3].kind if width == 4 else "number"
         if last == "sentences" and len(traits[3].values) >= FEW_ROWS:
@@ -247,7 +253,7 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
     if len(others) == 1:
         return Columns(audio=audio, texts=(others[0],), width=width)
     texts = [i for i in others if traits[i].kind == "sentences"]
-    rest = [i for i in others if i not in texts and traits[i].kind != "number"]
+    rest = [i for i in others if i not in texts and traits[i].kind not in ("number", "style")]
     if not texts and len(rest) == 1:
         texts, rest = rest, []
     if len(texts) > 1 and not all(_similar(traits[texts[0]], traits[i]) for i in texts[1:]):
@@ -261,37 +267,32 @@ def _columns_by_content(traits: list[Trait]) -> Columns | str:
     languages = [i for i in rest if traits[i].kind == "language"]
     if len(speakers) > 1:
         return "several columns could be the speaker"
-    if not speakers and (
-        len(languages) > 1 or any(len(set(traits[i].values)) > 1 for i in languages)
-    ):
+    several = any(len(set(traits[i].values)) > 1 for i in languages)
+    if not speakers and (several or len(languages) > 1):
         return "a column could be the speaker or the language"
     return Columns(
         audio=audio,
         texts=tuple(texts[::-1]),
-        speaker=next(iter(speakers), None),
-        split=next((i for i in rest if traits[i].kind == "split"), None),
+        speaker=_first(speakers),
+        split=_first([i for i in rest if traits[i].kind == "split"]),
         width=width,
     )
 
 
-def _is_pair(traits: list[Trait], first: int, second: int) -> bool:
-    """Tell whether the columns are a text and the same text normalised, or the latter is empty."""
-    if len(traits) <= second or traits[first].kind == "empty":
+def _is_pair(traits: list[Trait]) -> bool:
+    """Tell whether column 2 is the text of column 1 normalised, or is empty."""
+    if len(traits) < 3 or traits[1].kind == "empty":
         return False
-    one, other = traits[first], traits[second]
-    last = one.kind == "sentences" or "sentences" not in [t.kind for t in traits[second + 1 :]]
+    one, other = traits[1:3]
+    last = one.kind == "sentences" or "sentences" not in [t.kind for t in traits[3:]]
     if other.kind == "empty":
-        return last and len(traits) > second + 1
-    if len(one.values) == len(other.values) and _equal(one, other) > 0.5:
+        return last and len(traits) > 3
+    same = sum(a == b for a, b in zip(one.values, other.values))
+    if len(one.values) == len(other.values) < 2 * same:
         return last
     if one.kind != "sentences" or other.kind not in ("sentences", "?"):
         return False
     return _similar(one, other) or len(one.values) < FEW_ROWS
-
-
-def _equal(one: Trait, other: Trait) -> float:
-    pairs = list(zip(one.values, other.values))
-    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def _similar(one: Trait, other: Trait) -> bool:
@@ -309,11 +310,11 @@ def _similar(one: Trait, other: Trait) -> bool:
 
 
 def _looks_like_header(
-    first: list[str], columns: Columns, body: list[list[str]], found: Callable[[str], bool]
+    first: list[str], columns: Columns, body: list[list[str]], is_recording: IsRecording
 ) -> bool:
     """Tell whether the first row names columns, with names that the kit does not know."""
     paths = [row[columns.audio] for row in body if row != first]
-    if any(map(found, first)) or 2 * sum(map(found, paths)) < max(1, len(paths)):
+    if any(map(is_recording, first)) or 2 * sum(map(is_recording, paths)) < max(1, len(paths)):
         return False
     named = role_of(first[columns.audio]) or any(role_of(first[i]) == "text" for i in columns.texts)
     named = named or (all(map(has_suffix, paths)) and not has_suffix(first[columns.audio]))
@@ -321,14 +322,13 @@ def _looks_like_header(
     return bool(named) and not any(map(is_sentence, texts)) and all(len(c) <= 40 for c in first)
 
 
-def unclear(table: Path, rows: list[list[str]], why: str, traits: list[Trait]) -> DatasetError:
+def _unclear(table: Path, rows: list[list[str]], why: str, traits: list[Trait]) -> DatasetError:
     """Return the question: three rows, what the columns look like, and how to answer."""
     guesses = []
-    names = {"sentences": "text", "few": "speaker", "number": "-", "empty": "-", "?": "-"}
-    shares = [trait.found for trait in traits]
+    names = {"sentences": "text", "few": "speaker", "language": "language", "split": "split"}
     for i, trait in enumerate(traits):
-        is_audio = i == shares.index(max(shares))
-        guesses.append("audio" if is_audio else names.get(trait.kind, trait.kind))
+        is_audio = i == _audio_column(traits)
+        guesses.append("audio" if is_audio else names.get(trait.kind, "-"))
     shown = "\n  ".join(_shown(row) for row in rows[:3])
     several = "; of several `text` the last is spoken" if guesses.count("text") > 1 else ""
     return DatasetError(

@@ -1,6 +1,6 @@
 """The data report: rows that can be trained on, and for each other row the place, reason and fix.
 
-No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. checks.py decides
+No row of a dataset is dropped silently: each is an `Utterance` or a `Finding`. manifest.py decides
 which, by the limits in `ManifestConfig`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import shorten
 
@@ -84,7 +84,7 @@ class ManifestConfig:
     language: str = "am"
     held_out_percent: float = 2.0  # of a folder that brings no held-out split of its own
     audio_root: str = ""  # folder that a table's paths start from and stay in; "": the table's own
-    columns: str = ""  # of a table, in order: "audio|text|speaker"; "": found by what they hold
+    columns: str = ""  # of a table, in order: "audio|text|speaker"; "": known by what they hold
     min_clip_s: float = 0.2
     max_clip_s: float = 14.0  # what the model's code positions hold
     most_characters: int = 157  # what its text positions hold at one letter a token
@@ -102,11 +102,11 @@ class ManifestConfig:
 
     def __post_init__(self):
         require_within(self, 0, 3600, "min_clip_s", "max_clip_s", "edge_silence_s")
-        require_within(self, 1, 1e6, "most_characters")
+        require_least(self, 1, "most_characters")
         require_within(self, 0, 1, "clipped_share", "silence_peak", "most_dc")
-        require_within(self, 1, 1e9, "most_peak")
+        require_least(self, 1, "most_peak")
         require_within(self, -200, 200, "least_snr_db")
-        require_within(self, 0, 1e9, "characters_per_s", "most_repeats")
+        require_least(self, 0, "characters_per_s", "most_repeats")
         require(self.min_clip_s < self.max_clip_s, self, "min_clip_s", "must be below max_clip_s.")
         paces = self.characters_per_s
         rising = len(paces) == 2 and paces[0] < paces[1]
@@ -209,18 +209,15 @@ class DataReport:
         if not any(row.split == "train" for row in self.kept):
             raise DatasetError(f"No utterance can be trained on. Refused: {self._first_refused()}.")
         if self.lost_percent > config.max_rejected_percent:
+            counts = [f"{kind} {len(same):,} times" for kind, same in commonest_kinds(self.refused)]
             raise DatasetError(
-                f"{self.lost_percent:.1f} % of the hours was refused, {self._kinds()} "
+                f"{self.lost_percent:.1f} % of the hours was refused, {', '.join(counts)} "
                 f"(limit {config.max_rejected_percent:g} %): {self._first_refused()}.\n"
                 f"All of them: {where}. Fix them, or continue without them: "
                 "raise MAX_REJECTED_PERCENT in the second cell of 01_data_prep, or on the command "
                 f"line --set manifest.max_rejected_percent={math.ceil(self.lost_percent)} (of make "
                 f"voice: ARGS='--set ...')."
             )
-
-    def _kinds(self) -> str:
-        counts = [f"{kind} {len(same):,} times" for kind, same in commonest_kinds(self.refused)]
-        return ", ".join(counts)
 
     def _first_refused(self) -> str:
         """Return the number of refused rows, and a line for each of the longest."""
@@ -234,12 +231,10 @@ class DataReport:
 
 
 def rows_in_split(rows: Iterable[Utterance], split: str) -> list[Utterance]:
-    """Return the rows of `split`: "train", "held_out" or a name of its own."""
     return [row for row in rows if row.split == split]
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:
-    """Return a finding about `row`."""
     return Finding(
         file=row.file,
         line=row.line,
@@ -270,15 +265,15 @@ def by_kind(findings: Iterable[Finding]) -> dict[str, tuple[int, float]]:
     return {kind: (rows[kind], seconds[kind]) for kind in order}
 
 
-def findings_table(findings: list[Finding], most: int = 20) -> list[tuple[str, ...]]:
+def findings_table(findings: list[Finding], max_rows: int = 20) -> list[tuple[str, ...]]:
     """Return table rows, the headings first, then the longest clips; [] for no findings."""
     if not findings:
         return []
     rows = [("where", "id", "seconds", "reason", "fix")]
-    for finding in sorted(findings, key=lambda f: -f.seconds)[:most]:
+    for finding in sorted(findings, key=lambda f: -f.seconds)[:max_rows]:
         where = f"{finding.file}:{finding.line}"
         seconds = f"{finding.seconds:.1f}" if finding.seconds else "?"
         rows.append((where, finding.id, seconds, finding.reason, finding.cure))
-    if len(findings) > most:
-        rows.append((f"and {len(findings) - most:,} more", "", "", "", ""))
+    if len(findings) > max_rows:
+        rows.append((f"and {len(findings) - max_rows:,} more", "", "", "", ""))
     return rows

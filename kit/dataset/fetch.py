@@ -1,23 +1,19 @@
-"""Find a dataset in a folder, an archive, Parquet files, on the hub, or in a Festival voice."""
+"""Find a dataset in a folder, an archive, Parquet files or on the Hugging Face hub."""
 
-import os
-import re
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError
-from kit.base.files import disk_errors, make_folder, write_atomic
-from kit.base.formatting import join_names
+from kit.base.files import digest, write_atomic
 from kit.dataset.archive import ArchiveConfig, archive_suffix, unpack
 from kit.dataset.huggingface import HubConfig, from_huggingface, open_huggingface
 from kit.dataset.layouts import recognise
-from kit.dataset.parquet import SUFFIX, parquet_files, unpack_parquet
+from kit.dataset.splits import canonical_split, has_known_split
 
 HUB = "hf://"
-FESTIVAL_TRANSCRIPTS = "etc/txt.done.data"
-TABLE = "metadata.csv"
-_FESTIVAL_LINE = re.compile(r'\(\s*(\S+)\s+"((?:[^"\\]|\\.)*)"\s*\)')
-_STRESS = re.compile(r"\+(?=[^\W\d_])")
+PARQUET = ".parquet"
+ROWS_AT_ONCE = 32  # of a Parquet file
 
 
 def fetch_dataset(
@@ -27,24 +23,21 @@ def fetch_dataset(
     hub: HubConfig | None = None,
     progress: Callable = lambda *_: None,
 ) -> Path:
-    """Return the dataset folder in `source`: a folder, or an archive, Parquet files or hf://.
+    """Return the dataset folder in `source`, up to three folders deep, or the table `source`.
 
-    The latter are unpacked under `into`.
-
-    `hf://NAME/CONFIG/SPLIT` streams a dataset of the Hugging Face hub into a folder under `into`:
-    hf://google/fleurs/am_et/train, or hf://google/fleurs@REVISION/am_et/train. `archive` limits
-    what is unpacked; `hub` says how much is streamed, and from which columns.
-
-    Searches three folders deep, without hidden folders and the Mac's `__MACOSX`. Raises
-    DatasetError when there is nothing, no dataset, or several, or when `unpack` fails.
+    An archive, Parquet files or hf://NAME/CONFIG/SPLIT (also NAME@REVISION), a dataset of the
+    Hugging Face hub, become a folder under `into`. `archive` limits what is unpacked; `hub` says
+    how much is streamed, and from which columns. Raises DatasetError when there is nothing, no
+    dataset, or several, or when `unpack` fails.
     """
+    hub = hub or HubConfig()
     if str(source).startswith(HUB):
-        return _fetch_hub(str(source).removeprefix(HUB), into, hub or HubConfig(), progress)
+        return _fetch_hub(str(source).removeprefix(HUB), into, hub, progress)
     source = Path(source)
     if not source.exists():
         raise DatasetError(f"There is no {source}: is the name right, and the disk mounted?")
-    if source.is_file() and source.suffix.lower() == SUFFIX:
-        return unpack_parquet(source, [source], into, hub or HubConfig(), progress)
+    if source.is_file() and source.suffix.lower() == PARQUET:
+        return _unpack_parquet(source, [source], into, hub, progress)
     if source.is_file() and not archive_suffix(source):
         return source  # a table, which read_dataset checks
     if not source.is_dir():
@@ -54,19 +47,25 @@ def fetch_dataset(
         datasets = [folder for folder in level if _is_dataset(folder)]
         if len(datasets) == 1:
             return datasets[0]
+        if datasets and _is_dataset(source, below=True):
+            return source  # a folder for each speaker
         if datasets:
             names = ", ".join(str(folder.relative_to(source)) for folder in datasets[:8])
             raise DatasetError(f"{source} holds several datasets ({names}): name one of them.")
         below = (child for folder in level for child in sorted(folder.iterdir()))
         level = [c for c in below if c.is_dir() and not c.name.startswith((".", "__MACOSX"))]
-    files = parquet_files(source)
+    files = [
+        file
+        for file in sorted(source.rglob(f"*{PARQUET}"))
+        if not any(part.startswith(".") for part in file.relative_to(source).parts)
+    ]
     if files:
-        return unpack_parquet(source, files, into, hub or HubConfig(), progress)
+        return _unpack_parquet(source, files, into, hub, progress)
     try:
         recognise(source)
     except DatasetError as error:  # its message lists the known layouts, and what is there
         raise DatasetError(f"{error} Its subfolders hold none either.") from error
-    raise AssertionError(source)
+    return source
 
 
 def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Path:
@@ -81,68 +80,59 @@ def _fetch_hub(name: str, into: Path, hub: HubConfig, progress: Callable) -> Pat
     return from_huggingface(rows, Path(into) / "-".join(parts), hub, progress)
 
 
-def _is_dataset(folder: Path) -> bool:
+def _is_dataset(folder: Path, below: bool = False) -> bool:
     try:
-        recognise(folder)
+        recognise(folder, below)
     except DatasetError:
         return False
     return True
 
 
-def find_festival_voice(folder: Path) -> Path:
-    """Return the folder below `folder` with a Festival voice's recordings.
+def _unpack_parquet(
+    source: Path, files: list[Path], into: Path, hub: HubConfig, progress: Callable
+) -> Path:
+    """Write the clips of Parquet files to a folder under `into`, with a manifest; return it.
 
-    FestVox (Black and Lenzo) keeps what a voice was built from: `etc/txt.done.data`, a line
-    `( id "text" )` for each recording, and `wav/id.wav`. Raises DatasetError unless there is one.
+    The splits are those in the files' names and folders: train-00000-of-00002.parquet. An
+    interrupted call is resumed, a finished one does nothing. Raises DatasetError without pyarrow,
+    and for files that are damaged or hold no audio.
     """
-    tables = sorted(Path(folder).rglob(FESTIVAL_TRANSCRIPTS))
-    if len(tables) != 1:
+    try:
+        import pyarrow.parquet  # noqa: F401 (optional)
+    except ImportError as error:
         raise DatasetError(
-            f"{folder} holds {len(tables) or 'no'} Festival voices with {FESTIVAL_TRANSCRIPTS}: "
-            "expected one."
-        )
-    return tables[0].parent.parent
+            f"{files[0]} is a Parquet file, which needs the package datasets: pip install datasets."
+        ) from error
+    splits: dict[str, list[Path]] = {}
+    base = source if source.is_dir() else source.parent
+    for file in files:
+        named = [p for p in reversed(file.relative_to(base).parts) if has_known_split(p)]
+        split = canonical_split(Path(named[0]).stem.split(".")[0]) if named else "train"
+        splits.setdefault(split.split("-")[0], []).append(file)
+    stamp = digest(*[(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files])
+    folder = Path(into) / f"{source.stem}-{stamp[:8]}"
+    lines = []
+    for split, parts in splits.items():
+        clips = from_huggingface(_parquet_rows(parts), folder / split, hub, progress)
+        for line in (clips / "metadata.csv").read_text(encoding="utf-8").split("\n")[:-1]:
+            name, text, _, speaker = line.split("|")
+            row = {"audio": f"{split}/wavs/{name}.wav", "text": text, "speaker": speaker}
+            lines.append({**row, "split": split})
+        for line in (clips / "skipped.jsonl").read_text(encoding="utf-8").splitlines():
+            skipped = json.loads(line)
+            lines.append({"id": f"{split} row {skipped['row']}", "rejected": skipped["reason"]})
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    write_atomic(folder / "manifest.jsonl", text)
+    return folder
 
 
-def read_festival_transcripts(path: Path) -> dict[str, str]:
-    """Return the text of each recording by id, in the table's order. Raises DatasetError.
+def _parquet_rows(files: list[Path]) -> Iterator[dict]:
+    import pyarrow.parquet
 
-    The `+` before a stressed vowel is removed: only some words have it.
-    """
-    texts = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        match = _FESTIVAL_LINE.fullmatch(line.strip())
-        if not match:
-            raise DatasetError(f'{path}, line {number}: expected ( id "text" ), got {line[:80]!r}.')
-        text = re.sub(r"\\(.)", r"\1", match[2])
-        texts[match[1]] = _STRESS.sub("", text).replace("|", " ").strip()
-    return texts
-
-
-def move_to_ljspeech(voice: Path, into: Path) -> int:
-    """Move a Festival voice's recordings to `into`/wavs and write metadata.csv; return the count.
-
-    The table is written last, so it is there only if all recordings are. An interrupted call is
-    resumed. Raises DatasetError when recordings are missing.
-    """
-    texts = read_festival_transcripts(voice / FESTIVAL_TRANSCRIPTS)
-    wavs = make_folder(Path(into) / "wavs")
-    missing = []
-    for name in texts:
-        source = voice / "wav" / f"{name}.wav"
-        target = wavs / f"{name}.wav"
-        if source.is_file():
-            with disk_errors(target):
-                os.replace(source, target)
-        elif not target.is_file():
-            missing.append(name)
-    if missing:
-        raise DatasetError(
-            f"{voice} lacks {len(missing)} of its {len(texts)} recordings ({join_names(missing)}): "
-            "unpack it again."
-        )
-    lines = [f"{name}|{text}\n" for name, text in texts.items()]
-    write_atomic(Path(into) / TABLE, "".join(lines))
-    return len(texts)
+    for file in files:
+        try:
+            with pyarrow.parquet.ParquetFile(file) as table:
+                for batch in table.iter_batches(batch_size=ROWS_AT_ONCE):
+                    yield from batch.to_pylist()
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DatasetError(f"{file} cannot be read: {error}: download it again") from error

@@ -1,8 +1,7 @@
 """Write rows of a Hugging Face dataset, or of any iterable of such rows, as an LJSpeech folder.
 
-Names and paths in the rows are never used and no code of a dataset is ever run. `datasets` finds
-the files, retries after network errors and reports the stream's position; soundfile decodes, since
-decoding with `datasets` needs torchcodec and FFmpeg.
+Names and paths in the rows are never used and no code of a dataset is ever run. `datasets` streams
+the rows; soundfile decodes, since decoding with `datasets` needs torchcodec and FFmpeg.
 """
 
 import contextlib
@@ -19,15 +18,14 @@ from typing import BinaryIO
 import numpy as np
 import soundfile
 
-from kit.audio.clip import to_mono
+from kit.audio.clip import read_clip, to_mono
 from kit.audio.container import open_audio
-from kit.base.config import build, require, require_within
+from kit.base.config import build, require, require_least
 from kit.base.errors import DatasetError
 from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
 from kit.base.formatting import shorten
+from kit.dataset.layouts import SPEAKER_KEYS, TEXT_KEYS
 
-TEXT_COLUMNS = ("text", "sentence", "transcription", "transcript", "normalized_text")
-SPEAKER_COLUMNS = ("speaker", "speaker_id", "client_id")
 MAX_SECONDS = 3600.0  # of one row; more is a decompression bomb
 MAX_CHANNELS = 16
 MIN_FREE_BYTES = 2**28  # of disk space, before each clip
@@ -36,16 +34,16 @@ MIN_FREE_BYTES = 2**28  # of disk space, before each clip
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubConfig:
     audio_column: str = "audio"
-    text_column: str = ""  # "" takes the first of TEXT_COLUMNS that a row has
-    speaker_column: str = ""  # "" takes the first of SPEAKER_COLUMNS, or names no speaker
+    text_column: str = ""  # "" takes the first of TEXT_KEYS that a row has
+    speaker_column: str = ""  # "" takes the first of SPEAKER_KEYS, or names no speaker
     most_hours: float | None = None  # of audio to write; None: all
     save_every: int = 100  # rows between two saved positions
 
     def __post_init__(self):
         valid = self.most_hours is None or self.most_hours > 0
         require(valid, self, "most_hours", "must be positive, or null for all.")
-        require(self.save_every >= 1, self, "save_every", "must be at least 1.")
-        require_within(self, 0, 1e9, "most_hours", "save_every")
+        require_least(self, 0, "most_hours")
+        require_least(self, 1, "save_every")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -129,9 +127,11 @@ def _position(into: Path, key: str) -> Position:
             f"{file} is damaged ({shorten(error)}): it records how many rows were read. Delete "
             "it to read them again from the first."
         ) from error
-    parts = {"metadata.part": place.table_bytes, "skipped.part": place.skipped_bytes}
-    whole = all((into / n).is_file() and (into / n).stat().st_size >= s for n, s in parts.items())
-    return place if whole else Position()
+    for name, size in (("metadata", place.table_bytes), ("skipped", place.skipped_bytes)):
+        part = into / f"{name}.part"
+        if not part.is_file() or part.stat().st_size < size:
+            return Position()
+    return place
 
 
 @contextlib.contextmanager
@@ -191,14 +191,14 @@ def _write_row(
 def _read_text(row: dict, config: HubConfig) -> tuple[str, str]:
     if not isinstance(row, Mapping):
         raise DatasetError(f"a row must be a dict of columns, got {type(row).__name__}")
-    column = config.text_column or next((c for c in TEXT_COLUMNS if c in row), "")
+    column = config.text_column or next((c for c in TEXT_KEYS if c in row), "")
     if not isinstance(row.get(column), str) or not row[column].strip():
-        known = config.text_column or " or ".join(TEXT_COLUMNS)
+        known = config.text_column or " or ".join(TEXT_KEYS)
         raise DatasetError(
             f"no text in {known}; the columns are {', '.join(map(str, row))}: name the one "
             'with the text (--set hub.text_column=..., or start(RUN, settings={"hub": {...}}))'
         )
-    speakers = [config.speaker_column] if config.speaker_column else SPEAKER_COLUMNS
+    speakers = [config.speaker_column] if config.speaker_column else SPEAKER_KEYS
     speaker = next((row[c] for c in speakers if row.get(c) not in (None, "")), "")
     return _one_line(row[column]), _one_line(str(speaker))[:64]
 
@@ -249,24 +249,18 @@ def _decoded(data: bytes) -> tuple[np.ndarray, int]:
         Path(path).write_bytes(data)
         try:
             with open_audio(path) as (file, length):
-                if length.problem:
-                    raise DatasetError(f"{size} are {length.problem}")
-                if length.expected > MAX_SECONDS * file.samplerate or file.channels > MAX_CHANNELS:
-                    raise DatasetError(
-                        f"{size} declare {length.expected / file.samplerate:.3g} s in "
-                        f"{file.channels} channels: at most {MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
-                    )
-                wave = file.read(length.expected + 1, dtype="float32", always_2d=True)
-                rate = file.samplerate
+                seconds = length.expected / file.samplerate
+                channels = file.channels
+            if seconds > MAX_SECONDS or channels > MAX_CHANNELS:
+                raise DatasetError(
+                    f"{size} declare {seconds:.3g} s in {channels} channels: at most "
+                    f"{MAX_SECONDS:.0f} s in {MAX_CHANNELS}"
+                )
+            return read_clip(path)
         except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
             raise DatasetError(f"{size} cannot be decoded: {error}") from error
         except DatasetError as error:
-            raise DatasetError(str(error).replace(path, "its audio")) from error
-    if len(wave) != length.expected:
-        raise DatasetError(
-            f"{size} are truncated or damaged: {len(wave):,} of {length.expected:,} samples"
-        )
-    return to_mono(wave), rate
+            raise DatasetError(str(error).replace(path, size)) from error
 
 
 def _save(place: Position, rows: Iterable[dict], key: str, into: Path, *files: BinaryIO) -> None:

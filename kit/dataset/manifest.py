@@ -1,65 +1,18 @@
-"""Check a folder of recordings and write its manifest and data report.
-
-`check_dataset` reads the tables (layouts.py), measures every clip (clip_stats.py) and checks them
-(checks.py). Originals are only read.
-"""
+"""Write and read the manifest of a run: its recordings, with texts, speakers and splits."""
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from kit.audio.clip import ClipMeasure
 from kit.base.errors import DatasetError
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
-from kit.base.work_group import SINGLE_PROCESS, WorkGroup
-from kit.dataset.checks import judge_rows
-from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import DataReport, ManifestConfig, Utterance
-from kit.dataset.layouts import read_dataset
-from kit.dataset.splits import hold_out, require_training_rows
+from kit.dataset.data_report import DataReport, Utterance
 
 # Types of the fields that are not str.
 FIELD_TYPES = {"line": int, "seconds": int | float, "silence_s": int | float}
-
-
-def check_dataset(
-    source: Path,
-    config: ManifestConfig,
-    into: Path,
-    workers: int | None = None,
-    progress: Callable = lambda *_: None,
-    group: WorkGroup = SINGLE_PROCESS,
-) -> DataReport:
-    """Check a folder or table; write manifest.jsonl, ledger.jsonl and warnings.jsonl under `into`.
-
-    Clips measured before, and unchanged since, are not read again (`measures.jsonl`), so an
-    interrupted check is resumed; the processes of `group` share them. `progress(done, total)`
-    counts clips. Raises DatasetError when `source` is no dataset or disappears; for refused rows
-    call `DataReport.require_usable`.
-    """
-    into = Path(into)
-    dataset = read_dataset(source, config)
-    require_training_rows(dataset.rows)
-    paths = [row.audio for row in dataset.rows]
-    cache = into / "measures.jsonl"
-    measures = measure_clips(
-        paths, cache, config.max_clip_s, workers, progress=progress, group=group
-    )
-    kept, refused, warned = judge_rows(dataset.rows, measures, config)
-    trained = sum(row.split == "train" for row in dataset.rows)
-    kept = hold_out(kept, config, trained)  # the held-out rows may be among the rejected ones
-    report = DataReport(
-        layout=dataset.layout,
-        kept=kept,
-        refused=dataset.refused + refused,
-        warned=warned,
-        measures={path: m for path, m in measures.items() if isinstance(m, ClipMeasure)},
-    )
-    write_data_report(report, into)
-    return report
 
 
 def write_data_report(report: DataReport, into: Path) -> None:

@@ -1,22 +1,54 @@
-"""Find the recording that a table names, however the table spells its path.
+"""Lines of a dataset's tables, and the recordings that they name, however a path is spelled.
 
 Tables come from other machines: `wavs\\c0.wav`, `/home/me/corpus/wavs/c0.wav`, `c0.WAV`, c0.mp3
 where there is c0.wav, `café` in composed letters where the disk has decomposed ones.
 """
 
+import dataclasses
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-AUDIO_SUFFIXES = ("", ".wav", ".flac", ".ogg", ".mp3")
-# Suffixes that are no part of an id, and those of them that cannot be read.
-KNOWN_SUFFIXES = (*AUDIO_SUFFIXES[1:], ".opus", ".aiff", ".aif", ".w64", ".oga")
-UNREADABLE_SUFFIXES = (".m4a", ".aac", ".wma", ".mp4", ".webm", ".amr", ".sph", ".pt", ".npy")
+from kit.audio.container import SUFFIXES
+from kit.dataset.data_report import Finding, ManifestConfig, Utterance
+from kit.text.normalize import letters, normalize
+
+# Of recordings, in the order of preference. The last ones are rare, but readable by their content.
+KNOWN_SUFFIXES = (*SUFFIXES, ".oga", ".aiff", ".aif", ".w64", ".mp4", ".webm", ".amr")
+UNREADABLE_SUFFIXES = (".sph", ".pt", ".npy")
 MAX_PATH_CHARACTERS = 1000  # longer values of a table are texts, not paths
 SHOWN = 3  # recordings in a message
+RESERVED = "__metadata__"  # by the files that hold a reference for each speaker
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of a table, parsed but not yet checked."""
+
+    file: str
+    line: int
+    id: str  # "": that of its recording's path
+    audio: str  # path below `base`, possibly without its suffix
+    base: Path  # folder that the recording must be in
+    text: str
+    speaker: str = ""
+    split: str = ""
+    in_subfolders: bool = False  # whether the recording may be in any folder below `base`
+
+
+def bad_row(file: str, line: int, name: str, reason: str, cure: str = "") -> Finding:
+    """Return the finding about a line of the table `file` that cannot be read."""
+    name = name.encode(errors="replace").decode()  # what is not UTF-8 could not be written
+    return Finding(file=file, line=line, id=name, kind="row", reason=reason, cure=cure)
+
+
+def label_of(table: Path, tables: list[Path]) -> str:
+    """Return the table's name, with its folders where tables in other folders are read, too."""
+    common = os.path.commonpath([other.parent for other in tables])
+    return Path(os.path.relpath(table, common)).as_posix()
 
 
 class Recordings:
@@ -34,7 +66,7 @@ class Recordings:
             return ""
         if stays_inside(name):
             stem = os.path.join(self.base, name)
-            for suffix in AUDIO_SUFFIXES:
+            for suffix in ("", *KNOWN_SUFFIXES):
                 if os.path.isfile(stem + suffix):
                     return stem + suffix
         matches = self._matches(name)
@@ -42,12 +74,11 @@ class Recordings:
 
     def find_below(self, name: str) -> str:
         """Return `find(name)`, or else the only recording in a subfolder that has this name."""
-        found = self.find(name)
-        if found or not stays_inside(name):
-            return found
-        parts = _parts(name)
-        same_name = self._index.get(parts[-1], {}) if parts else {}
-        ending = [path for tail, path in same_name.items() if tail[-len(parts) :] == tuple(parts)]
+        path = self.find(name)
+        if path or not stays_inside(name):
+            return path
+        parts = tuple(_parts(name))
+        ending = [p for tail, p in self._same_name(parts).items() if tail[-len(parts) :] == parts]
         return ending[0] if len(ending) == 1 else ""
 
     def lists(self, name: str) -> bool:
@@ -55,67 +86,71 @@ class Recordings:
         if not name or len(name) > MAX_PATH_CHARACTERS:
             return False
         parts = _parts(name)
-        tails = self._index.get(parts[-1], {}) if parts else {}
-        return any(_common_end(parts, tail) == min(len(parts), len(tail)) for tail in tails) or (
-            bool(tails) and is_absolute(name)
-        )
+        tails = self._same_name(parts)
+        if tails and is_absolute(name):
+            return True
+        for tail in tails:
+            shared = min(len(parts), len(tail))
+            if tuple(parts[-shared:]) == tail[-shared:]:
+                return True
+        return False
+
+    def paths(self) -> list[str]:
+        """Return the paths of all recordings."""
+        return sorted(path for tails in self._index.values() for path in tails.values())
 
     def id_of(self, path: str) -> str:
         """Return the path below `base` without its suffix."""
         return Path(os.path.splitext(os.path.relpath(path, self.base))[0]).as_posix()
 
     def problem(self, name: str) -> str:
-        """Say why `find(name)` found nothing, and what is there instead."""
+        """Say why `find(name)` failed, and what is there instead."""
         folder = self.base.name or str(self.base)
         if os.path.isdir(os.path.join(self.base, name)):
             return f"a folder, not a recording: {folder}/{name}"
         shown = name if os.path.splitext(name)[1] else f"{name}.wav"
         reason = f"no recording {folder}/{shown}"
         parts = _parts(name)
-        below = self._index.get(parts[-1], {}) if parts else {}
+        below = self._same_name(parts)
         if len(below) > 1:
             names = ", ".join("/".join(tail) for tail in list(below)[:SHOWN])
             return f"{reason}; {len(below)} have this name in other folders: {names}"
-        path = next(iter(below.values()), "")
-        if path:
+        for path in below.values():
             return f"{reason}; there is {os.path.relpath(path, self.base)}"
         other = self._unreadable.get(parts[-1]) if parts else None
         if other:
             return f"{reason}, but {other}, which cannot be read: convert it to WAV or FLAC"
-        return f"{reason}; {folder}/ holds {self.examples()}"
-
-    def examples(self) -> str:
-        """Name a few of the recordings, and count them."""
-        names = [
-            os.path.relpath(p, self.base) for same in self._index.values() for p in same.values()
-        ]
-        if not names:
-            return "no recordings"
-        more = len(names) - SHOWN
-        return ", ".join(sorted(names)[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+        names = [os.path.relpath(path, self.base) for path in self.paths()]
+        examples = ", ".join(names[:SHOWN]) or "no recordings"
+        if len(names) > SHOWN:
+            examples += f" and {len(names) - SHOWN:,} more"
+        return f"{reason}; {folder}/ holds {examples}"
 
     def folders(self) -> list[Path]:
         """Return the folders that hold recordings, those with most of them first."""
         counts: dict[str, int] = {}
-        for same in self._index.values():
-            for path in same.values():
-                folder = os.path.dirname(path)
-                counts[folder] = counts.get(folder, 0) + 1
+        for path in self.paths():
+            folder = os.path.dirname(path)
+            counts[folder] = counts.get(folder, 0) + 1
         return [Path(folder) for folder in sorted(counts, key=lambda f: (-counts[f], f))]
 
     def _matches(self, name: str) -> list[str]:
         parts = _parts(name)
-        if not parts or ".." in parts:
+        if ".." in parts:
             return []
-        found = {}
-        for tail, path in self._index.get(parts[-1], {}).items():
+        matches = {}
+        for tail, path in self._same_name(parts).items():
             before = parts[: -len(tail)]
             # A path of another machine may begin with anything, another one with `base` itself.
             known = not before or is_absolute(name) or before == _parts(self.base.name)
             if known and tuple(parts[-len(tail) :]) == tail:
-                found[tail] = path
-        longest = max(map(len, found), default=0)
-        return [path for tail, path in found.items() if len(tail) == longest]
+                matches[tail] = path
+        longest = max(map(len, matches), default=0)
+        return [path for tail, path in matches.items() if len(tail) == longest]
+
+    def _same_name(self, parts: Sequence[str]) -> dict[tuple[str, ...], str]:
+        """Return {parts below `base`: path} of the recordings whose name is the last of `parts`."""
+        return self._index.get(parts[-1], {}) if parts else {}
 
     @cached_property
     def _index(self) -> dict[str, dict[tuple[str, ...], str]]:
@@ -123,28 +158,25 @@ class Recordings:
         index: dict[str, dict[tuple[str, ...], str]] = {}
         for relative in _walk(self.base):
             if os.path.splitext(relative)[1].lower() in KNOWN_SUFFIXES:
-                parts = _parts(relative)
-                index.setdefault(parts[-1], {}).setdefault(
-                    tuple(parts), os.path.join(self.base, relative)
-                )
+                tail = tuple(_parts(relative))
+                index.setdefault(tail[-1], {}).setdefault(tail, os.path.join(self.base, relative))
         return index
 
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """{stem: path below `base`} of audio in formats that the kit does not read."""
-        found = {}
+        paths = {}
         for relative in _walk(self.base):
-            stem, suffix = os.path.splitext(relative)
-            if suffix.lower() in UNREADABLE_SUFFIXES:
-                found[_parts(stem)[-1]] = relative
-        return found
+            if os.path.splitext(relative)[1].lower() in UNREADABLE_SUFFIXES:
+                paths[_parts(relative)[-1]] = relative
+        return paths
 
 
 def _walk(base: Path) -> Iterator[str]:
     """Yield the files below `base` as relative paths, in order, without hidden ones."""
+    order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
     for folder, subfolders, files in os.walk(base):
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
         for file in sorted(files, key=lambda f: (order.get(os.path.splitext(f)[1].lower(), 99), f)):
             if not file.startswith("."):
                 yield os.path.relpath(os.path.join(folder, file), base)
@@ -154,20 +186,9 @@ def _parts(name: str) -> list[str]:
     """Return the parts of a path in one spelling: composed, lower case, without audio suffix."""
     name = unicodedata.normalize("NFC", name).casefold().replace("\\", "/")
     name = re.sub(r"^[a-z]:", "", name).strip()
-    stem, suffix = os.path.splitext(name)
-    if suffix in KNOWN_SUFFIXES or suffix in UNREADABLE_SUFFIXES:
-        name = stem
+    if has_suffix(name):
+        name = os.path.splitext(name)[0]
     return [part for part in name.split("/") if part not in ("", ".")]
-
-
-def _common_end(one: list[str], other: tuple[str, ...]) -> int:
-    """Count the equal parts at the end of two paths."""
-    count = 0
-    for a, b in zip(reversed(one), reversed(other)):
-        if a != b:
-            break
-        count += 1
-    return count
 
 
 def has_suffix(name: str) -> bool:
@@ -176,8 +197,8 @@ def has_suffix(name: str) -> bool:
 
 
 def is_absolute(name: str) -> bool:
-    """Tell whether a path is absolute, here or on Windows."""
-    return bool(re.match(r"[A-Za-z]:[\\/]|[\\/]", name))
+    """Tell whether a path is absolute, here or on Windows, or begins with a variable: `$root/`."""
+    return bool(re.match(r"[A-Za-z]:[\\/]|[\\/]|[${]", name))
 
 
 def stays_inside(name: str) -> bool:
@@ -186,25 +207,64 @@ def stays_inside(name: str) -> bool:
     return bool(name) and "\0" not in name and ".." not in parts and not is_absolute(name)
 
 
-def choose_base(usual: Path, folder: Path, names: Iterable[str]) -> tuple[Path, bool]:
+def choose_base(usual: Path, folder: Path, names: list[str]) -> tuple[Path, bool]:
     """Return the folder that the paths `names` start from, and whether to search its subfolders.
 
-    It is `usual` if most names are found there; else `folder`, a folder below it with recordings,
-    or `folder` with its subfolders; and `usual` again where most are found nowhere.
+    It is `usual` if most names are there; else `folder`, a folder below it with recordings, or
+    `folder` with its subfolders; and `usual` again where most are nowhere.
     """
-    names = list(names)
 
-    def finds(base: Path, below: bool = False) -> bool:
+    def has_most(base: Path, below: bool = False) -> bool:
         recordings = Recordings(base)
         find = recordings.find_below if below else recordings.find
         return 2 * sum(bool(find(name)) for name in names) >= max(1, len(names))
 
-    if not names or finds(usual):
+    if not names or has_most(usual):
         return usual, False
-    others = [folder, *Recordings(folder).folders()[:5]]
-    for base in others:
-        if base != usual and finds(base):
+    for base in (folder, *Recordings(folder).folders()[:5]):
+        if base != usual and has_most(base):
             return base, False
-    if finds(folder, below=True):
+    if has_most(folder, below=True):
         return folder, True
     return usual, False
+
+
+def check_record(
+    record: Record, recordings: Recordings, config: ManifestConfig
+) -> Utterance | Finding:
+    """Return the row of `record` if its text, names and path to a recording are valid."""
+    find = recordings.find_below if record.in_subfolders else recordings.find
+    audio = find(record.audio)
+    name = record.id or (recordings.id_of(audio) if audio else record.audio)
+    text = normalize(record.text, config.language)
+    kind, reason, cure = "row", "", ""
+    if not audio and not stays_inside(record.audio):
+        inside = record.base.name or str(record.base)
+        reason = f"the path must lead to a file inside {inside}/, got {record.audio!r}"
+        cure = "give a path below it; paths start from `audio_root` (--set manifest.audio_root="
+        cure += f"{os.path.dirname(record.audio) or '...'})"
+    elif not stays_inside(name):
+        reason = f"the id must be a name, not a path out of a folder: {name!r}"
+    elif record.speaker == RESERVED or any(letter < " " for letter in record.speaker):
+        reason = f"no speaker can be called {record.speaker!r}"
+        cure = "name the speaker in plain letters"
+    elif not letters(text):
+        reason = "the text is empty"
+        cure = "write what is said, or remove the line"
+    elif not audio:
+        kind = "missing"
+        reason = recordings.problem(record.audio)
+    if reason:
+        name = record.id or record.audio
+        return Finding(
+            file=record.file, line=record.line, id=name, kind=kind, reason=reason, cure=cure
+        )
+    return Utterance(
+        id=name,
+        audio=audio,
+        text=text,
+        speaker=record.speaker or "speaker",
+        split=record.split or "train",
+        line=record.line,
+        file=record.file,
+    )

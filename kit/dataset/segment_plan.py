@@ -27,7 +27,6 @@ class SegmentConfig:
     def __post_init__(self):
         require(0 < self.min_s < self.max_s, self, "min_s", f"between 0 and max_s ({self.max_s}).")
         require(self.least_pause_s > 0, self, "least_pause_s", "must be positive.")
-        require(self.margin_s >= 0, self, "margin_s", "must not be negative.")
         require_within(self, 0, 3600, "max_s", "least_pause_s", "longest_pause_s", "margin_s")
 
 
@@ -80,8 +79,7 @@ def split_runs(
 
 def boundaries(run: list[AlignedToken], total_s: float, config: SegmentConfig) -> list[Boundary]:
     """Return the len(run) + 1 boundaries of a run of words; clip (i, j) holds run[i:j]."""
-    first = run[0]
-    last = run[-1]
+    first, last = run[0], run[-1]
     pauses = [item.before for item in run] + [last.after]
     ends = [True] + [item.token.ends_sentence for item in run]
     allowed = [pause.seconds >= config.least_pause_s for pause in pauses]

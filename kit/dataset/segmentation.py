@@ -1,9 +1,7 @@
 """Split long recordings with transcripts into an LJSpeech dataset of clips.
 
-`Segmenter.segment_folder` aligns `NAME.txt` with `NAME.wav`, splits at the pauses, and writes the
-clips, `metadata.csv` and a report of every second that is in no clip; `segment_rows` does it for
-rows of a dataset that are too long for the model. The recogniser is trained on clips of the same
-language (01_data_prep), so the first hour or so must be split by hand.
+The recogniser is trained on clips of the same language (01_data_prep), so the first hour or so must
+be split by hand.
 """
 
 import contextlib
@@ -20,11 +18,18 @@ import soundfile
 from kit.audio.container import SUFFIXES, duration_s
 from kit.audio.recognizer import SpeechRecognizer
 from kit.base.errors import DatasetError
-from kit.base.files import digest, disk_errors, make_folder, require_disk, write_atomic
+from kit.base.files import (
+    cached_result,
+    digest,
+    disk_errors,
+    encode_wav,
+    make_folder,
+    read_result,
+    require_disk,
+    write_atomic,
+)
 from kit.base.formatting import non_utf8_problem
-from kit.base.result_cache import cached_result, read_result
-from kit.base.wav import encode_wav
-from kit.base.work_group import SINGLE_PROCESS, WorkGroup
+from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.data_report import Utterance
 from kit.dataset.long_alignment import LongAlignConfig, LongAligner, WindowReader, read_tokens
 from kit.dataset.segment_plan import SegmentConfig, Span, plan_segments
@@ -79,6 +84,15 @@ def unique_names(folder: Path, recordings: list[Path]) -> list[str]:
     return names
 
 
+def _read_transcript(path: Path) -> str:
+    if not path.is_file():
+        raise DatasetError(f"no transcript {path.name} beside it")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"{path.name} is not valid UTF-8: {error.reason}") from error
+
+
 def missing_audio(reader: WindowReader) -> list[Span]:
     """Return what the header declares and the file lacks."""
     if not reader.extent.problem:
@@ -128,9 +142,8 @@ class Segmenter:
         recordings = []
         for path, name in zip(paths, unique_names(folder, paths)):
             key = digest(name, file_state(path), file_state(path.with_suffix(".txt")), *settings)
-            recordings.append(
-                LongRecording(audio=path, name=name, key=key, seconds=seconds_of(path))
-            )
+            seconds = seconds_of(path)
+            recordings.append(LongRecording(audio=path, name=name, key=key, seconds=seconds))
         todo = [r for r in recordings if read_result(r.result_file(into), r.key) is None]
         total_s = sum(recording.seconds for recording in recordings)
         before_s = total_s - sum(recording.seconds for recording in todo)
@@ -143,10 +156,9 @@ class Segmenter:
         if before_s:
             advance(0.0)
         if todo:
-            jobs = [
-                SegmentJob(recordings=list(share), into=into, cuts=self.cuts, walk=self.walk)
-                for share in group.split_evenly(todo)
-            ]
+            common = {"into": into, "cuts": self.cuts, "walk": self.walk}
+            shares = group.split_evenly(todo)
+            jobs = [SegmentJob(recordings=list(share), **common) for share in shares]
             group.do(jobs, self.recognizer, advance)
         rows = []
         losses = []
@@ -154,7 +166,8 @@ class Segmenter:
             result = read_result(recording.result_file(into), recording.key)
             rows += result["rows"]
             losses += [UnusedAudio(**loss) for loss in result["losses"]]
-        _write_tables(into, rows, losses)
+        write_losses(into, losses)
+        write_atomic(into / "metadata.csv", "".join(f"{row['id']}|{row['text']}\n" for row in rows))
         return losses
 
     def segment_recording(self, audio: Path, name: str, into: Path, progress: Callable) -> dict:
@@ -164,45 +177,31 @@ class Segmenter:
         rows = []
         with contextlib.ExitStack() as stack:
             try:
-                reader, clips, losses = self._plan(audio, stack, progress)
+                text = _read_transcript(audio.with_suffix(".txt"))
+                try:
+                    reader = stack.enter_context(WindowReader(audio, self.recognizer))
+                    tokens = read_tokens(text, self.recognizer, self.walk.language)
+                    aligned = LongAligner(reader, tokens, self.walk).run(progress)
+                except (soundfile.LibsndfileError, DatasetError) as error:
+                    raise DatasetError(f"cannot be read as audio: {error}") from error
+                clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
+                losses += missing_audio(reader)
             except DatasetError as error:
                 clips = []
                 losses = [Span(start_s=0.0, end_s=seconds_of(audio), reason=str(error))]
             for number, clip in enumerate(clips, 1):
                 clip_id = f"{name}_{number:04d}"
                 rows.append({"id": clip_id, "text": clip.text, "seconds": clip.seconds})
-                # No fsync for each of a thousand clips: they count once all of them are noted.
+                # No fsync for each of a thousand clips: they count once the result file lists them.
                 path = into / "wavs" / f"{clip_id}.wav"
                 with disk_errors(path):
                     wave = reader.samples_of(clip.start_s, clip.end_s)
                     path.write_bytes(encode_wav(wave, reader.rate))
-        lines = []
+        unused = []
         for span in losses:
-            place = {"file": audio.name, "start_s": span.start_s, "end_s": span.end_s}
-            lines.append(place | {"reason": span.reason})
-        return {"rows": rows, "losses": lines}
-
-    def _plan(
-        self, audio: Path, stack: contextlib.ExitStack, progress: Callable
-    ) -> tuple[WindowReader, list[Span], list[Span]]:
-        """Return the recording, open until `stack` is closed, its clips and its losses.
-
-        Raises DatasetError where audio or transcript cannot be used.
-        """
-        transcript = audio.with_suffix(".txt")
-        if not transcript.is_file():
-            raise DatasetError(f"no transcript {transcript.name} beside it")
-        try:
-            text = transcript.read_text(encoding="utf-8-sig")
-            reader = stack.enter_context(WindowReader(audio, self.recognizer))
-            tokens = read_tokens(text, self.recognizer, self.walk.language)
-            aligned = LongAligner(reader, tokens, self.walk).run(progress)
-        except UnicodeDecodeError as error:
-            raise DatasetError(f"{transcript.name} is not valid UTF-8: {error.reason}") from error
-        except (soundfile.LibsndfileError, DatasetError) as error:
-            raise DatasetError(f"cannot be read as audio: {error}") from error
-        clips, losses = plan_segments(aligned, tokens, reader.total_s, self.cuts)
-        return reader, clips, losses + missing_audio(reader)
+            values = {"start_s": span.start_s, "end_s": span.end_s, "reason": span.reason}
+            unused.append({"file": audio.name, **values})
+        return {"rows": rows, "losses": unused}
 
     def segment_rows(
         self,
@@ -267,24 +266,18 @@ class SegmentJob:
     def run(self, recognizer: SpeechRecognizer, advance: Callable[[float], None]) -> None:
         segmenter = Segmenter(recognizer=recognizer, cuts=self.cuts, walk=self.walk)
         for recording in self.recordings:
-            self._segment(recording, segmenter, advance)
+            reported_s = 0.0
 
-    def _segment(
-        self, recording: LongRecording, segmenter: Segmenter, advance: Callable[[float], None]
-    ) -> None:
-        reported_s = 0.0
+            def report(now_s: float, _total_s: float, recording: LongRecording = recording) -> None:
+                nonlocal reported_s
+                if now_s < recording.seconds:  # the end is reported once the clips are written
+                    advance(now_s - reported_s)
+                    reported_s = now_s
 
-        def report(now_s: float, _total_s: float) -> None:
-            nonlocal reported_s
-            if now_s < recording.seconds:  # the end is reported once the clips are written
-                advance(now_s - reported_s)
-                reported_s = now_s
-
-        make = partial(
-            segmenter.segment_recording, recording.audio, recording.name, self.into, report
-        )
-        cached_result(recording.result_file(self.into), recording.key, make)
-        advance(recording.seconds - reported_s)
+            place = (recording.audio, recording.name, self.into)
+            make = partial(segmenter.segment_recording, *place, report)
+            cached_result(recording.result_file(self.into), recording.key, make)
+            advance(recording.seconds - reported_s)
 
 
 def file_state(path: Path) -> tuple:
@@ -295,8 +288,3 @@ def write_losses(into: Path, losses: list[UnusedAudio]) -> None:
     """Write losses.jsonl, a line a loss."""
     lines = (json.dumps(dataclasses.asdict(loss), ensure_ascii=False) for loss in losses)
     write_atomic(into / "losses.jsonl", "".join(f"{line}\n" for line in lines))
-
-
-def _write_tables(into: Path, rows: list[dict], losses: list[UnusedAudio]) -> None:
-    write_losses(into, losses)
-    write_atomic(into / "metadata.csv", "".join(f"{row['id']}|{row['text']}\n" for row in rows))

@@ -4,10 +4,12 @@ import collections
 import dataclasses
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from kit.base.errors import DatasetError
 from kit.base.formatting import join_names
 from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.recordings import label_of
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
@@ -18,6 +20,14 @@ HELD_OUT = frozenset(
 )
 TEST = frozenset({"test", "testing", "testset"})
 MIN_HELD_OUT = 5
+# Folders that divide the recordings of one person.
+PARTS = re.compile(
+    r"(chapter|part|disc|disk|cd|take|session|batch|volume|vol|day|lesson|unit)[ _-]*\d+", re.I
+)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z]+", name.lower()))
 
 
 def canonical_split(name: str) -> str:
@@ -26,7 +36,7 @@ def canonical_split(name: str) -> str:
     In any case, with - or _, and with other words around: `train_manifest`, `Validation`,
     `dev-clean`. What names both (ESPnet's train_dev) is not trained on.
     """
-    words = set(re.split(r"[^a-z]+", name.lower()))
+    words = _words(name)
     if words & HELD_OUT or {"held", "out"} <= words:
         return "held_out"
     if words & TRAIN:
@@ -51,8 +61,41 @@ def split_of_table(stem: str) -> str:
 
 def has_known_split(name: str) -> bool:
     """Tell whether a table's or folder's name has a word for train, held-out or test rows."""
-    words = set(re.split(r"[^a-z]+", name.lower()))
-    return canonical_split(name) in ("train", "held_out") or bool(words & TEST)
+    return canonical_split(name) in ("train", "held_out") or bool(_words(name) & TEST)
+
+
+def split_of(table: Path, tables: list[Path]) -> str:
+    """Return the split that a table's name says it holds, or its folder's; "" for none."""
+    label = label_of(table, tables)
+    if split_of_folders(label):
+        return split_of_folders(label)
+    if ("/" in label or len(tables) == 1) and not has_known_split(table.stem):
+        return ""
+    return split_of_table(table.stem)
+
+
+def split_of_folders(label: str) -> str:
+    """Return the split that the innermost folder with the name of one says; "" for none."""
+    names = [part for part in Path(label).parts[:-1] if has_known_split(part)]
+    return canonical_split(names[-1]) if names else ""
+
+
+def speakers_of_folders(labels: list[str]) -> dict[str, str]:
+    """Return {label of a table or text: its folder}, where the folders can be speakers.
+
+    That is the first folder in which the paths differ, without those of splits and of chapters.
+    """
+    folders = {}
+    for label in set(labels):
+        parts = Path(label).parts[:-1]
+        folders[label] = [p for p in parts if not has_known_split(p) and not PARTS.fullmatch(p)]
+    depth = 0
+    while folders and all(len(parts) > depth for parts in folders.values()):
+        names = {label: parts[depth] for label, parts in folders.items()}
+        if len(set(names.values())) > 1:
+            return names
+        depth += 1
+    return {}
 
 
 def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> list[Utterance]:

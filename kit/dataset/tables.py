@@ -1,24 +1,38 @@
-"""Read a dataset's table whatever tool wrote it: encoding, separator and quoting are recognised.
+"""Read a dataset's table whatever tool wrote it.
 
-LJSpeech's tables are not quoted and their texts have double quotes in them; pandas, Excel and the
-Hugging Face hub quote fields that hold a separator or a line end. A table is only taken for a
-quoted one if that gives more rows of equal length.
+Encoding, separator, quoting, header and columns are recognised. LJSpeech's tables are not quoted
+and their texts have double quotes in them; pandas, Excel and the Hugging Face hub quote fields that
+hold a separator or a line end. A table is only taken for a quoted one if that gives more rows of
+equal length.
 """
 
 import collections
 import csv
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from kit.base.errors import DatasetError
-from kit.dataset.columns import names_columns
+from kit.dataset.columns import Columns, IsRecording, find_columns, names_columns, parse_columns
+from kit.dataset.data_report import Finding, ManifestConfig
+from kit.dataset.recordings import (
+    Record,
+    Recordings,
+    bad_row,
+    choose_base,
+    label_of,
+    stays_inside,
+)
+from kit.dataset.splits import canonical_split, known_split, split_of
 from kit.streams.file import special_file_kind
 
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".psv", ".list", ".lst", ".tab")
 SEPARATORS = ("|", "\t", ";", ",")
 NAMES = {"|": "|", "\t": "a tab", ";": "a semicolon", ",": "a comma"}
 QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
+HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
 UNIX_ENDS = "save the table with the line ends of Unix, or of Windows"
 
@@ -53,40 +67,188 @@ class RawTable:
         step = max(1, len(good) // SAMPLE_ROWS)
         return [row.cells for row in good[::step]]
 
+    def most_recordings(self, sample: list[list[str]], is_recording: IsRecording) -> int:
+        """Return how many values name a recording, in the column with the most of them."""
+        return max(sum(is_recording(cells[i]) for cells in sample) for i in range(self.width))
+
+
+# --- from lines to records ----------------------------------------------------------------------
+
+
+def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Finding | str]:
+    """Read tables with any separator, with or without a header, once their columns are known.
+
+    Tables of the same shape are looked at together: a small one tells too little.
+    """
+    groups: dict[tuple, list[RawTable]] = {}
+    checks = {}
+    for path in tables:
+        folders = _folders(path, config)
+        is_recording = checks.setdefault(folders, _recording_check(*folders))
+        raw = read_table(path, is_recording, len(parse_columns(config.columns)))
+        first = [cell.lower() for cell in raw.rows[0].cells] if raw.rows else []
+        header = first if names_columns(first) else []
+        groups.setdefault((raw.separator, raw.width, *header), []).append(raw)
+    for group in groups.values():
+        is_recording = checks[_folders(group[0].path, config)]
+        columns = None
+        usable = [raw for raw in group if raw.width > 1 and raw.good]
+        if usable:
+            first = usable[0].good[0].cells
+            sample = [cells for raw in usable for cells in raw.sample()]
+            columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
+            yield from _description(usable[0], columns)
+        for raw in group:
+            if columns is None:
+                for row in raw.rows:
+                    yield _wrong_width(row, raw, None, label_of(raw.path, tables))
+            else:
+                yield from _records(raw, columns, tables, config, is_recording)
+
+
+def _folders(table: Path, config: ManifestConfig) -> tuple[Path, Path]:
+    """Return the folder that recordings must be in, and the one that paths usually start from."""
+    folder = Path(config.audio_root) if config.audio_root else table.parent
+    wavs = folder / "wavs"
+    return folder, wavs if wavs.is_dir() else folder
+
+
+def _recording_check(folder: Path, usual: Path) -> IsRecording:
+    places = [Recordings(base) for base in dict.fromkeys((usual, folder))]
+    return lambda value: any(place.lists(value) for place in places)
+
+
+def _description(raw: RawTable, columns: Columns) -> Iterator[str]:
+    """Yield which columns a table has, where it is not LJSpeech's own."""
+    usual = raw.separator == "|" and columns.audio == 0 and not columns.header
+    if not (usual and columns.texts in ((1,), (2, 1)) and columns.speaker in (None, 3)):
+        header = ", with a header" if columns.header else ""
+        yield f"columns {columns} separated by {NAMES[raw.separator]}{header}"
+
+
+def _records(
+    raw: RawTable,
+    columns: Columns,
+    tables: list[Path],
+    config: ManifestConfig,
+    is_recording: IsRecording,
+) -> Iterator[Record | Finding]:
+    label = label_of(raw.path, tables)
+    split = split_of(raw.path, tables)
+    folder, usual = _folders(raw.path, config)
+    names = [cells[columns.audio] for cells in raw.sample()]
+    base, in_subfolders = choose_base(usual, folder, names)
+    prefix = label.removesuffix(raw.path.name)
+
+    def cell(row: TableRow, index: int | None) -> str:
+        return "" if index is None else row.cells[index]
+
+    has_header = bool(columns.header) and tuple(raw.rows[0].cells) == columns.header
+    rows = raw.rows[1:] if has_header else raw.rows
+    audio_folder = has_header and columns.header[columns.audio].lower() == "file_name"
+    for row, following in itertools.zip_longest(rows, rows[1:]):
+        if not row.problem and following and _continues(row, following, raw, is_recording):
+            reason = f"line {following.line} looks like the rest of its text"
+            cure = "write the text in one line, or in double quotes"
+            yield bad_row(label, row.line, row.cells[columns.audio], reason, cure)
+            continue
+        if row.problem or len(row.cells) != raw.width:
+            yield _wrong_width(row, raw, columns, label)
+            continue
+        audio = row.cells[columns.audio]
+        own_split = cell(row, columns.split)
+        if audio_folder and not own_split and known_split(audio.split("/")[0]):
+            own_split = audio.split("/")[0]  # as the Hugging Face hub reads its AudioFolder
+        name = cell(row, columns.id) or (audio if stays_inside(audio) else "")
+        yield Record(
+            file=label,
+            line=row.line,
+            id=prefix + name if name and "\\" not in name else "",
+            audio=audio,
+            base=base,
+            text=next((row.cells[i] for i in columns.texts if row.cells[i]), ""),
+            speaker=cell(row, columns.speaker),
+            split=canonical_split(own_split) or split,
+            in_subfolders=in_subfolders,
+        )
+
+
+def _continues(
+    row: TableRow, following: TableRow, raw: RawTable, is_recording: IsRecording
+) -> bool:
+    """Tell whether the line after a row is the rest of the row's text."""
+    if following.problem or len(row.cells) != raw.width or any(map(is_recording, following.cells)):
+        return False
+    opened = any(c.startswith('"') and c.count('"') % 2 for c in row.cells)
+    return len(following.cells) < raw.width or (opened and raw.separator not in QUOTED)
+
+
+def _wrong_width(row: TableRow, raw: RawTable, columns: Columns | None, label: str) -> Finding:
+    """Return the finding about a row that is broken, or has other columns than the others."""
+    name = row.cells[0] if row.cells else ""
+    reason, cure = row.problem, row.cure
+    if not reason and columns is None:
+        reason = f"2 to 4 columns expected (id|text|normalised|speaker), got {len(row.cells)}"
+        cure = "write id|text: no separator (| , ; or a tab) was found"
+    elif not reason:
+        reason = f"{raw.width} columns expected ({columns}), got {len(row.cells)}"
+        cure = (
+            f"is there {NAMES[raw.separator]} or a line end in its text? Take it out, or quote it"
+        )
+    return bad_row(label, row.line, name, reason, cure)
+
+
+def tables_of_recordings(files: list[Path]) -> list[Path]:
+    """Return the files of which most rows name recordings, unlike a README's; by their beginning.
+
+    All are in one folder.
+    """
+    if not files:
+        return []
+    is_recording = _recording_check(*_folders(files[0], ManifestConfig()))
+    tables = []
+    for path in files:
+        try:
+            raw = read_table(path, is_recording, max_bytes=HEAD_BYTES)
+        except (DatasetError, OSError):
+            continue
+        sample = raw.sample()[1:] or raw.sample()  # without a header
+        if raw.width > 1 and 2 * raw.most_recordings(sample, is_recording) >= len(sample) > 0:
+            tables.append(path)
+    return tables
+
+
+# --- from bytes to rows -------------------------------------------------------------------------
+
 
 def read_table(
-    path: Path, found: Callable[[str], bool], width: int = 0, max_bytes: int = -1
+    path: Path, is_recording: IsRecording, width: int = 0, max_bytes: int = -1
 ) -> RawTable:
     """Return the table at `path`, split by the separator that makes most sense of it.
 
     That is the one that gives a header with known names, or most rows of equal length of which a
-    column names recordings; `found` tells whether a value does. With a `width` only ways that give
-    so many columns are tried, if there are any; with `max_bytes` only its beginning is read. Raises
-    DatasetError for a file that is no text.
+    column names recordings. With a `width` only ways that give so many columns are tried, if there
+    are any; with `max_bytes` only its beginning is read. Raises DatasetError for a file that cannot
+    be a table.
     """
     lines = read_lines(path, max_bytes)
-    ways = [split_table(path, lines, separator, found) for separator in SEPARATORS]
+    ways = [_split_table(path, lines, separator, is_recording) for separator in SEPARATORS]
     if width and any(way.width == width for way in ways):
         ways = [way for way in ways if way.width == width]
-    rates = [_rate(way, found) if way.width > 1 else 0.0 for way in ways]
+    rates = [_rate(way, is_recording) for way in ways]
     if max(rates) > 0:
         return ways[rates.index(max(rates))]
     several = [way for way in ways if way.width > 1 and len(way.good) == len(way.rows)]
     return (several or ways)[0]
 
 
-def _rate(table: RawTable, found: Callable[[str], bool]) -> float:
+def _rate(table: RawTable, is_recording: IsRecording) -> float:
     sample = table.sample()
-    if not sample:
+    if table.width < 2 or not sample:
         return 0.0
     named = names_columns(table.good[0].cells)
-    share = max(hits(table, sample, found)) / len(sample)
+    share = table.most_recordings(sample, is_recording) / len(sample)
     return (named + share) * len(table.good) / len(table.rows)
-
-
-def hits(table: RawTable, sample: list[list[str]], found: Callable[[str], bool]) -> list[int]:
-    """Return for each column how many of its values name a recording."""
-    return [sum(found(cells[i]) for cells in sample) for i in range(table.width)]
 
 
 def read_lines(path: Path, max_bytes: int = -1) -> list[str]:
@@ -112,34 +274,33 @@ def read_lines(path: Path, max_bytes: int = -1) -> list[str]:
     return [line.removeprefix("\ufeff") for line in lines]
 
 
-def split_table(
-    path: Path, lines: list[str], separator: str, found: Callable[[str], bool]
+def _split_table(
+    path: Path, lines: list[str], separator: str, is_recording: IsRecording
 ) -> RawTable:
     """Split lines into rows, as quoted fields where the rows then fit together better."""
     if separator in QUOTED:
-        return _counted(path, separator, _quoted_rows(lines, separator))
-    literal = _counted(path, separator, _literal_rows(lines, separator))
+        return _raw_table(path, separator, _quoted_rows(lines, separator))
+    literal = _raw_table(path, separator, _literal_rows(lines, separator))
     if not any('"' in line for line in lines):
         return literal
-    quoted = _counted(path, separator, _quoted_rows(lines, separator))
+    quoted = _raw_table(path, separator, _quoted_rows(lines, separator))
     odd = len(literal.rows) - len(literal.good)
     firsts = [row.cells[0] for row in literal.good]
     all_quoted = bool(firsts) and all(len(c) > 2 and c[0] == c[-1] == '"' for c in firsts)
     # Lines that continue a quoted text name no recordings; those of a quotation in two texts do.
     starts = {row.line for row in quoted.rows}
     inner = [row.cells for row in literal.rows if row.line not in starts]
-    continued = bool(inner) and not any(found(cell) for cells in inner for cell in cells)
+    continued = bool(inner) and not any(is_recording(cell) for cells in inner for cell in cells)
     odd += all_quoted + continued
     if quoted.width > 1 and len(quoted.rows) - len(quoted.good) < odd and (continued or not inner):
         return quoted
     return literal
 
 
-def _counted(path: Path, separator: str, rows: list[TableRow]) -> RawTable:
-    """Find the usual number of columns; remove empty cells behind it."""
+def _raw_table(path: Path, separator: str, rows: list[TableRow]) -> RawTable:
+    """Count the usual number of columns; remove empty cells behind it."""
     counts = collections.Counter(len(row.cells) for row in rows if not row.problem)
-    most = max(counts.values(), default=0)
-    width = max((count for count, n in counts.items() if n == most), default=0)
+    width = max(counts, key=lambda count: (counts[count], count), default=0)
     trimmed = []
     for row in rows:
         if len(row.cells) > width and not any(row.cells[width:]):
@@ -155,7 +316,7 @@ def _literal_rows(lines: list[str], separator: str) -> list[TableRow]:
         if not text.strip():
             continue
         cells = [cell.strip() for cell in text.split(separator)]
-        reason, cure = _encoding_problem(line)
+        reason, cure = encoding_problem(line)
         # Else one row would get another's text.
         if not reason and sum(separator in part for part in text.split("\r")) > 1:
             reason = "a carriage return between what looks like two rows"
@@ -182,20 +343,14 @@ def _quoted_rows(lines: list[str], separator: str) -> list[TableRow]:
             rows.append(TableRow(line=line, cells=[], problem=reason, cure=cure))
             continue
         if any(cells):
-            reason, cure = _encoding_problem("".join(cells))
+            reason, cure = encoding_problem("".join(cells))
             rows.append(TableRow(line=line, cells=cells, problem=reason, cure=cure))
 
 
-def _encoding_problem(text: str) -> tuple[str, str]:
+def encoding_problem(text: str) -> tuple[str, str]:
     """Return (reason, fix) for bytes that are not UTF-8 and for NULs, else empty strings."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        try:
-            text.encode(errors="surrogateescape").decode()
-        except UnicodeDecodeError as error:
-            reason = f"not valid UTF-8: {error.reason} at byte {error.start}"
-            return reason, CORRECT_ENCODING
-    if "\0" in text:
-        return "a NUL byte", CORRECT_ENCODING
-    return "", ""
+        text.encode(errors="surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        return f"not valid UTF-8: {error.reason} at byte {error.start}", CORRECT_ENCODING
+    return ("a NUL byte", CORRECT_ENCODING) if "\0" in text else ("", "")

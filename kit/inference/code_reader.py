@@ -1,7 +1,7 @@
-"""A small CTC network from audio codes to characters, which ranks candidates without decoding them.
+"""A small CTC network (Graves et al. 2006) from audio codes to characters, which ranks candidates.
 
 It is trained on the codes of the recordings and their texts, and never sees the GPT. TorToiSe ranks
-candidates by CLVP (Betker 2023); CTC (Graves et al. 2006) can be trained on a few hours of speech.
+candidates by CLVP (Betker 2023); CTC can be trained on a few hours of speech.
 
 Shapes: B batch, N codes, A alphabet + blank.
 """
@@ -18,9 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from kit.audio.fitting import FitConfig
 from kit.audio.layers import ConvNeXtBlock
 from kit.audio.recognizer import character_ids, transcripts
-from kit.base.config import require_within
+from kit.base.config import checked, require_least, require_within
 from kit.base.errors import KitError
-from kit.base.schema import checked
 from kit.base.tensor_file import load_module, save_module, saved_header
 
 READER = "reader.safetensors"  # in the folder of a run or an exported voice
@@ -49,9 +48,9 @@ class CodeReaderConfig(FitConfig):
         require_within(self, 1, 8192, "width")
         require_within(self, 1, 64, "blocks")
         require_within(self, 1, 1000, "most_repeats")
-        require_within(self, 1, 1e9, "batch", "batch_frames")
+        require_least(self, 1, "batch", "batch_frames")
         require_within(self, 1e-12, 10, "lr")
-        require_within(self, 0, 1e9, "rows")
+        require_least(self, 0, "rows")
 
 
 class CodeReader(nn.Module):
@@ -85,7 +84,6 @@ class CodeReader(nn.Module):
 
     @torch.inference_mode()
     def transcribe(self, codes: list[Tensor]) -> list[str]:
-        """Return the transcript of each row of codes (N,)."""
         rows = self(pad_codes(codes).to(self.head.weight.device)).cpu()
         return transcripts(self.alphabet, [row[: len(c)] for row, c in zip(rows, codes)])
 
@@ -131,7 +129,7 @@ def pad_codes(codes: list[Tensor]) -> Tensor:
 
 
 def save_reader(reader: CodeReader, path: Path, parts: dict[str, str] | None = None) -> None:
-    """Write the reader to one file; `parts` maps tokenizer and codec files to their SHA-256."""
+    """Write the reader; `parts` maps tokenizer and codec files to their SHA-256."""
     save_module(
         path,
         reader,
@@ -161,10 +159,7 @@ def load_matching_reader(folder: Path, parts: dict[str, str]) -> CodeReader | No
     Raises KitError if it is damaged.
     """
     path = Path(folder) / READER
-    try:
-        saved_parts = saved_header(path).get("parts")
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except (OSError, KitError):
-        return load_reader(path)  # raises with the reason
-    return load_reader(path) if saved_parts == parts else None
+    reader = load_reader(path)
+    return reader if saved_header(path).get("parts") == parts else None

@@ -24,6 +24,10 @@ from kit.inference.linear_formats import FORMATS, weight_bytes
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 
+# How much a format may change to be chosen.
+MIN_AGREEMENT = 0.98  # share of positions with the same most likely code
+MAX_ADDED_CER = 0.01  # over the first format's
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InferConfig:
@@ -78,31 +82,21 @@ class FormatResult:
     warm_up_s: float  # compile time; 0 if not compiled
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FormatLimits:
-    """How much a format may change."""
-
-    min_agreement: float = 0.98  # share of positions with the same most likely code
-    max_added_cer: float = 0.01  # over the first format's
-
-
-def recorded_examples(
-    cache: CodeCache, count: int, split: str = "held_out"
-) -> list[RecordedExample]:
-    """Return the first `count` recordings of `split`, each with its own clip as the reference."""
+def recorded_examples(cache: CodeCache, count: int) -> list[RecordedExample]:
+    """Return the first `count` held-out recordings, each its own reference."""
     return [
         RecordedExample(
             text=cache.texts[i].tolist(),
             codes=cache.codes[i].tolist(),
             cond=torch.from_numpy(cache.references[i]),
         )
-        for i in cache.rows_in_split(split)[:count].tolist()
+        for i in cache.rows_in_split("held_out")[:count].tolist()
     ]
 
 
 @torch.inference_mode()
 def teacher_forced_logits(decoder: Decoder, row: RecordedExample) -> Tensor:
-    """Return logits (N + 1, V) of every code of `row` and its STOP, with teacher forcing."""
+    """Return logits (N + 1, V) of every code of `row` and its STOP."""
     cond = row.cond[None].float().to(decoder.device)
     x, padding = decoder.prompt([row.text], cond)
     logits, cache = decoder.prefill(x, padding, len(row.codes) + 1)
@@ -121,10 +115,9 @@ def compare_decoders(
     rows: list[RecordedExample],
     full_logits: list[Tensor] | None = None,
 ) -> FormatDifference:
-    """Return how `small` differs from `full` on `rows`.
+    """Return how `small` differs from `full` on `rows`. Raises ValueError without rows.
 
-    `full_logits`: the `teacher_forced_logits` of `full`, if already computed. Raises ValueError if
-    there are no rows.
+    `full_logits`: the `teacher_forced_logits` of `full`, if already computed.
     """
     if not rows:
         raise ValueError("There are no rows to compare on: hold out some recordings.")
@@ -165,10 +158,7 @@ def speak_seconds(
     repeats: int = 3,
     warm: bool = True,
 ) -> float:
-    """Return the median seconds to generate `codes` codes for `batch` rows, without the codec.
-
-    `warm` runs it once before, untimed, to compile and allocate.
-    """
+    """Return the median seconds to generate `codes` codes for `batch` rows, without the codec."""
     decoder = voice.ready()
     reference = voice.reference(voice.speakers[0])
     cond = reference.expand(batch, *reference.shape).to(decoder.device)  # (B, M, T)
@@ -255,17 +245,15 @@ def measure_formats(
     return results
 
 
-def choose_format(
-    formats: list[FormatResult], limits: FormatLimits = FormatLimits()
-) -> tuple[FormatResult, str]:
-    """Return the fastest format within `limits`, and why faster ones were rejected."""
+def choose_format(formats: list[FormatResult]) -> tuple[FormatResult, str]:
+    """Return the fastest format that changes little, and why faster ones were rejected."""
     first = formats[0]
     rejected = []
     for candidate in sorted(formats, key=lambda f: -f.codes_per_s):
         reasons = []
-        if candidate.cost.top1_agreement < limits.min_agreement:
+        if candidate.cost.top1_agreement < MIN_AGREEMENT:
             reasons.append(f"agrees on only {candidate.cost.top1_agreement:.1%} of the codes")
-        if candidate.cer > first.cer + limits.max_added_cer:
+        if candidate.cer > first.cer + MAX_ADDED_CER:
             reasons.append(f"CER {candidate.cer:.1%} against {first.cer:.1%}")
         if not reasons:
             return candidate, "; ".join(rejected)

@@ -37,18 +37,13 @@ Step = Callable[..., Output]  # (codes, code_index, input_pos, layers, mask)
 
 
 class PreparedSteps:
-    """Steps of `decoder`, prepared once for each case."""
+    """Steps of `decoder`, prepared by `warm_up` once for each case."""
 
     def __init__(self, decoder):
         self.decoder = decoder
         self.ready: dict[Case, Step] = {}
 
-    def warm_up(self, case: Case, *args) -> Step:
-        """Prepare the step for `case`, with `args` as an example."""
-        raise NotImplementedError
-
     def run(self, case: Case, *args) -> Output:
-        """Call the step of `case` with `args` (codes, code_index, input_pos, layers, mask)."""
         with COMPILE_LOCK:
             if case not in self.ready:
                 started = time.perf_counter()
@@ -64,11 +59,9 @@ class CompiledSteps(PreparedSteps):
 
     def __init__(self, decoder):
         super().__init__(decoder)
-        self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=True)
+        self.tuned = torch.compile(decoder.step, fullgraph=True, dynamic=True)
         untuned = {"max_autotune": False}
-        self.untuned = torch.compile(
-            decoder.one_step, fullgraph=True, dynamic=True, options=untuned
-        )
+        self.untuned = torch.compile(decoder.step, fullgraph=True, dynamic=True, options=untuned)
         self.frozen = checksum(decoder.state_dict())
 
     def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
@@ -89,7 +82,7 @@ class CompiledSteps(PreparedSteps):
         try:
             with quiet_inductor(self.frozen, freezing=True, max_autotune=True):
                 tuned_s = best_seconds(lambda: self.tuned(*args))
-            if tuned_s <= best_seconds(lambda: self.decoder.one_step(*args)):
+            if tuned_s <= best_seconds(lambda: self.decoder.step(*args)):
                 return self.tuned
             # On a busy machine tuning may pick a slow kernel.
             with quiet_inductor(self.frozen, freezing=True):
@@ -97,7 +90,7 @@ class CompiledSteps(PreparedSteps):
             return self.untuned
         except compiler_errors() as error:
             self.decoder.fall_back_to_eager(not_compiled_note(first_line(error)))
-            return self.decoder.one_step
+            return self.decoder.step
 
 
 class CudaGraphSteps(PreparedSteps):
@@ -112,12 +105,12 @@ class CudaGraphSteps(PreparedSteps):
         self.compiles = compiles
         self.memory = GraphMemory(self)
         if compiles:
-            self.tuned = torch.compile(decoder.one_step, fullgraph=True, dynamic=False)
+            self.tuned = torch.compile(decoder.step, fullgraph=True, dynamic=False)
 
     def __call__(self, codes: Tensor, code_index: int, input_pos: int, layers, mask) -> Output:
         if not self.memory.owns(layers):  # a second thread is decoding
             with COMPILE_LOCK:
-                return self.decoder.one_step(codes, code_index, input_pos, layers, mask)
+                return self.decoder.step(codes, code_index, input_pos, layers, mask)
         counter = self.decoder.counter
         index = counter[code_index : code_index + 1]
         position = counter[input_pos : input_pos + 1]
@@ -135,10 +128,7 @@ class CudaGraphSteps(PreparedSteps):
         return longest if self.compiles or rounded + BUCKET // 2 > longest else rounded
 
     def warm_up(self, case: Case, *args) -> Step:
-        """Return the step as a CUDA graph, compiled if possible; failures are added to `ran`.
-
-        Raises PyTorch's error if memory is too small for this many rows.
-        """
+        """Return the step as a CUDA graph, compiled if possible; failures are added to `ran`."""
         decoder = self.decoder
         if self.compiles:
             try:
@@ -150,20 +140,18 @@ class CudaGraphSteps(PreparedSteps):
                 self.compiles = False
                 decoder.ran += not_compiled_note(first_line(error))
         try:
-            return self.graph(decoder.one_step, case, args)
+            return self.graph(decoder.step, case, args)
         except RuntimeError as error:
             raise_if_oom(error)
             decoder.fall_back_to_eager(f"; no CUDA graph: {first_line(error)}")
-            return decoder.one_step
+            return decoder.step
 
     def graph(self, step: Step, case: Case, args: tuple) -> "StepGraph":
-        """Return `step` as a graph that shares the memory pool of the others."""
         graphs = (ready for ready in self.ready.values() if isinstance(ready, StepGraph))
         first = next(graphs, None)
         return StepGraph(step, case[1], args, first.graph.pool() if first else None)
 
     def clear_graphs(self) -> None:
-        """Delete all graphs, to free their memory."""
         if self.decoder.device.type == "cuda":
             torch.cuda.synchronize(self.decoder.device)  # none is running
         self.ready.clear()
@@ -177,10 +165,7 @@ class GraphMemory(CacheMemory):
     """
 
     def __init__(self, steps: CudaGraphSteps):
-        decoder = steps.decoder
-        heads = decoder.config.heads
-        width = decoder.config.width // heads
-        super().__init__(len(decoder.layers), heads, width, decoder.cache_dtype, decoder.device)
+        super().__init__(steps.decoder)
         self.steps = steps
         self.graphs_memory: list[Tensor] = []  # a flat tensor for each layer
         self.rows = 0  # allocated
@@ -212,7 +197,6 @@ class GraphMemory(CacheMemory):
             return cache
 
     def owns(self, layers: Sequence[tuple[Tensor, Tensor]]) -> bool:
-        """Return whether `layers` are in the memory that graphs write to."""
         memory = self.graphs_memory
         return bool(memory) and layers[0][0].data_ptr() == memory[0].data_ptr()
 
@@ -230,7 +214,6 @@ class GraphMemory(CacheMemory):
                 self.drop()
 
     def drop(self) -> None:
-        """Free the cache and its graphs."""
         self.steps.clear_graphs()
         self.graphs_memory = []
         self.rows = 0

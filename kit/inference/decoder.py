@@ -1,9 +1,7 @@
 """The GPT for inference: prefill a text, then decode one code a step over a preallocated KV cache.
 
-A step allocates nothing that grows, copies no cache and never waits for the device. Weights come in
-several number formats (linear_formats.py); steps can be compiled or captured as CUDA graphs
-(compiled.py). What this machine cannot run is replaced, and `ran` says so. Call it under
-`torch.inference_mode()`.
+A step allocates nothing that grows, copies no cache and never waits for the device. What this
+machine cannot run is replaced, and `ran` says so. Call it under `torch.inference_mode()`.
 
 Shapes: B batch, Q new positions (P prompt, 1 code), N positions of the cache, D width, H heads,
 d = D / H, V code vocabulary, K latents.
@@ -11,7 +9,6 @@ d = D / H, V code vocabulary, K latents.
 
 import dataclasses
 import gc
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +83,6 @@ class DecoderLayer(nn.Module):
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> tuple[nn.Buffer, nn.Buffer]:
-    """Return weight and bias of a layer norm in `dtype`."""
     return nn.Buffer(layer.weight.detach().to(dtype)), nn.Buffer(layer.bias.detach().to(dtype))
 
 
@@ -139,7 +135,7 @@ class Decoder(nn.Module):
             self.max_positions = -(-self.max_positions // 16) * 16
         positions = torch.arange(self.max_positions, device=self.device)
         self.counter = nn.Buffer(positions, persistent=False)
-        self.memory = self.eager_memory()
+        self.memory = CacheMemory(self)
         self.row_limit: int | None = None  # texts at a time, set when memory ran out
         self.keeps_states = config.states
         self.alignment_head = config.alignment_head
@@ -158,11 +154,6 @@ class Decoder(nn.Module):
                 vars(module).update(module._modules)
 
     @property
-    def one_step(self) -> Callable:
-        """`step`, or `step_with_state` if states are kept."""
-        return self.step_with_state if self.keeps_states else self.step
-
-    @property
     def can_drop_rows(self) -> bool:
         """Whether rows may leave the batch; a graph has a fixed batch size."""
         return self.compiled is None
@@ -176,13 +167,7 @@ class Decoder(nn.Module):
         """Run eager steps from now on, and add `reason` to `ran`."""
         self.ran += reason
         self.compiled = None
-        self.memory = self.eager_memory()
-
-    def eager_memory(self) -> CacheMemory:
-        """Return memory for the caches of eager steps."""
-        heads = self.config.heads
-        width = self.config.width // heads
-        return CacheMemory(len(self.layers), heads, width, self.cache_dtype, self.device)
+        self.memory = CacheMemory(self)
 
     def prompt(
         self, texts: list[list[int]], cond: Conditioning, with_uncond: bool = False
@@ -213,10 +198,7 @@ class Decoder(nn.Module):
         return torch.stack([F.pad(r, (0, 0, n, 0)) for r, n in zip(rows, padding)]), padding
 
     def latents(self, cond: Conditioning) -> Tensor:
-        """Return the conditioning latents (B, K, D) of references.
-
-        Raises SpeechError for mels that are not finite.
-        """
+        """Return the latents (B, K, D) of references. Raises SpeechError if they are not finite."""
         if isinstance(cond, Tensor):
             require_finite_mel(cond)
             unique, index = cond.unique_consecutive(dim=0, return_inverse=True)
@@ -232,10 +214,8 @@ class Decoder(nn.Module):
 
         If states are kept, `cache.state` (B, D) is the one that predicts the first code.
         """
-        count = x.shape[1]
-        cache = self.new_cache(
-            padding, count + longest + 1
-        )  # never full: that would be one more case to compile
+        # Never full: that would be one more case to compile.
+        cache = self.new_cache(padding, x.shape[1] + longest + 1)
         try:
             return self.read(x, cache), cache
         except BaseException:  # the caller has no cache to release
@@ -250,22 +230,20 @@ class Decoder(nn.Module):
         for layer, (k, v) in zip(self.layers, cache.layers):
             x = layer(x, k, v, 0, mask)
         cache.length = count
-        last = x.view(b, count, d)[:, -1]
-        if self.keeps_states:
-            cache.state = self.final_state(last)
-        return self.logits(last)
+        state = self.final_state(x.view(b, count, d)[:, -1])
+        cache.state = state if self.keeps_states else None
+        return self.code_head(state).float()
 
     def new_cache(self, padding: list[int], positions: int) -> KVCache:
         """Return a cache of `positions` for each row, the first `padding` of them masked."""
         rows = len(padding)
-        masked = any(padding) or (
-            rows > 1 and not self.can_drop_rows
-        )  # the same graph with or without padding
+        # Several rows: the same graph with or without padding.
+        masked = any(padding) or (rows > 1 and not self.can_drop_rows)
         mask = self.padding_mask(padding) if masked else None
         return self.memory.new_cache(rows, positions, mask)
 
     def padding_mask(self, padding: list[int]) -> Tensor:
-        """Return a mask (B, 1, 1, N) over all positions, -inf at padding."""
+        """Return a mask (B, 1, 1, N), -inf at padding."""
         padded = self.counter < torch.tensor(padding, device=self.device)[:, None]
         mask = torch.zeros(padded.shape, device=self.device).masked_fill(padded, float("-inf"))
         return mask[:, None, None].to(self.cache_dtype)
@@ -281,7 +259,6 @@ class Decoder(nn.Module):
         return mask.to(self.cache_dtype)
 
     def release(self, cache: KVCache) -> None:
-        """Let the next batch reuse the memory of `cache`."""
         self.memory.release(cache)
 
     def tidy(self) -> None:
@@ -307,7 +284,7 @@ class Decoder(nn.Module):
         """
         input_pos = cache.length
         cache.length += 1
-        step = self.compiled or self.one_step
+        step = self.compiled or self.step
         output = step(codes, code_index, input_pos, cache.layers, cache.mask)
         if not self.keeps_states:
             return output
@@ -321,31 +298,11 @@ class Decoder(nn.Module):
         input_pos: int | Tensor,
         layers: list[tuple[Tensor, Tensor]],
         mask: Tensor | None,
-    ) -> Tensor:
-        """`decode_one` as one graph: the arguments are tensors and two positions."""
-        return self.logits(self.last_layer(codes, code_index, input_pos, layers, mask))
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`decode_one` as one graph: the arguments are tensors and two positions.
 
-    def step_with_state(
-        self,
-        codes: Tensor,
-        code_index: int | Tensor,
-        input_pos: int | Tensor,
-        layers: list[tuple[Tensor, Tensor]],
-        mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the logits (B, V) of `step` and the states (B, D) they are computed from."""
-        state = self.final_state(self.last_layer(codes, code_index, input_pos, layers, mask))
-        return self.code_head(state).float(), state
-
-    def last_layer(
-        self,
-        codes: Tensor,
-        code_index: int | Tensor,
-        input_pos: int | Tensor,
-        layers: list[tuple[Tensor, Tensor]],
-        mask: Tensor | None,
-    ) -> Tensor:
-        """Return the output (B, D) of the last layer for `codes` (B,)."""
+        Returns logits (B, V); if states are kept, also the state (B, D) they are computed from.
+        """
         x = self.embed(codes, code_index)
         if isinstance(input_pos, Tensor):  # attention covers the full cache
             mask = self.mask_unwritten(layers[0][0], mask, input_pos)
@@ -353,7 +310,9 @@ class Decoder(nn.Module):
             mask = mask[..., : input_pos + 1]
         for layer, (k, v) in zip(self.layers, layers):
             x = layer(x, k, v, input_pos, mask)
-        return x
+        state = self.final_state(x)
+        logits = self.code_head(state).float()
+        return (logits, state) if self.keeps_states else logits
 
     def mask_unwritten(self, keys: Tensor, mask: Tensor | None, input_pos: Tensor) -> Tensor:
         """Return `mask` (B, 1, 1, N), or None, with positions not yet written masked, too."""
@@ -367,10 +326,6 @@ class Decoder(nn.Module):
         """Return embeddings (B, D) of codes (B,), the `code_index`-th of their rows."""
         return F.embedding(codes, self.code_embedding) + self.code_position[code_index]
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return logits (B, V) in fp32 from the last layer's output (B, D)."""
-        return self.code_head(self.final_state(x)).float()
-
     def final_state(self, x: Tensor) -> Tensor:
         """Return the last layer's output (B, D) after both norms, which predicts the next code."""
         x = torch.layer_norm(x, x.shape[1:], self.ln_f, self.ln_f_bias)
@@ -378,10 +333,7 @@ class Decoder(nn.Module):
 
 
 def mean_latents(conditioner: Conditioner, segments: list[Tensor]) -> Tensor:
-    """Return the mean latents (K, D) of a reference's segments (M, T), as XTTS-v2 does.
-
-    Raises SpeechError for mels that are not finite.
-    """
+    """Return the mean latents (K, D) of a reference's segments (M, T), as XTTS-v2 does."""
     latents = []
     for mel in segments:
         require_finite_mel(mel)
@@ -390,7 +342,6 @@ def mean_latents(conditioner: Conditioner, segments: list[Tensor]) -> Tensor:
 
 
 def require_finite_mel(mel: Tensor) -> None:
-    """Raise SpeechError for log-mels that are not finite."""
     if not torch.isfinite(mel).all():
         raise SpeechError(
             "A reference has NaN or infinite values: make it again from an undamaged recording."

@@ -1,7 +1,6 @@
-"""Measure how good a voice is: errors, endings, pace, speaker conditioning and forgetting.
+"""Measure a voice: errors, endings, pace, speaker conditioning and forgetting.
 
-The voice speaks held-out sentences and a recogniser transcribes them: character error rate, share
-of sentences that end by STOP, duration beside the recordings. The same recogniser on the
+The voice speaks held-out sentences and a recogniser transcribes them. The same recogniser on the
 recordings, and on the codec's round trip of them, gives the noise floor.
 
 Shapes: L samples, N codes with the STOP after them, V code vocabulary, M mels, T mel frames.
@@ -11,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,8 @@ from kit.audio.clip import load_wave, resampled
 from kit.audio.codec import Codec
 from kit.audio.recognizer import SpeechRecognizer, cer
 from kit.base.config import require_within
-from kit.base.files import write_atomic
+from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
-from kit.base.wav import encode_wav
 from kit.dataset.data_report import Utterance
 from kit.inference.generate import GeneratedCodes
 from kit.inference.sampling import GenerateConfig
@@ -59,7 +58,7 @@ class Scores:
     transcripts: tuple[str, ...] = ()
 
     def figures(self) -> dict:
-        """Return the numbers without the transcripts, for the report."""
+        """Return the numbers, without transcripts."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k != "transcripts"}
 
 
@@ -100,10 +99,7 @@ def score(
 def gate_evaluator(
     voice: Voice, rows: list[Utterance], recognizer: SpeechRecognizer, config: GenerateConfig
 ) -> Callable[[SpeechGPT], dict]:
-    """Return a function with which the training loop scores a model on `rows`.
-
-    The other parts of `voice` are moved to the model's device meanwhile.
-    """
+    """Return a function that scores a model on `rows`, with the rest of `voice` on its device."""
 
     def evaluate(model: SpeechGPT) -> dict:
         current = dataclasses.replace(voice, model=model, decoder=None)
@@ -116,7 +112,7 @@ def gate_evaluator(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """Errors of the recogniser itself, to compare every other error rate with."""
+    """Errors of the recogniser itself."""
 
     cer: float  # character error rate on the recordings
     cer_codec: float  # on the recordings after the codec: a voice cannot do better
@@ -124,7 +120,7 @@ class NoiseFloor:
 
 
 def noise_floor(rows: list[Utterance], recognizer: SpeechRecognizer, codec: Codec) -> NoiseFloor:
-    """Return the recogniser's errors on the recordings of `rows` and on the codec's round trip."""
+    """Return the recogniser's errors on the recordings of `rows` and on their codec round trip."""
     input_sample_rate = recognizer.input_sample_rate
     recordings = [load_wave(row.audio, input_sample_rate) for row in rows]
     copies = [codec.round_trip(load_wave(row.audio, codec.sample_rate)) for row in rows]
@@ -141,10 +137,7 @@ def save_samples(
     folder: Path,
     most: int = 3,
 ) -> list[dict]:
-    """Write the first few waveforms of each variant; return rows for the report's `samples`.
-
-    Raises DiskError.
-    """
+    """Write the first waveforms of each variant; return rows for the report. Raises DiskError."""
     rows = []
     for variant, (texts, waves) in named.items():
         for i, (text, wave) in enumerate(itertools.islice(zip(texts, waves), most)):
@@ -158,10 +151,7 @@ def save_samples(
 
 
 def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str:
-    """Return why the recogniser's error on recordings is too high to judge by; "" if it is not.
-
-    None: the error is unknown.
-    """
+    """Return why the recogniser cannot judge a voice, or "" (also if its error is unknown)."""
     if cer_on_recordings is None or cer_on_recordings <= worst_cer:
         return ""
     return (
@@ -172,10 +162,7 @@ def recognizer_warning(cer_on_recordings: float | None, worst_cer: float) -> str
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Check:
-    """One requirement of a voice."""
-
+class Check(NamedTuple):
     what: str
     found: str
     wanted: str
@@ -183,7 +170,7 @@ class Check:
 
 
 def suggest_fix(loss: float | None, held_out_loss: float | None) -> str:
-    """Return what may make a voice clearer, given training and held-out loss (None: unknown)."""
+    """Return what may make a voice clearer, given training and held-out loss, if known."""
     if loss is None or held_out_loss is None or held_out_loss <= OVERFIT_RATIO * loss:
         return "train longer"
     return (
@@ -197,46 +184,32 @@ def gate_checks(
     scores: Scores, floor_cer: float, worst_cer: float, fix: str = "train longer"
 ) -> list[Check]:
     """Return every check of a voice before it is used; `fix` is what `suggest_fix` returns."""
-    unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
-    endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
-    runaway = f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
-    pace = f"speech lasts {scores.duration_ratio:.2f} times the recordings"
+    cer_limit = f"at most {worst_cer:.1%}"
+    ended = f"{scores.eos_rate:.1%} of them"
+    runaway = f"{scores.runaway_rate:.1%} over twice as long"
+    pace = f"{scores.duration_ratio:.2f} times the recordings"
+    blind = recognizer_warning(floor_cer, worst_cer)
+    unclear = endless = runs_away = off_pace = ""
+    if scores.cer > worst_cer:
+        unclear = f"CER {scores.cer:.1%} is above {worst_cer:.1%} (floor {floor_cer:.1%}): {fix}"
+    if scores.eos_rate < 1:
+        endless = f"{1 - scores.eos_rate:.1%} of the sentences never ended: {fix}"
+    if scores.runaway_rate > 0.02:
+        runs_away = (
+            f"{scores.runaway_rate:.1%} of the sentences took over twice as long as recorded"
+        )
+    if not 0.8 < scores.duration_ratio < 1.25:
+        off_pace = f"speech lasts {pace}"
     return [
-        Check(
-            what="the recogniser can judge",
-            found=f"CER {floor_cer:.1%} on recordings",
-            wanted=f"at most {worst_cer:.1%}",
-            problem=recognizer_warning(floor_cer, worst_cer),
-        ),
-        Check(
-            what="intelligible",
-            found=f"CER {scores.cer:.1%}",
-            wanted=f"at most {worst_cer:.1%}",
-            problem=unclear if scores.cer > worst_cer else "",
-        ),
-        Check(
-            what="ends its sentences",
-            found=f"{scores.eos_rate:.1%} of them",
-            wanted="all",
-            problem=endless if scores.eos_rate < 1 else "",
-        ),
-        Check(
-            what="does not run away",
-            found=f"{scores.runaway_rate:.1%} over twice as long",
-            wanted="at most 2.0%",
-            problem=runaway if scores.runaway_rate > 0.02 else "",
-        ),
-        Check(
-            what="keeps the pace",
-            found=f"{scores.duration_ratio:.2f} times the recordings",
-            wanted="0.80 to 1.25",
-            problem="" if 0.8 < scores.duration_ratio < 1.25 else pace,
-        ),
+        Check("the recogniser can judge", f"CER {floor_cer:.1%} on recordings", cer_limit, blind),
+        Check("intelligible", f"CER {scores.cer:.1%}", cer_limit, unclear),
+        Check("ends its sentences", ended, "all", endless),
+        Check("does not run away", runaway, "at most 2.0%", runs_away),
+        Check("keeps the pace", pace, "0.80 to 1.25", off_pace),
     ]
 
 
 def problems_of(checks: list[Check]) -> list[str]:
-    """Return the reasons why a voice should not be used yet."""
     return [check.problem for check in checks if check.problem]
 
 
@@ -254,8 +227,7 @@ class LabeledClip:
 class SpeakerLoss:
     """Loss in nats a code over a speaker's recordings.
 
-    If the model uses its reference, codes of a speaker cost less with that speaker's reference than
-    with another's. If it ignores references, all its speakers sound alike.
+    A model that ignores references has the same loss with every reference.
     """
 
     own: float  # with a reference of that speaker
@@ -269,8 +241,8 @@ class SpeakerLoss:
 def loss_by_speaker(voice: Voice, clips: list[LabeledClip]) -> dict[str, SpeakerLoss]:
     """Return the loss on each speaker's clips; {} for a voice with one speaker.
 
-    The other speaker is the next by name. Clips that are too long for the model, or of a speaker
-    without a reference, are left out.
+    The other speaker is the next by name. Clips too long for the model, or of a speaker without a
+    reference, are left out.
     """
     names = voice.speakers
     if len(names) < 2:
@@ -286,7 +258,6 @@ def loss_by_speaker(voice: Voice, clips: list[LabeledClip]) -> dict[str, Speaker
 
 
 def encode_clips(voice: Voice, clips: list[LabeledClip]) -> list[tuple[list[int], list[int]]]:
-    """Return text ids and codes of the clips that fit in the model, short ones first."""
     config = voice.model.config
     examples = []
     for clip in clips:
@@ -300,7 +271,6 @@ def encode_clips(voice: Voice, clips: list[LabeledClip]) -> list[tuple[list[int]
 
 @torch.inference_mode()
 def mean_loss(voice: Voice, examples: list[tuple[list[int], list[int]]], speaker: str) -> float:
-    """Return the loss in nats a code of `examples` with the reference of `speaker`."""
     device = voice.model.final_norm.weight.device
     reference = voice.reference(speaker).to(device)
     loss_sum = 0.0
@@ -344,10 +314,9 @@ class BaseDivergence:
 def measure_divergence(
     base: SpeechGPT, tuned: SpeechGPT, samples: list[BaseSample]
 ) -> BaseDivergence:
-    """Return how far `tuned` has moved from `base`, averaged over all codes of `samples`.
+    """Return how far `tuned` has moved from `base`, both in eval mode, over all codes of `samples`.
 
-    Both models must be in eval mode. Needs no recordings and no recogniser (Li and Hoiem 2016,
-    arXiv:1606.09282, train against this divergence).
+    Needs no recordings and no recogniser (Li and Hoiem 2016, arXiv:1606.09282).
     """
     base_nats = []
     tuned_nats = []
@@ -364,10 +333,7 @@ def measure_divergence(
 
 @torch.inference_mode()
 def code_log_probs(model: SpeechGPT, ids: list[int], sample: BaseSample) -> Tensor:
-    """Return log-probabilities (N, V) of every code at each position of `sample`, on the CPU.
-
-    The last position is that of STOP if the sample was stopped by it.
-    """
+    """Return log-probabilities (N, V) at each position of `sample`, STOP's last, on the CPU."""
     # The layout used for speaking, whatever the model was trained with.
     config = dataclasses.replace(model.config, text_stop_input=True, stop_targets=1)
     codes = sample.spoken.codes.tolist()

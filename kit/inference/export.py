@@ -6,19 +6,15 @@ of every file and executes nothing.
 """
 
 import dataclasses
-import errno
 import json
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 import kit
 from kit.audio.codec import load_codec, save_codec
-from kit.audio.spectrogram import make_front_end
-from kit.base.config import rename_settings
+from kit.base.config import checked, parse_object, rename_settings
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import (
     atomic_folder,
@@ -30,14 +26,12 @@ from kit.base.files import (
 )
 from kit.base.formatting import join_names, nearest, shorten
 from kit.base.hardware import set_cuda_defaults
-from kit.base.schema import checked, parse_object
-from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors
+from kit.base.tensor_file import SHA256, describe_mismatch, is_finite, read_tensors, save_tensors
 from kit.inference.code_reader import READER, load_reader, save_reader
 from kit.inference.linear_formats import int8
-from kit.inference.references import MAX_SPEAKERS, Habits, load_references, save_references
 from kit.inference.sampling import GenerateConfig
-from kit.inference.voice import Voice
-from kit.inference.voice_files import require_matching_parts
+from kit.inference.voice import Habits, Voice
+from kit.inference.voice_files import MAX_SPEAKERS, load_references, make_voice, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.text.normalize import language_code
@@ -103,6 +97,7 @@ class Card:
     sampling: GenerateConfig
     files: dict  # name -> bytes and sha256
     versions: dict  # of torch and the kit
+    licence: str = ""  # of the model that training started from, where it binds this one, too
 
     @property
     def settings(self) -> GenerateConfig:
@@ -122,17 +117,23 @@ CARD_SCHEMA = {
     "sampling": GenerateConfig,
     "files": (dict, len(FILES), len(FILES) + 1, {"bytes": (int, 1, 2**40), "sha256": SHA256}),
     "versions": (dict, 0, 100, (str | None, 0, 100)),
+    "licence": (str, 0, 100),
     "checksum": (str, 12, 12),
 }
 
 
 def export_voice(
-    voice: Voice, folder: Path, weights: str = "fp16", sampling: GenerateConfig | None = None
+    voice: Voice,
+    folder: Path,
+    weights: str = "fp16",
+    sampling: GenerateConfig | None = None,
+    licence: str = "",
 ) -> Path:
     """Write `voice` to `folder`, the GPT's weights as fp32, fp16, bf16 or int8.
 
     int8 quantises the linear layers of trunk and heads as `linear_formats.int8` does; the rest is
-    fp16. `sampling` are the recommended settings; None: the defaults. An existing README.md stays.
+    fp16. `sampling` are the recommended settings; None: the defaults. `licence` is that of the base
+    model, if it binds this voice, too. An existing README.md stays.
     Raises SpeechError for an unknown format, weights that overflow it, and if `folder` is a file.
     """
     folder = Path(folder)
@@ -147,10 +148,7 @@ def export_voice(
         )
     with atomic_folder(prepare(folder), (CARD,)) as new:
         with atomic_path(new / "model.safetensors") as file:
-            try:
-                safetensors.torch.save_file(tensors, file)
-            except safetensors.SafetensorError as error:  # its error for a full disk
-                raise OSError(errno.ENOSPC, str(error)) from error
+            save_tensors(tensors, file)
         save_codec(voice.codec, new / "codec.safetensors")
         write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
         save_references(
@@ -164,6 +162,10 @@ def export_voice(
         if voice.reader is not None:
             save_reader(voice.reader, new / READER)
         card = dataclasses.asdict(describe(voice, new, weights, sampling or GenerateConfig()))
+        if licence:
+            card["licence"] = licence
+        else:
+            del card["licence"]  # older kits refuse keys that they do not know
         card["checksum"] = digest(card)
         write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     if not (folder / "README.md").exists():
@@ -179,7 +181,6 @@ def prepare(folder: Path) -> Path:
 
 
 def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig) -> Card:
-    """Return the card of the files just written to `folder`."""
     names = [*FILES, READER] if voice.reader is not None else FILES
     return Card(
         format_version=FORMAT,
@@ -196,7 +197,6 @@ def describe(voice: Voice, folder: Path, weights: str, sampling: GenerateConfig)
 
 
 def size_and_digest(path: Path) -> dict:
-    """Return size and SHA-256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
@@ -258,6 +258,7 @@ def read_card(folder: Path) -> Card:
                 + ("update the kit." if version > FORMAT else "export the voice again.")
             )
         written = digest({key: value for key, value in fields.items() if key != "checksum"})
+        fields.setdefault("licence", "")
         if isinstance(fields.get("sampling"), dict):
             renamed = rename_settings({"generate": fields["sampling"]}, path.name)
             fields["sampling"] = renamed["generate"]
@@ -280,7 +281,6 @@ def read_card(folder: Path) -> Card:
 
 
 def verify(path: Path, recorded: dict) -> None:
-    """Raise SpeechError unless size and SHA-256 of `path` are those recorded in the card."""
     if not path.is_file():
         raise SpeechError(f"There is no {path}: {FIX}")
     if path.stat().st_size != recorded["bytes"]:
@@ -299,20 +299,18 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
     set_cuda_defaults()
     folder = Path(folder)
     card = read_card(folder)
-    model, codec, tokens, references = (folder / name for name in FILES)
+    files = {name.partition(".")[0]: folder / name for name in FILES}
     try:
         for name, recorded in card.files.items():
             verify(folder / name, recorded)
         language = language_code(card.language)
-        speakers = load_references(references, FIX)
-        voice = Voice(
-            model=restore_model(model, card.model),
-            codec=load_codec(codec, FIX),
-            tokenizer=load_tokenizer(tokens, language),
-            references=speakers.mels,
-            front_end=make_front_end(speakers.front_end),
-            pieces=speakers.pieces,
-            vectors=speakers.vectors,
+        voice = make_voice(
+            load_references(files["references"], FIX),
+            files,
+            FIX,
+            model=restore_model(files["model"], card.model),
+            codec=load_codec(files["codec"], FIX),
+            tokenizer=load_tokenizer(files["tokenizer"], language),
             habits=card.habits,
             language=language,
             reader=load_reader(folder / READER) if READER in card.files else None,
@@ -323,31 +321,19 @@ def load_export(folder: Path, device: str = "cpu") -> Voice:
         raise SpeechError(
             f"{folder} does not match {CARD} ({shorten(error, 400)}): {FIX}"
         ) from error
-    files = {"model": model, "codec": codec, "tokenizer": tokens, "references": references}
-    require_matching_parts(voice, files, FIX)
-    require_card(voice, card, folder)
-    for module in (voice.model, voice.codec, voice.reader):
-        if module is not None:
-            module.to(device)
-    return voice.in_format("int8" if card.weights == "int8" else "")
-
-
-def require_card(voice: Voice, card: Card, folder: Path) -> None:
-    """Raise SpeechError unless `voice` is what the card in `folder` says."""
-    values = {
-        "codec.safetensors": (voice.codec.sample_rate, card.sample_rate, "Hz"),
-        "references.safetensors": (voice.speakers, sorted(card.speakers), "as its speakers"),
-    }
-    for name, (actual, expected, what) in values.items():
+    for part, actual, expected, what in (
+        ("codec", voice.codec.sample_rate, card.sample_rate, "Hz"),
+        ("references", voice.speakers, sorted(card.speakers), "as its speakers"),
+    ):
         if actual != expected:
             raise SpeechError(
-                f"{folder / name} has {actual} {what}, {folder / CARD} says {expected}: they "
+                f"{files[part]} has {actual} {what}, {folder / CARD} says {expected}: they "
                 f"are of different voices. {FIX.capitalize()}"
             )
+    return voice.to(device).in_format("int8" if card.weights == "int8" else "")
 
 
 def restore_model(path: Path, config: GPTConfig) -> SpeechGPT:
-    """Load the GPT of `config` from `path`, in fp32 and eval mode. Raises KitError."""
     weights = unpacked(read_tensors(path))
     with torch.device("meta"):  # allocates nothing, and skips random initialisation
         model = SpeechGPT(config)

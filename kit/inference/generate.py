@@ -17,9 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kit.base.errors import SpeechError
+from kit.base.errors import Note, SpeechError
 from kit.base.hardware import is_oom
-from kit.base.notes import Note
 from kit.inference.decoder import Conditioning, Decoder
 from kit.inference.monotonic_alignment import alignment_scores
 from kit.inference.sampling import (
@@ -48,7 +47,6 @@ class GeneratedCodes:
     states: Tensor | None = None
 
     def states_from(self, first: int) -> Tensor | None:
-        """Return the states of the codes from `first` on, if there are any."""
         return None if self.states is None else self.states[first:]
 
 
@@ -62,16 +60,6 @@ class DecodedBatch:
     stop: int  # the STOP code
     states: Tensor | None = None  # (R, longest, D) that predicted the codes, if kept
     steps: int = 0  # columns that are filled
-
-    def add(
-        self, rows: Tensor, n: int, codes: Tensor, log_probs: Tensor, states: Tensor | None
-    ) -> None:
-        """Store the n-th codes (B,) of `rows` (B,)."""
-        self.codes[rows, n] = codes
-        self.log_probs[rows, n] = log_probs
-        if self.states is not None:
-            self.states[rows, n] = states
-        self.steps = n + 1
 
     def spoken(self, temperature: float) -> list[GeneratedCodes]:
         """Return every row up to its end. Raises SpeechError if a logit was not finite."""
@@ -129,20 +117,15 @@ def generate(
         if not truncated:
             break
         config = replace(config, temperature=config.temperature / 2)
-        retried = best_of(
-            decoder,
-            [texts[i] for i in truncated],
-            select_rows(cond, truncated),
-            config,
-            text_mismatch,
-        )
+        texts_left = [texts[i] for i in truncated]
+        cond_left = select_rows(cond, truncated)
+        retried = best_of(decoder, texts_left, cond_left, config, text_mismatch)
         for i, result in zip(truncated, retried):
             results[i] = result
     return results
 
 
 def without_unsupported_cfg(config: GenerateConfig, model: GPTConfig) -> GenerateConfig:
-    """Return `config`, without guidance if the model was trained without `text_dropout`."""
     return config if model.text_dropout else replace(config, guidance_scale=1.0)
 
 
@@ -220,7 +203,6 @@ def decode(
 
 
 def batch_size_that_fits(decoder: Decoder, config: GenerateConfig, rows: int) -> int:
-    """Return how many of `rows` to decode at a time."""
     rows = min(rows, decoder.row_limit or rows)
     limit = decoder.rows_that_fit()
     if limit is None:
@@ -249,13 +231,28 @@ def decode_stream(
     try:
         x, padding = decoder.prompt(texts, cond, with_uncond=config.uses_cfg)
         batch = empty_batch(decoder, [length_limit(c, config, len(text)) for text in texts])
-        active = ActiveRows.start(x, padding, batch.limits, config, c, seeds)
+        count = len(texts)
+        device = decoder.device
+        active = ActiveRows(
+            rows=torch.arange(count, device=device),
+            limits=torch.tensor(batch.limits, device=device),
+            done=torch.zeros(count, dtype=torch.bool, device=device),
+            seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
+            x=x,
+            padding=padding,
+            noise=None,
+        )
+        if config.temperature:
+            active.noise = Noise(seeds, config.choices(c.code_vocab), device)
         longest = batch.codes.shape[1]
         logits, cache = decoder.prefill(x, padding, longest)
         for n in range(longest):
             codes, log_probs = sample_codes(logits, active, config, c, n)
-            states = None if cache.state is None else cache.state[: len(codes)]
-            batch.add(active.rows, n, codes, log_probs, states)
+            batch.codes[active.rows, n] = codes
+            batch.log_probs[active.rows, n] = log_probs
+            if batch.states is not None:
+                batch.states[active.rows, n] = cache.state[: len(codes)]
+            batch.steps = n + 1
             active.done |= (codes == c.stop_code) | (active.limits <= n)
             if decoder.device.type == "cpu" or n % CHECK_EVERY == 0 or n + 1 == longest:
                 yield batch
@@ -290,25 +287,22 @@ def decode_stream(
 
 
 def repeat_for_cfg(rows: Tensor, config: GenerateConfig) -> Tensor:
-    """Return `rows` (B,), with guidance twice (2B,)."""
     return rows.repeat(2) if config.uses_cfg else rows
 
 
 def empty_batch(decoder: Decoder, limits: list[int]) -> DecodedBatch:
-    """Allocate the codes of rows with these limits."""
     c = decoder.config
     device = decoder.device
     shape = (len(limits), max(limits) + 1)
-    states = None
-    if decoder.keeps_states:
-        states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
-    return DecodedBatch(
+    batch = DecodedBatch(
         codes=torch.full(shape, c.stop_code, device=device),
         log_probs=torch.zeros(shape, device=device),
         limits=limits,
         stop=c.stop_code,
-        states=states,
     )
+    if decoder.keeps_states:
+        batch.states = torch.zeros(*shape, c.width, dtype=decoder.dtype, device=device)
+    return batch
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -322,29 +316,6 @@ class ActiveRows:
     x: Tensor  # (B or 2B, P, D) prompts; without a KV cache, also everything generated
     padding: list[int]  # positions of padding on the left of each row of `x`
     noise: Noise | None  # None: greedy
-
-    @staticmethod
-    def start(
-        x: Tensor,
-        padding: list[int],
-        limits: list[int],
-        config: GenerateConfig,
-        c: GPTConfig,
-        seeds: list[int],
-    ) -> "ActiveRows":
-        """Return every row, before its first code."""
-        device = x.device
-        count = len(limits)
-        sampled = config.temperature > 0
-        return ActiveRows(
-            rows=torch.arange(count, device=device),
-            limits=torch.tensor(limits, device=device),
-            done=torch.zeros(count, dtype=torch.bool, device=device),
-            seen=torch.zeros(count, c.code_vocab, dtype=torch.bool, device=device),
-            x=x,
-            padding=padding,
-            noise=Noise(seeds, config.choices(c.code_vocab), device) if sampled else None,
-        )
 
     def keep(self, rows: Tensor, prompts: Tensor) -> None:
         """Drop all but the rows of the mask `rows` (B,); `prompts` is the mask of `x`."""
@@ -378,14 +349,12 @@ def sample_codes(
 
 
 def select_rows(cond: Conditioning, rows: Sequence[int]) -> Conditioning:
-    """Return the references of these rows."""
     if isinstance(cond, Tensor):
         return cond[list(rows)]
     return [cond[row] for row in rows]
 
 
 def length_limit(model: GPTConfig, config: GenerateConfig, text_ids: int) -> int:
-    """Return the maximum number of codes for a text of `text_ids` ids."""
     if config.exact_codes >= model.max_code:
         raise SpeechError(
             f"exact_codes is {config.exact_codes}, but the model has positions for "

@@ -55,14 +55,12 @@ def write(cache: Tensor, new: Tensor, input_pos: int | Tensor) -> Tensor:
 class CacheMemory:
     """Keeps the memory of released caches for the next one: fresh memory is slow to write to."""
 
-    def __init__(
-        self, layers: int, heads: int, head_width: int, dtype: torch.dtype, device: torch.device
-    ):
-        self.layers = layers
-        self.heads = heads
-        self.head_width = head_width
-        self.dtype = dtype
-        self.device = device
+    def __init__(self, decoder):
+        self.layers = decoder.config.layers
+        self.heads = decoder.config.heads
+        self.head_width = decoder.config.width // decoder.config.heads
+        self.dtype = decoder.cache_dtype
+        self.device = decoder.device
         # At most one entry. A dict because its pop is atomic: no two threads get the same memory.
         self.spare: dict[str, list[Tensor]] = {}
 
@@ -84,11 +82,9 @@ class CacheMemory:
         return 2 * rows * self.heads * positions * self.head_width
 
     def allocate(self, size: int) -> list[Tensor]:
-        """Return a flat tensor for each layer."""
         return [torch.empty(size, dtype=self.dtype, device=self.device) for _ in range(self.layers)]
 
     def release(self, cache: KVCache) -> None:
-        """Keep the memory of `cache` for the next one."""
         self.spare["memory"] = cache.memory
 
     def tidy(self) -> None:
@@ -101,7 +97,6 @@ class CacheMemory:
         self.spare.clear()
 
     def idle_bytes(self) -> int:
-        """Return the bytes kept for the next cache."""
         return sum(flat.nbytes for memory in self.spare.values() for flat in memory)
 
     def rows_that_fit(self, positions: int) -> int | None:

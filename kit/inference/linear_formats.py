@@ -1,8 +1,7 @@
 """Linear layers for inference in every number format: fp32, bf16, fp16, int8.
 
 Decoding one code is bound by reading the weights, so fewer bytes are faster. int8 has one scale per
-output channel (Dettmers et al. 2022). On a CPU most weights are packed once for FBGEMM, oneDNN or
-torch's own kernels. `choose_layer` picks what this machine can run and says so.
+output channel (Dettmers et al. 2022). `choose_layer` picks what this machine can run and says so.
 
 Shapes: R rows, I input features, O output features.
 """
@@ -75,8 +74,7 @@ class OneDnn(nn.Module):
 class Fbgemm16(nn.Module):
     """fp16 weights packed by FBGEMM, matmuls and activations in fp32; CPU only.
 
-    For processors without bf16; at XTTS-v2's size faster than bf16, too
-    (docs/measurements-archive.md).
+    For processors without bf16; at XTTS-v2's size faster than bf16, too.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype = torch.float32):

@@ -1,8 +1,7 @@
 """Sample the next code from logits, with the filters of transformers in its order.
 
-Classifier-free guidance (Ho & Salimans 2022), repetition penalty (Keskar et al. 2019), temperature,
-top-k, top-p (Holtzman et al. 2020), then one draw. Every row has its own random stream, seeded by
-`seed` and its text, so a result does not depend on the other rows of its batch.
+Every row has its own random stream, seeded by `seed` and its text, so a result does not depend on
+the other rows of its batch.
 
 Shapes: B rows, V code vocabulary, K codes left after top-k.
 """
@@ -12,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from kit.base.config import require, require_types, require_within
+from kit.base.config import require, require_least, require_types, require_within
 from kit.base.files import digest
 
 MIN_TEMPERATURE = 1e-6  # below it the best code wins anyway, and the division would overflow
@@ -54,8 +53,8 @@ class GenerateConfig:
         require_within(self, 1, 100, "guidance_scale")
         require_within(self, 1, MAX_CANDIDATES, "best_of")
         require_within(self, 0, MAX_RETRIES, "retries")
-        require_within(self, 0, 1e6, "follow", "reread", "repetition_penalty", "exact_codes")
-        require_within(self, 0, 1e6, "max_codes_per_text_id")
+        require_least(self, 0, "follow", "reread", "repetition_penalty", "exact_codes")
+        require_within(self, 0, 1000, "max_codes_per_text_id")
 
     @property
     def uses_cfg(self) -> bool:
@@ -64,7 +63,6 @@ class GenerateConfig:
 
     @property
     def rows_per_text(self) -> int:
-        """Rows in the model for each text."""
         return self.best_of * (1 + self.uses_cfg)
 
     def choices(self, vocabulary: int) -> int:
@@ -73,17 +71,19 @@ class GenerateConfig:
 
 
 def apply_cfg(cond_logits: Tensor, uncond_logits: Tensor, guidance: float) -> Tensor:
-    """Return logits (B, V) moved from those without the text towards those with it."""
+    """Move logits (B, V) towards those with the text (Ho & Salimans 2022)."""
     return torch.lerp(uncond_logits, cond_logits, guidance)
 
 
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divide positive and multiply negative logits (B, V) of codes already `seen` (B, V)."""
+    """Lower the logits (B, V) of codes already `seen` (B, V) (Keskar et al. 2019)."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def filter_logits(logits: Tensor, config: GenerateConfig) -> tuple[Tensor, Tensor]:
-    """Return the K best of logits (B, V), best first, and their codes; -inf beyond top-p."""
+    """Return the K best of logits (B, V), best first, and their codes; -inf beyond top-p
+    (Holtzman et al. 2020).
+    """
     temperature = max(config.temperature, MIN_TEMPERATURE)
     best, codes = (logits / temperature).topk(config.choices(logits.shape[-1]))
     if config.top_p < 1:

@@ -2,8 +2,6 @@
 
 Orca (Yu et al. 2022) schedules requests by the step; here it is by the part of a text (a sentence
 or so), so that a long text never keeps a short one waiting for more than one part.
-
-Shapes: L samples.
 """
 
 import dataclasses
@@ -140,7 +138,6 @@ class SpeechQueue:
         return bool(self.jobs) or self.closed
 
     def _return(self, jobs: list[Job]) -> None:
-        """Put jobs with further parts behind all that wait, and end the others."""
         with self.changed:
             for job in jobs:
                 if job.done == len(job.parts) or job.cancelled:
@@ -157,7 +154,6 @@ class SpeechQueue:
 
     @torch.inference_mode()
     def _speak_parts(self, jobs: list[Job]) -> None:
-        """Speak the next part of every job, in one batch."""
         parts = [job.parts[job.done] for job in jobs]
         speakers = [job.speaker for job in jobs]
         rows = self.voice.generate_parts(parts, speakers, jobs[0].config, BATCH_ROWS)
@@ -170,7 +166,6 @@ class SpeechQueue:
 
     @torch.inference_mode()
     def _stream_part(self, job: Job) -> None:
-        """Speak the next part of one job in chunks, while its codes are being generated."""
         part = job.parts[job.done]
         config = dataclasses.replace(job.config, best_of=1, retries=0)
         chunks = self.voice.stream_part(part, job.speaker, config, faded=len(job.parts) > 1)

@@ -15,17 +15,19 @@ import torch
 from torch import Tensor
 
 from kit.audio.codec import Codec
+from kit.audio.reference import reference_mel, reference_mels, require_reference
 from kit.audio.spectrogram import Mel
 from kit.audio.streaming import AudioStream
+from kit.base.config import require_least
 from kit.base.errors import SpeechError
-from kit.base.wav import encode_wav
+from kit.base.files import encode_wav
 from kit.inference.code_reader import CodeReader
 from kit.inference.decoder import Conditioning, Decoder, DecoderConfig
 from kit.inference.generate import GeneratedCodes, decode_stream, generate, without_unsupported_cfg
 from kit.inference.linear_formats import default_format
-from kit.inference.references import Habits, prepare_reference
 from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.gpt import SpeechGPT
+from kit.model.text_attention import AlignmentHead
 from kit.text.normalize import normalize
 from kit.text.sentences import SpokenPart, fade, join, split
 from kit.text.tokenizer import BaseTokenizer
@@ -33,6 +35,32 @@ from kit.text.tokenizer import BaseTokenizer
 PACE_TOLERANCE = 1.5  # the length limit over the slow pace of the recordings
 MAX_REFERENCE_S = 30.0  # the rest of a longer reference is ignored
 STREAM_CODES = 4  # codes passed to the vocoder together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What a voice learnt from its recordings: length, pace, and its alignment head."""
+
+    longest_text: int = 0  # text ids of the longest recording; 0: unknown
+    pace: float = 0.0  # codes a text id, of slow recordings; 0: unknown
+    alignment_layer: int = -1  # of the head that follows the text; -1: unknown
+    alignment_head: int = -1  # in that layer
+
+    def __post_init__(self):
+        require_least(self, 0, "longest_text", "pace")
+        require_least(self, -1, "alignment_layer", "alignment_head")
+
+    @property
+    def head(self) -> AlignmentHead | None:
+        """The head of the model that follows the text, if known."""
+        if min(self.alignment_layer, self.alignment_head) < 0:
+            return None
+        return AlignmentHead(self.alignment_layer, self.alignment_head)
+
+    def with_alignment_head(self, head: AlignmentHead | None) -> "Habits":
+        """Return these with `head` as the alignment head."""
+        layer, number = head or (-1, -1)
+        return dataclasses.replace(self, alignment_layer=layer, alignment_head=number)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +95,13 @@ class Voice:
     def speakers(self) -> list[str]:
         return sorted(self.references)
 
+    def to(self, device: str) -> "Voice":
+        """Move its networks to `device`."""
+        for network in (self.model, self.codec, self.reader):
+            if network is not None:
+                network.to(device)
+        return self
+
     def in_format(self, weights: str = "", compile: bool = False) -> "Voice":
         """Return this voice with a decoder in CUDA graphs (on a GPU) or compiled.
 
@@ -89,10 +124,7 @@ class Voice:
 
     @property
     def decodes_from_states(self) -> bool:
-        """Whether the codec decodes from the model's hidden states and speaker, not only codes.
-
-        True if the codec was trained on states of this width.
-        """
+        """Whether the codec was trained on the model's hidden states, and decodes from them."""
         width = self.codec.state_width
         return bool(width) and width == self.model.config.width
 
@@ -112,21 +144,21 @@ class Voice:
         recording without speech.
         """
         wave = wave[: round(MAX_REFERENCE_S * sample_rate)]
-        frames = min((mel.shape[-1] for mel in self.references.values()), default=0)
-        mels = prepare_reference(wave, sample_rate, self.front_end, frames)
-        pieces = dict(self.pieces)
-        pieces.pop(name, None)
+        require_reference(wave, sample_rate)
+        voice = self.without_speaker(name)
         if self.front_end.in_pieces:
-            pieces[name] = [mel.shape[-1] for mel in mels]
-        vectors = dict(self.vectors)
+            mels = reference_mels(wave, sample_rate, self.front_end)
+            voice.pieces[name] = [mel.shape[-1] for mel in mels]
+            voice.references[name] = torch.cat(mels, dim=-1)
+        else:
+            mel = self.front_end.clip_mel(wave, sample_rate)
+            frames = min((m.shape[-1] for m in self.references.values()), default=mel.shape[-1])
+            voice.references[name] = reference_mel(mel, frames)
         if self.codec.speaker_width:
-            vectors[name] = self.codec.speaker_embedding(wave, sample_rate).cpu()
-        references = dict(self.references)
-        references[name] = torch.cat(mels, dim=-1)
-        return dataclasses.replace(self, references=references, pieces=pieces, vectors=vectors)
+            voice.vectors[name] = self.codec.speaker_embedding(wave, sample_rate).cpu()
+        return voice
 
     def without_speaker(self, name: str) -> "Voice":
-        """Return this voice without the speaker `name`."""
         kept = {}
         for field in ("references", "pieces", "vectors"):
             kept[field] = {key: value for key, value in getattr(self, field).items() if key != name}
@@ -143,7 +175,6 @@ class Voice:
         return split(text, self.language, lambda part: len(self.ids(part)) <= max_ids)
 
     def can_speak(self, text: str) -> bool:
-        """Return whether `speak` accepts `text`: not empty, no letter unknown to the tokenizer."""
         try:
             self.ids(text)
         except SpeechError:
@@ -164,7 +195,6 @@ class Voice:
         return dataclasses.replace(config, max_codes_per_text_id=limit)
 
     def reference(self, speaker: str) -> Tensor:
-        """Return the log-mel (M, T) of `speaker`. Raises SpeechError for an unknown one."""
         if speaker not in self.references:
             raise SpeechError(f"No voice {speaker!r}: choose from {self.speakers}.")
         return self.references[speaker].float()
@@ -175,7 +205,6 @@ class Voice:
         return list(mel.split(self.pieces.get(speaker, mel.shape[-1]), dim=-1))
 
     def conditioning(self, speakers: list[str], device: torch.device) -> Conditioning:
-        """Return the reference of each of `speakers` for a decoder on `device`."""
         if not any(name in self.pieces for name in speakers):
             return torch.stack([self.reference(name) for name in speakers]).to(device)
         segments = {}
@@ -197,7 +226,6 @@ class Voice:
         return self.codec.decode(codes[None], states=states, speaker=speaker_vector)[0].cpu()
 
     def vector(self, speaker: str) -> Tensor:
-        """Return the codec's speaker vector (S,). Raises SpeechError if there is none."""
         if not self.codec.speaker_width:
             return torch.zeros(0)
         if speaker not in self.vectors:
@@ -258,10 +286,7 @@ class Voice:
         return [results[i] for i in range(len(ids))]
 
     def text_mismatch(self, texts: list[list[int]], codes: list[Tensor]) -> list[float]:
-        """Return how badly each row of codes (N,) matches its text (ids), in nats a letter.
-
-        Needs a `reader`.
-        """
+        """Return how badly each row of codes (N,) matches its text (ids); needs a `reader`."""
         return self.reader.text_mismatch([self.tokenizer.decode(ids) for ids in texts], codes)
 
     def _join_parts(

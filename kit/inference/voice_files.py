@@ -1,9 +1,10 @@
 """Load the voice in a run's folder, and check that its parts belong together.
 
-Training leaves a model, a codec, a tokenizer, references and perhaps a code reader; parts of
-different runs would speak gibberish. `sound.safetensors` is the run's codec with its decoder
-trained further on the hidden states of the run's weights; it is of no use with any other weights,
-so it stores their SHA-256. Exported voices are loaded by `export`.
+`sound.safetensors` is the run's codec with its decoder trained further on the hidden states of the
+run's weights, whose SHA-256 it stores: it is of no use with others. `references.safetensors` holds
+each speaker's log-mel and vector, and the voice's pace. `export` loads exported voices.
+
+Shapes: M mels, T frames, S speaker width.
 """
 
 import dataclasses
@@ -11,18 +12,18 @@ import warnings
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kit.audio.codec import Codec, load_codec
-from kit.audio.spectrogram import make_front_end
-from kit.base.config import require_within
-from kit.base.errors import DamagedFileError, KitError, SpeechError
-from kit.base.files import file_digest
+from kit.audio.spectrogram import DEFAULT_MEL, MelConfig, front_end_config, make_front_end
+from kit.base.config import build, checked, require_least
+from kit.base.errors import DamagedFileError, KitError, Note, SpeechError
+from kit.base.files import file_digest, write_atomic
+from kit.base.formatting import shorten
 from kit.base.hardware import set_cuda_defaults
-from kit.base.notes import Note
-from kit.base.tensor_file import save_module, saved_header, tensors_sha256
-from kit.inference.code_reader import READER, load_matching_reader
-from kit.inference.references import load_references
-from kit.inference.voice import Voice
+from kit.base.tensor_file import contents, file_bytes, save_module, saved_header, tensors_sha256
+from kit.inference.code_reader import load_matching_reader
+from kit.inference.voice import Habits, Voice
 from kit.model.weights import WEIGHTS, load_model, trained_with
 from kit.text.normalize import language_code
 from kit.text.tokenizer import load_tokenizer
@@ -35,6 +36,21 @@ STALE = (
 )
 
 
+VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
+RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
+MAX_MELS = 256
+MAX_FRAMES = 20_000  # of a reference, some minutes: the conditioner attends to all of them
+MAX_VECTOR_WIDTH = 8192
+MAX_SPEAKERS = 100_000
+HEADER = {
+    "front_end": (dict, 0, 100),
+    "vectors": (list, 0, MAX_SPEAKERS, (str, 0, 1000)),
+    "pieces": (dict, 0, MAX_SPEAKERS, (list, 1, MAX_FRAMES, (int, 1, MAX_FRAMES))),
+}
+# Missing in older files, which always had the default front end.
+HEADER_DEFAULTS = {"front_end": {}, "vectors": [], "pieces": {}}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderFinetuneConfig:
     """The section `decoder_finetune` of a preset: the codec's decoder, on the model's states."""
@@ -43,8 +59,8 @@ class DecoderFinetuneConfig:
     clips: int = 1500  # recordings to train on, at most
 
     def __post_init__(self):
-        require_within(self, 0, 1e9, "steps")
-        require_within(self, 1, 1e6, "clips")
+        require_least(self, 0, "steps")
+        require_least(self, 1, "clips")
 
 
 def load_voice(
@@ -76,27 +92,13 @@ def load_voice(
     except DamagedFileError as error:
         raise SpeechError(str(error)) from error
     codec, note = load_voice_codec(folder, files["model"])
-    voice = Voice(
-        model=model.to(device),
-        codec=codec.to(device),
-        note=note,
-        tokenizer=load_tokenizer(files["tokenizer"], language),
-        references=speakers.mels,
-        front_end=make_front_end(speakers.front_end),
-        language=language,
-        habits=speakers.habits,
-        pieces=speakers.pieces,
-        vectors=speakers.vectors,
-    )
-    require_matching_parts(voice, files, fix)
-    require_training_files(files, fix)
-    if (folder / READER).is_file():
-        trained_with_files = {
-            files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")
-        }
-        reader = load_matching_reader(folder, trained_with_files)
-        voice.reader = reader.to(device) if reader else None
-    return voice.in_format()
+    tokenizer = load_tokenizer(files["tokenizer"], language)
+    parts = {"model": model, "codec": codec, "tokenizer": tokenizer, "language": language}
+    voice = make_voice(speakers, files, fix, **parts, habits=speakers.habits, note=note)
+    hashes = {files[part].name: file_digest(files[part]) for part in ("tokenizer", "codec")}
+    require_training_files(files, hashes, fix)
+    voice.reader = load_matching_reader(folder, hashes)
+    return voice.to(device).in_format()
 
 
 def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict[str, Voice]:
@@ -109,15 +111,30 @@ def load_voices(folder: Path, language: str = "am", device: str = "cpu") -> dict
     return voices
 
 
-def require_training_files(files: dict[str, Path], fix: str) -> None:
+def make_voice(speakers: "SpeakerReferences", files: dict[str, Path], fix: str, **parts) -> Voice:
+    """Return the voice of `speakers` and `parts`, read from `files`.
+
+    Raises SpeechError, ending with `fix`, unless they fit together.
+    """
+    voice = Voice(
+        references=speakers.mels,
+        front_end=make_front_end(speakers.front_end),
+        pieces=speakers.pieces,
+        vectors=speakers.vectors,
+        **parts,
+    )
+    require_matching_parts(voice, files, fix)
+    return voice
+
+
+def require_training_files(files: dict[str, Path], hashes: dict[str, str], fix: str) -> None:
     """Raise SpeechError unless tokenizer and codec are those that the model was trained with.
 
     Two runs with one preset have the same sizes, but their ids mean different things.
     """
-    hashes = trained_with(files["model"])
+    expected = trained_with(files["model"])
     for path in (files["tokenizer"], files["codec"]):
-        digest = hashes.get(path.name)
-        if digest and digest != file_digest(path):
+        if expected.get(path.name) not in (None, "", hashes[path.name]):
             raise SpeechError(
                 f"{path} is not the one that {files['model']} was trained with: its ids mean "
                 f"something else. Restore that one, or {fix}"
@@ -169,7 +186,6 @@ def save_finetuned_codec(codec: Codec, folder: Path, weights: list[Path]) -> Non
 
 
 def codec_matches_weights(folder: Path, weights: Path) -> bool:
-    """Return whether `folder` has a codec trained on the states of the model in `weights`."""
     try:
         hashes = saved_header(folder / SOUND).get("states_of")
     except (OSError, KitError):
@@ -191,10 +207,90 @@ def load_finetuned_codec(folder: Path, weights: list[Path]) -> Codec | None:
 
 
 def load_voice_codec(folder: Path, weights: Path) -> tuple[Codec, str]:
-    """Return the codec that goes with the model in `weights`, and a remark on it or "".
-
-    Raises KitError if it is missing or damaged.
-    """
+    """Return the codec that goes with the model in `weights`, and a remark on it or ""."""
     if codec_matches_weights(folder, weights):
         return load_codec(folder / SOUND, "delete it, or run `sound()` of 02_train again."), ""
     return load_codec(folder / CODEC), STALE if (folder / SOUND).exists() else ""
+
+
+# --- references.safetensors -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeakerReferences:
+    """The contents of a references file."""
+
+    mels: dict[str, Tensor]  # speaker -> log-mel (M, T)
+    vectors: dict[str, Tensor]  # speaker -> (S,), if the codec takes speaker vectors
+    pieces: dict[str, list[int]]  # speaker -> frames of each segment; missing: one segment
+    habits: Habits
+    front_end: MelConfig  # of the log-mels
+
+
+def save_references(
+    references: dict[str, Tensor],
+    path: Path,
+    habits: Habits | None = None,
+    front_end: MelConfig = DEFAULT_MEL,
+    vectors: dict[str, Tensor] | None = None,
+    pieces: dict[str, list[int]] | None = None,
+) -> None:
+    """Write a `SpeakerReferences` to `path`: log-mels in fp16, vectors in fp32.
+
+    Raises SpeechError for a reserved speaker name.
+    """
+    for name in RESERVED:
+        if name in references:
+            raise SpeechError(f"The speaker name `{name}` is reserved: choose another.")
+    tensors = {name: mel.half().contiguous() for name, mel in references.items()}
+    header = dataclasses.asdict(habits or Habits())
+    header["front_end"] = dataclasses.asdict(front_end)
+    if vectors:
+        header["vectors"] = sorted(vectors)
+        tensors[VECTORS] = torch.stack([vectors[name].float().cpu() for name in sorted(vectors)])
+    if pieces:
+        header["pieces"] = {name: list(frames) for name, frames in pieces.items()}
+    write_atomic(path, file_bytes(tensors, header))
+
+
+def load_references(path: Path, fix: str = "run notebook 02_train.") -> SpeakerReferences:
+    """Load what `save_references` wrote. Raises SpeechError, with `fix`, if missing or damaged."""
+    if not path.is_file():
+        raise SpeechError(f"There is no {path}: {fix}")
+    try:
+        tensors, header = contents(path)
+        parts = {key: header.pop(key, default) for key, default in HEADER_DEFAULTS.items()}
+        parts = checked(parts, HEADER, "its header")
+        vectors = tensors.pop(VECTORS, torch.zeros(0, 1))
+        require_tensors(tensors, vectors, parts)
+        # Copies: Windows cannot overwrite a file that is still memory-mapped.
+        return SpeakerReferences(
+            mels={name: mel.clone() for name, mel in tensors.items()},
+            vectors=dict(zip(parts["vectors"], vectors.clone())),
+            pieces=parts["pieces"],
+            habits=build(Habits, header),
+            front_end=front_end_config(parts["front_end"]),
+        )
+    except (OSError, KitError) as error:
+        raise SpeechError(f"{path} ({shorten(error, 400)}): {fix}") from error
+
+
+def require_tensors(mels: dict[str, Tensor], vectors: Tensor, parts: dict) -> None:
+    for name, mel in mels.items():
+        require_matrix(f"the reference of {name!r}", mel, MAX_MELS, MAX_FRAMES)
+    require_matrix("the tensor of speaker vectors", vectors, MAX_SPEAKERS, MAX_VECTOR_WIDTH)
+    if len(vectors) != len(parts["vectors"]):
+        raise KitError(f"it has {len(vectors)} speaker vectors for {len(parts['vectors'])} names")
+    for name, frames in parts["pieces"].items():
+        total = mels[name].shape[1] if name in mels else 0
+        if sum(frames) != total:
+            raise KitError(f"the reference of {name!r} has {total} frames, its segments {frames}")
+
+
+def require_matrix(what: str, tensor: Tensor, max_rows: int, max_columns: int) -> None:
+    rows, columns = tensor.shape if tensor.ndim == 2 else (0, 0)
+    if not (tensor.is_floating_point() and rows <= max_rows and 1 <= columns <= max_columns):
+        raise KitError(
+            f"{what} has shape {tuple(tensor.shape)} and type {tensor.dtype}: it must be a matrix "
+            f"of floats, at most {max_rows:,} by {max_columns:,}"
+        )

@@ -67,10 +67,7 @@ def align_words(text: str, transcript: str) -> list[WordPair]:
 
 @functools.lru_cache(CACHE_SIZE)
 def word_cost(words: tuple[str, ...], recognized: tuple[str, ...]) -> tuple[float, str]:
-    """Return the cost of recognising `recognized` for `words`, or infinity, and the kind of error.
-
-    At most one word on either side, or two on one of them.
-    """
+    """Return the cost (or infinity) of `recognized` in place of `words`, and the kind of error."""
     if not recognized:
         return 1.0, "left out"
     if not words:
@@ -105,7 +102,6 @@ def difference(word: str, other: str) -> float:
 
 
 def count_kinds(pairs: list[WordPair]) -> dict[str, int]:
-    """Return how often each of KINDS occurs."""
     counts = collections.Counter(pair.kind for pair in pairs)
     return {kind: counts[kind] for kind in KINDS}
 

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least, require_within
 from kit.model.gpt import SpeechGPT
-from kit.model.sequence import GPTConfig
 
 TARGETS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 # Embeddings, positions and heads, and the field of GPTConfig with their number of rows.
@@ -44,7 +43,7 @@ class LoRAConfig:
 
     def __post_init__(self):
         require_within(self, 1, 4096, "rank")
-        require_within(self, 1e-3, 1e6, "alpha")
+        require_least(self, 1e-3, "alpha")
         require_within(self, 0, 0.9, "dropout")
         unknown = [name for name in self.targets if name not in TARGETS]
         known = f"choose some of {', '.join(TARGETS)}."
@@ -110,15 +109,6 @@ def adapted_layers(model: SpeechGPT) -> Iterator[tuple[str, LoRALinear]]:
             yield name, module
 
 
-def merged_state(model: SpeechGPT) -> dict[str, Tensor]:
-    """Return the tensors of `model` by the base's names, adapters merged; others are not copied."""
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    plain = {name: tensor for name, tensor in state.items() if not is_adapter(name)}
-    for name, module in adapted_layers(model):
-        plain[f"{name}.weight"] = module.merged_weight()
-    return plain
-
-
 def merged(model: SpeechGPT) -> SpeechGPT:
     """Return a plain model with the adapters merged; `model` itself if it has none.
 
@@ -126,17 +116,10 @@ def merged(model: SpeechGPT) -> SpeechGPT:
     """
     if not any(adapted_layers(model)):
         return model
+    state = {n: t.detach() for n, t in model.state_dict().items() if not is_adapter(n)}
+    for name, module in adapted_layers(model):
+        state[f"{name}.weight"] = module.merged_weight()
     with torch.device("meta"):
         plain = SpeechGPT(model.config)
-    plain.load_state_dict(merged_state(model), assign=True)
+    plain.load_state_dict(state, assign=True)
     return plain.requires_grad_(False).eval()
-
-
-def rows_from_base(config: GPTConfig, base: GPTConfig) -> dict[str, int]:
-    """Return the number of rows from `base` of each table that is larger in `config`."""
-    rows_by_table = {}
-    for name, field in TABLES.items():
-        rows = getattr(base, field)
-        if rows < getattr(config, field):
-            rows_by_table[name] = rows
-    return rows_by_table

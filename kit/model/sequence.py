@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least, require_within
 
 # A model gets as many positions as the corpus needs, up to those of XTTS-v2: more would cost memory
 # and time that no preset plans for.
@@ -67,7 +67,7 @@ class GPTConfig:
         require_within(self, 3, 2**20, "text_vocab", "code_vocab")  # START, STOP and something
         require_within(self, 1, 2**16, "max_text", "max_code")
         require_within(self, 1, self.max_code, "stop_targets")
-        require_within(self, 0, 1e6, "text_weight")
+        require_least(self, 0, "text_weight")
         require_within(self, 0, self.text_vocab - 1, "start_text_id", "stop_text_id")
         require_within(self, 0, self.code_vocab - 1, "start_code_id", "stop_code_id")
         for kind in ("text", "code"):

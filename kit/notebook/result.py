@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from kit.base.tables import grid_html, table_html
-from kit.base.wav import encode_wav
+from kit.base.files import encode_wav
+from kit.base.formatting import grid_html, table_html
 from kit.notebook.style import png, shown_width_px
 
 

@@ -1,4 +1,4 @@
-"""A run with the machine it works on, its checked settings, and its copy on another disk.
+"""A run with the machine it works on, and its copy on another disk.
 
 KIT_MIRROR names the folder of the copies, on Google Drive or a share; without it none are made. A
 run's folder and the code cache beside it stay on the local disk, so training never waits for a
@@ -8,22 +8,17 @@ network.
 import atexit
 import dataclasses
 import os
-import re
 import tarfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-import yaml
-
-from kit.audio.codec import codec_config
-from kit.audio.ctc_recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
-from kit.base.config import build, merge, rename_settings
+from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
 from kit.base.files import atomic_path, digest
-from kit.base.formatting import nearest, shorten
+from kit.base.formatting import flat
 from kit.base.hardware import (
     Choice,
     Hardware,
@@ -33,31 +28,13 @@ from kit.base.hardware import (
     use_threads,
 )
 from kit.base.mirror import WAIT_S, Mirror
-from kit.base.run import SETTINGS, Run, find_run
-from kit.base.tables import flat
+from kit.base.run import SETTINGS, Run
 from kit.batches.batching import DataConfig
 from kit.batches.encoding import cache_key
-from kit.dataset.alignment import AlignConfig
-from kit.dataset.archive import ArchiveConfig
-from kit.dataset.data_report import ManifestConfig, Utterance
-from kit.dataset.huggingface import HubConfig
+from kit.dataset.data_report import Utterance
 from kit.dataset.manifest import read_manifest, write_manifest
-from kit.dataset.synthetic import CorpusConfig
-from kit.inference.code_reader import CodeReaderConfig
-from kit.inference.compare_formats import InferConfig
-from kit.inference.evaluate import EvaluateConfig
-from kit.inference.sampling import GenerateConfig
-from kit.inference.voice_files import DecoderFinetuneConfig
-from kit.model.lora import LoRAConfig
-from kit.model.sequence import GPTConfig
 from kit.notebook.result import Result
-from kit.text.train_tokenizer import TokenizerConfig
-from kit.training.config import TrainConfig
 from kit.training.ranks import ALONE, Ranks
-from kit.training.switches import SpeedConfig
-from kit.training.trainable import FinetuneConfig
-from kit.tuning.session_plan import TimeBudget
-from kit.tuning.trials import TrialConfig
 
 COPY_EVERY_S = 10.0
 # Folders of recordings, which 01_data_prep makes again from their source, and export/ as a zip.
@@ -66,37 +43,10 @@ CLIPS = "clips.tar"  # the held-out recordings, which later notebooks need
 SETTINGS_SHOWN = 6
 _COPIES: dict[Path, "RunCopy"] = {}  # by the run's folder: a first cell may be run twice
 
-# The class that checks each section of a preset; the others are checked against the preset itself.
-SECTIONS = {
-    "corpus": CorpusConfig,
-    "archive": ArchiveConfig,
-    "hub": HubConfig,
-    "manifest": ManifestConfig,
-    "text": TokenizerConfig,
-    "data": DataConfig,
-    "model": GPTConfig,
-    "train": TrainConfig,
-    "finetune": FinetuneConfig,
-    "lora": LoRAConfig,
-    "time_budget": TimeBudget,
-    "speed": SpeedConfig,
-    "recognizer": RecognizerConfig,
-    "align": AlignConfig,
-    "generate": GenerateConfig,
-    "evaluate": EvaluateConfig,
-    "infer": InferConfig,
-    "decoder_finetune": DecoderFinetuneConfig,
-    "reader": CodeReaderConfig,
-    "trials": TrialConfig,
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActiveRun(Run):
-    """A run's folder, preset and record, with the machine and what was chosen for it.
-
-    A notebook shows it as a table, with the reason of each choice.
-    """
+    """A run's folder, preset and record, with the machine and what was chosen for it."""
 
     hw: Hardware
     threads: Choice  # of torch
@@ -113,7 +63,7 @@ class ActiveRun(Run):
         return report
 
     def fetch_checkpoints(self) -> None:
-        """Fetch the copies of checkpoints that are not on this machine."""
+        """Fetch the copies of checkpoints from another machine."""
         if self.kept:
             self.kept.fetch_checkpoints()
 
@@ -147,99 +97,15 @@ class ActiveRun(Run):
         return Result(line=str(self), figures=reasons)._repr_html_()
 
 
-def active_run(
-    name: str = "",
-    preset: str = "",
-    use: str = "",
-    settings: dict | None = None,
-    kept: "RunCopy | None" = None,
-) -> ActiveRun:
-    """Open or create the run `name` (empty: KIT_RUN's), and set torch's number of threads.
-
-    `settings` are sections of plain values applied over the preset, and saved with the run. `kept`
-    is its copy on another disk.
-    """
-    run = find_run(preset, use, name)
-    settings = rename_settings(settings or {})
-    check_settings(settings, run.preset)  # before anything is written
-    run.begin()
-    if settings:
-        run = run.save_settings(settings)
+def active_run(run: Run, kept: "RunCopy | None" = None) -> ActiveRun:
+    """Return `run`, its copy `kept`, and what suits this machine; sets torch's threads."""
     if kept:
         kept.fetch_codes(run)
     set_cuda_defaults()
     hw = detect()
-    threads = use_threads(hw)
     return ActiveRun(
-        name=run.name,
-        preset_name=run.preset_name,
-        preset=run.preset,
-        folder=run.folder,
-        use=run.use,
-        settings=run.settings,
-        hw=hw,
-        threads=threads,
-        precision=choose_precision(hw),
-        kept=kept,
+        **vars(run), hw=hw, threads=use_threads(hw), precision=choose_precision(hw), kept=kept
     )
-
-
-def parse_settings(words: list[str]) -> dict:
-    """["train.lr=1e-4"] -> {"train": {"lr": 0.0001}}; values are read as YAML.
-
-    Raises KitError for what is not `section.key=value`.
-    """
-    sections = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not (equals and dot and section and key):
-            raise KitError(
-                f"--set {shorten(word)}: write section.key=value, for instance --set train.lr=1e-4."
-            )
-        try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError) as error:
-            message = f"--set {shorten(word)} has no plain value: {shorten(error)}"
-            raise KitError(message) from error
-        if isinstance(value, str):
-            with suppress(ValueError):
-                value = float(value)  # 1e-4, which YAML takes for a word
-        sections.setdefault(section, {})[key] = value
-    return sections
-
-
-def check_settings(sections: dict, preset: dict) -> None:
-    """Raise KitError for an unknown setting (with the nearest known one) or a wrong value."""
-    for section, values in sections.items():
-        if section not in preset:
-            raise KitError(f"There is no section `{section}`.{nearest(section, preset)}")
-        merged = merge(preset[section], values)
-        try:
-            if section == "codec":  # the `kind` of these two decides which class checks it
-                codec_config(merged)
-            elif section == "front_end":
-                front_end_config(merged)
-            elif section in SECTIONS:
-                build(SECTIONS[section], merged)
-            else:
-                for key, value in values.items():
-                    _check_plain(section, key, value, preset[section])
-        except KitError as error:
-            # Name the section, as the user wrote it, instead of the class.
-            message = re.sub(r"^\w+(?=\.\w| has no setting)", section, str(error))
-            raise KitError(message) from error
-
-
-def _check_plain(section: str, key: str, value, known: dict) -> None:
-    if key not in known:
-        raise KitError(f"{section} has no setting `{key}`.{nearest(key, known)}")
-    is_number = isinstance(known[key], int | float) and not isinstance(known[key], bool)
-    kind = int | float if is_number else type(known[key])
-    if not isinstance(value, kind) or (is_number and isinstance(value, bool)):
-        raise KitError(
-            f"{section}.{key} must be like {known[key]!r}, got {value!r} ({type(value).__name__})."
-        )
 
 
 def open_run_copy(folder: Path, say: Callable[[str], None] = print) -> "RunCopy | None":

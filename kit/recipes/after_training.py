@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from kit.audio.codec import ClipWithStates, Codec
-from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
-from kit.audio.recognizer import alphabet_of
+from kit.audio.recognizer import alphabet_of, recognizer_schedule, train_recognizer
 from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import on_device
@@ -54,8 +53,7 @@ SOUND_HELD_OUT_CLIPS = 32  # to measure the sound on
 def learn_reader(data: TrainingData) -> Result:
     """Train the reader of this run's codes on its recordings, unless there is one already.
 
-    It is measured on held-out rows. If there are too few recordings, or the preset asks for none,
-    the result says so, and candidates are ranked without it.
+    If there are too few recordings, or the preset asks for none, the result says so.
     """
     run = data.run
     config = build(CodeReaderConfig, section_for_run(run, "reader"))
@@ -78,7 +76,7 @@ def learn_reader(data: TrainingData) -> Result:
     reader = CodeReader(config, alphabet_of(texts), data.codec.levels)
     fit_schedule = recognizer_schedule(reader, list(zip(held_out[1], held_out[0])))
     device, precision = run.hw.device, run.precision.value
-    steps = train_recognizer(reader, codes, texts, device, precision, fit_schedule=fit_schedule)
+    steps = train_recognizer(reader, codes, texts, device, precision, fit_schedule)
     figures = fit_schedule.follow(steps, Ticker("reader step"))
     figures["rows"] = len(rows)
     save_reader(reader, run.path(READER), data.parts)
@@ -127,8 +125,7 @@ def reader_result(
 def learn_sound(data: TrainingData) -> Result:
     """Train the codec's decoder on the hidden states of the final weights, unless it is trained.
 
-    If the codec cannot be trained so, or the recordings are gone, the result says so, and the voice
-    sounds as its codec alone does.
+    If that cannot be done, the result says why, and the voice sounds as its codec alone does.
     """
     run = data.run
     config = build(DecoderFinetuneConfig, run.section("decoder_finetune"))
@@ -151,28 +148,24 @@ def learn_sound(data: TrainingData) -> Result:
             line=f"The sound stays made of codes alone: {len(clips)} of the recordings are here, "
             f"and it takes {MIN_CLIPS} to learn from. Bring them back and run this again."
         )
-    before = decoder_error(data, codec, held_out) if held_out else None
+    figures = {"steps": config.steps, "clips": len(clips)}
+    line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
+    if held_out:
+        with on_device(run.hw.device, codec):
+            figures["error_of_codes"] = codec.decoder_error(held_out)
     ticker = Ticker("sound step")
     for step, steps in codec.finetune_decoder(clips, config.steps, run.hw.device):
         ticker(step, steps)
     save_finetuned_codec(codec, run.folder, weights)
-    figures = {"steps": config.steps, "clips": len(clips)}
-    line = f"Sound of codes and states: {config.steps:,} steps on {len(clips):,} recordings"
     if held_out:
-        after = decoder_error(data, codec, held_out)
-        figures["error_of_codes"] = before
+        with on_device(run.hw.device, codec):
+            after = codec.decoder_error(held_out)
         figures["error_of_states"] = after
-        line += f"; error on held-out speech {after:.3f}, {before:.3f} before"
+        line += f"; error on held-out speech {after:.3f}, {figures['error_of_codes']:.3f} before"
     figures["seconds"] = round(time.perf_counter() - start_s, 1)
     run.record(sound=figures)
     result = compare_sounds(data, codec, held_out)
     return dataclasses.replace(result, line=f"{line}.", figures=figures)
-
-
-def decoder_error(data: TrainingData, codec: Codec, clips: list[ClipWithStates]) -> float:
-    """The codec's `decoder_error`, computed on the run's device."""
-    with on_device(data.run.hw.device, codec):
-        return codec.decoder_error(clips)
 
 
 def compare_sounds(data: TrainingData, codec: Codec, held_out: list[ClipWithStates]) -> Result:
@@ -184,11 +177,8 @@ def compare_sounds(data: TrainingData, codec: Codec, held_out: list[ClipWithStat
     with on_device(data.run.hw.device, data.codec, codec):
         of_codes = data.codec.decode(clip.codes[None])[0].cpu()
         of_states = codec.decode(clip.codes[None], states=states)[0].cpu()
-    waves = {
-        "recording": clip.wave,
-        "its codes": of_codes,
-        "its codes and the model's states": of_states,
-    }
+    with_states = "its codes and the model's states"
+    waves = {"recording": clip.wave, "its codes": of_codes, with_states: of_states}
     return Result(
         line="",
         pictures=[mel_picture(waves, codec.sample_rate, data.front_end)],

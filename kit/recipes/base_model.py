@@ -1,4 +1,4 @@
-"""The model that a run starts from: its files, its licence, and what of it trains.
+"""The model that a run starts from: its files and its licence.
 
 What codes mean depends on the codec and what text ids mean on the tokenizer, so both come with the
 weights. They are copied into the run's folder: the original may be deleted.
@@ -12,20 +12,26 @@ from pathlib import Path
 
 from kit.audio.codec import Codec, save_codec
 from kit.base.config import build, merge
-from kit.base.errors import KitError
+from kit.base.errors import KitError, Note
 from kit.base.files import file_digest, write_atomic
-from kit.base.notes import Note
+from kit.base.hub import fetched, list_files
 from kit.base.run import Run, read_run_file
-from kit.base.tensor_file import tensors_sha256
 from kit.inference.export import CARD, load_export
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
-from kit.model.warm_start import model_settings, warm_start_model
-from kit.model.weights import WEIGHTS, load_model, save_model, saved_config
+from kit.model.weights import WEIGHTS, model_settings, save_model
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.hub import HUB, fetch_export, fetch_once, is_on_hub, is_voice
+from kit.recipes.hub import (
+    BESIDE_THEM,
+    EXPORT_FILES,
+    HUB,
+    LICENCE,
+    copy_of,
+    fetch_once,
+    licence_in,
+)
+from kit.recipes.trained_parts import MODEL, START_FROM, TOKENIZER
 from kit.releases.indextts2 import INDEXTTS2_REPOSITORIES, describe_indextts2, indextts2_in
 from kit.releases.xtts_v2.codec import xtts_codec
 from kit.releases.xtts_v2.model import (
@@ -36,22 +42,17 @@ from kit.releases.xtts_v2.model import (
     WEIGHTS_FILES,
     load_xtts,
 )
-from kit.text.grow_tokenizer import base_spellings
-from kit.text.tokenizer import BaseTokenizer, load_tokenizer
-from kit.training.trainable import Base, FinetuneConfig, Finetuning
-from kit.tuning.memory_plan import count_parameters, count_trained
+from kit.tuning.memory_plan import count_parameters
 
 RELEASE = "hf://coqui/XTTS-v2"
 # Revisions that have been tested: the files of a repository may change at any time.
 PINNED = {"coqui/XTTS-v2": "6c2b0d75eae4b7047358e3b6bd9325f857d43f77"}
 NEEDED = (WEIGHTS_FILES[0], CONFIG_FILE, VOCABULARY_FILE, DVAE_FILE, MEL_STATS_FILE)
 WITH_THEM = ("LICENSE.txt",)  # must be passed on with the model and with its speech
-LICENCE = "CPML"
+# As a run records it; the name comes first.
+ACCEPTED = f"{LICENCE}, accepted: neither the model nor its speech may be sold"
 
-START_FROM = "start_from"  # file with the SHA-256 of the base model's weights and its path
 CODEC = "codec.safetensors"
-MODEL = "start.safetensors"
-TOKENIZER = "start-tokenizer.model"
 
 # Settings of the released model, which had better stay as they are.
 TRAINED_WITH = ("text_stop_input", "stop_targets", "text_weight", "dropout", "text_dropout")
@@ -77,23 +78,28 @@ class BaseModel:
     codec: Codec
     tokenizer: bytes  # its file
     sections: dict  # settings that must be those of the base model
-    record: dict  # for the run's report: where it came from
+    record: dict  # for the run's report: where it came from, its licence
     defaults: dict = dataclasses.field(default_factory=dict)  # settings that a user may change
 
 
 def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun:
     """Return `run` starting from the model in `folder`, with that model's sizes as settings.
 
-    `folder` is an export, another run's folder or a released XTTS-v2, whose licence `licence`
-    accepts; `hf://OWNER/NAME@REVISION` downloads an export or a release. "" leaves the run as
-    it was started. Raises KitError for a folder without a model, a licence that is not accepted and
-    a run that was started otherwise; SpeechError, or the errors of `load_xtts` and `xtts_codec`,
-    for a damaged model; DownloadError if it cannot be downloaded.
+    `folder` is an export, another run's folder or a released XTTS-v2; `hf://OWNER/NAME@REVISION`
+    downloads an export or a release. `licence` accepts the licence of XTTS-v2, which a voice made
+    from it has, too. "" leaves the run as it was started. Raises KitError for a folder without a
+    model, a licence that is not accepted and a run that was started otherwise; SpeechError, or the
+    errors of `load_xtts` and `xtts_codec`, for a damaged model; KitError if it cannot be
+    downloaded.
     """
     if not folder:
         return run
     old_sha256, _, old_path = read_run_file(run.folder / START_FROM).partition(" ")
-    origin = hub_name(folder) if is_on_hub(folder) else str(Path(folder).expanduser().resolve())
+    if folder.startswith(HUB):
+        repository, revision = repository_of(folder)
+        origin = f"{HUB}{repository}@{revision}"
+    else:
+        origin = str(Path(folder).expanduser().resolve())
     if origin == old_path and not Path(origin).exists():
         return run  # everything was copied: the notebook is run again after the folder was deleted
     source, downloaded = folder_of(run, folder, licence)
@@ -108,10 +114,8 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
             f"The run `{run.name}` was started {how}, not from {folder}: its codes and text ids "
             f"would mean something else. Set RUN to a new name, or delete {run.places()}."
         )
-    if release_weights(path):
-        base = load_release(path, weights, licence)
-    else:
-        base = load_own(path, weights)
+    load = load_release if release_weights(path) else load_own
+    base = load(path, weights, licence)
     run = run.save_settings(settings_for(run, base))
     save_model(base.model, run.path(MODEL))
     write_atomic(run.path(TOKENIZER), base.tokenizer)
@@ -126,7 +130,7 @@ def start_from_base(run: ActiveRun, folder: str, licence: str = "") -> ActiveRun
 def too_few_hours(run: Run, hours: float) -> str:
     """What to expect of `hours` of recordings, and what to do; "" if they are enough.
 
-    The built-in corpus is always enough, and so is anything beside a base model.
+    The built-in corpus is, and so is anything beside a base model.
     """
     recorded = (run.figure("data", "source") or {}).get("data")
     if not recorded or hours >= MIN_HOURS or read_run_file(run.folder / START_FROM):
@@ -163,38 +167,32 @@ def repository_of(name: str) -> tuple[str, str]:
     return repository, revision
 
 
-def hub_name(name: str) -> str:
-    """`name` with its revision."""
-    repository, revision = repository_of(name)
-    return f"{HUB}{repository}@{revision}"
-
-
 def folder_of(run: ActiveRun, name: str, licence: str) -> tuple[Path, dict]:
     """The folder of the model `name`, downloaded if it is on the hub; and the download's record.
 
-    A repository other than the tested release's may hold a voice of this kit.
+    All runs share the download. A repository other than the tested release's may hold a voice of
+    this kit. No weights are downloaded before their licence is accepted. Raises KitError for a
+    wrong name or a failed download, DiskError if the download fails.
     """
-    if not is_on_hub(name):
+    if not name.startswith(HUB):
         return Path(name).expanduser(), {}
-    runs = run.folder.parent
     repository, revision = repository_of(name)
-    if repository not in PINNED and is_voice(repository, revision, runs):
-        return fetch_export(repository, revision, runs)
+    folder = copy_of(repository, revision, run.folder.parent)
+    listing = None
+    if repository not in PINNED and not fetched(folder, NEEDED):
+        if not fetched(folder, EXPORT_FILES):
+            listing = list_files(repository, revision)
+        if not listing or CARD in listing[1]:
+            fetch_once(repository, revision, folder, (CARD,), ("README.md",), listing)
+            if licence_in(folder):
+                require_licence(name, licence)
+            names = (EXPORT_FILES, BESIDE_THEM)
+            return folder, fetch_once(repository, revision, folder, *names, listing)
     require_licence(name, licence)
-    return fetch_release(runs, name)
+    return folder, fetch_once(repository, revision, folder, NEEDED, WITH_THEM, listing)
 
 
-def fetch_release(runs: Path, name: str) -> tuple[Path, dict]:
-    """The folder under `runs` with the files of `name`, downloaded once for all runs; its record.
-
-    Waits while another process downloads them. The licence must have been accepted before. Raises
-    KitError for a wrong name, DownloadError and DiskError if the download fails.
-    """
-    repository, revision = repository_of(name)
-    return fetch_once(repository, revision, runs, NEEDED, WITH_THEM)
-
-
-def require_licence(folder: Path | str, licence: str) -> None:
+def require_licence(name: Path | str, licence: str) -> None:
     """Raise KitError unless `licence`, or KIT_ACCEPT_LICENSE, is that of XTTS-v2."""
     licence = licence or os.environ.get("KIT_ACCEPT_LICENSE", "")
     if not licence and "KIT_LICENCE" in os.environ:
@@ -204,11 +202,16 @@ def require_licence(folder: Path | str, licence: str) -> None:
         return
     given = f", not {licence!r}" if licence else ""
     raise KitError(
-        f"{folder} holds an XTTS-v2 ({CONFIG_FILE}, {VOCABULARY_FILE}). It is under the Coqui "
-        "Public Model License: neither the model, nor what is made from it, nor its speech may be "
-        "used commercially. Read the licence where the model was published; to accept it, give "
+        f"{name} is an XTTS-v2, or made from one. It is under the Coqui Public Model License: "
+        "neither the model, nor what is made from it, nor its speech may be used commercially. "
+        "Read the licence where the model was published; to accept it, give "
         f'`accept_license="{LICENCE}"` (--accept-license {LICENCE}){given}.'
     )
+
+
+def inherited_licence(run: Run) -> str:
+    """The licence that the base model of `run` passes on; "" if none is known."""
+    return (run.figure("start_from", "licence") or "").partition(",")[0]
 
 
 def release_weights(folder: Path) -> str:
@@ -220,13 +223,9 @@ def release_weights(folder: Path) -> str:
 
 def weights_in(folder: Path) -> tuple[Path, str]:
     """The folder and the name of the weights of the export, run or release in `folder`."""
-    released = release_weights(folder)
+    names = [release_weights(folder) or WEIGHTS["ema"], WEIGHTS["raw"]]
     if (folder / CARD).is_file():
-        names = ("model.safetensors",)
-    elif released:
-        names = (released,)
-    else:
-        names = (WEIGHTS["ema"], WEIGHTS["raw"])
+        names = ["model.safetensors"]
     for name in names:
         if (folder / name).is_file():
             return folder.resolve(), name
@@ -243,11 +242,7 @@ def weights_in(folder: Path) -> tuple[Path, str]:
 
 
 def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
-    """Load the XTTS-v2 in `folder`; `licence` says that its licence is accepted.
-
-    Raises KitError if it is not, and if there is no DVAE, which makes codes of recordings;
-    KitError and DamagedFileError for damaged files.
-    """
+    """Load the XTTS-v2 in `folder`; `licence` accepts its licence. Raises KitError."""
     require_licence(folder, licence)
     xtts = load_xtts(folder / weights)
     if not xtts.dvae:
@@ -256,21 +251,19 @@ def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
             "where the model was published."
         )
     codec = xtts_codec(xtts.sound, xtts.dvae, xtts.config)
-    model = model_settings(xtts.model.config)
-    for name in TRAINED_WITH:
-        model[name] = getattr(xtts.model.config, name)
+    kept = {name: getattr(xtts.model.config, name) for name in TRAINED_WITH}
     return BaseModel(
         model=xtts.model,
         codec=codec,
         tokenizer=xtts.vocabulary.data,
         sections={
-            "model": model,
+            "model": model_settings(xtts.model.config) | kept,
             "codec": dataclasses.asdict(codec.config),
             "front_end": dataclasses.asdict(codec.reference_mel.config),
             "text": {"phonemes": ""},
         },
         record={
-            "licence": f"{LICENCE}, accepted: neither the model nor its speech may be sold",
+            "licence": ACCEPTED,
             **dataclasses.asdict(xtts.source),
             "notes": list(xtts.notes),
         },
@@ -278,8 +271,14 @@ def load_release(folder: Path, weights: str, licence: str) -> BaseModel:
     )
 
 
-def load_own(folder: Path, weights: str) -> BaseModel:
-    """Load an export or a run of the kit."""
+def load_own(folder: Path, weights: str, licence: str) -> BaseModel:
+    """Load an export or a run of the kit; `licence` accepts that of its own base model."""
+    if (folder / CARD).is_file():
+        bound = licence_in(folder)
+    else:
+        bound = inherited_licence(Run(name="", preset_name="", preset={}, folder=folder))
+    if bound:
+        require_licence(folder, licence)
     voice = load_export(folder) if (folder / CARD).is_file() else load_voice(folder, weights)
     return BaseModel(
         model=voice.model,
@@ -291,7 +290,7 @@ def load_own(folder: Path, weights: str) -> BaseModel:
             "front_end": dataclasses.asdict(voice.front_end.config),
             "text": {"phonemes": voice.tokenizer.phonemes},
         },
-        record={},
+        record={"licence": ACCEPTED} if bound else {},
     )
 
 
@@ -318,97 +317,3 @@ def settings_for(run: ActiveRun, base: BaseModel) -> dict:
         defaults = merge(defaults, {"train": rates})
     settings = merge(merge(defaults, run.settings), {"finetune": finetune})
     return merge(settings, base.sections)
-
-
-def load_base_tokenizer(run: ActiveRun, language: str) -> BaseTokenizer | None:
-    """The base model's tokenizer, for texts in `language`; None if there is no base model."""
-    if not read_run_file(run.folder / START_FROM):
-        return None
-    return load_tokenizer(run.folder / TOKENIZER, language)
-
-
-def base_tokenizer_digest(run: ActiveRun) -> str:
-    """A digest of the base model's tokenizer."""
-    return file_digest(run.folder / TOKENIZER)
-
-
-def first_model(run: ActiveRun, config: GPTConfig, *, tokenizer: BaseTokenizer) -> SpeechGPT:
-    """The model before its first training step: the base model's weights, or random ones.
-
-    Raises DamagedFileError if `config` is no longer that of the base model.
-    """
-    base = load_base_tokenizer(run, tokenizer.language)
-    if base is None:
-        return SpeechGPT(config)
-    model = load_model(run.folder / MODEL)
-    return warm_start_model(config, model, base_spellings(base, tokenizer))
-
-
-def describe_base_voice(run: ActiveRun, tokenizer: BaseTokenizer) -> str:
-    """Describe the base model; "" if there is none."""
-    base = load_base_tokenizer(run, tokenizer.language)
-    if base is None:
-        return ""
-    new = tokenizer.vocab_size - base.vocab_size
-    return (
-        f"It starts from the voice in {read_run_file(run.folder / START_FROM).partition(' ')[2]}: "
-        f"{base.vocab_size} text ids stay, {new} new ones are initialised from the ids that "
-        "spelt them before."
-    )
-
-
-def finetuning_of(run: ActiveRun) -> Finetuning:
-    """What of the model `run` trains. Raises KitError if that needs a base model."""
-    base = None
-    if read_run_file(run.folder / START_FROM):
-        path = run.folder / MODEL
-        base = Base(config=saved_config(path), sha256=tensors_sha256(path), weights=path)
-    finetuning = Finetuning(
-        config=build(FinetuneConfig, run.section("finetune")),
-        lora=build(LoRAConfig, run.section("lora")),
-        base=base,
-    )
-    finetuning.require_voice()
-    return finetuning
-
-
-def describe_finetuning(model: GPTConfig, finetuning: Finetuning) -> str:
-    """Describe what of `model` trains; "" if all of it does from the first step on."""
-    lines = []
-    if finetuning.adapters:
-        trained = count_trained(model, finetuning)
-        lora = finetuning.lora
-        tables = ""
-        if finetuning.config.tables == "all":
-            tables = ", and all embeddings and heads"
-        elif trained.tables:
-            tables = ", and the new rows of embeddings and heads"
-        lines.append(
-            f"LoRA: {trained.learning:,} parameters train, "
-            f"{trained.learning / count_parameters(model):.1%} as many as the model has: adapters "
-            f"of rank {lora.rank} beside {', '.join(lora.targets)}{tables}. With mixed precision "
-            "the frozen matrices beside them take half the memory."
-        )
-    if finetuning.config.tables_first:
-        steps = finetuning.config.tables_first
-        lines.append(f"In the first {steps:,} steps only embeddings and heads train.")
-    return " ".join(lines)
-
-
-def describe_rehearsal(figures: dict) -> str:
-    """Describe how much of an epoch is rehearsal; "" if nothing is."""
-    if not figures["rows_an_epoch"]:
-        return ""
-    return (
-        f"{figures['share']:.0%} of an epoch is rehearsal: {figures['rows_an_epoch']:,} rows in "
-        f"each, of {figures['rows']:,} that the base voice has spoken."
-    )
-
-
-def finetuning_figures(model: GPTConfig, finetuning: Finetuning) -> dict:
-    """What of `model` trains, for the report."""
-    figures = finetuning.identity()
-    figures["tables_first"] = finetuning.config.tables_first
-    figures["trained_parameters"] = count_trained(model, finetuning).learning
-    figures["parameters"] = count_parameters(model)
-    return figures

@@ -1,7 +1,7 @@
 """Notebook 05: which switches pay off on this device, alone and together.
 
-Every variant trains on the same batches in a process of its own. Results are cached, so an
-interrupted benchmark resumes. What pays off is written to a file for notebook 02.
+Every variant trains on the same batches in a process of its own, and its result is cached. What
+pays off is written to a file for notebook 02.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from kit.base.config import build
 from kit.base.errors import KitError
-from kit.base.formatting import format_memory
 from kit.base.hardware import versions
 from kit.batches.code_cache import CodeCache
 from kit.notebook.plots import bars
@@ -17,10 +16,9 @@ from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.notebook.style import GIB
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.base_model import finetuning_of
-from kit.training.switches import LABELS
+from kit.recipes.trained_parts import finetuning_of
 from kit.tuning.memory_plan import count_parameters
-from kit.tuning.trial_results import (
+from kit.tuning.recommend import (
     Decision,
     Trial,
     choose_switches,
@@ -38,29 +36,6 @@ from kit.tuning.trials import (
     run_trials,
     variants,
 )
-
-
-def measured_effects(run: ActiveRun) -> dict[str, str]:
-    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
-
-    {} before notebook 05 has run; a switch that did not run has no entry.
-    """
-    bench = run.report().get("bench", {}).get("preset", {})
-    variants = bench.get("variants", {})
-    same_device = bench.get("device") == run.hw.name
-    where = "here" if same_device else f"on {bench.get('device', 'another machine')}"
-    pairs = {name: (name, "baseline") for name in LABELS}
-    pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
-    effects = {}
-    for name, (on, off) in pairs.items():
-        after = variants.get(on, {})
-        before = variants.get(off, {})
-        if "steps_per_s" not in after or "steps_per_s" not in before:
-            continue
-        times = after["steps_per_s"] / before["steps_per_s"]
-        more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
-        effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
-    return effects
 
 
 class Benchmark:
@@ -84,12 +59,9 @@ class Benchmark:
         self.active = run
         self.model = model
         self.goal = goal
-        over = {}
-        if steps:
-            over["steps"] = steps
-        if rounds:
-            over["rounds"] = rounds
-        self.config = build(TrialConfig, run.section("trials"), **over)
+        asked = {"steps": steps, "rounds": rounds}
+        given = {name: number for name, number in asked.items() if number}
+        self.config = build(TrialConfig, run.section("trials"), **given)
         self.folder = run.folder / "bench"
         self.task = self._task()
         self.variants = variants(self.task, self.config)
@@ -146,17 +118,17 @@ class Benchmark:
         A switch that is not available here becomes a row with the reason.
         """
         self.measured = self._trials(self.variants, "trials")
-        count = sum(row.loss is not None for row in self.measured)
-        return Result(line=f"{count} of {len(self.measured)} variants ran")
+        return Result(line=f"{len(self.ran)} of {len(self.measured)} variants ran")
+
+    @property
+    def ran(self) -> list[Trial]:
+        return [row for row in self.measured if row.loss is not None]
 
     def choose(self) -> Result:
         """Keep each switch that pays off, and measure the chosen set once more."""
         self.decisions = choose_switches(self.measured, self.goal)
         self.measured = self._trials([*self.variants, chosen(self.decisions)], "chosen set")
-        lines = [
-            f"{'keep' if decision.on else 'drop':5} {decision.label}: {decision.reason}"
-            for decision in self.decisions
-        ]
+        lines = [f"{'keep' if d.on else 'drop':5} {d.label}: {d.reason}" for d in self.decisions]
         return Result(line="\n".join(lines))
 
     def _trials(self, sets: list, label: str) -> list[Trial]:
@@ -164,22 +136,18 @@ class Benchmark:
 
     def speed(self) -> Result:
         """Steps per second, from the baseline at the top to the chosen set at the bottom."""
-        rows = [row for row in self.measured if row.loss is not None]
-        names = [row.label for row in rows]
-        picture = bars(names, [row.steps_per_s for row in rows], "steps/s", "Speed")
-        first = rows[0]
-        last = rows[-1]
-        times = last.steps_per_s / first.steps_per_s
-        line = f"{last.label}: {times:.2f}x as fast as {first.label}"
-        return Result(line=line, pictures=[picture])
+        names = [row.label for row in self.ran]
+        steps_per_s = [row.steps_per_s for row in self.ran]
+        times = steps_per_s[-1] / steps_per_s[0]
+        line = f"{names[-1]}: {times:.2f}x as fast as {names[0]}"
+        return Result(line=line, pictures=[bars(names, steps_per_s, "steps/s", "Speed")])
 
     def memory(self) -> Result:
         """Peak memory of the same variants."""
-        rows = [row for row in self.measured if row.loss is not None]
-        names = [row.label for row in rows]
-        sizes = [row.peak_memory_bytes / GIB for row in rows]
+        names = [row.label for row in self.ran]
+        sizes = [row.peak_memory_bytes / GIB for row in self.ran]
         picture = bars(names, sizes, "GiB", "Peak memory")
-        return Result(line=f"{rows[-1].label}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
+        return Result(line=f"{names[-1]}: {sizes[-1]:.2f} GiB at most", pictures=[picture])
 
     def table(self) -> Result:
         """All figures."""

@@ -1,11 +1,12 @@
 """Notebook 03: is the voice intelligible? And the checklist of a whole run.
 
 Held-out sentences are spoken, transcribed by the recogniser and compared with the recordings.
-Results are cached: the same weights with the same settings are not evaluated twice.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
+from kit.audio.clip import load_wave
 from kit.base.config import build
 from kit.base.files import file_digest
 from kit.base.formatting import format_gib
@@ -22,6 +23,7 @@ from kit.inference.evaluate import (
     problems_of,
     save_samples,
     suggest_fix,
+    transcribe,
 )
 from kit.inference.word_alignment import WordPair, count_kinds, word_stats
 from kit.model.weights import WEIGHTS
@@ -43,7 +45,7 @@ class Evaluation:
     """The evaluation of a run; `run()` is all of it.
 
     `sentences` 0 takes their number from the preset. Raises KitError if an earlier notebook has
-    not run yet, SpeechError and KitError for missing or damaged files.
+    not run yet, and for missing or damaged files.
     """
 
     def __init__(self, run: ActiveRun, sentences: int = 0):
@@ -101,8 +103,9 @@ class Evaluation:
             "raw, read once": once.wave,
             self.best_of(self.weights): spoken.wave,
         }
+        (transcript,) = transcribe(data.recognizer, [spoken.wave], data.rate_hz)
         return Result(
-            line=f"{row.text} | transcript: {data.transcribe(spoken.wave)}",
+            line=f"{row.text} | transcript: {transcript}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
             sounds=players_of(waves, data.rate_hz),
         )
@@ -116,7 +119,7 @@ class Evaluation:
 
     def compare_weights(self) -> Result:
         """Every sentence spoken once with the last weights, and with their average if any."""
-        scores = self.scores_read_once()
+        scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
         figures = {f"cer_{name}": score.cer for name, score in scores.items()}
         line = f"CER read once: {error_rates(scores)}"
         return self.record(line, figures, self.error_bars(scores), scores_table(scores))
@@ -126,10 +129,8 @@ class Evaluation:
         best = self.data.best
         self.weights = best
         chosen = self.data.spoken["held_out"].scores
-        figures = chosen.figures()
-        figures["weights"] = best
-        figures["candidates"] = self.data.sampling.best_of
-        scores = self.scores_read_once()
+        scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
+        figures = chosen.figures() | {"weights": best, "candidates": self.data.sampling.best_of}
         line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
         scores[self.best_of(best)] = chosen
         return self.record(line, figures, self.error_bars(scores), scores_table(scores))
@@ -139,11 +140,10 @@ class Evaluation:
         scores = {split: spoken.scores for split, spoken in self.data.spoken.items()}
         floors = {split: self.data.floor(split) for split in scores}
         figures = {}
-        for split in scores:
+        for split, floor in floors.items():
             if split != "held_out":
-                figures[split] = scores[split].figures()
-                figures[split]["cer_floor"] = floors[split].cer
-                figures[split]["cer_codec"] = floors[split].cer_codec
+                floor_figures = {"cer_floor": floor.cer, "cer_codec": floor.cer_codec}
+                figures[split] = scores[split].figures() | floor_figures
         groups = {
             "the voice": [100 * score.cer for score in scores.values()],
             "codec": [100 * floor.cer_codec for floor in floors.values()],
@@ -164,28 +164,26 @@ class Evaluation:
         losses = loss_by_speaker(data.voices[self.weights], clips)
         if not losses:
             return Result(line="Speaker conditioning: not evaluated, there is only one speaker.")
-        figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
-        self.active_run.record(eval=figures)
-        costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
-        line = "Speaker conditioning, nats per code with the own reference (another's): "
-        line += ", ".join(costs)
-        problems = problems_of(speaker_checks(self.active_run))
         groups = {
             "own reference": [loss.own for loss in losses.values()],
             "another's": [loss.other for loss in losses.values()],
         }
         title = "Does the model use the speaker reference?"
-        pictures = [grouped_bars(list(losses), groups, "nats per code", title)]
-        line = "\n".join([line, *problems])
-        return Result(line=line, pictures=pictures, figures=figures, shown=False)
+        picture = grouped_bars(list(losses), groups, "nats per code", title)
+        costs = [f"{name} {loss.own:.3f} ({loss.other:.3f})" for name, loss in losses.items()]
+        line = "Speaker conditioning, nats per code with the own reference (another's): "
+        figures = {"whose_voice": {name: vars(loss) for name, loss in losses.items()}}
+        result = self.record(line + ", ".join(costs), figures, picture)
+        problems = problems_of(speaker_checks(self.active_run))
+        return dataclasses.replace(result, line="\n".join([result.line, *problems]))
 
     def losses(self) -> Result:
         """Held-out loss along training: of the last weights, and of their average."""
         lines = held_out_losses(read_log(self.active_run.path("train.jsonl")))
         final = {name: values[-1] for name, (_, values) in lines.items()}
         figures = {f"{name.lower()}_loss": loss for name, loss in final.items()}
-        losses = ", ".join(f"{name} {loss:.3f}" for name, loss in final.items())
-        line = f"Held-out loss at the end: {losses}"
+        line = "Held-out loss at the end: "
+        line += ", ".join(f"{name} {loss:.3f}" for name, loss in final.items())
         if "EMA" in final:
             percent = 100 * (1 - final["EMA"] / final["raw"])
             where = "below" if percent >= 0 else "above"
@@ -195,7 +193,7 @@ class Evaluation:
     def word_errors(self) -> Result:
         """Kinds of word errors and the worst words, beside the recogniser's own errors."""
         pairs = self.data.word_pairs()
-        on_codec = self.data.codec_word_pairs()
+        on_codec = self.data.word_pairs(of_codec=True)
         counts = count_kinds(pairs)
         words = sum(len(pair.words) for pair in pairs)
         errors = {kind.replace(" ", "_"): count for kind, count in counts.items()}
@@ -245,9 +243,11 @@ class Evaluation:
         for spoken in (*data.by_weights.values(), *data.spoken.values()):
             written += spoken.samples
         self.active_run.record(samples=written)
-        first = {split: spoken.samples[0] for split, spoken in data.spoken.items()}
-        waves = {split: data.sample_wave(sample) for split, sample in first.items()}
-        captions = {f"{split}: {first[split]['text']}": wave for split, wave in waves.items()}
+        waves, captions = {}, {}
+        for split, spoken in data.spoken.items():
+            first = spoken.samples[0]
+            waves[split] = load_wave(str(folder / first["wav"]), data.rate_hz)
+            captions[f"{split}: {first['text']}"] = waves[split]
         return Result(
             line=f"{len(written)} samples in {folder / 'samples'}",
             pictures=[mel_picture(waves, data.rate_hz, data.front_end)],
@@ -265,15 +265,11 @@ class Evaluation:
     def best_of(self, weights: str) -> str:
         return f"{weights}, best of {self.data.sampling.best_of}"
 
-    def scores_read_once(self) -> dict[str, Scores]:
-        return {name: spoken.scores for name, spoken in self.data.by_weights.items()}
-
     def error_bars(self, scores: dict[str, Scores]) -> Figure:
         """Character error rates of the recordings, of the codec, and of `scores`."""
         floor = self.data.floor("held_out")
         percent = {"recordings": 100 * floor.cer, "codec": 100 * floor.cer_codec}
-        for name, score in scores.items():
-            percent[name] = 100 * score.cer
+        percent |= {name: 100 * score.cer for name, score in scores.items()}
         title = f"Character error rate, {len(self.data.held_out)} held-out sentences"
         return bars(list(percent), percent.values(), "%", title)
 
@@ -286,14 +282,8 @@ def scores_table(scores: dict[str, Scores]) -> list[tuple[str, ...]]:
     """Rows of a table of `scores` by name, the headings first."""
     grid = [("", "CER", "ended by themselves", "length", "ran away", "sentences")]
     for name, score in scores.items():
-        row = (
-            f"{score.cer:.2%}",
-            f"{score.eos_rate:.1%}",
-            f"{score.duration_ratio:.2f} x",
-            f"{score.runaway_rate:.1%}",
-            str(score.sentences),
-        )
-        grid.append((name, *row))
+        rates = (f"{score.cer:.2%}", f"{score.eos_rate:.1%}", f"{score.duration_ratio:.2f} x")
+        grid.append((name, *rates, f"{score.runaway_rate:.1%}", str(score.sentences)))
     return grid
 
 
@@ -356,6 +346,8 @@ class Checklist:
     def __init__(self, run: Run):
         self.active_run = run
         self.report = run.report()
+        manifest = build(ManifestConfig, run.section("manifest"))
+        self.max_rejected_percent = manifest.max_rejected_percent
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
@@ -365,35 +357,20 @@ class Checklist:
             mark = "to do" if check.problem else "pass"
             rows.append((mark, check.what, check.found, check.wanted, check.problem))
         problems = problems_of(checks)
-        if not problems:
-            return Result(line=f"All {len(checks)} checks pass: the voice is ready.", grid=rows)
-        passed = len(checks) - len(problems)
-        line = f"{passed} of {len(checks)} checks pass. Next: {problems[0]}"
+        line = f"All {len(checks)} checks pass: the voice is ready."
+        if problems:
+            passed = len(checks) - len(problems)
+            line = f"{passed} of {len(checks)} checks pass. Next: {problems[0]}"
         return Result(line=line, grid=rows)
 
     def checks(self) -> list[Check]:
-        """Every check, passed or not."""
-        manifest = build(ManifestConfig, self.active_run.section("manifest"))
-        max_percent = manifest.max_rejected_percent
+        hours = f"{MIN_HOURS:g} hours of a person, or a base model"
+        rejected = f"at most {self.max_rejected_percent:g} % of the hours"
+        letters = "no bytes, every text comes back"
         table = (
-            (
-                "enough recordings",
-                f"{MIN_HOURS:g} hours of a person, or a base model",
-                "prepare",
-                self.recordings,
-            ),
-            (
-                "few rejected clips",
-                f"at most {max_percent:g} % of the hours",
-                "prepare",
-                lambda: self.rejected(max_percent),
-            ),
-            (
-                "the tokenizer knows the letters",
-                "no bytes, every text comes back",
-                "prepare",
-                self.tokens,
-            ),
+            ("enough recordings", hours, "prepare", self.recordings),
+            ("few rejected clips", rejected, "prepare", self.rejected),
+            ("the tokenizer knows the letters", letters, "prepare", self.tokens),
             ("texts match their sound", "judged", "prepare", self.alignment),
             ("the preset suits the machine", "the one for its memory", "setup", self.preset),
             ("a step fits into memory", "within the limit", "train", self.memory),
@@ -414,10 +391,10 @@ class Checklist:
         found = f"{data['hours']:.2f} hours, {data['utterances']:,} utterances"
         return found, too_few_hours(self.active_run, data["hours"])
 
-    def rejected(self, max_percent: float) -> tuple[str, str]:
+    def rejected(self) -> tuple[str, str]:
         data = self.report["data"]
         found = f"{data['refused_percent']:.2f} %, {data['refused']:,} rows"
-        too_many = data["refused_percent"] > max_percent
+        too_many = data["refused_percent"] > self.max_rejected_percent
         return found, "ledger.jsonl names each row and its fix" if too_many else ""
 
     def tokens(self) -> tuple[str, str]:
@@ -459,13 +436,8 @@ class Checklist:
             what = "the voice is intelligible"
             problem = self.command("evaluate")
             return [Check(what=what, found="not yet", wanted="the gate passed", problem=problem)]
-        scores = Scores(
-            cer=figures["cer"],
-            eos_rate=figures["eos_rate"],
-            duration_ratio=figures["duration_ratio"],
-            runaway_rate=figures["runaway_rate"],
-            sentences=figures["sentences"],
-        )
+        names = ("cer", "eos_rate", "duration_ratio", "runaway_rate", "sentences")
+        scores = Scores(**{name: figures[name] for name in names})
         return voice_checks(self.active_run, scores, figures["cer_floor"])
 
     def command(self, name: str) -> str:

@@ -1,14 +1,8 @@
-"""What an evaluation works with: a run's voices, the texts, and their transcripts.
-
-Results are cached in the run's folder with a digest of everything they depend on, so nothing is
-spoken twice.
-"""
+"""What an evaluation works with: a run's voices, the texts, and their cached transcripts."""
 
 import dataclasses
 import functools
 
-import soundfile
-import torch
 from torch import Tensor
 
 from kit.audio.clip import load_wave
@@ -16,12 +10,11 @@ from kit.audio.codec import load_codec
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import by_former_names
 from kit.base.errors import KitError
-from kit.base.files import digest, file_digest
-from kit.base.result_cache import cached_result
+from kit.base.files import cached_result, digest, file_digest
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.code_reader import READER
-from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score, transcribe
+from kit.inference.evaluate import NoiseFloor, Scores, noise_floor, save_samples, score
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import SOUND, load_voices
 from kit.inference.word_alignment import WordPair, align_words
@@ -81,27 +74,15 @@ class EvaluationData:
             )
 
     def speakable(self, rows: list[Utterance]) -> list[Utterance]:
-        """Those of `rows` whose letters the training text has."""
         return [row for row in rows if self.voices["raw"].can_speak(row.text)]
 
     def split(self, name: str) -> list[Utterance]:
-        """The rows of a split that the voice can speak."""
         if name == "held_out":
             return self.held_out
         return self.speakable(rows_in_split(self.rows, name))
 
     def recording(self, row: Utterance) -> Tensor:
-        """The waveform (L,) of a row."""
         return load_wave(row.audio, self.rate_hz)
-
-    def sample_wave(self, sample: dict) -> Tensor:
-        """The waveform (L,) of a saved sample."""
-        samples = soundfile.read(self.run.folder / sample["wav"], dtype="float32")[0]
-        return torch.from_numpy(samples)
-
-    def transcribe(self, wave: Tensor) -> str:
-        """The recogniser's transcript of `wave` (L,)."""
-        return transcribe(self.recognizer, [wave], self.rate_hz)[0]
 
     def floor(self, split: str) -> NoiseFloor:
         """The recogniser's errors on the recordings of `split`."""
@@ -171,18 +152,18 @@ class EvaluationData:
                 spoken[split] = self.speak(split, self.best, self.sampling, self.best)
         return spoken
 
-    def word_pairs(self) -> list[WordPair]:
-        """The words of all texts, aligned with the transcripts of the voice."""
+    def word_pairs(self, of_codec: bool = False) -> list[WordPair]:
+        """The words of all texts, aligned with the transcripts of the voice.
+
+        `of_codec`: with those of the recordings after the codec.
+        """
         pairs = []
         for split, spoken in self.spoken.items():
-            pairs += aligned(self.split(split), spoken.scores.transcripts)
-        return pairs
-
-    def codec_word_pairs(self) -> list[WordPair]:
-        """The same words, aligned with the transcripts of the recordings after the codec."""
-        pairs = []
-        for split in self.spoken:
-            pairs += aligned(self.split(split), self.floor(split).transcripts)
+            transcripts = spoken.scores.transcripts
+            if of_codec:
+                transcripts = self.floor(split).transcripts
+            for row, line in zip(self.split(split), transcripts, strict=True):
+                pairs += align_words(row.text, line)
         return pairs
 
     def worst_sentence(self) -> int:
@@ -193,14 +174,6 @@ class EvaluationData:
             for row, line in zip(self.held_out, transcripts)
         ]
         return errors.index(max(errors))
-
-
-def aligned(rows: list[Utterance], transcripts: tuple[str, ...]) -> list[WordPair]:
-    """The words of `rows` aligned with `transcripts`, one text after the other."""
-    pairs = []
-    for row, line in zip(rows, transcripts, strict=True):
-        pairs += align_words(row.text, line)
-    return pairs
 
 
 def as_dicts(rows: list[Utterance]) -> list[dict]:

@@ -1,7 +1,7 @@
 """Notebook 07: fine-tune a base model, such as a released XTTS-v2, on recordings.
 
-The recipes of notebooks 01 and 02 with a base model, and around them what only such a run asks: can
-the tokenizer spell the language, how does the voice sound before and after, what has it forgotten?
+The recipes of notebooks 01 and 02, and what only such a run asks: can the tokenizer spell the
+language, how does the voice sound before and after, what has it forgotten?
 """
 
 import copy
@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from kit.audio.reference import load_reference
-from kit.base.files import write_atomic
+from kit.base.files import encode_wav, write_atomic
 from kit.base.hardware import on_device
-from kit.base.wav import encode_wav
+from kit.base.run import find_run
 from kit.batches.code_cache import CodeCache, reference_rows
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
@@ -25,27 +25,26 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.inference.voice_files import load_voice
 from kit.model.gpt import SpeechGPT
-from kit.model.warm_start import extend_positions
-from kit.model.weights import WEIGHTS
+from kit.model.weights import WEIGHTS, extend_positions
 from kit.notebook.result import Result, Sound
-from kit.recipes import prepare as results
 from kit.recipes.active_run import ActiveRun, active_run
-from kit.recipes.base_languages import BaseLanguages
 from kit.recipes.base_model import (
     RELEASE,
     WITH_THEM,
-    first_model,
     folder_of,
-    load_base_tokenizer,
+    inherited_licence,
     release_weights,
 )
 from kit.recipes.prepare import Preparation
+from kit.recipes.prepare_parts import compare_tokenizers
+from kit.recipes.rehearsal import BaseLanguages
 from kit.recipes.run_source import sampling_of
-from kit.recipes.train import Training
+from kit.recipes.train import SPOKEN, Training
+from kit.recipes.trained_parts import first_model, load_base_tokenizer
 from kit.recipes.training_samples import spoken_samples
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import load_vocabulary, tag_of
-from kit.text.tokenizer_report import tokenizer_report
+from kit.text.train_tokenizer import tokenizer_report
 from kit.tuning.memory_plan import count_parameters
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -81,8 +80,7 @@ class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
     `base_model`, `data`, `language` and `accept_license` are as `Preparation` takes them;
-    "CPML" accepts the licence of a released XTTS-v2, without which nothing is read. `max_steps`,
-    `session_hours` and `quota_gb` are as `Training` takes them. `rehearsal` is the share of an
+    `max_steps`, `session_hours` and `quota_gb` as `Training` does. `rehearsal` is the share of an
     epoch's rows in which the voice repeats sentences of its base model's languages (None: the run's
     setting).
     """
@@ -112,6 +110,7 @@ class FineTune:
             run, data, language, base_model=base_model, accept_license=accept_license
         )
         self.active_run = self.prepare.active_run
+        self.language = self.prepare.source.language
 
     def run(self) -> Iterator[Result]:
         """Run every step without a notebook; finished steps are not repeated."""
@@ -126,12 +125,7 @@ class FineTune:
         yield self.forgetting()
         yield self.export()
 
-    @property
-    def language(self) -> str:
-        return self.prepare.source.language
-
     def describe_base(self) -> Result:
-        """The base model, its licence and its size."""
         source = self.active_run.report().get("start_from", {})
         model = self.prepare.model
         parameters = count_parameters(model)
@@ -158,7 +152,7 @@ class FineTune:
         rows = self.prepare.checked.kept
         texts = [row.text for row in rows_in_split(rows, "held_out") or rows]
         base = load_base_tokenizer(self.active_run, self.language)
-        return results.compare_tokenizers({"its own pieces": tokenizer_report(base, texts)})
+        return compare_tokenizers({"its own pieces": tokenizer_report(base, texts)})
 
     def grow(self) -> Result:
         """Add tokens learned from the texts behind its own, whose ids stay; before and after."""
@@ -166,13 +160,8 @@ class FineTune:
 
     def to_codes(self) -> Result:
         """The rest of 01_data_prep in one go: a line each, and the codec to listen to."""
-        prepare = self.prepare
-        codec = prepare.train_codec()
-        steps = [codec, prepare.train_recognizer(), prepare.align(), prepare.cut_long()]
-        steps += [prepare.fit_positions(), prepare.encode()]
-        steps += [prepare.measure_lengths(), prepare.make_batches()]
-        if prepare.rehearses:
-            steps.append(prepare.rehearse())
+        steps = list(self.prepare.to_batches())
+        codec = steps[0]
         line = "\n".join(step.line for step in steps)
         return Result(line=line, pictures=codec.pictures, sounds=codec.sounds)
 
@@ -180,7 +169,7 @@ class FineTune:
     def training(self) -> Training:
         """The training of 02_train, with what `to_codes` wrote."""
         run = self.active_run
-        return Training(active_run(run.name, kept=run.kept), **self.duration)
+        return Training(active_run(find_run(name=run.name), run.kept), **self.duration)
 
     @cached_property
     def sampling(self) -> GenerateConfig:
@@ -189,21 +178,18 @@ class FineTune:
     @cached_property
     def base_languages(self) -> BaseLanguages:
         """The base model and its languages, for the steps after training."""
-        return self.load_base()
-
-    def load_base(self) -> BaseLanguages:
-        """Load the base model; not cached before training, as it is large."""
         return BaseLanguages(self.training.active, self.training.data.voice(), self.sampling)
 
     @property
     def sentence(self) -> str:
-        """The held-out sentence that training speaks, too."""
+        """The held-out sentence that training speaks, too; "" if none can be spoken."""
         rows = self.training.data.held_out_sentences(1)
         return rows[0].text if rows else ""
 
     def before(self) -> Result:
         """How the voice sounds before the first step: in the run's language and in its own."""
-        sounds = self.untrained_sounds() + self.load_base().sounds()
+        sounds = self.untrained_sounds() + self.base_languages.sounds()
+        del self.base_languages  # large: training needs the memory
         return Result(line=f"{len(sounds)} sentences before the first step", sounds=sounds)
 
     def untrained_sounds(self) -> list[Sound]:
@@ -216,12 +202,13 @@ class FineTune:
             return self.speak(voice, "before")
 
     def speak(self, voice: Voice, when: str) -> list[Sound]:
-        """The run's sentence by `voice`, once; [] if no held-out sentence can be spoken."""
-        if not self.sentence:
+        """The run's sentence by `voice`, once; [] if there is none."""
+        sentence = self.sentence
+        if not sentence:
             return []
         once = dataclasses.replace(self.sampling, best_of=1, retries=0)
-        (speech,) = voice.speak([self.sentence], voice.speakers[0], once)
-        caption = f"{voice.language}, {when}: {self.sentence}"
+        (speech,) = voice.speak([sentence], voice.speakers[0], once)
+        caption = f"{voice.language}, {when}: {sentence}"
         wave = speech.wave.cpu().numpy()
         return [Sound(caption=caption, wave=wave, sample_rate_hz=voice.codec.sample_rate)]
 
@@ -244,7 +231,7 @@ class FineTune:
     def after(self) -> Result:
         """The same sentences before, during and after training, in old and new languages."""
         sounds = self.untrained_sounds()
-        sounds += spoken_samples(self.training.samples_folder)
+        sounds += spoken_samples(self.active_run.folder / SPOKEN)
         sounds += self.speak(self.voice, "after")
         pairs = zip(self.base_languages.sounds(), self.base_languages.sounds(self.tuned))
         for before, after in pairs:
@@ -253,7 +240,6 @@ class FineTune:
         return Result(line=f"The same sentences, {len(sounds)} times", sounds=sounds)
 
     def forgetting(self) -> Result:
-        """How much of the base model's languages is lost."""
         return self.base_languages.forgetting(self.tuned)
 
     def export(self, weights: str = "fp16") -> Result:
@@ -262,8 +248,9 @@ class FineTune:
         `weights` is "fp16" or "fp32".
         """
         run = self.training.active
-        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling)]
-        release, _ = folder_of(run, self.base_model, self.accept_license)
+        licence = inherited_licence(run)
+        folders = [export_voice(self.voice, run.path("export"), weights, self.sampling, licence)]
+        release, _ = folder_of(run, self.base_model, self.accept_license or licence)
         if release_weights(release):
             coqui = run.path("coqui")
             export_for_coqui(run, self.voice, release, coqui, weights)
@@ -284,9 +271,8 @@ def export_for_coqui(
 ) -> None:
     """Write `voice` to `folder` as an XTTS-v2; what training did not change comes from `release`.
 
-    Writes model.pth and model.safetensors, config.json, vocab.json, dvae.pth, mel_stats.pth; a
-    recording of the first speaker, the licence, and a README. `weights` is fp32 or fp16. Raises
-    KitError for a release that is missing or damaged, DiskError if the disk is full.
+    A recording of the first speaker, the licence and a README are beside it. `weights` is fp32 or
+    fp16. Raises KitError for a release that is missing or damaged, DiskError if the disk is full.
     """
     xtts = load_xtts(release)
     model = extend_positions(voice.model, xtts.model)

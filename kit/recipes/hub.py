@@ -1,8 +1,6 @@
 """Share a voice on the Hugging Face hub, and get one from there.
 
-`push` uploads the exported voice of a run with a model card. `voice_folder` finds a voice by the
-path of its folder or by `hf://OWNER/NAME@REVISION`. Pushing, and private repositories, need
-HF_TOKEN or `hf auth login`.
+Pushing, and private repositories, need HF_TOKEN or `hf auth login`.
 """
 
 import math
@@ -26,6 +24,8 @@ from kit.notebook.result import Result
 HUB = "hf://"
 SAMPLES = 4  # recordings of the voice that are uploaded
 EXPORT_FILES = (*FILES, CARD)
+BESIDE_THEM = (READER, "README.md")  # where the voice has them
+LICENCE = "CPML"  # of XTTS-v2 and of all that is made from it
 CPML = {
     "license": "other",
     "license_name": "coqui-public-model-license",
@@ -38,6 +38,31 @@ from kit.recipes.serve import serve
 
 serve(voice_folder("{name}"), host="0.0.0.0")
 '''
+MODEL_CARD = """---
+{header}
+---
+
+# {name}
+
+Speakers: {speakers}.
+
+| what | figure |
+|---|---|
+{figures}
+
+{samples}## Use
+
+    python -m kit speak --voice hf://{repository} --text "..." --out speech.wav
+    python -m kit serve --voice hf://{repository}
+
+## Consent and intended use
+
+{consent}
+
+## Licence
+
+{licence}
+"""
 NOT_STATED = "To be filled in by the owner of the voice."
 
 
@@ -75,10 +100,12 @@ def push(
     api = HfApi(endpoint=endpoint())
     repository = f"{owner}/{name}"
     with tempfile.TemporaryDirectory() as temporary:
-        files = voice_files(run, folder, Path(temporary) / "voice", repository, license, consent)
+        files = Path(temporary) / "voice"
+        write_voice(run, folder, files, repository, license, consent)
         upload(api, repository, files, public, "model")
         if space:
-            page = space_files(Path(temporary) / "space", repository, install)
+            page = Path(temporary) / "space"
+            write_space(page, repository, install)
             upload(api, repository, page, public, "space")
     return Result(line=f"The voice is at {api.endpoint}/{repository}")
 
@@ -86,13 +113,11 @@ def push(
 def upload(api, repository: str, folder: Path, public: bool, kind: str) -> None:
     """Upload `folder` in one commit. Raises KitError with the hub's reason."""
     how = {"space_sdk": "gradio"} if kind == "space" else {}
+    message = "Upload a voice" if kind == "model" else "Upload its page"
     try:
         api.create_repo(repository, private=not public, exist_ok=True, repo_type=kind, **how)
         api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            repo_type=kind,
-            commit_message="Upload a voice" if kind == "model" else "Upload its page",
+            repo_id=repository, folder_path=folder, repo_type=kind, commit_message=message
         )
     except Exception as error:  # of the library and below; they differ from version to version
         raise KitError(
@@ -101,10 +126,10 @@ def upload(api, repository: str, folder: Path, public: bool, kind: str) -> None:
         ) from error
 
 
-def voice_files(
+def write_voice(
     run: Run, export: Path, folder: Path, repository: str, license: str, consent: str
-) -> Path:
-    """Copy the export with samples and a model card to `folder`; return it."""
+) -> None:
+    """Write the export with samples and a model card to the new `folder`."""
     folder.mkdir()
     for name in (*EXPORT_FILES, READER):
         if (export / name).is_file():
@@ -118,7 +143,6 @@ def voice_files(
             shutil.copyfile(path, folder / samples[-1][0])
     text = model_card(run, export, repository, license, consent, samples)
     (folder / "README.md").write_text(text, encoding="utf-8")
-    return folder
 
 
 def model_card(
@@ -133,39 +157,29 @@ def model_card(
         "pipeline_tag": "text-to-speech",
         "library_name": "voicekit",
     }
-    if "licence" in base:
+    if "licence" in base or card.licence:
         header |= CPML
+        license = "Coqui Public Model License: no commercial use of the model or its speech."
     elif license:
         header["license"] = license
     download = base.get("download") or {}
     if "repository" in download:
         header["base_model"] = download["repository"]
-    lines = ["---", yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(), "---", ""]
-    lines += [f"# {repository.partition('/')[2]}", "", f"Speakers: {', '.join(card.speakers)}."]
-    lines += ["", "| what | figure |", "|---|---|"]
-    lines += [f"| {what} | {figure} |" for what, figure in card_figures(report).items()]
+    figures = [f"| {what} | {figure} |" for what, figure in card_figures(report).items()]
+    played = []
     for path, text in samples:
         source = f"https://huggingface.co/{repository}/resolve/main/{path}"
-        lines += ["", f'{text}<br><audio controls src="{source}"></audio>']
-    lines += [
-        "",
-        "## Use",
-        "",
-        f'    python -m kit speak --voice hf://{repository} --text "..." --out speech.wav',
-        f"    python -m kit serve --voice hf://{repository}",
-        "",
-        "## Consent and intended use",
-        "",
-        consent or NOT_STATED,
-        "",
-        "## Licence",
-        "",
-        "Coqui Public Model License: no commercial use of the model or its speech."
-        if "licence" in base
-        else license or NOT_STATED,
-        "",
-    ]
-    return "\n".join(lines)
+        played.append(f'{text}<br><audio controls src="{source}"></audio>\n\n')
+    return MODEL_CARD.format(
+        header=yaml.safe_dump(header, allow_unicode=True, sort_keys=False).strip(),
+        name=repository.partition("/")[2],
+        speakers=", ".join(card.speakers),
+        figures="\n".join(figures),
+        samples="".join(played),
+        repository=repository,
+        consent=consent or NOT_STATED,
+        licence=license or NOT_STATED,
+    )
 
 
 def card_figures(report: dict) -> dict[str, str]:
@@ -182,66 +196,69 @@ def card_figures(report: dict) -> dict[str, str]:
     return figures
 
 
-def space_files(folder: Path, repository: str, install: str) -> Path:
-    """Write a Space that serves the voice to `folder`; return it."""
+def write_space(folder: Path, repository: str, install: str) -> None:
+    """Write a Space that serves the voice to the new `folder`."""
     folder.mkdir()
     header = {"title": repository.partition("/")[2], "sdk": "gradio", "app_file": "app.py"}
     readme = f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n"
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / "app.py").write_text(SPACE_APP.format(name=HUB + repository), encoding="utf-8")
     (folder / "requirements.txt").write_text(f"{install}\ngradio\n", encoding="utf-8")
-    return folder
 
 
-def is_on_hub(name: str) -> bool:
-    return name.startswith(HUB)
+def licence_in(export: Path) -> str:
+    """The licence that a base model has passed on to the voice in `export`; "" if none is known.
+
+    Voices that older kits pushed have it in their model card alone.
+    """
+    readme = export / "README.md"
+    in_header = f"license_name: {CPML['license_name']}\n"
+    if readme.is_file() and in_header in readme.read_text(encoding="utf-8", errors="replace"):
+        return LICENCE
+    return read_card(export).licence
 
 
 def voice_folder(name: str, runs: Path | None = None) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    Downloads it once for all runs in `runs`. Raises KitError if there is none, DownloadError and
+    Downloads it once for all runs in `runs`. Raises KitError if there is none, KitError and
     DiskError if the download fails.
     """
-    if not is_on_hub(name):
+    if not name.startswith(HUB):
         folder = Path(name).expanduser()
         if not (folder / CARD).is_file():
             raise KitError(f"There is no exported voice in {folder}: {FIX}")
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
-    commit, _ = list_files(repository, revision or "main")
-    return fetch_export(repository, commit, runs or run_folder().parent)[0]
-
-
-def is_voice(repository: str, revision: str, runs: Path) -> bool:
-    """Return whether the repository holds a voice of this kit, of which one in `runs` is enough."""
-    if fetched(copy_of(repository, revision, runs), EXPORT_FILES):
-        return True
-    return CARD in list_files(repository, revision)[1]
-
-
-def fetch_export(repository: str, revision: str, runs: Path) -> tuple[Path, dict]:
-    """Download the exported voice unless it is there; return its folder and download's record."""
-    return fetch_once(repository, revision, runs, EXPORT_FILES, (READER, "README.md"))
+    listing = list_files(repository, revision or "main")
+    folder = copy_of(repository, listing[0], runs or run_folder().parent)
+    fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
+    return folder
 
 
 def fetch_once(
-    repository: str, revision: str, runs: Path, names: tuple[str, ...], optional: tuple[str, ...]
-) -> tuple[Path, dict]:
-    """Download `names`, once for all runs in `runs`; return their folder and download's record.
+    repository: str,
+    revision: str,
+    folder: Path,
+    names: tuple[str, ...],
+    optional: tuple[str, ...],
+    listing: tuple | None = None,
+) -> dict:
+    """Download `names`, and those in `optional` that exist, unless they are there.
 
-    Those in `optional` come too where they exist. Waits while another process downloads them.
-    Raises DownloadError and DiskError if the download fails.
+    Returns the download's record. Waits while another process downloads them. `listing` is what
+    `list_files` has answered, if it was asked. Raises KitError and DiskError if the download
+    fails.
     """
-    folder = copy_of(repository, revision, runs)
     record = fetched(folder, names)
     if not record:
         lock = make_folder(folder.parent) / f".{folder.name}.lock"
         with held(lock, f"fetching {HUB}{repository}@{revision}", math.inf, print):
             progress = Ticker("bytes downloaded")
-            record = fetch_model(repository, revision, names, folder, progress, optional)
-    return folder, record
+            record = fetch_model(repository, revision, names, folder, progress, optional, listing)
+    return record
 
 
 def copy_of(repository: str, revision: str, runs: Path) -> Path:
+    """The folder of a repository's files, which all runs share."""
     return runs / RELEASES_FOLDER / f"{repository.replace('/', '--')}@{revision}"

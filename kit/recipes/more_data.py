@@ -1,42 +1,83 @@
-"""Add data to a prepared run: clips cut from long recordings, and text of any size.
+"""Notebook 06: more data. Clips cut from long recordings, transcripts by Whisper, more text.
 
-The run's recogniser finds the words of a long recording; tokenizers are compared on the run's
-held-out text.
+`LongRecordings` needs transcripts; the run's recogniser finds their words. `transcribe` needs none:
+recordings of any length are cut at pauses, and Whisper writes down each clip. It fills an LJSpeech
+folder: wavs/, metadata.csv (`id|text`, the person's: an edited row is never overwritten),
+transcripts.csv (what Whisper wrote, how sure it is, where the clip is from) and losses.jsonl (every
+second that is in no clip). A clip's id has its place in the recording, so an edited text stays with
+its sound whatever changes.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import soundfile
+import torch
+from torch import Tensor
 
-from kit.audio.clip import load_wave
+from kit.audio.clip import FRAME_S, load_wave
 from kit.audio.codec import load_codec
 from kit.audio.container import duration_s
 from kit.audio.recognizer import load_recognizer
 from kit.base.config import build
-from kit.base.errors import DatasetError
-from kit.base.files import write_atomic
+from kit.base.errors import DatasetError, DiskError, KitError
+from kit.base.files import cached_result, digest, disk_errors, encode_wav, make_folder, write_atomic
+from kit.base.formatting import join_names
 from kit.batches.lengths import manifest_limits
+from kit.dataset.alignment import quiet_frames
 from kit.dataset.data_report import Utterance, rows_in_split
-from kit.dataset.long_alignment import LongAlignConfig
+from kit.dataset.long_alignment import LongAlignConfig, Pause, WindowReader
 from kit.dataset.manifest import read_manifest
-from kit.dataset.segment_plan import SegmentConfig
-from kit.dataset.segmentation import Segmenter, UnusedAudio, find_recordings
+from kit.dataset.segment_plan import Boundary, SegmentConfig, Span, choose_clips
+from kit.dataset.segmentation import (
+    Segmenter,
+    UnusedAudio,
+    file_state,
+    find_audio,
+    find_recordings,
+    missing_audio,
+    seconds_of,
+    unique_names,
+    write_losses,
+)
+from kit.dataset.transcripts import (
+    read_proofread,
+    read_texts,
+    read_transcripts,
+    save_text,
+    update_tables,
+)
 from kit.model.sequence import GPTConfig
+from kit.notebook.panel.proofread_panel import ProofreadPanel, WrittenClip
 from kit.notebook.plots import timeline
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.training_samples import players_of
+from kit.releases.whisper import (
+    WhisperRecognizer,
+    new_whisper,
+    whisper_folder,
+    whisper_unavailable,
+)
+from kit.text.normalize import language_code
 from kit.text.tokenizer import Tokenizer
-from kit.text.tokenizer_report import tokenizer_report
-from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, tokenizer_report, train_fitted_tokenizer
 
 EXAMPLE_CLIPS = 12  # clips of the run in the example of a long recording
 EXAMPLE_PAUSE_S = 0.6  # of silence between them
 MAX_ROWS = 20  # in a table
 PLAYED = 2  # clips with a player
 COMPARED = ("vocab_size", "tokens_per_word", "characters_per_token", "byte_rate", "round_trip")
+
+# No word has so long a silence inside. Longer pauses end clips first, long ones always.
+CUTS = SegmentConfig(min_s=2.0, max_s=12.0, least_pause_s=0.2, longest_pause_s=1.0)
+SENTENCE_PAUSE_S = 0.45
+SILENCE = -6.9  # log-loudness, -60 dB: quieter frames are silent whatever is beside them
+BLOCK_S = 60.0  # read at a time
+PART_CLIPS = 20  # written down between two saves
 
 
 class LongRecordings:
@@ -97,18 +138,26 @@ class LongRecordings:
         line = f"{len(clips)} clips in {self.into}; {lost_s:.0f} s are in none, see losses.jsonl"
         if clips:
             line += f"\nNow set DATA to {self.lasting} and RUN to a new name, in 01_data_prep."
-        first = find_recordings(self.folder)[0]
-        lost = [loss for loss in losses if loss.file == first.name]
         sounds = []
         for name, text in clips[:PLAYED]:
             wave = load_wave(str(self.into / "wavs" / f"{name}.wav"), self.codec.sample_rate)
             sounds += players_of({text: wave}, self.codec.sample_rate)
         return Result(
             line=line,
-            pictures=[_timeline(first, lost)],
+            pictures=[self._timeline(losses)],
             sounds=sounds,
-            grid=losses_table(losses),
+            grid=_losses_table(losses),
         )
+
+    def _timeline(self, losses: list[UnusedAudio]):
+        """Draw the first recording's clips, which are between its losses, and the losses."""
+        audio = find_recordings(self.folder)[0]
+        spans = [(loss.start_s, loss.end_s) for loss in losses if loss.file == audio.name]
+        lost = sorted((start_s, end_s) for start_s, end_s in spans if end_s > start_s)
+        ends = [0.0, *(end_s for _, end_s in lost)]
+        starts = [*(start_s for start_s, _ in lost), duration_s(audio)]
+        clips = [(end_s, start_s) for end_s, start_s in zip(ends, starts) if start_s - end_s > 0.01]
+        return timeline(clips, lost, audio.name)
 
 
 def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None:
@@ -133,20 +182,7 @@ def write_example(rows: list[Utterance], folder: Path, sample_rate: int) -> None
     soundfile.write(audio, np.concatenate(parts), sample_rate, "PCM_16")
 
 
-def _timeline(audio: Path, losses: list[UnusedAudio]):
-    """The clips, which are between the losses, and the losses."""
-    lost = sorted((loss.start_s, loss.end_s) for loss in losses if loss.end_s > loss.start_s)
-    total_s = duration_s(audio)
-    clips = []
-    clip_start_s = 0.0
-    for start_s, end_s in [*lost, (total_s, total_s)]:
-        if start_s - clip_start_s > 0.01:
-            clips.append((clip_start_s, start_s))
-        clip_start_s = end_s
-    return timeline(clips, lost, audio.name)
-
-
-def losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
+def _losses_table(losses: list[UnusedAudio]) -> list[tuple[str, ...]]:
     """The longest losses; empty where there are none."""
     if not losses:
         return []
@@ -176,11 +212,238 @@ class MoreText:
         config = build(TokenizerConfig, run.section("text"))
         path = run.path("more_text", "tokenizer.model")
         train_fitted_tokenizer(lines, path, config, self.path, self.language)
-        reports = [
-            tokenizer_report(Tokenizer(model), held_out)
-            for model in (run.path("tokenizer.model"), path)
-        ]
+        before = tokenizer_report(Tokenizer(run.path("tokenizer.model")), held_out)
+        after = tokenizer_report(Tokenizer(path), held_out)
         table = [("", "of the recordings", f"of {self.path.name}")]
-        for name in COMPARED:
-            table.append((name, *(f"{report[name]:.4g}" for report in reports)))
+        table += [(name, f"{before[name]:.4g}", f"{after[name]:.4g}") for name in COMPARED]
         return Result(line=f"pieces learned from {self.path}, in {path}", grid=table)
+
+
+def load_whisper(name: str, language: str, runs: Path) -> WhisperRecognizer:
+    """Return Whisper `name` (a size or a folder), fetched once into `runs`/whisper."""
+    if whisper_unavailable():
+        raise KitError(f"Whisper writes down recordings, but {whisper_unavailable()}.")
+    folder = whisper_folder(name, Path(runs) / "whisper", Ticker("bytes"))
+    recognizer = new_whisper(folder, language_code(language), "")
+    _ = recognizer.model  # raises now, not after an hour, if it does not know the language
+    return recognizer
+
+
+def transcribe(data: str | Path, out: str | Path, recognizer: WhisperRecognizer) -> Result:
+    """Cut the recordings under `data` into clips, write them down, and fill the folder `out`.
+
+    What an interrupted call finished is not repeated. Raises DatasetError where there is nothing to
+    read; a recording that cannot be read is among the losses.
+    """
+    data = Path(data).expanduser()
+    out = Path(out).expanduser()
+    if not data.is_dir():
+        raise DatasetError(f"--data takes a folder with recordings, and {data} is none.")
+    if out.resolve().is_relative_to(data.resolve()):
+        raise KitError(f"--out must be outside --data ({data}), got {out}: name another folder.")
+    paths = find_audio(data)
+    if not paths:
+        raise DatasetError(f"{data} holds no recordings: expected .wav, .flac, .mp3 or others.")
+    make_folder(out / "wavs")
+    read_texts(out)  # a damaged table is reported now, not after an hour
+    read_transcripts(out)
+    seconds = {path: seconds_of(path) for path in paths}
+    total_s = sum(seconds.values())
+    progress = Ticker("seconds of recordings")
+    done_s = 0.0
+    clips: dict[str, list[dict]] = {}  # by recording
+    losses = []
+
+    def advance(now_s: float) -> None:
+        progress(min(done_s + now_s, total_s), max(total_s, 1.0))
+
+    for path, name in zip(paths, unique_names(data, paths)):
+        source = path.relative_to(data).as_posix()
+        key = digest(name, file_state(path), recognizer.fingerprint(), CUTS)
+        result_file = out / "transcribed" / f"{name}.json"
+        make = partial(_transcribe_recording, path, result_file, key, recognizer, advance)
+        try:
+            result = cached_result(result_file, key, make, partial(_has_clips, out / "wavs"))
+            clips[source] = [row | {"source": source} for row in result["clips"]]
+            lost = result["losses"]
+        except DiskError:
+            raise
+        except (soundfile.LibsndfileError, DatasetError, OSError) as error:  # tried again next time
+            reason = f"cannot be read as audio: {error}"
+            lost = [{"start_s": 0.0, "end_s": seconds[path], "reason": reason}]
+        losses += [UnusedAudio(file=source, **loss) for loss in lost]
+        done_s += seconds[path]
+        advance(0.0)
+        update_tables(out, clips)  # what is finished can be used, whatever comes
+    write_losses(out, losses)
+    return _summary(out, clips, losses)
+
+
+def _summary(out: Path, clips: dict[str, list[dict]], losses: list[UnusedAudio]) -> Result:
+    kept = len(read_texts(out))
+    spoken_s = sum(row["end_s"] - row["start_s"] for rows in clips.values() for row in rows)
+    reasons = {loss.file: loss.reason for loss in losses}
+    lost_s = sum(loss.end_s - loss.start_s for loss in losses)
+    line = (
+        f"{kept} clips in {out}, of {spoken_s:.0f} s with speech; "
+        f"{lost_s:.0f} s are in no clip, see losses.jsonl"
+    )
+    silent = [f"{file} ({reasons[file]})" for file in sorted(reasons) if not clips.get(file)]
+    if silent:
+        line += f"\nNo clip from {join_names(silent)}"
+    if kept:
+        line += f"\nProofread the texts in 06_more_data, then prepare with --data {out}"
+    return Result(line=line, grid=_losses_table(losses))
+
+
+def _transcribe_recording(
+    audio: Path,
+    result_file: Path,
+    key: str,
+    recognizer: WhisperRecognizer,
+    advance: Callable[[float], None],
+) -> dict:
+    """Write the clips of one recording to wavs/; return their rows, and the losses."""
+    out = result_file.parent.parent
+    rows = []
+    with WindowReader(audio, recognizer) as reader:
+        pauses = find_pauses(frame_loudness(reader), reader.total_s)
+        spans = plan_clips(pauses)
+        losses = [*gaps(spans, pauses, reader.total_s), *missing_audio(reader)]
+        parts = [result_file.with_suffix(f".{n}.json") for n in range(0, len(spans), PART_CLIPS)]
+        for number, part in enumerate(parts):
+            own = spans[number * PART_CLIPS :][:PART_CLIPS]
+            make = partial(_write_down, own, reader, recognizer, out / "wavs", result_file.stem)
+            done = cached_result(part, digest(key, *own), make, partial(_has_clips, out / "wavs"))
+            rows += done["clips"]
+            losses += [Span(**loss) for loss in done["losses"]]
+            advance(own[-1].end_s)
+    lost = [
+        {"start_s": loss.start_s, "end_s": loss.end_s, "reason": loss.reason}
+        for loss in sorted(losses, key=lambda loss: loss.start_s)
+    ]
+    return {"clips": rows, "losses": lost}
+
+
+def _write_down(
+    spans: list[Span], reader: WindowReader, recognizer: WhisperRecognizer, wavs: Path, name: str
+) -> dict:
+    """Transcribe `spans` of a recording, and write those with a text to `wavs`."""
+    rows = []
+    losses = []
+    for span in spans:
+        wave = reader.samples_of(span.start_s, span.end_s).clip(-1, 1)
+        transcript = recognizer.write_down(torch.from_numpy(wave), reader.rate)
+        place = {"start_s": span.start_s, "end_s": span.end_s}
+        if transcript.problem:
+            losses.append(place | {"reason": transcript.problem})
+            continue
+        clip_id = f"{name}_{round(span.start_s * 1000):08d}_{round(span.end_s * 1000):08d}"
+        path = wavs / f"{clip_id}.wav"
+        with disk_errors(path):
+            path.write_bytes(encode_wav(wave, reader.rate))
+        row = {"id": clip_id, "text": transcript.text, "confidence": transcript.confidence}
+        rows.append(row | place)
+    return {"clips": rows, "losses": losses}
+
+
+def _has_clips(wavs: Path, result: dict) -> bool:
+    return all((wavs / f"{row['id']}.wav").is_file() for row in result["clips"])
+
+
+def frame_loudness(reader: WindowReader) -> Tensor:
+    """Return the log-loudness (S,) of each 20 ms of a recording, read a minute at a time."""
+    blocks = []
+    for start_s in np.arange(0, reader.total_s, BLOCK_S):
+        wave = reader.samples_of(start_s, start_s + BLOCK_S).astype(np.float64)
+        if len(wave) == 0:
+            break
+        starts = np.arange(0, len(wave) / reader.rate, FRAME_S) * reader.rate
+        starts = np.unique(starts.astype(int).clip(max=len(wave) - 1))
+        power = np.add.reduceat((wave - wave.mean()) ** 2, starts)
+        power /= np.diff(starts, append=len(wave))
+        blocks.append(torch.from_numpy(np.log(power.clip(1e-12)) / 2))
+    return torch.cat(blocks) if blocks else torch.zeros(0)
+
+
+def find_pauses(loudness: Tensor, total_s: float) -> list[Pause]:
+    """Return the pauses between words, with one (maybe of 0 s) at each end of the recording.
+
+    A frame is quiet beside its minute or beside the whole recording: a minute may be all silence.
+    """
+    floor = loudness.float().clamp(min=SILENCE)
+    quiet = floor <= SILENCE
+    if len(floor):
+        quiet |= quiet_frames(floor)
+        blocks = floor.split(round(BLOCK_S / FRAME_S))
+        quiet |= torch.cat([quiet_frames(block) for block in blocks])
+    edges = np.flatnonzero(np.diff(quiet.numpy(), prepend=False, append=False)).reshape(-1, 2)
+    pauses = []
+    for start, stop in edges * FRAME_S:
+        at_an_end = start == 0 or stop >= total_s
+        if stop - start >= CUTS.least_pause_s or at_an_end:
+            pauses.append(Pause(start_s=float(start), end_s=min(float(stop), total_s)))
+    if not pauses or pauses[0].start_s > 0:
+        pauses.insert(0, Pause(start_s=0.0, end_s=0.0))
+    if pauses[-1].end_s < total_s:
+        pauses.append(Pause(start_s=total_s, end_s=total_s))
+    return pauses
+
+
+def plan_clips(pauses: list[Pause]) -> list[Span]:
+    """Return clips from pause to pause, with no long pause inside; most end in longer pauses."""
+    places = [
+        Boundary(pause=pause, allowed=True, ends_sentence=pause.seconds >= SENTENCE_PAUSE_S)
+        for pause in pauses
+    ]
+    long = [i for i, pause in enumerate(pauses) if pause.seconds > CUTS.longest_pause_s]
+    ends = sorted({0, *long, len(pauses) - 1})
+    clips = []
+    for first, last in zip(ends, ends[1:]):
+        between = places[first : last + 1]
+        for i, j in choose_clips(between, CUTS):
+            start_s = round(between[i].beginning_s(CUTS.margin_s), 3)
+            end_s = round(between[j].ending_s(CUTS.margin_s), 3)
+            clips.append(Span(start_s=start_s, end_s=end_s))
+    return clips
+
+
+def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
+    """Return what is in no clip, with the reason: clips and gaps cover `total_s` exactly."""
+    edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
+    spoken = [(a.end_s, b.start_s) for a, b in zip(pauses, pauses[1:])]
+    found = []
+    for start_s, end_s in zip(edges[::2], edges[1::2]):
+        if end_s - start_s < 1e-6:
+            continue
+        seconds = [b - a for a, b in spoken if start_s <= a and b <= end_s and b > a]
+        reason = "silence, or a pause"
+        if seconds:
+            limits = f"{CUTS.min_s:.0f} to {CUTS.max_s:.0f} s"
+            reason = f"no pauses make a clip of {limits} with {sum(seconds):.1f} s of sound"
+        found.append(Span(start_s=start_s, end_s=end_s, reason=reason))
+    return found
+
+
+def proofread(out: str | Path) -> ProofreadPanel:
+    """Return the panel with the clips in `out` that nobody has proofread, the least certain first.
+
+    Raises DatasetError where there are no clips.
+    """
+    out = Path(out).expanduser()
+    texts = read_texts(out)
+    if not texts:
+        raise DatasetError(f"{out} has no clips in metadata.csv: transcribe recordings into it.")
+    written = read_transcripts(out)
+    done = read_proofread(out)
+    clips = [
+        WrittenClip(
+            id=name,
+            wav=out / "wavs" / f"{name}.wav",
+            text=text,
+            confidence=float(written[name]["confidence"]),
+        )
+        for name, text in texts.items()
+        if name in written and name not in done and text == written[name]["text"]
+    ]
+    return ProofreadPanel(sorted(clips, key=lambda clip: clip.confidence), partial(save_text, out))

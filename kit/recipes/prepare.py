@@ -1,4 +1,4 @@
-"""Prepare a run: from recordings to batches. The steps are the cells of 01_data_prep.
+"""Notebook 01: from recordings to batches; each step is a cell.
 
 Every step keeps its files in the run's folder and records its figures. Files made earlier from the
 same recordings with the same settings are used again. Under torchrun the ranks share the long steps
@@ -14,19 +14,20 @@ from pathlib import Path
 
 from kit.audio.clip import load_wave
 from kit.audio.codec import codec_config
-from kit.audio.ctc_recognizer import RecognizerConfig
+from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import Mel, front_end_config, make_front_end, recognizer_mel
 from kit.base.config import build
 from kit.base.errors import DatasetError, KitError
-from kit.base.files import digest, write_atomic
 from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
 from kit.batches.code_cache import CodeCache
-from kit.batches.code_stream import CodeStream, loader_settings, timed_batches
+from kit.batches.code_stream import CodeStream, loader_workers, timed_batches
 from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
+from kit.dataset.archive import ArchiveConfig
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import (
     DataReport,
     ManifestConfig,
@@ -35,36 +36,43 @@ from kit.dataset.data_report import (
     findings_table,
     rows_in_split,
 )
+from kit.dataset.fetch import fetch_dataset
+from kit.dataset.huggingface import HubConfig
 from kit.dataset.layouts import read_dataset
 from kit.dataset.long_alignment import LongAlignConfig
-from kit.dataset.manifest import check_dataset, write_data_report, write_fixed
+from kit.dataset.manifest import write_data_report, write_fixed
 from kit.dataset.segment_plan import SegmentConfig
 from kit.dataset.segmentation import Segmenter
 from kit.dataset.splits import hold_out
+from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.model.sequence import GPTConfig, collate
-from kit.notebook.plots import bars, curves, histogram, measures
+from kit.notebook.plots import bars, curves, histogram
 from kit.notebook.progress_line import Ticker
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.base_model import (
-    START_FROM,
-    base_tokenizer_digest,
-    describe_base_voice,
-    load_base_tokenizer,
-    start_from_base,
-    too_few_hours,
+from kit.recipes.base_model import start_from_base, too_few_hours
+from kit.recipes.prepare_parts import (
+    compare_tokenizers,
+    encoding_group,
+    recognizer_group,
+    text_stamp,
+    train_or_load_codec,
+    train_or_load_recognizer,
+    train_or_load_tokenizer,
 )
-from kit.recipes.prepare_networks import train_or_load_codec, train_or_load_recognizer
 from kit.recipes.rehearsal import Rehearsal
 from kit.recipes.run_source import RunSource, choose_source
-from kit.recipes.shared_jobs import encoding_group, group_of, recognizer_group
+from kit.recipes.shared_jobs import group_of
+from kit.recipes.trained_parts import (
+    START_FROM,
+    describe_base_voice,
+    load_base_tokenizer,
+)
 from kit.recipes.training_data import TrainingData
 from kit.recipes.training_samples import mel_picture, players_of
-from kit.text.grow_tokenizer import grow_tokenizer, grown_vocabulary_advice
+from kit.text.grow_tokenizer import grown_vocabulary_advice
 from kit.text.normalize import language_example, normalize, unicode_script
-from kit.text.tokenizer import load_tokenizer
-from kit.text.tokenizer_report import count_tokens, tokenizer_report
-from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, count_tokens, tokenizer_report
 from kit.training.trainable import FinetuneConfig
 
 STEP_S = 0.2  # an average training step: loading a batch is compared with it
@@ -73,23 +81,20 @@ WORST_PLAYED = 3  # of them with a player
 LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be aligned scores minus infinity
 
 
-class MadeBy:
-    """An attribute that the step `step` sets. Read before that, it raises KitError naming the step.
-
-    Setting it on an instance replaces this.
-    """
-
-    def __init__(self, step: str):
-        self.step = step
-
-    def __set_name__(self, owner: type, name: str):
-        self.name = name
-
-    def __get__(self, preparation: "Preparation", owner: type):
-        raise KitError(
-            f"There is no `{self.name}` yet: `{self.step}()` makes it. In a notebook, run the "
-            "cells from the top."
-        )
+# Which step sets an attribute; the error for reading it before that names the step.
+MADE_BY = {
+    "checked": "check",
+    "folder": "check",
+    "tokenizer": "train_tokenizer",
+    "codec": "train_codec",
+    "recognizer": "train_recognizer",
+    "matched": "align",
+    "aligned": "align",
+    "cut": "cut_long",
+    "data_report": "fit_positions",
+    "cache": "encode",
+    "stream": "make_batches",
+}
 
 
 class Preparation:
@@ -107,18 +112,6 @@ class Preparation:
     `base_model` is a folder with a base voice, an export or another run: its codec is used as it
     is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
     """
-
-    checked = MadeBy("check")
-    folder = MadeBy("check")
-    tokenizer = MadeBy("train_tokenizer")
-    codec = MadeBy("train_codec")
-    recognizer = MadeBy("train_recognizer")
-    matched = MadeBy("align")
-    aligned = MadeBy("align")
-    cut = MadeBy("cut_long")
-    data_report = MadeBy("fit_positions")
-    cache = MadeBy("encode")
-    stream = MadeBy("make_batches")
 
     def __init__(
         self,
@@ -142,7 +135,7 @@ class Preparation:
             text=text,
             phonemes=phonemes or pieces.get("phonemes", ""),
         )
-        self.source, self.source_lines = choose_source(run, asked)
+        self.source, self.source_line = choose_source(run, asked)
         self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.codec_settings(run))
@@ -157,11 +150,23 @@ class Preparation:
         self.rules = build(ManifestConfig, run.section("manifest"), **limits)
         self.data_report_path = run.path("ledger.jsonl")
 
+    def __getattr__(self, name: str):
+        if name not in MADE_BY:
+            raise AttributeError(f"Preparation has no attribute `{name}`")
+        raise KitError(
+            f"There is no `{name}` yet: `{MADE_BY[name]}()` makes it. In a notebook, run the cells "
+            "from the top."
+        )
+
     def run(self) -> Iterator[Result]:
         """Take every step in order; finished work is not repeated."""
         yield self.check()
         yield self.require_usable()
         yield self.train_tokenizer()
+        yield from self.to_batches()
+
+    def to_batches(self) -> Iterator[Result]:
+        """Take the steps after the tokenizer's."""
         yield self.train_codec()
         yield self.train_recognizer()
         yield self.align()
@@ -170,14 +175,9 @@ class Preparation:
         yield self.encode()
         yield self.measure_lengths()
         yield self.make_batches()
-        if self.rehearses:
-            yield self.rehearse()
-
-    @property
-    def rehearses(self) -> bool:
-        """Whether the settings ask for rehearsal and the run has a base voice."""
         share = build(FinetuneConfig, self.active_run.section("finetune")).rehearsal
-        return bool(share and read_run_file(self.active_run.folder / START_FROM))
+        if share and read_run_file(self.active_run.folder / START_FROM):
+            yield self.rehearse()
 
     @property
     def rows(self) -> list[Utterance]:
@@ -187,19 +187,26 @@ class Preparation:
     def check(self) -> Result:
         """Fetch or synthesise the recordings and measure every clip."""
         run = self.active_run
+        text_stamp(self.source.text)  # raises for a text that is not there
         self.source.begin(run)
-        self.folder = self.source.fetch(run)
+        self.folder = fetch_recordings(self.source, run)
         self.checked = check_dataset(
             self.folder, self.rules, run.folder, progress=Ticker("checked"), group=group_of(run)
         )
-        self.source.set_permanent(run)
-        result = data_report_result(
-            self.checked, self.folder, self.source.language, self.source_lines
-        )
+        run.set_permanent("data", str(self.source))  # only once its recordings were found
         # Clips that are too long count: they are cut later.
         too_long_s = sum(finding.seconds for finding in self.checked.too_long)
-        warning = too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600)
-        return dataclasses.replace(result, line=f"{result.line}\n{warning}") if warning else result
+        lines = [
+            self.source_line,
+            f"recordings in {self.folder}: {self.checked.layout}",
+            *describe_data_report(self.checked, self.source.language),
+            too_few_hours(run, (self.checked.kept_s + too_long_s) / 3600),
+        ]
+        return Result(
+            line="\n".join(filter(None, lines)),
+            pictures=draw_data_report(self.checked),
+            grid=findings_table(self.checked.refused),
+        )
 
     def require_usable(self) -> Result:
         """Write the table of the clips that are kept; DatasetError when too much was rejected.
@@ -225,28 +232,15 @@ class Preparation:
         It is trained again only when the texts or the settings have changed.
         """
         run = self.active_run
-        source = self.source
+        language = self.source.language
         lines = [row.text for row in rows_in_split(self.checked.kept, "train")]
         held_out = [row.text for row in rows_in_split(self.checked.kept, "held_out")] or lines
-        path = run.path("tokenizer.model")
-        key_path = run.path("tokenizer.key")  # what `path` was made from
-        base = load_base_tokenizer(run, source.language)
-        made_from = [self.pieces, lines, source.language, source.text_stamp() or ""]
-        if base is not None:
-            made_from.append(base_tokenizer_digest(run))
-        key = digest(*made_from)
-        if not path.exists() or read_run_file(key_path) != key:
-            more_text = Path(source.text) if source.text else None
-            if base is None:
-                train_fitted_tokenizer(lines, path, self.pieces, more_text, source.language)
-            else:
-                grow_tokenizer(base, lines, path, self.pieces, more_text, source.language)
-            write_atomic(key_path, key)
-        self.tokenizer = load_tokenizer(path, source.language)
-
+        self.tokenizer = train_or_load_tokenizer(run, self.pieces, lines, self.source)
         report = tokenizer_report(self.tokenizer, held_out)
         run.record(text=report)
-        counts = count_tokens(self.tokenizer, lines, run.path("count.json"))
+
+        base = load_base_tokenizer(run, language)
+        counts = count_tokens(self.tokenizer, lines)
         size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} ids; vocabulary advice: {size}, {reason}"
         pictures = ()
@@ -255,10 +249,10 @@ class Preparation:
             spelling = compare_tokenizers({"its own pieces": before, "with new ones": report})
             line = f"{describe_base_voice(run, self.tokenizer)}\n{line}\n{spelling.line}"
             pictures = spelling.pictures
-        example = language_example(source.language) or f"{lines[0]} 2017"
+        example = language_example(language) or f"{lines[0]} 2017"
         grid = [
             ("text", "what becomes of it"),
-            (example, normalize(example, source.language)),
+            (example, normalize(example, language)),
             (lines[0], " | ".join(self.tokenizer.pieces(lines[0]))),
         ]
         return Result(line=line, pictures=pictures, grid=grid, figures=report)
@@ -266,16 +260,14 @@ class Preparation:
     def train_codec(self) -> Result:
         """Train the codec, or load the one trained with these settings; play a round trip."""
         rows = self.checked.kept
-        path = self.active_run.path("codec.safetensors")
-        self.codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows, path)
-        codec = self.codec
-        example = next(iter(rows_in_split(rows, "held_out")), rows[0])
+        codec, origin = train_or_load_codec(self.active_run, self.codec_config, rows)
+        self.codec = codec
+        example = [*rows_in_split(rows, "held_out"), rows[0]][0]
         wave = load_wave(example.audio, codec.sample_rate)
         with on_device(self.active_run.hw.device, codec):
             round_trips = codec.round_trips(wave)
-            picture = mel_picture(
-                {"recording": wave, **round_trips}, codec.sample_rate, self.front_end
-            )
+            waves = {"recording": wave, **round_trips}
+            picture = mel_picture(waves, codec.sample_rate, self.front_end)
         waves = {f"recording: {example.text}": wave, **round_trips}
         return Result(
             line=f"{codec.vocab_size} codes, {codec.frame_rate:.1f} of them a second; {origin}",
@@ -287,10 +279,9 @@ class Preparation:
         """Train the recogniser, or load the one trained with these settings."""
         run = self.active_run
         config = build(RecognizerConfig, run.section("recognizer"))
-        path = run.path("recognizer.safetensors")
         front_end = Mel(recognizer_mel(self.front_end.config))
         self.recognizer, origin = train_or_load_recognizer(
-            run, config, self.checked.kept, front_end, path, self.source.language
+            run, config, self.checked.kept, front_end, self.source.language
         )
         return Result(
             line=f"The recogniser knows {len(self.recognizer.alphabet)} letters; {origin}"
@@ -340,6 +331,7 @@ class Preparation:
 
     def cut_long(self) -> Result:
         """Cut recordings that are too long at their pauses; the originals are not changed."""
+        run = self.active_run
         too_long = {finding.id for finding in self.aligned.too_long}
         if not self.matched.judged:
             self.cut = self.aligned
@@ -352,7 +344,6 @@ class Preparation:
             cuts=SegmentConfig(max_s=self.rules.max_clip_s),
             walk=LongAlignConfig(language=self.rules.language),
         )
-        run = self.active_run
         rows = []
         if too_long:
             rows = [row for row in read_dataset(self.folder, self.rules).rows if row.id in too_long]
@@ -455,7 +446,7 @@ class Preparation:
         percent = [100 * share for share in waste.values()]
         return Result(
             line=f"first micro-batch {grid}, {first.tokens} tokens in the batch; position after it "
-            f"{first.position}\n{loader_settings(self.active_run.hw, batch_s, STEP_S).reason}",
+            f"{first.position}\n{loader_workers(self.active_run.hw, batch_s, STEP_S).reason}",
             pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
         )
 
@@ -465,11 +456,8 @@ class Preparation:
         return Rehearsal(run, TrainingData(run, rehearsed=False).voice()).speak()
 
 
-def data_report_result(report: DataReport, folder: Path, language: str, lines: list[str]) -> Result:
-    """Histograms of the kept clips, minutes by kind of finding, and the rejected clips.
-
-    `lines` are printed before its own.
-    """
+def draw_data_report(report: DataReport) -> list:
+    """Draw histograms of the kept clips, and the minutes of each kind of finding."""
     pictures = []
     if report.kept:
         clips = [report.measures[row.audio] for row in report.kept]
@@ -483,21 +471,17 @@ def data_report_result(report: DataReport, folder: Path, language: str, lines: l
     if kinds:
         minutes = [seconds / 60 for _, seconds in kinds.values()]
         pictures.append(bars(list(kinds), minutes, unit="minutes", title="Data report"))
+    return pictures
+
+
+def describe_data_report(report: DataReport, language: str) -> list[str]:
     speakers = len({row.speaker for row in report.kept})
     counts = Counter(row.split for row in report.kept)
     splits = ", ".join(f"{name} {count:,} clips" for name, count in counts.most_common())
-    lines = [
-        *lines,
-        f"recordings in {folder}: {report.layout}",
-        *report.summary(),
-        f"speakers: {speakers}; splits: {splits}",
-    ]
-    if not kinds:
+    lines = [*report.summary(), f"speakers: {speakers}; splits: {splits}"]
+    if not report.refused and not report.warned:
         lines.append("No clip was refused, and there are no warnings.")
-    warning = script_warning(report.kept, language)
-    if warning:
-        lines.append(warning)
-    return Result(line="\n".join(lines), pictures=pictures, grid=findings_table(report.refused))
+    return [*lines, script_warning(report.kept, language)]
 
 
 def script_warning(rows: list[Utterance], language: str) -> str:
@@ -518,27 +502,15 @@ def script_warning(rows: list[Utterance], language: str) -> str:
     )
 
 
-def compare_tokenizers(reports: dict[str, dict]) -> Result:
-    """Compare tokenizers on the same held-out text; `reports` holds `tokenizer_report`s by name."""
-    lines = []
-    for name, report in reports.items():
-        lines.append(
-            f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
-            f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
-            f"{report['covered']:.1%} of the letters have a piece, "
-            f"{report['round_trip']:.0%} of the texts come back as they were"
+def fetch_recordings(source: RunSource, run: ActiveRun) -> Path:
+    """Download, unpack or synthesise missing recordings; return their folder."""
+    if source.data:
+        return fetch_dataset(
+            source.data,
+            run.path("unpacked"),
+            build(ArchiveConfig, run.section("archive")),
+            build(HubConfig, run.section("hub")),
+            Ticker("bytes unpacked"),
         )
-    first = next(iter(reports.values()))
-    if first["uncovered"]:
-        lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
-    scripts = ", ".join(f"{name} {share:.0%}" for name, share in first["scripts"].items())
-    lines.append(f"held-out letters: {scripts}")
-    panels = {
-        "pieces a character": {name: r["tokens_per_character"] for name, r in reports.items()},
-        "% unknown, bytes": {
-            name: 100 * (r["byte_rate"] + r["unknown_rate"]) for name, r in reports.items()
-        },
-        "% of letters it has": {name: 100 * r["covered"] for name, r in reports.items()},
-        "% of texts come back": {name: 100 * r["round_trip"] for name, r in reports.items()},
-    }
-    return Result(line="\n".join(lines), pictures=(measures(panels),))
+    corpus = build(CorpusConfig, run.section("corpus"), language=source.language)
+    return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))

@@ -1,4 +1,4 @@
-"""Rehearsal against forgetting: the base voice speaks sentences that fine-tuning mixes in.
+"""The languages of a base voice: how much of them fine-tuning forgets, and rehearsal against it.
 
 Before the first step the base voice speaks sentences in its languages, in the voices of the run's
 recordings. Its codes are saved, and training mixes a share of them in (`finetune.rehearsal`). No
@@ -6,38 +6,180 @@ other recordings are needed (pseudorehearsal, Robins 1995, doi:10.1080/095400995
 """
 
 import dataclasses
-import itertools
+import math
 import time
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import yaml
 from torch import Tensor
 
 from kit.base.config import CONFIGS, build, by_former_names
-from kit.base.errors import DamagedFileError, KitError
+from kit.base.errors import DamagedFileError, KitError, SpeechError
 from kit.base.files import digest, write_atomic
-from kit.base.formatting import clock
+from kit.base.formatting import clock, shorten
+from kit.base.hardware import on_device
 from kit.base.run import read_run_file
-from kit.base.tensor_file import arrays_digest
+from kit.base.tensor_file import arrays_digest, pack_tensors
 from kit.batches.batching import chunks
-from kit.batches.cache_files import as_bytes, from_bytes, load_tensors, pack_tensors, split_by
+from kit.batches.columns import as_bytes, from_bytes, load_tensors, split_by
 from kit.inference.decoder import Decoder
-from kit.inference.generate import decode
+from kit.inference.evaluate import BaseDivergence, BaseSample, measure_divergence
+from kit.inference.generate import GeneratedCodes, decode, generate
 from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.inference.voice import Voice
+from kit.model.gpt import SpeechGPT
 from kit.model.sequence import MAX_CODE_POSITIONS, GPTConfig
+from kit.model.weights import load_model
+from kit.notebook.plots import grouped_bars
 from kit.notebook.progress_line import Ticker
-from kit.notebook.result import Result
+from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
-from kit.recipes.base_languages import BaseLanguages
-from kit.recipes.base_model import START_FROM, TOKENIZER
 from kit.recipes.run_source import sampling_of
-from kit.text.tokenizer import load_tokenizer
+from kit.recipes.trained_parts import MODEL, START_FROM, TOKENIZER
+from kit.text.normalize import language_code, normalize
+from kit.text.tokenizer import BaseTokenizer, load_tokenizer
 from kit.training.trainable import FinetuneConfig
 
+SENTENCES = CONFIGS / "sentences" / "everyday.yaml"  # that forgetting is measured with
 REHEARSED = CONFIGS / "sentences" / "rehearsal.yaml"
+PLAYED_LANGUAGES = 3  # with a sentence to listen to
 FILE = "rehearsal.safetensors"
-AT_ONCE = 32  # rows in a batch
+ROWS_AT_ONCE = 32  # in a batch
+
+
+class BaseLanguages:
+    """The sentences that the base model of `run` can say, in every language but the run's own.
+
+    They come from the YAML file `sentences`. `voice` gives the codec and the first speaker, who
+    reads all of them; each is sampled once as `sampling` says.
+    """
+
+    def __init__(
+        self, run: ActiveRun, voice: Voice, sampling: GenerateConfig, sentences: Path = SENTENCES
+    ):
+        self.run = run
+        self.voice = voice
+        self.speaker = voice.speakers[0]
+        self.sampling = dataclasses.replace(sampling, best_of=1, retries=0)
+        self.model = load_model(run.path(MODEL)).to(run.hw.device)
+        self.texts: dict[str, list[str]] = {}  # by language
+        own = language_code(voice.language).partition("-")[0]  # without a region
+        for language, texts in sentences_in(sentences).items():
+            if language_code(language).partition("-")[0] != own:
+                tokenizer = load_tokenizer(run.path(TOKENIZER), language)
+                known = [text for text in texts if self.can_say(tokenizer, text)]
+                if known:
+                    self.texts[language] = known
+
+    def can_say(self, tokenizer: BaseTokenizer, text: str) -> bool:
+        """Whether the base model knows the language and its letters, and `text` is short enough."""
+        try:
+            ids = tokenizer.encode_checked(text)
+        except SpeechError:
+            return False
+        return 0 < len(ids) <= self.model.config.max_text - 2
+
+    @cached_property
+    def base_readings(self) -> dict[str, list[GeneratedCodes]]:
+        """By language, each sentence as the base model says it."""
+        readings = {}
+        for language, texts in self.texts.items():
+            tokenizer = load_tokenizer(self.run.path(TOKENIZER), language)
+            readings[language] = self.read(self.model, tokenizer, texts)
+        return readings
+
+    def read(
+        self, model: SpeechGPT, tokenizer: BaseTokenizer, texts: list[str]
+    ) -> list[GeneratedCodes]:
+        """Generate the codes of `texts` in the first speaker's voice."""
+        decoder = dataclasses.replace(self.voice, model=model, decoder=None).ready()
+        ids = [tokenizer.encode_checked(text) for text in texts]
+        cond = self.voice.conditioning([self.speaker] * len(ids), decoder.device)
+        return generate(decoder, ids, cond, self.sampling)
+
+    def sounds(self, model: SpeechGPT | None = None) -> list[Sound]:
+        """The first sentence of some languages, as `model` says it (None: the base model)."""
+        voice = dataclasses.replace(self.voice, model=model or self.model, decoder=None)
+        rate_hz = voice.codec.sample_rate
+        sounds = []
+        for language in list(self.texts)[:PLAYED_LANGUAGES]:
+            text = self.texts[language][0]
+            if model is None:
+                spoken = self.base_readings[language][0]
+            else:
+                tokenizer = load_tokenizer(self.run.path("tokenizer.model"), language)
+                (spoken,) = self.read(model, tokenizer, [text])
+            with on_device(self.run.hw.device, voice.codec):
+                wave = voice.sound(spoken.codes, spoken.states, self.speaker).numpy()
+            sounds.append(Sound(caption=f"{language}: {text}", wave=wave, sample_rate_hz=rate_hz))
+        return sounds
+
+    def divergences(self, tuned: SpeechGPT) -> dict[str, BaseDivergence]:
+        """By language, how far `tuned` has moved from the base model; uses both tokenizers."""
+        mel = self.voice.reference(self.speaker)
+        divergences = {}
+        for language, spoken in self.base_readings.items():
+            base = load_tokenizer(self.run.path(TOKENIZER), language)
+            grown = load_tokenizer(self.run.path("tokenizer.model"), language)
+            samples = [
+                BaseSample(
+                    base_ids=base.encode_checked(text),
+                    tuned_ids=grown.encode_checked(text),
+                    spoken=row,
+                    mel=mel,
+                )
+                for text, row in zip(self.texts[language], spoken)
+            ]
+            divergences[language] = measure_divergence(self.model, tuned, samples)
+        return divergences
+
+    def forgetting(self, tuned: SpeechGPT) -> Result:
+        """How much of each language `tuned` has forgotten, drawn and recorded."""
+        divergences = self.divergences(tuned)
+        if not divergences:
+            return Result(
+                line="Nothing to forget: of the languages that the kit has sentences in, the base "
+                "model can spell only the run's own."
+            )
+        forgotten = {language: each.forgotten for language, each in divergences.items()}
+        self.run.record(finetune={"forgotten_nats": forgotten})
+        groups = {
+            "base model": [each.base for each in divergences.values()],
+            "fine-tuned": [each.tuned for each in divergences.values()],
+        }
+        title = "Cross-entropy of what the base model would say next"
+        worst = max(forgotten, key=forgotten.get)
+        mean = sum(forgotten.values()) / len(forgotten)
+        return Result(
+            line=f"Forgotten, on average over {', '.join(divergences)}: {mean:.3g} nats per code; "
+            f"most in {worst}, {forgotten[worst]:.3g}. 0 means nothing; random guessing would cost "
+            f"{math.log(self.model.config.code_vocab):.3g}.",
+            pictures=(grouped_bars(list(divergences), groups, "nats per code", title),),
+        )
+
+
+def sentences_in(path: Path) -> dict[str, list[str]]:
+    """Read a YAML file of sentences by language, and normalise them. Raises KitError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise KitError(f"{path} holds no sentences that can be read: {shorten(error)}") from error
+    valid = isinstance(content, dict) and all(
+        isinstance(language, str)
+        and isinstance(texts, list)
+        and all(isinstance(text, str) for text in texts)
+        for language, texts in content.items()
+    )
+    if not valid:
+        raise KitError(
+            f"{path}: write sentences in lists, by their language, as in {SENTENCES} "
+            '(en: ["a sentence.", "another one."]).'
+        )
+    if CONFIGS in path.parents:  # the kit's own are normalised
+        return content
+    return {lang: [normalize(text, lang) for text in texts] for lang, texts in content.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,16 +242,8 @@ def rehearsal_sampling(run: ActiveRun) -> GenerateConfig:
     A lower temperature or a cut tail would teach a narrower distribution than the one to keep
     (docs/measurements-archive.md).
     """
-    return sampling_of(
-        run,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        repetition_penalty=1.0,
-        guidance_scale=1.0,
-        best_of=1,
-        retries=0,
-    )
+    unchanged = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    return sampling_of(run, **unchanged, guidance_scale=1.0, best_of=1, retries=0)
 
 
 def rehearsal_key(run: ActiveRun, references: dict[str, Tensor]) -> str:
@@ -125,23 +259,16 @@ def readings(texts: dict[str, list[str]], speakers: list[str], count: int) -> li
     Fewer texts than `count` are repeated, in other voices.
     """
     longest = max(map(len, texts.values()), default=0)
-    if not longest:
-        return []
+    once = []
+    for index in range(longest):
+        once += [(lang, known[index]) for lang, known in texts.items() if index < len(known)]
     rows = []
-    for number in itertools.count():
-        for index in range(longest):
-            for language, sentences in texts.items():
-                if len(rows) == count:
-                    return rows
-                if index < len(sentences):
-                    rows.append(
-                        RehearsalRow(
-                            language=language,
-                            text=sentences[index],
-                            speaker=speakers[(len(rows) + number) % len(speakers)],
-                            number=number,
-                        )
-                    )
+    for place in range(count if once else 0):
+        number, index = divmod(place, len(once))
+        language, text = once[index]
+        speaker = speakers[(place + number) % len(speakers)]
+        rows.append(RehearsalRow(language=language, text=text, speaker=speaker, number=number))
+    return rows
 
 
 def load_rehearsal_rows(run: ActiveRun, references: dict[str, Tensor]) -> Rehearsed:
@@ -180,29 +307,24 @@ class Rehearsal:
     def speak(self) -> Result:
         """Speak the rows that are missing; interrupted, it resumes."""
         rows = readings(self.base.texts, self.voice.speakers, self.config.rehearsal_rows)
-        rehearsed = self.spoken_before(rows)
+        path = self.run.path(FILE)
+        rehearsed = Rehearsed(codes={}, seconds=0.0)
+        if path.is_file():
+            try:
+                rehearsed = load_rehearsal(path, self.key)
+            except DamagedFileError as error:
+                print(f"{error} It is spoken again.")
+        rehearsed.codes = {row: rehearsed.codes[row] for row in rows if row in rehearsed.codes}
         missing = [row for row in rows if row not in rehearsed.codes]
         decoder = Decoder(self.base.model)
         ticker = Ticker("spoken to rehearse")
-        for batch in chunks(missing, AT_ONCE):
+        for batch in chunks(missing, ROWS_AT_ONCE):
             began_s = time.monotonic()
             rehearsed.codes.update(zip(batch, self.read(decoder, batch)))
             rehearsed.seconds += time.monotonic() - began_s
-            rehearsed.save(self.run.path(FILE), self.key)
+            rehearsed.save(path, self.key)
             ticker(len(rehearsed.codes), len(rows))
         return self.result(rehearsed)
-
-    def spoken_before(self, rows: list[RehearsalRow]) -> Rehearsed:
-        """Those of `rows` that are saved already."""
-        path = self.run.path(FILE)
-        saved = Rehearsed(codes={}, seconds=0.0)
-        if path.is_file():
-            try:
-                saved = load_rehearsal(path, self.key)
-            except DamagedFileError as error:
-                print(f"{error} It is spoken again.")
-        codes = {row: saved.codes[row] for row in rows if row in saved.codes}
-        return Rehearsed(codes=codes, seconds=saved.seconds)
 
     def read(self, decoder: Decoder, batch: list[RehearsalRow]) -> list[np.ndarray | None]:
         """The codes of each row of `batch`; None where the voice did not stop in time."""
@@ -220,17 +342,11 @@ class Rehearsal:
 
     def result(self, rehearsed: Rehearsed) -> Result:
         """Record and describe what training can mix in."""
-        rows = rehearsed.whole
+        rows = len(rehearsed.whole)
         spoken = len(rehearsed.codes)
-        lost = spoken - len(rows)
-        languages = list(dict.fromkeys(row.language for row in rows))
-        figures = {
-            "spoken": spoken,
-            "rows": len(rows),
-            "languages": languages,
-            "seconds": rehearsed.seconds,
-        }
-        self.run.record(finetune={"rehearsal": figures})
+        languages = list(dict.fromkeys(row.language for row in rehearsed.whole))
+        figures = {"spoken": spoken, "rows": rows, "languages": languages}
+        self.run.record(finetune={"rehearsal": figures | {"seconds": rehearsed.seconds}})
         if not spoken:
             line = (
                 "Nothing to rehearse: the base voice speaks no language that the kit has sentences "
@@ -240,9 +356,9 @@ class Rehearsal:
             line = f"Nothing is rehearsed: of {spoken} sentences the base voice ended none in time."
         else:
             line = (
-                f"To rehearse: {len(rows)} rows in {len(languages)} languages "
+                f"To rehearse: {rows} rows in {len(languages)} languages "
                 f"({', '.join(languages)}), spoken in {clock(rehearsed.seconds)}"
             )
-            if lost:
-                line += f"; {lost} more did not end in time and are left out"
+            if spoken > rows:
+                line += f"; {spoken - rows} more did not end in time and are left out"
         return Result(line=line)

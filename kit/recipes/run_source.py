@@ -1,18 +1,10 @@
 """Which recordings a run is made from, and the settings that suit them."""
 
 import dataclasses
-from pathlib import Path
 
 from kit.base.config import build, merge
-from kit.base.errors import KitError
-from kit.dataset.archive import ArchiveConfig
-from kit.dataset.fetch import fetch_dataset
-from kit.dataset.huggingface import HubConfig
-from kit.dataset.synthetic import CorpusConfig, make_corpus
 from kit.inference.sampling import GenerateConfig
-from kit.notebook.progress_line import Ticker
 from kit.recipes.active_run import ActiveRun
-from kit.streams.open import require_known_format
 from kit.text.normalize import language_code
 
 
@@ -34,27 +26,9 @@ class RunSource:
         return ", ".join(parts)
 
     def begin(self, run: ActiveRun) -> None:
-        """Record this source; KitError where the run has another one or `text` is missing."""
+        """Record this source; KitError where the run has another one."""
         run.require_permanent("data", str(self))
-        self.text_stamp()
         run.record(data={"source": dataclasses.asdict(self)})
-
-    def set_permanent(self, run: ActiveRun) -> None:
-        """Bind `run` to this source, once its recordings were found."""
-        run.set_permanent("data", str(self))
-
-    def fetch(self, run: ActiveRun) -> Path:
-        """Download, unpack or synthesise missing recordings; return their folder."""
-        if self.data:
-            return fetch_dataset(
-                self.data,
-                run.path("unpacked"),
-                build(ArchiveConfig, run.section("archive")),
-                build(HubConfig, run.section("hub")),
-                Ticker("bytes unpacked"),
-            )
-        corpus = build(CorpusConfig, run.section("corpus"), language=self.language)
-        return make_corpus(corpus, run.path("corpus"), Ticker("spoken"))
 
     def section(self, run: ActiveRun, name: str) -> dict:
         """The preset's section `name`, with the preset's changes for recordings of people.
@@ -73,20 +47,9 @@ class RunSource:
             return run.section("codec")
         return self.section(run, "codec")
 
-    def text_stamp(self) -> tuple:
-        """The path, size and time of the file `text`: a cheap key that changes with it."""
-        if not self.text:
-            return ()
-        path = Path(self.text)
-        if not path.is_file():
-            raise KitError(f"There is no {path}. Check the name, and that its disk is mounted.")
-        require_known_format(path)
-        stat = path.stat()
-        return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)
 
-
-def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str]]:
-    """Fill what `asked` leaves empty from the run's record; return it with lines to print."""
+def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, str]:
+    """Fill what `asked` leaves empty from the run's record; return it with a line to print."""
     recorded = run.figure("data", "source") or {}
     given = {name: value for name, value in dataclasses.asdict(asked).items() if value}
     if "language" in given:
@@ -96,14 +59,13 @@ def choose_source(run: ActiveRun, asked: RunSource) -> tuple[RunSource, list[str
             given["language"] = recorded["language"]
     source = build(RunSource, recorded, **given)
     if any(value and name not in given for name, value in recorded.items()):
-        return source, [f"As this run was started: {source}."]
-    return source, []
+        return source, f"As this run was started: {source}."
+    return source, ""
 
 
 def section_for_run(run: ActiveRun, name: str) -> dict:
     """The section `name`, adapted to the recordings that `run` was started with."""
-    source, _ = choose_source(run, RunSource())
-    return source.section(run, name)
+    return choose_source(run, RunSource())[0].section(run, name)
 
 
 def sampling_of(run: ActiveRun, **over: object) -> GenerateConfig:

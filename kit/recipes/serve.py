@@ -21,8 +21,8 @@ from torch import Tensor
 from kit.audio.clip import resampled
 from kit.audio.reference import load_reference
 from kit.base.errors import KitError, SpeechError
+from kit.base.files import encode_wav
 from kit.base.hardware import detect
-from kit.base.wav import encode_wav
 from kit.inference.export import load_export, read_card
 from kit.inference.sampling import GenerateConfig
 from kit.inference.speech_queue import Job, SpeechQueue
@@ -108,20 +108,17 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
 
     async def create_speech(request: Request) -> Response:
         require_key(request)
-        body = await read_body(request)
-        asked = parse_request(body, speech.voice.speakers, settings)
+        asked = parse_request(await read_body(request), speech.voice.speakers, settings)
         streamed = asked.format in STREAMED
         job = await run_in_threadpool(
             submit, speech, asked.text, asked.speaker, asked.config, streamed=streamed
         )
         rate = speech.voice.codec.sample_rate
-        headers = {"x-sample-rate": str(rate)}
-        media = MEDIA[asked.format]
-        if asked.format in STREAMED:
+        how = {"media_type": MEDIA[asked.format], "headers": {"x-sample-rate": str(rate)}}
+        if streamed:
             chunks = await run_in_threadpool(started, stream(job, asked.format, rate))
-            return StreamingResponse(chunks, media_type=media, headers=headers)
-        data = await run_in_threadpool(encode_job, job, asked.format, rate)
-        return Response(data, media_type=media, headers=headers)
+            return StreamingResponse(chunks, **how)
+        return Response(await run_in_threadpool(encode, job, asked.format, rate), **how)
 
     async def list_models(request: Request) -> Response:
         require_key(request)
@@ -169,9 +166,8 @@ async def read_body(request) -> dict:
 def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> SpeechRequest:
     """Check what OpenAI's clients send, and `temperature`, `best_of` and `seed` beside it.
 
-    `voice` may be one of OpenAI's names, which many programs send as a default: any name that is
-    no speaker of this voice is an error, unless the voice has one speaker alone. Raises
-    RequestError.
+    If the voice has a single speaker, any `voice` is taken: many programs send one of OpenAI's
+    names as a default. Raises RequestError.
     """
     unknown = sorted(set(body) - OPENAI_FIELDS - OWN_FIELDS)
     if unknown:
@@ -198,7 +194,7 @@ def parse_request(body: dict, speakers: list[str], settings: GenerateConfig) -> 
     speaker = text_field(body, "voice", speakers[0])
     if len(speakers) == 1:
         speaker = speakers[0]
-    if speaker not in speakers:
+    elif speaker not in speakers:
         raise RequestError(f"`voice` is {speaker!r}; there are {speakers}.", param="voice")
     try:
         config = dataclasses.replace(
@@ -243,14 +239,18 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def stream(job: Job, format: str, rate: int) -> Iterator[bytes]:
-    """Yield the waveform as 16-bit PCM, with the header of a WAV of unknown length before it.
+    """Yield 16-bit PCM, for "wav" after the header of a mono WAV of unknown length.
 
     Ends early if a part had no end: the status was sent already.
     """
+    header = b""
+    if format == "wav":
+        empty = encode_wav(np.zeros(0), rate)
+        unknown = struct.pack("<I", 0xFFFFFFFF)
+        header = empty[:4] + unknown + empty[8:-4] + unknown
     try:
-        header = wav_header(rate) if format == "wav" else b""
         for chunk in job:
-            yield header + pcm_bytes(chunk)
+            yield header + pcm(chunk).tobytes()
             header = b""
     except SpeechError:
         if not job.truncated:
@@ -270,34 +270,28 @@ def started(chunks: Iterator[bytes]) -> Iterator[bytes]:
     return all_chunks()
 
 
-def pcm_bytes(wave: Tensor) -> bytes:
-    return (wave.clamp(-1, 1) * 32767).round().to(torch.int16).numpy().tobytes()
+def pcm(wave: Tensor) -> np.ndarray:
+    """Return `wave` (L,) as 16-bit integers."""
+    return (wave.clamp(-1, 1) * 32767).round().to(torch.int16).numpy()
 
 
-def wav_header(rate: int) -> bytes:
-    """Return the header of a mono 16-bit WAV whose length is unknown."""
-    header = encode_wav(np.zeros(0), rate)
-    unknown = struct.pack("<I", 0xFFFFFFFF)
-    return header[:4] + unknown + header[8:-4] + unknown
+def encode(job: Job, format: str, rate: int) -> bytes:
+    """Return all of `job` as an MP3, FLAC or Ogg Opus file.
 
-
-def encode_job(job: Job, format: str, rate: int) -> bytes:
-    """Return all of `job` as a file. Raises SpeechError if a part had no end."""
-    return encode(torch.cat(list(job)).numpy(), rate, format)
-
-
-def encode(wave: np.ndarray, rate: int, format: str) -> bytes:
-    """Return `wave` (L,) as an MP3, FLAC or Ogg Opus file."""
-    file = io.BytesIO()
+    Raises SpeechError if a part had no end.
+    """
+    wave = torch.cat(list(job))
     container, coding = {
         "mp3": ("MP3", "MPEG_LAYER_III"),
         "flac": ("FLAC", "PCM_16"),
         "opus": ("OGG", "OPUS"),
     }[format]
     if format == "opus" and rate not in (8000, 12_000, 16_000, 24_000, 48_000):
-        wave = resampled(torch.from_numpy(wave), rate, 48_000).numpy()
+        wave = resampled(wave, rate, 48_000)
         rate = 48_000
-    soundfile.write(file, np.clip(wave, -1, 1), rate, format=container, subtype=coding)
+    file = io.BytesIO()
+    samples = wave.clamp(-1, 1).numpy()
+    soundfile.write(file, samples, rate, format=container, subtype=coding)
     return file.getvalue()
 
 
@@ -318,7 +312,7 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
             if len(text) > MAX_CHARACTERS:
                 raise SpeechError(f"The text is longer than {MAX_CHARACTERS} characters.")
             job = submit(speech, text, speaker, config, reference=wave)
-            return rate, (torch.cat(list(job)).clamp(-1, 1) * 32767).to(torch.int16).numpy()
+            return rate, pcm(torch.cat(list(job)))
         except KitError as error:
             raise gradio.Error(str(error), print_exception=False) from error
 
@@ -340,23 +334,14 @@ def page(speech: SpeechQueue, settings: GenerateConfig, name: str):
                     temperature = gradio.Slider(
                         0, 1.5, value=settings.temperature, step=0.05, label="Temperature"
                     )
+                    label = "Candidates (more: slower, fewer wrong words)"
                     best_of = gradio.Slider(
-                        1,
-                        MAX_BEST_OF,
-                        value=settings.best_of,
-                        step=1,
-                        label="Candidates (more: slower, fewer wrong words)",
+                        1, MAX_BEST_OF, value=settings.best_of, step=1, label=label
                     )
                 button = gradio.Button("Speak", variant="primary")
             with gradio.Column():
                 sound = gradio.Audio(label="Speech", format="wav", interactive=False)
         inputs = [text, speaker, reference, consent, temperature, best_of]
-        gradio.on(
-            [button.click, text.submit],
-            speak,
-            inputs,
-            sound,
-            api_name="speak",
-            concurrency_limit=None,
-        )
+        how = {"api_name": "speak", "concurrency_limit": None}
+        gradio.on([button.click, text.submit], speak, inputs, sound, **how)
     return blocks

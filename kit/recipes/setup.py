@@ -29,7 +29,7 @@ from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
 from kit.tuning.memory_plan import plan_bytes
 from kit.tuning.preflight import Workload, change
-from kit.tuning.recommend import advice_table, format_setting, overlay, recommend
+from kit.tuning.recommend import advice_table, format_setting, recommend, use_advice
 from kit.tuning.session_plan import TimeBudget, forecast
 from kit.tuning.trials import step_seconds
 
@@ -56,20 +56,20 @@ class Setup:
         """The run, the device, and the versions of libraries."""
         run = self.active
         hw = run.hw
+        memory = format_gib(hw.memory_bytes)
         figures = {
             "run": str(run.folder),
             "preset": run.preset_name,
             "device": hw.device,
             "name": hw.name,
             "cores": hw.cores,
-            "memory": format_gib(hw.memory_bytes),
+            "memory": memory,
         }
         if hw.capability:
             figures["RAM"] = format_gib(hw.ram_bytes)
             figures["compute capability"] = format_capability(hw.capability)
-        figures.update(versions())
-        line = f"{hw.device}: {hw.name}, {format_gib(hw.memory_bytes)} of memory"
-        return Result(line=line, figures=figures)
+        line = f"{hw.device}: {hw.name}, {memory} of memory"
+        return Result(line=line, figures=figures | versions())
 
     def choices(self) -> Result:
         """What suits the machine, each choice with its reason."""
@@ -83,8 +83,8 @@ class Setup:
             "preset for this machine": choose_preset(hw),
         }
         run.record(setup={name: choice.value for name, choice in choices.items()})
-        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in choices.items()}
         line = ", ".join(f"{name}: {choice.value}" for name, choice in choices.items())
+        reasons = {name: f"{choice.value}: {choice.reason}" for name, choice in choices.items()}
         return Result(line=line, figures=reasons)
 
     def products(self) -> Result:
@@ -114,8 +114,7 @@ class Setup:
         plan = plan_bytes(work.model, work.step)
         limit_bytes = int(work.max_memory_fraction * run.hw.memory_bytes)
         run.record(train={"planned_bytes": plan.peak_bytes})
-        fits = plan.peak_bytes <= limit_bytes
-        verdict = "It fits." if fits else change(work, limit_bytes)
+        verdict = "It fits." if plan.peak_bytes <= limit_bytes else change(work, limit_bytes)
         picture = memory_bars(
             plan.parts,
             plan.peak_bytes,
@@ -142,7 +141,7 @@ class Setup:
         if not use:
             preset = self.active.preset_name
             return Result(line="use: none, the preset as it is", figures={"preset": preset})
-        return Result(line=f"use: {use}", figures=advice_table(overlay(use).advice))
+        return Result(line=f"use: {use}", figures=advice_table(use_advice(use)))
 
     def time(self) -> Result:
         """How long training will take; on a CPU, a few real steps are timed."""

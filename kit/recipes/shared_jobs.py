@@ -1,10 +1,9 @@
 """Sharing work between the ranks that torchrun has started for one run.
 
-The main rank runs the recipe. Where the others can help it broadcasts an `Order`, which each of
-them follows; then they wait for the next, until there is none. Orders are pickled, so they hold
-plain values. `RankGroup` shares the jobs of a preparation this way: each rank leaves its results in
-files, so a killed preparation resumes. Codec and recogniser are small and trained on the main rank
-alone.
+The main rank runs the recipe. Where the others can help it broadcasts an order, and each calls its
+`follow(ranks)`; then they wait for the next, until there is none. Orders are pickled, so they hold
+plain values. `RankGroup` shares the jobs of a preparation this way. Codec and recogniser are small
+and trained on the main rank alone.
 """
 
 import contextlib
@@ -13,32 +12,15 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Protocol
 
-import torch
-
-from kit.audio.codec import load_codec
-from kit.audio.recognizer import SpeechRecognizer, load_recognizer
-from kit.audio.spectrogram import MelConfig, make_front_end
 from kit.base.errors import KitError
 from kit.base.hardware import set_cuda_defaults
-from kit.base.work_group import SINGLE_PROCESS, Job, WorkGroup
-from kit.batches.encoding import EncodingTools
+from kit.base.processes import SINGLE_PROCESS, Job, WorkGroup
 from kit.recipes.active_run import ActiveRun
-from kit.text.tokenizer import load_tokenizer
 from kit.training.ranks import RankLost, Ranks, SeveralRanks
 
 UNITS = 10**6  # the ranks' shared counters are integers: progress is counted in millionths
 POLL_S = 0.2  # between two looks at the progress of the other ranks
-
-
-class Order(Protocol):
-    """Something that the main rank has the others do along with it."""
-
-    def follow(self, ranks: Ranks) -> None:
-        """Do it, on a rank other than the main one."""
 
 
 def follow_orders(ranks: Ranks) -> None:
@@ -52,14 +34,14 @@ def follow_orders(ranks: Ranks) -> None:
     ranks.leave()
 
 
-def broadcast_order(ranks: Ranks, give: Callable[[], Order | None] = lambda: None) -> Order | None:
-    """Broadcast the main rank's `give()`; return it on every rank. None: nothing is left to do."""
+def broadcast_order(ranks: Ranks, order=None):
+    """Broadcast the main rank's `order`; return it on every rank. None: nothing is left to do."""
     if ranks.is_main:
         ranks.call()
     else:
         with interruptible():  # it may wait for hours, and has nothing to finish
             ranks.await_call()
-    return ranks.from_main(give)
+    return ranks.from_main(lambda: order)
 
 
 @contextlib.contextmanager
@@ -81,58 +63,18 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def no_tools() -> None:
-    """Loads nothing; a lambda could not be pickled."""
+def group_of(run: ActiveRun, load: Callable[[], object] | None = None) -> WorkGroup:
+    """The processes that share `run`'s work. The others load their tools with `load`.
 
-
-def group_of(run: ActiveRun, load: Callable[[], object] = no_tools) -> WorkGroup:
-    """The processes that share `run`'s work. The other ranks load their tools with `load()`.
-
-    With several ranks `load` is pickled: an importable function with plain arguments.
+    With several ranks it is pickled: an importable function with plain arguments.
     """
     return RankGroup(run.ranks, load) if run.ranks.several else SINGLE_PROCESS
-
-
-def recognizer_group(run: ActiveRun) -> WorkGroup:
-    """The processes that share work with the run's recogniser."""
-    path = run.path("recognizer.safetensors").absolute()
-    return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
-
-
-def encoding_group(run: ActiveRun, front_end: MelConfig, language: str) -> WorkGroup:
-    """The processes that share work with the run's codec and tokenizer, and `front_end`."""
-    codec = run.path("codec.safetensors").absolute()
-    tokenizer = run.path("tokenizer.model").absolute()
-    load = partial(load_encoding_tools, codec, front_end, tokenizer, language, run.hw.device)
-    return group_of(run, load)
-
-
-def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
-    return load_recognizer(path).to(rank_device(device))
-
-
-def load_encoding_tools(
-    codec: Path, front_end: MelConfig, tokenizer: Path, language: str, device: str
-) -> EncodingTools:
-    rank_own = rank_device(device)
-    return EncodingTools(
-        codec=load_codec(codec).to(rank_own),
-        front_end=make_front_end(front_end).to(rank_own),
-        tokenizer=load_tokenizer(tokenizer, language),
-    )
-
-
-def rank_device(device: str) -> str:
-    """This rank's device. With "cuda" each rank has its own GPU; ranks beyond them share."""
-    if device != "cuda":
-        return device
-    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
 
 
 class RankGroup(WorkGroup):
     """All ranks of a run, seen from the main one."""
 
-    def __init__(self, ranks: SeveralRanks, load: Callable[[], object]):
+    def __init__(self, ranks: SeveralRanks, load: Callable[[], object] | None):
         self.ranks = ranks
         self.load = load
         self.size = ranks.world
@@ -141,12 +83,11 @@ class RankGroup(WorkGroup):
     def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
         ranks = self.ranks
         try:
-            order = broadcast_order(ranks, lambda: JobOrder(number=ranks.calls, load=self.load))
-            total = TotalProgress(ranks, order.name, progress)
-            job = ranks.scatter(jobs)
-            result = job.run(tools, total.add)
-            ranks.barrier(total.poll)
-            total.report()
+            broadcast_order(ranks, JobOrder(load=self.load))
+            shared = SharedProgress(ranks, progress)
+            result = ranks.scatter(jobs).run(tools, shared.add)
+            ranks.barrier(shared.poll)
+            shared.report()
         except RankLost as error:
             raise KitError(
                 f"{error} The reason is in its output or torchrun's. Finished work is kept: run "
@@ -157,49 +98,46 @@ class RankGroup(WorkGroup):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOrder:
-    """The order to do the job that is scattered next."""
+    """To do the job that is scattered next."""
 
-    number: int  # of this order
-    load: Callable[[], object]  # loads the job's tools
-
-    @property
-    def name(self) -> str:
-        return f"work {self.number}"
+    load: Callable[[], object] | None  # loads the job's tools; None: it needs none
 
     def follow(self, ranks: SeveralRanks) -> None:
         """Do this rank's job; send the main rank its progress, or why it failed."""
         job = ranks.scatter()
+        name = work_name(ranks)
         with interruptible():
             try:
-                job.run(
-                    self.load(), lambda more: ranks.add(f"{self.name} done", round(UNITS * more))
-                )
+                tools = self.load() if self.load else None
+                job.run(tools, lambda more: ranks.add(f"{name} done", round(UNITS * more)))
             except (ValueError, RuntimeError, OSError) as error:
                 if not type(error).__module__.startswith("kit."):
                     raise
-                ranks.write(f"{self.name} failure", str(error))
-                ranks.add(f"{self.name} failed", 1)
+                ranks.write(f"{name} failure", str(error))
+                ranks.add(f"{name} failed", 1)
             ranks.barrier()
 
 
-class TotalProgress:
+def work_name(ranks: SeveralRanks) -> str:
+    return f"work {ranks.calls}"  # the same on every rank
+
+
+class SharedProgress:
     """The progress of all ranks, reported by the main one."""
 
-    def __init__(self, ranks: SeveralRanks, name: str, progress: Callable[[float], None]):
+    def __init__(self, ranks: SeveralRanks, progress: Callable[[float], None]):
         self.ranks = ranks
-        self.name = name
+        self.name = work_name(ranks)
         self.progress = progress
-        self.own = 0.0  # units that the main rank has done
-        self.reported = 0.0
+        self.reported = 0
         self.polled_s = 0.0
 
     def add(self, more: float) -> None:
-        """Add `more` units that the main rank has done."""
-        self.own += more
+        """Add what the main rank has done."""
+        self.ranks.add(f"{self.name} done", round(UNITS * more))
         self.poll()
 
     def poll(self) -> None:
-        """`report`, every POLL_S."""
         now_s = time.monotonic()
         if now_s - self.polled_s >= POLL_S:
             self.polled_s = now_s
@@ -209,7 +147,7 @@ class TotalProgress:
         """Report new progress; KitError with the message of a rank that failed."""
         if self.ranks.add(f"{self.name} failed", 0):
             raise KitError(self.ranks.read(f"{self.name} failure"))
-        done = self.own + self.ranks.add(f"{self.name} done", 0) / UNITS
+        done = self.ranks.add(f"{self.name} done", 0)
         if done > self.reported:
             self.reported = done
-            self.progress(done)
+            self.progress(done / UNITS)

@@ -11,10 +11,9 @@ from kit.audio.recognizer import load_recognizer
 from kit.audio.reference import load_reference
 from kit.base.config import build, by_former_names
 from kit.base.errors import SpeechError
-from kit.base.files import digest, file_digest
+from kit.base.files import digest, file_digest, read_result, save_result
 from kit.base.formatting import nearest
 from kit.base.hardware import detect
-from kit.base.result_cache import read_result, save_result
 from kit.batches.code_cache import CodeCache
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
@@ -33,8 +32,8 @@ from kit.inference.compare_formats import (
 )
 from kit.inference.evaluate import save_samples, score
 from kit.inference.export import CARD, export_voice, load_export, read_card
-from kit.inference.onnx_export import export_onnx
-from kit.inference.torch_export import export_program
+from kit.inference.program_export import export_onnx, export_program
+from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Speech, Voice, remark
 from kit.inference.voice_files import load_voice
 from kit.notebook.download import show_download_button, zip_folder
@@ -42,6 +41,7 @@ from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.plots import bars, curves
 from kit.notebook.result import Result, Sound
 from kit.recipes.active_run import ActiveRun
+from kit.recipes.base_model import inherited_licence
 from kit.recipes.run_source import sampling_of
 from kit.recipes.start import is_colab
 from kit.recipes.training_samples import mel_picture
@@ -73,8 +73,7 @@ class Speaking:
     """The voice of a run, ready to speak; `run()` is all of the notebook.
 
     `sentence` and `story` are what it says; if empty, an example of its language and a few held-out
-    sentences. Raises KitError if an earlier notebook has not run yet, SpeechError for a missing or
-    damaged file.
+    sentences. Raises KitError if an earlier notebook has not run yet or a file is damaged.
     """
 
     def __init__(self, run: ActiveRun, sentence: str = "", story: str = ""):
@@ -88,12 +87,9 @@ class Speaking:
         self.rate_hz = self.voice.codec.sample_rate
         self.sampling = sampling_of(run)
         self.read_once = dataclasses.replace(self.sampling, best_of=1)
-        rows = read_manifest(run.folder)
-        held_out = [
-            row for row in rows_in_split(rows, "held_out") if self.voice.can_speak(row.text)
-        ]
+        rows = [row for row in read_manifest(run.folder) if self.voice.can_speak(row.text)]
         # A run of a single recording has no held-out rows, and speaks all the same.
-        self.held_out = held_out or [row for row in rows if self.voice.can_speak(row.text)]
+        self.held_out = rows_in_split(rows, "held_out") or rows
         self.sentence = sentence or self.example()
         self.story = story or ". ".join(row.text for row in self.held_out[:4])
         self.costs = SpeakingCosts(self)
@@ -146,28 +142,20 @@ class Speaking:
             )
         text = text or self.sentence
         speech = self.speech(text, speaker or self.speaker, dtype, reference)
-        line = f"{len(speech.wave) / self.rate_hz:.1f} s of speech"
-        note = remark(speech, self.sampling)
+        result = spoken_result(self.voice, speech, self.sampling)
         grid = []
         if len(speech.parts) > 1:
-            line = f"{len(speech.parts)} parts, {line}"
-            note = note or "every part ended by itself"
             grid.append(("said in one go", "text ids"))
-            grid.extend((part, str(len(self.voice.ids(part)))) for part in speech.parts)
+            grid += [(part, str(len(self.voice.ids(part)))) for part in speech.parts]
         waves = {"What was said": speech.wave}
-        return Result(
-            line=f"{line}; {note}" if note else line,
-            pictures=[mel_picture(waves, self.rate_hz, self.voice.front_end)],
-            sounds=[self.sound(speech, speech.text)],
-            grid=grid,
-        )
+        picture = mel_picture(waves, self.rate_hz, self.voice.front_end)
+        return dataclasses.replace(result, pictures=[picture], grid=grid)
 
     def speech(self, text: str, speaker: str, dtype: str = "", reference: str = "") -> Speech:
         """Speak `text` with the preset's settings, in the number format `dtype`.
 
         Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
-        path of a recording, its speaker replaces `speaker`. Raises SpeechError for a text, speaker,
-        format or recording that cannot be used, DatasetError for a recording that cannot be read.
+        path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
         """
         if dtype and dtype not in self.voices:
             hint = nearest(dtype, self.voices)
@@ -176,10 +164,6 @@ class Speaking:
         if reference:
             voice, speaker = with_reference(voice, reference)
         return voice.speak([text], speaker, self.sampling)[0]
-
-    def sound(self, speech: Speech, caption: str) -> Sound:
-        """A player for `speech`."""
-        return Sound(caption=caption, wave=speech.wave.numpy(), sample_rate_hz=self.rate_hz)
 
     def panel(self) -> None:
         """Show a text box, the voices, the number formats, an upload for a reference, a button."""
@@ -191,7 +175,7 @@ class Speaking:
     ) -> tuple[bytes, str]:
         """`text` as a WAV file, and a note if something went wrong, else ""."""
         speech = self.speech(text, choice["voice"], choice["weights"], reference)
-        return self.sound(speech, text).wav_bytes(), remark(speech, self.sampling)
+        return sound_of(self.voice, speech).wav_bytes(), remark(speech, self.sampling)
 
     def settings(self) -> Result:
         """The sampling settings with their meanings."""
@@ -212,10 +196,10 @@ class Speaking:
         for name, voice in self.voices.items():
             speech = voice.speak([self.sentence], self.speaker, self.read_once)[0]
             note = "" if speech.stopped else " (cut at the length limit)"
-            sounds.append(self.sound(speech, name + note))
+            sounds.append(sound_of(voice, speech, name + note))
             waves[name.replace(", ", "-")] = ([self.sentence], [speech.wave])
-        samples = self.active_run.report().get("samples", [])
-        samples = [sample for sample in samples if sample["split"] != "typed"]
+        recorded = self.active_run.report().get("samples", [])
+        samples = [sample for sample in recorded if sample["split"] != "typed"]
         samples += save_samples(waves, "typed", self.rate_hz, self.active_run.folder)
         self.active_run.record(samples=samples)
         return Result(line=f"{self.sentence}, in {len(sounds)} number formats", sounds=sounds)
@@ -243,12 +227,8 @@ class Speaking:
                     )
                 voice = load_export(Path(name), self.active_run.hw.device)
                 speaker = voice.speakers[0]
-            rate_hz = voice.codec.sample_rate
             spoken = voice.speak(texts, speaker, self.read_once)
-            columns[name] = [
-                Sound(caption=text, wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
-                for text, speech in zip(texts, spoken, strict=True)
-            ]
+            columns[name] = [sound_of(voice, speech) for speech in spoken]
         line = f"{len(texts)} sentences: {' beside '.join(columns)}"
         return Result(line=line, compared=columns)
 
@@ -275,17 +255,17 @@ class Speaking:
     def export(self, weights: str = "fp16") -> Result:
         """The voice in one folder, its weights fp32, fp16, bf16 or int8; loaded again to speak."""
         folder = self.active_run.path("export")
-        export_voice(self.voice, folder, weights, self.sampling)
+        licence = inherited_licence(self.active_run)
+        export_voice(self.voice, folder, weights, self.sampling, licence)
         exported = load_export(folder, self.active_run.hw.device)
         before = self.voice.speak([self.sentence], self.speaker, self.read_once)[0]
         again = exported.speak([self.sentence], self.speaker, self.read_once)[0]
         same = "the same codes as before"
         if not torch.equal(again.codes, before.codes):
             same = f"codes differ from before, as {weights} rounds the weights"
-        size_mb = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         return Result(
-            line=f"{folder}: {size_mb:.1f} MB; {same}",
-            sounds=[self.sound(again, "Said by the exported voice")],
+            line=f"{folder}: {megabytes(folder)}; {same}",
+            sounds=[sound_of(exported, again, "Said by the exported voice")],
         )
 
     def download(self) -> Result:
@@ -299,7 +279,7 @@ class Speaking:
             raise SpeechError(f"{folder} has no voice yet: run `speaking.export()` first.")
         path = run.path("download", f"{run.name}.zip")
         zip_folder(folder, path)
-        line = f"{path.resolve()}: {path.stat().st_size / 1e6:.1f} MB"
+        line = f"{path.resolve()}: {megabytes(path)}"
         if is_colab():
             show_download_button(path)
             return Result(line=line)
@@ -308,9 +288,7 @@ class Speaking:
     def programs(self) -> Result:
         """The decoder as `torch.export` programs, to serve it elsewhere."""
         folder = export_program(self.voice, self.active_run.path("programs"))
-        grid = [("file", "MB")]
-        for file in sorted(folder.iterdir()):
-            grid.append((file.name, f"{file.stat().st_size / 1e6:.1f}"))
+        grid = [("file", "size"), *((p.name, megabytes(p)) for p in sorted(folder.iterdir()))]
         return Result(line=f"{folder}: two programs, and how to call them", grid=grid)
 
 
@@ -320,6 +298,28 @@ def with_reference(voice: Voice, reference: str) -> tuple[Voice, str]:
     rate_hz = voice.codec.input_sample_rate
     wave = load_reference(str(path), rate_hz)
     return voice.with_speaker(path.name, wave, rate_hz), path.name
+
+
+def sound_of(voice: Voice, speech: Speech, caption: str = "") -> Sound:
+    """A player of `speech`; its caption is by default the text."""
+    wave = speech.wave.numpy()
+    return Sound(caption=caption or speech.text, wave=wave, sample_rate_hz=voice.codec.sample_rate)
+
+
+def spoken_result(voice: Voice, speech: Speech, sampling: GenerateConfig) -> Result:
+    """The sound of `speech`, how long it is, and what was unusual."""
+    line = f"{len(speech.wave) / voice.codec.sample_rate:.1f} s of speech"
+    note = remark(speech, sampling)
+    if len(speech.parts) > 1:
+        line = f"{len(speech.parts)} parts, {line}"
+        note = note or "every part ended by itself"
+    return Result(line=f"{line}; {note}" if note else line, sounds=[sound_of(voice, speech)])
+
+
+def megabytes(path: Path) -> str:
+    """The size of a file, or of all in a folder."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return f"{sum(file.stat().st_size for file in files) / 1e6:.1f} MB"
 
 
 def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> Result:
@@ -332,11 +332,7 @@ def say_with(voice: Path, text: str, speaker: str = "", reference: str = "") -> 
     if reference:
         loaded, speaker = with_reference(loaded, reference)
     speech = loaded.speak([text], speaker or loaded.speakers[0], settings)[0]
-    rate_hz = loaded.codec.sample_rate
-    note = remark(speech, settings)
-    line = f"{len(speech.wave) / rate_hz:.1f} s of speech"
-    sound = Sound(caption=text, wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
-    return Result(line=f"{line}; {note}" if note else line, sounds=[sound])
+    return spoken_result(loaded, speech, settings)
 
 
 def export_for_onnxruntime(voice: Path, dtype: str = "fp32") -> Result:
@@ -344,11 +340,9 @@ def export_for_onnxruntime(voice: Path, dtype: str = "fp32") -> Result:
 
     Raises KitError for a missing package and for a voice that ONNX cannot hold.
     """
-    settings = read_card(voice).settings
-    folder = export_onnx(load_export(voice), voice / "onnx", dtype, settings)
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    line = f'{folder}: {size / 1e6:.1f} MB. Speak: python speak_onnx.py "..." --out speech.wav'
-    return Result(line=line)
+    folder = export_onnx(load_export(voice), voice / "onnx", dtype, read_card(voice).settings)
+    speak = 'Speak: python speak_onnx.py "..." --out speech.wav'
+    return Result(line=f"{folder}: {megabytes(folder)}. {speak}")
 
 
 class SpeakingCosts:
@@ -375,7 +369,7 @@ class SpeakingCosts:
         return next(iter(self.speaking.voices.values()))
 
     def cache_path(self, step: str) -> Path:
-        return self.speaking.active_run.path("measured", f"{step}.json")
+        return self.speaking.active_run.folder / "measured" / f"{step}.json"
 
     @cached_property
     def fingerprint(self) -> str:

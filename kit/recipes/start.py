@@ -21,8 +21,7 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
 
     An empty `name` is KIT_RUN's, or "demo". `preset` and `use` are as `find_run` takes them;
     `settings` ({"train": {"lr": 1e-4}}) are applied over both, and saved with the run as `use` is.
-    Raises KitError for a name that cannot be a folder's, for a preset that is not the run's, and
-    for an unknown setting.
+    Raises KitError for a name that cannot be a folder's, another preset and an unknown setting.
     """
     set_thread_waiting()
     if is_kaggle():  # before Colab: its image has Colab's packages
@@ -31,18 +30,26 @@ def start(name: str = "", preset: str = "", use: str = "", settings: dict | None
     elif is_colab():
         install_missing()
         keep_on_drive()
+    from kit.base.config import rename_settings
+    from kit.base.errors import show_plain_notes
     from kit.base.hardware import allow_expandable_segments
-    from kit.base.notes import show_plain_notes
-    from kit.base.run import run_folder
+    from kit.base.run import find_run, run_folder
     from kit.notebook.kernel import plain_errors, print_results
     from kit.recipes.active_run import active_run, open_run_copy
+    from kit.recipes.settings import check_settings
 
     allow_expandable_segments()
     plain_errors()
     show_plain_notes()
     print_results()
     kept = open_run_copy(run_folder(name))
-    return active_run(name, preset, use, settings, kept)
+    run = find_run(preset, use, name)
+    settings = rename_settings(settings or {})
+    check_settings(settings, run.preset)  # before anything is written
+    run.begin()
+    if settings:
+        run = run.save_settings(settings)
+    return active_run(run, kept)
 
 
 def set_thread_waiting() -> None:
@@ -63,15 +70,7 @@ def missing_packages() -> list[str]:
     """Names in requirements-colab.txt that are not installed."""
     lines = REQUIREMENTS.read_text(encoding="utf-8").splitlines()
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    return [name for name in names if not _is_installed(name)]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return [name for name in names if not list(importlib.metadata.distributions(name=name))]
 
 
 def install_missing() -> None:

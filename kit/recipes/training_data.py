@@ -1,7 +1,4 @@
-"""What 01_data_prep left in a run's folder, as training reads it.
-
-Tokenizer and codec set the sizes of the two vocabularies, the code cache holds the rows.
-"""
+"""What 01_data_prep left in a run's folder, as training reads it."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -27,8 +24,8 @@ from kit.batches.code_stream import CodeStream
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.data_report import Utterance, rows_in_split
 from kit.dataset.manifest import read_manifest
-from kit.inference.references import Habits, save_references
-from kit.inference.voice import Voice
+from kit.inference.voice import Habits, Voice
+from kit.inference.voice_files import save_references
 from kit.model.sequence import Batch, GPTConfig, collate, pack
 from kit.model.text_attention import AlignmentHead
 from kit.recipes.active_run import ActiveRun
@@ -42,8 +39,7 @@ from kit.training.trainable import FinetuneConfig
 class TrainingData:
     """The corpus of a run, and the shapes of model and batches that suit it.
 
-    `config` says how rows make batches; `split` gives the same batches in other passes. Where the
-    run rehearses what its voice could say before, those rows are there, too; not so where
+    Where the run rehearses what its voice could say before, those rows are there, too, unless
     `rehearsed` is False. Where several ranks train together, a batch is this one's share of it.
     Raises KitError where 01_data_prep has not run yet.
     """
@@ -63,26 +59,22 @@ class TrainingData:
             code_vocab=self.codec.vocab_size + 2,  # START and STOP
             n_mels=self.front_end.config.n_mels,
         )
-        self.rehearsal = 0.0  # of an epoch's rows
-        if rehearsed:
-            self.rehearsal = build(FinetuneConfig, run.section("finetune")).rehearsal
+        finetune = build(FinetuneConfig, run.section("finetune"))
+        self.rehearsal = finetune.rehearsal if rehearsed else 0.0  # of an epoch's rows
         if self.rehearsal:
             self._add_rehearsal()
 
     def _add_rehearsal(self) -> None:
         """Read along what the voice that the run began with has said; positions for it, too."""
-        found = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
+        spoken = load_rehearsal_rows(self.run, speaker_references(self.cache)).whole
         path = self.run.path("tokenizer.model")
-        tokenizers = {reading.language: load_tokenizer(path, reading.language) for reading in found}
-        texts = []
-        for reading in found:
-            ids = tokenizers[reading.language].encode_checked(reading.text)
-            texts.append(np.array(ids, dtype=np.int32))
-        codes = list(found.values())
-        longest_text = max(map(len, texts), default=0)
-        longest_codes = max(map(len, codes), default=0)
-        self.model = self.model.with_positions(longest_text, longest_codes)
-        self.cache.add_rehearsal([reading.speaker for reading in found], texts, codes)
+        tokenizers = {row.language: load_tokenizer(path, row.language) for row in spoken}
+        ids = [tokenizers[row.language].encode_checked(row.text) for row in spoken]
+        texts = [np.array(each, dtype=np.int32) for each in ids]
+        codes = list(spoken.values())
+        lengths = (max(map(len, column), default=0) for column in (texts, codes))
+        self.model = self.model.with_positions(*lengths)
+        self.cache.add_rehearsal([row.speaker for row in spoken], texts, codes)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -105,7 +97,8 @@ class TrainingData:
         config = self.padded(few_shapes)
         if grad_accum:
             config = config.split(grad_accum)
-        ranks = self.run.ranks if split == "train" else ALONE
+        training = split == "train"
+        ranks = self.run.ranks if training else ALONE
         return CodeStream(
             self.cache,
             split,
@@ -114,8 +107,8 @@ class TrainingData:
             position,
             rank=ranks.rank,
             world=ranks.world,
-            rehearsal=self.rehearsal if split == "train" else 0.0,
-            text_dropout=self.model.text_dropout if split == "train" else 0.0,
+            rehearsal=self.rehearsal if training else 0.0,
+            text_dropout=self.model.text_dropout if training else 0.0,
         )
 
     def padded(self, few_shapes: bool) -> DataConfig:
@@ -132,20 +125,20 @@ class TrainingData:
         return {"rows": len(stream.rehearsed), "rows_an_epoch": rows, "share": share}
 
     def middle_row(self) -> Batch:
-        """The training row of middling length, alone and so without padding."""
+        """The training row of median length, alone and so without padding."""
         return self.middle_rows(1)[0]
 
-    def middle_rows(self, most: int) -> list[Batch]:
-        """Up to `most` training rows of about middling length, each alone; the middle one first."""
+    def middle_rows(self, max_rows: int) -> list[Batch]:
+        """Up to `max_rows` training rows from the median length on, each alone."""
         stream = self.stream()
         rows = self.cache.sample_of_split("train")
         order = rows[np.argsort(self.cache.lengths(rows), kind="stable")]
         middle = len(order) // 2
-        found = []
-        for row in order[middle : middle + most].tolist():
+        batches = []
+        for row in order[middle : middle + max_rows].tolist():
             texts, codes, references, _ = stream.part([row], [row], 1)
-            found.append(pack(self.model, texts, codes, references))
-        return found
+            batches.append(pack(self.model, texts, codes, references))
+        return batches
 
     def rows(self, split: str = "train") -> int:
         return len(self.cache.rows_in_split(split))
@@ -191,36 +184,32 @@ class TrainingData:
         if not self.codec.speaker_width:
             return {}
         recordings = {row.id: row.audio for row in read_manifest(self.run.folder)}
-        found = {}
+        rate_hz = self.codec.input_sample_rate
+        vectors = {}
         with on_device(self.run.hw.device, self.codec):
             for speaker, i in reference_rows(self.cache).items():
-                wave = load_reference(
-                    recordings[self.cache.rows[i]["id"]], self.codec.input_sample_rate
-                )
-                found[speaker] = self.codec.speaker_embedding(
-                    wave, self.codec.input_sample_rate
-                ).cpu()
-        return found
+                wave = load_reference(recordings[self.cache.rows[i]["id"]], rate_hz)
+                vectors[speaker] = self.codec.speaker_embedding(wave, rate_hz).cpu()
+        return vectors
 
-    def held_out_sentences(self, most: int) -> list[Utterance]:
+    def held_out_sentences(self, max_rows: int) -> list[Utterance]:
         """The first held-out rows that the voice can say."""
         voice = self.voice()
         held_out = rows_in_split(read_manifest(self.run.folder), "held_out")
-        return [row for row in held_out if voice.can_speak(row.text)][:most]
+        return [row for row in held_out if voice.can_speak(row.text)][:max_rows]
 
     def save_references(self, head: AlignmentHead | None = None) -> None:
-        """Leave one reference clip a speaker in the run's folder: it goes with the voice.
-
-        So do its habits, and which `head` of its model follows the text.
-        """
-        path = self.run.path("references.safetensors")
-        references = speaker_references(self.cache)
-        habits = self.habits.with_alignment_head(head)
-        front_end = self.front_end.config
-        save_references(references, path, habits, front_end, self.speaker_vectors)
+        """Save what goes with the voice: reference clips, habits, the `head` that follows text."""
+        save_references(
+            speaker_references(self.cache),
+            self.run.path("references.safetensors"),
+            self.habits.with_alignment_head(head),
+            self.front_end.config,
+            self.speaker_vectors,
+        )
 
     def with_passes_of(self, micro_batch: int) -> None:
-        """Cut the same effective batches into passes of `micro_batch` rows from here on."""
+        """Split the same effective batches into passes of `micro_batch` rows from here on."""
         self.config = dataclasses.replace(self.config, micro_batch=micro_batch)
 
 

@@ -1,4 +1,4 @@
-"""What training shows of itself: pictures, players, attention maps, spoken samples, the gate.
+"""What training shows of itself: attention maps, spoken samples, boards, progress, the gate.
 
 Shapes: L samples, N codes, T text tokens with START and STOP.
 """
@@ -6,6 +6,9 @@ Shapes: L samples, N codes, T text tokens with START and STOP.
 import dataclasses
 import html
 import io
+import json
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from torch import Tensor
 from kit.audio.recognizer import load_recognizer
 from kit.audio.spectrogram import Mel
 from kit.base.config import build
+from kit.base.errors import Note
 from kit.base.files import write_atomic
 from kit.base.hardware import autocast, on_device
 from kit.dataset.data_report import Utterance
@@ -27,15 +31,19 @@ from kit.model.gpt import SpeechGPT
 from kit.model.lora import merged
 from kit.model.sequence import Batch
 from kit.model.text_attention import head_diagonality, text_attention_maps
-from kit.notebook.plots import Figure, spectrograms
-from kit.notebook.result import Sound, sound_html
+from kit.notebook.plots import Figure, heatmaps, spectrograms
+from kit.notebook.progress import Lines, Pace, newest, progress_texts
+from kit.notebook.result import Result, Sound, sound_html
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import sampling_of
 from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
-from kit.training.config import StepEvent
+from kit.training.config import StepEvent, TrainConfig
+from kit.training.logs import Listener, tensorboard_log, trackio_log, wandb_log
 from kit.training.trainer import Trainer
+from kit.tuning.monitor import Monitor, StepProfiler
 
+BOARD_PROJECT = "voicekit"  # in W&B and trackio
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
 
 
@@ -87,6 +95,18 @@ def load_attention_maps(folder: Path) -> dict[int, np.ndarray]:
     """Load what an AttentionLog has saved: a map (N, T) by step, in order."""
     paths = sorted(folder.glob("step-*.npy"))
     return {int(path.stem.removeprefix("step-")): np.load(path) for path in paths}
+
+
+def attention_maps(folder: Path) -> Result:
+    """Draw up to four of the maps in `folder`, from the first step to the last."""
+    maps = load_attention_maps(folder)
+    if not maps:
+        return Result(line="No attention was kept: this run was trained by an older kit.")
+    steps = list(maps)
+    some = dict.fromkeys(steps[round(i * (len(steps) - 1) / 3)] for i in range(4))
+    picture = heatmaps({f"step {i:,}": maps[i].T for i in some}, "code", "text piece")
+    line = f"The head that follows the text best, at {len(some)} steps"
+    return Result(line=line, pictures=(picture,))
 
 
 def best_map(model: SpeechGPT, row: Batch) -> Tensor:
@@ -202,3 +222,55 @@ def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
     worst_cer = build(EvaluateConfig, run.section("evaluate")).worst_cer
     warning = recognizer_warning(own_cer, worst_cer)
     return [*lines, warning] if warning else lines
+
+
+def board_listeners(
+    run: ActiveRun, config: TrainConfig, rows: list[dict]
+) -> list[tuple[Listener | None, str]]:
+    """The listener of each of `train.boards` or None, and the reason; `rows` are the log so far."""
+    names = config.boards
+    project = os.environ.get("WANDB_PROJECT")
+    if project and "wandb" not in names:
+        names = (*names, "wandb")
+        note = "W&B is used because WANDB_PROJECT is set. That is now a setting: write "
+        warnings.warn(f"{note}train.boards: [{', '.join(names)}].", Note, stacklevel=2)
+    shown = dataclasses.asdict(config) | {"preset": run.preset_name}
+    boards = []
+    if "tensorboard" in names:
+        boards.append(tensorboard_log(run.folder / "tensorboard", rows))
+    if "wandb" in names:
+        boards.append(wandb_log(project or BOARD_PROJECT, run.name, shown, run.folder / "wandb"))
+    if "trackio" in names:
+        boards.append(trackio_log(BOARD_PROJECT, run.name, shown))
+    return boards
+
+
+def newest_profile(folder: Path) -> str:
+    """Describe the newest profile; "" if there is none."""
+    saved = sorted(folder.glob("step-*.operators.json"))
+    if not saved:
+        return ""
+    profiler = StepProfiler(folder)
+    profiler.result = json.loads(saved[-1].read_text(encoding="utf-8"))
+    return profiler.describe()
+
+
+def monitor_fields(monitor: Monitor) -> dict:
+    """The fields of a StepEvent that the monitor measures."""
+    if monitor.newest is None:
+        return {}
+    return {"device_bytes": monitor.newest.memory_bytes, "load": monitor.newest.load}
+
+
+def progress_lines() -> Callable:
+    """A listener that prints progress with the time left."""
+    lines, pace, latest = Lines(), Pace(), {}
+
+    def show(event) -> None:
+        row = dataclasses.asdict(event)
+        latest.update(newest([row]))
+        pace.see(row["unix_s"], row["tokens"])
+        notes = [f"step {event.step}: {event.note}"] if event.note else []
+        lines.show(latest, progress_texts(latest, pace), notes)
+
+    return show

@@ -1,9 +1,8 @@
 """Whisper (Radford et al. 2022) as a recogniser: a hundred languages, without training.
 
-It runs in faster-whisper, an optional dependency (`pip install "faster-whisper>=1.1"`) that is
-imported for the first transcript. Whisper returns words and their times, but no probabilities of
-letters. So the letters of a word are spread evenly over its time, in the form of a CTC output, and
-Whisper can replace the kit's own recogniser everywhere.
+It runs in faster-whisper, an optional dependency that is imported for the first transcript. Whisper
+returns words and their times, but no probabilities of letters. So the letters of a word are spread
+evenly over its time, in the form of a CTC output, and Whisper can replace the kit's own recogniser.
 
 Shapes: L samples, S output frames, A alphabet + blank, N characters.
 """
@@ -12,7 +11,7 @@ import dataclasses
 import importlib.util
 import math
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -44,7 +43,7 @@ HOW_TO_INSTALL = 'pip install "faster-whisper>=1.1"'
 
 
 def whisper_unavailable() -> str:
-    """Return why Whisper cannot be used here; "" if it can."""
+    """Return why Whisper cannot be used here, or ""."""
     if importlib.util.find_spec("faster_whisper") is None:
         return f"faster-whisper is not installed ({HOW_TO_INSTALL})"
     return ""
@@ -54,7 +53,7 @@ def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) 
     """Return the folder of the model `name`: a size such as `base`, or a local folder.
 
     A size is fetched once, under `into`, and checked against the SHA-256 of the hub. Raises
-    KitError for a folder without a model, DownloadError if it cannot be fetched.
+    KitError for a folder without a model, KitError if it cannot be fetched.
     """
     if name in SIZES:
         folder = Path(into) / f"faster-whisper-{name}"
@@ -67,7 +66,6 @@ def whisper_folder(name: str, into: Path, progress: Callable = lambda *_: None) 
 
 
 def require_whisper(folder: Path) -> None:
-    """Raise KitError unless `folder` holds a Whisper in CTranslate2's format."""
     missing = [name for name in FILES if not (folder / name).is_file()]
     if not any((folder / name).is_file() for name in VOCABULARIES):
         missing.append(VOCABULARIES[0])
@@ -80,8 +78,6 @@ def require_whisper(folder: Path) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What Whisper wrote for a clip."""
-
     text: str = ""  # with its punctuation
     confidence: float = 0.0  # 0 to 1: a token's mean probability, times that of speech at all
     problem: str = ""  # why there is no usable text
@@ -123,7 +119,6 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
 
     @property
     def spoken(self) -> str:
-        """The language as Whisper names it: without a region."""
         return self.language.lower().replace("_", "-").split("-")[0]
 
     def fingerprint(self) -> str:
@@ -135,8 +130,9 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
     def transcribe_waves(self, waves: list[Tensor], sample_rate: int) -> list[str]:
         written = []
         for wave in waves:
-            words = self._words(resampled(wave, sample_rate, RATE_HZ), timed=False)
-            written.append(" ".join(text for text, _, _ in words))
+            segments = self._segments(resampled(wave, sample_rate, RATE_HZ), timed=False)
+            words = [word for segment in segments for word in self.spelt(segment.text).split()]
+            written.append(" ".join(words))
         return written
 
     def write_down(self, wave: Tensor, sample_rate: int) -> Transcript:
@@ -157,27 +153,17 @@ class WhisperRecognizer(nn.Module, SpeechRecognizer):
         frames = max(1, math.ceil(len(wave) / RATE_HZ / FRAME_S))
         ids = []
         times = []
-        for text, start_s, end_s in self._words(wave, timed=True):
-            if ids and " " in self.alphabet:
+        segments = self._segments(wave, timed=True)
+        for word in [word for segment in segments for word in segment.words]:
+            text = self.spelt(word.word).replace(" ", "")
+            if text and ids and " " in self.alphabet:
                 ids.append(self.alphabet.index(" ") + 1)
-                times.append((times[-1] + start_s) / 2)
+                times.append((times[-1] + word.start) / 2)
             for number, char in enumerate(text):
                 ids.append(self.alphabet.index(char) + 1)
-                times.append(start_s + (number + 0.5) * (end_s - start_s) / len(text))
+                times.append(word.start + (number + 0.5) * (word.end - word.start) / len(text))
         log_probs = emissions(ids, times, frames, len(self.alphabet))
         return RecognizerOutput(log_probs=log_probs, loudness=frame_loudness(wave, frames))
-
-    def _words(self, wave: Tensor, timed: bool) -> Iterator[tuple[str, float, float]]:
-        """Yield (letters, start, end in seconds) of each word in `wave` (L,) of 16 kHz."""
-        for segment in self._segments(wave, timed):
-            if not timed:
-                spoken = self.spelt(segment.text).split()
-                yield from ((word, segment.start, segment.end) for word in spoken)
-                continue
-            for word in segment.words:
-                text = self.spelt(word.word).replace(" ", "")
-                if text:
-                    yield text, word.start, word.end
 
     def _segments(self, wave: Tensor, timed: bool) -> list:
         """Return faster-whisper's segments of `wave` (L,) of 16 kHz; those of no speech are not."""
@@ -230,12 +216,10 @@ def emissions(ids: list[int], times: list[float], frames: int, letters_count: in
 
 
 def apart(ids: list[int], i: int) -> int:
-    """Return the frames from character `i` - 1 to `i`: the same letter twice needs a blank."""
     return 2 if i and ids[i] == ids[i - 1] else 1
 
 
 def frame_loudness(wave: Tensor, frames: int) -> Tensor:
-    """Return the log-loudness (S,) of each of `frames` frames of a clip (L,) of 16 kHz."""
     hop = round(FRAME_S * RATE_HZ)
     padded = torch.nn.functional.pad(wave.float(), (0, frames * hop - len(wave)))
     return padded.unflatten(0, (frames, hop)).square().mean(-1).clamp(min=1e-10).log() / 2
@@ -254,11 +238,9 @@ def save_whisper(model: WhisperRecognizer, path: Path) -> None:
 
 
 def new_whisper(folder: Path, language: str, alphabet: str) -> WhisperRecognizer:
-    """Return the recogniser with the model in `folder`."""
     return WhisperRecognizer(folder, language, alphabet, file_digest(folder / "model.bin"))
 
 
 def whisper_from_header(header: dict) -> WhisperRecognizer:
-    """Return the recogniser that the header of its file describes."""
     names = ("language", "alphabet", "model_sha256")
     return WhisperRecognizer(Path(header["whisper"]), *(header[name] for name in names))

@@ -1,7 +1,7 @@
 """A file read by byte offsets, with errors that name the file and the fix.
 
-No file stays open between reads, so an unmounted disk, or a file that was truncated or replaced, is
-noticed at the next read. A file that grows is read up to the size it had when it was opened.
+No file stays open between reads, so an unmounted disk or a truncated file is noticed at the next
+one. A file that grows is read up to the size it had when it was opened.
 """
 
 import contextlib
@@ -25,19 +25,13 @@ NOT_TEXT = {
     b"PK\x03\x04": "a ZIP archive or a spreadsheet; unpack it, or export it as CSV in UTF-8",
     b"PAR1": "Parquet; export it as JSON lines",
 }
-SPECIAL_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+DEVICE = "a device"
+SPECIAL_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+SPECIAL_KINDS |= {stat.S_IFCHR: DEVICE, stat.S_IFBLK: DEVICE}
 
 
 def special_file_kind(path: Path) -> str:
-    """The kind of a file that could block or never end when read ("a named pipe"), else "".
-
-    Raises OSError when the file does not exist.
-    """
+    """The kind of a file that could block or never end when read, else ""; OSError without it."""
     return SPECIAL_KINDS.get(stat.S_IFMT(os.stat(path).st_mode), "")
 
 
@@ -73,10 +67,7 @@ class ByteFile:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Callable[[int, int], bytes]]:
-        """Give `read(offset, count) -> bytes`, which never reads past `size`.
-
-        Raises DatasetError when the file is missing, cannot be read, or became shorter.
-        """
+        """Give `read(offset, count) -> bytes`; DatasetError for a missing or shorter file."""
         with self._explain_errors(), open(self.path, "rb") as file:
             if file.seek(0, 2) < self.size:
                 raise DatasetError(

@@ -1,13 +1,11 @@
-"""Records in an order set by seed and epoch, resumed at any position, from one file or a mix.
+"""Records of a file in an order set by seed and epoch, resumed at any position.
 
 A record belongs to the block (64 KiB) that holds its first byte, so blocks need no index. Blocks
 are shuffled by (seed, epoch) and taken sixteen at a time; the records of such a group are shuffled
 by (seed, epoch, group). Groups are dealt to shares (ranks x DataLoader workers) in turn, so a
-position is (turn, record): no buffer has to be saved, and resuming reads one group. Unshuffled, the
-same code keeps the order of the file.
+position is (turn, record): no buffer has to be saved, and resuming reads one group.
 """
 
-import bisect
 import dataclasses
 import itertools
 import operator
@@ -19,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least
 from kit.base.errors import DatasetError
 from kit.streams.file import BadRecord, ByteFile
 
@@ -30,8 +28,6 @@ FIXES = {
     "role": f"Use as many ranks and workers as when it was saved, {RESTART}",
     "numpy": f"This NumPy shuffles differently: install the version used then, {RESTART}",
 }
-DRAWS = 1024  # random numbers of a mix made at a time
-END = object()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +43,7 @@ class StreamConfig:
     def __post_init__(self):
         require(self.seed >= 0, self, "seed", "choose 0 or more.")
         require(0 <= self.rank < self.ranks, self, "rank", f"must be from 0 to {self.ranks - 1}.")
-        sizes = ("block_bytes", "group_blocks", "longest_record_bytes")
-        require_within(self, 1, 2**31, "ranks", *sizes)
+        require_least(self, 1, "ranks", "block_bytes", "group_blocks", "longest_record_bytes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +121,7 @@ def require_same(what: str, own: dict, saved: object) -> None:
 class Stream(IterableDataset):
     """An iterable whose one `iter()` is one epoch, or what is left of it.
 
-    A `state_dict` taken between two records leads, through `load_state_dict`, to exactly the
-    records that would have followed.
+    `load_state_dict` of a `state_dict` leads to exactly the records that would have followed.
     """
 
     def __init__(self, config: StreamConfig):
@@ -185,7 +179,7 @@ class FileStream(Stream):
     """Records of one file. A format says in four methods where they begin and what they hold.
 
     `keep(record)` chooses records. `on_bad_record(record)` is called at least once for each that
-    cannot be used, and the stream continues without it; by default it raises DatasetError.
+    cannot be used; by default it raises DatasetError.
     """
 
     format = ""  # the format and its settings: a position is valid for no other
@@ -206,8 +200,6 @@ class FileStream(Stream):
         self.end = self.file.size  # of the part of the file that holds records
         self.seek([0, 0, 0])
 
-    # --- the format ---------------------------------------------------------------------------
-
     def span(self, read: Callable[[int, int], bytes], block: int) -> tuple[int, bytes]:
         """(offset, bytes) of all records whose first byte is in `block`."""
         raise NotImplementedError
@@ -223,8 +215,6 @@ class FileStream(Stream):
     def parse(self, raw: bytes):
         """One record. Raises ValueError with the reason when it cannot be used."""
         raise NotImplementedError
-
-    # --- order and position -------------------------------------------------------------------
 
     @property
     def blocks(self) -> int:
@@ -266,8 +256,6 @@ class FileStream(Stream):
         self._turn = turn
         self._count = count  # records of the turn's group
         self._remaining = remaining  # those not yet read
-
-    # --- reading ------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator:
         turn, record = self._start
@@ -367,99 +355,3 @@ class FileStream(Stream):
             line += data.count(b"\n", counted, start - offset)
             counted = start - offset
             yield line, self._parse(start, raw, line)
-
-
-class Mix(Stream):
-    """Records of several streams (or mixes), drawn by weight.
-
-    The n-th draw is decided by (seed, epoch, share, n) alone, so a position is those of the streams
-    and a count. When a stream ends, the others continue in their proportions; with `repeat` it
-    begins its next epoch, and the mix never ends. Raises DatasetError for weights that do not fit.
-    """
-
-    def __init__(self, sources: list[Stream], weights: list[float], *, seed=0, repeat=False):
-        if len(sources) != len(weights) or not sources or min(weights) <= 0:
-            raise DatasetError(
-                f"A mix needs one weight above 0 for each stream, got {list(weights)} for "
-                f"{len(sources)} streams."
-            )
-        super().__init__(sources[0].config)
-        self.sources = list(sources)
-        self.weights = [float(weight) for weight in weights]
-        self.seed = seed
-        self.repeat = repeat
-        self._ready = False  # `seek` has set where to begin
-        self._set_draw(0, [])
-
-    def _settings(self) -> dict:
-        return {"weights": self.weights, "seed": self.seed, "repeat": self.repeat}
-
-    def identity(self) -> dict:
-        return self._settings() | {"parts": [source.identity() for source in self.sources]}
-
-    def require_identity(self, identity: object) -> None:
-        require_same("This mix", self._settings(), identity)
-        for source, part in zip(self.sources, identity["parts"]):
-            source.require_identity(part)
-
-    def position(self) -> list:
-        """[epoch, draws, streams that have ended, positions of all streams]."""
-        positions = [source.position() for source in self.sources]
-        return [self.epoch, self._drawn, list(self._ended), positions]
-
-    def seek(self, position: list) -> None:
-        self.epoch, drawn, ended, positions = position
-        self._set_draw(drawn, ended)
-        for source, own in zip(self.sources, positions):
-            source.seek(own)
-        self._ready = True
-
-    def begin_epoch(self, epoch: int) -> None:
-        for source in self.sources:
-            source.begin_epoch(epoch)
-        self.seek([epoch, 0, [], [source.position() for source in self.sources]])
-
-    def _set_draw(self, drawn: int, ended: list[int]) -> None:
-        self._drawn = drawn
-        self._ended = list(ended)
-        weights = [0 if i in ended else weight for i, weight in enumerate(self.weights)]
-        self._bounds = list(itertools.accumulate(weights))
-
-    def __iter__(self) -> Iterator:
-        if not self._ready:
-            self.begin_epoch(self.epoch)
-        self._ready = False
-        return self._draw([iter(source) for source in self.sources])
-
-    def _draw(self, parts: list[Iterator]) -> Iterator:
-        for number in self._random_numbers(self._drawn):
-            record = END
-            while record is END:
-                if not self._bounds[-1]:
-                    return
-                chosen = bisect.bisect(self._bounds, number * self._bounds[-1])
-                record = next(parts[chosen], END)
-                if record is END:
-                    record = self._restart(parts, chosen)
-            self._drawn += 1
-            yield record
-
-    def _random_numbers(self, drawn: int) -> Iterator[float]:
-        """Numbers in [0, 1) that decide draw `drawn` and those after it."""
-        first, skip = divmod(drawn, DRAWS)
-        for chunk in itertools.count(first):
-            key = (self.seed, self.epoch, self.role()[0], chunk)
-            yield from np.random.Generator(np.random.PCG64(key)).random(DRAWS).tolist()[skip:]
-            skip = 0
-
-    def _restart(self, parts: list[Iterator], ended: int):
-        """The first record of the stream's next epoch; without one END, and no more draws of it."""
-        if self.repeat:
-            source = self.sources[ended]
-            source.set_epoch(source.epoch + 1)
-            parts[ended] = iter(source)
-            record = next(parts[ended], END)
-            if record is not END:
-                return record
-        self._set_draw(self._drawn, [*self._ended, ended])
-        return END

@@ -77,10 +77,7 @@ class Espeak:
         self.library.espeak_SetParameter(_PITCH, pitch, 0)
 
     def say(self, text: str) -> np.ndarray:
-        """Speak `text`: int16 samples (T,) at SAMPLE_RATE, silence trimmed to 20 ms at both ends.
-
-        Raises KitError when there is only silence.
-        """
+        """Return int16 samples (T,), with 20 ms of silence. Raises KitError for only silence."""
         self.chunks.clear()
         data = text.encode()
         self.library.espeak_Synth(data, len(data) + 1, 0, 1, 0, _UTF8, None, None)
@@ -117,18 +114,13 @@ def run_module(module: str, job: dict) -> subprocess.CompletedProcess:
 def phonemize(lines: list[str], language: str) -> list[str]:
     """Each normalised line in IPA with stress marks, its punctuation kept: "hello" -> "həlˈəʊ".
 
-    `language` is espeak-ng's name of it, such as "am" or "en-us". A line gives the same phonemes
-    whatever came before it. Raises KitError with espeak-ng's reason when it fails (no such voice,
-    not installed).
+    `language` is espeak-ng's name of it, such as "am" or "en-us". Raises KitError with espeak-ng's
+    reason when it fails (no such voice, not installed).
     """
-    return _phonemizer(language).read(list(lines))
+    return _Phonemizer(language).read(list(lines))
 
 
 @functools.cache
-def _phonemizer(language: str) -> "_Phonemizer":
-    return _Phonemizer(language)
-
-
 class _Phonemizer:
     """A process of espeak-ng in one language, which is all that one can serve; waits for lines."""
 

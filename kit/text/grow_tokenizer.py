@@ -1,8 +1,8 @@
 """A tokenizer that learns the pieces of another text, and keeps every id that it has.
 
 A model's embeddings go by ids, so new pieces come after the old ones, and START and STOP stay.
-`base_spellings` gives the old ids that spelt each new piece, so that its embedding need not start
-at random.
+`tokenizer.base_spellings` gives the old ids that spelt each new piece, so that its embedding need
+not start at random.
 """
 
 import dataclasses
@@ -11,14 +11,20 @@ import struct
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import sentencepiece as spm
 
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
 from kit.text.tokenizer import START, STOP, BaseTokenizer, Tokenizer
-from kit.text.tokenizer_report import OFTEN, substrings, vocabulary_advice
-from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+from kit.text.train_tokenizer import (
+    OFTEN,
+    TokenizerConfig,
+    substrings,
+    train_fitted_tokenizer,
+    vocabulary_advice,
+)
 
 CONTROL = 3  # ModelProto.SentencePiece.Type; a piece without one is a normal one
 
@@ -33,9 +39,8 @@ def grow_tokenizer(
 ) -> BaseTokenizer:
     """The tokenizer at `path`: the ids of `base`, then the pieces that `lines` can teach.
 
-    They are learned as `train_fitted_tokenizer` learns them; pieces longer than a character are
-    kept if they spell `lines` 100 times, or are part of one that does. A released tokenizer merges
-    its own pieces, and uses neither `config` nor `text`. Raises SpeechError where `base` and
+    Pieces longer than a character are kept if they spell `lines` 100 times, or are part of one that
+    does. A released tokenizer uses neither `config` nor `text`. Raises SpeechError where `base` and
     `config` differ in `phonemes`, and as `train_fitted_tokenizer` does.
     """
     if not isinstance(base, Tokenizer):
@@ -68,18 +73,6 @@ def grow_tokenizer(
     size = _bytes(2, _key(4, 0) + _varint(base.vocab_size + len(kept)))  # TrainerSpec.vocab_size
     write_atomic(path, b"".join([old, *(piece.entry() for piece in kept), size]))
     return Tokenizer(path)
-
-
-def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
-    """For each id that only `grown` has: the ids in which `base` spells its piece."""
-    if not isinstance(base, Tokenizer):
-        return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
-    # NormalizerSpec: add no mark before the first word, remove no spaces.
-    within_words = _bytes(3, _key(3, 0) + _varint(0) + _key(4, 0) + _varint(0))
-    proto = base.model.serialized_model_proto() + within_words
-    speller = spm.SentencePieceProcessor(model_proto=proto)
-    new = range(base.vocab_size, grown.vocab_size)
-    return {number: speller.encode(grown.model.id_to_piece(number)) for number in new}
 
 
 def grown_vocabulary_advice(
@@ -117,14 +110,12 @@ def _used(old: bytes, learned: list["Piece"], spelt: list[str]) -> list["Piece"]
 
 
 # --- a SentencePiece model's file -----------------------------------------------------------
-# It is one Protocol Buffers message. Appended pieces are further pieces, and an appended setting
-# replaces the one before (protobuf.dev/programming-guides/encoding, "Last One Wins"), so nothing
-# has to be parsed. sentencepiece's own class for it needs a newer protobuf than Colab has. Field
-# numbers are those of sentencepiece_model.proto.
+# It is one Protocol Buffers message, of sentencepiece_model.proto. Appended pieces are further
+# pieces, and an appended setting replaces the one before ("Last One Wins"), so nothing has to be
+# parsed. sentencepiece's own class for it needs a newer protobuf than Colab has.
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     text: str
     score: float = 0.0  # of two possible merges, the one with the higher score is made
     control: bool = False  # text never becomes it

@@ -2,38 +2,30 @@
 
 All languages share NFC, lower case, single spaces, and the removal of invisible characters, quotes
 and brackets. What one language adds is in `kit/text/languages/CODE.py` and nowhere else: files
-beside a voice or a notebook are never run. It needs one function (docs/extending.md has a longer
-one). All of a file for Welsh:
-
-    '''Welsh: the ampersand is a word.'''
-
-    def normalize(text: str) -> str:
-        return text.replace("&", " a ")
-
-It is given composed lower-case text without quotes, brackets or spaces before punctuation; extra
-spaces are removed afterwards. It must not change its own output again (idempotent). The file may
-also define EXAMPLE, a text that shows what it does and is tested when the file is loaded, and
-`lower`, where Python's lower case is not the language's (Turkish I is the capital of ı).
+beside a voice or a notebook are never run. It needs one function `normalize(text) -> str`
+(docs/extending.md). That is given composed lower-case text without quotes, brackets or spaces
+before punctuation, and must not change its own output again. The file may also define EXAMPLE, a
+text that shows what it does and is tested when the file is loaded, and `lower`, where Python's
+lower case is not the language's (Turkish I is the capital of ı).
 
 A minus before a figure is − (U+2212) in that text, however it was typed (-5, but not A-5 or 10-15);
-`kit.text.numbers.read_signs` reads it, with currencies and degrees. A − that is left is removed.
+`kit.text.numbers.read_signs` reads it. A − that is left is removed.
 """
 
+import difflib
 import functools
 import importlib.util
 import re
 import types
 import unicodedata
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.errors import SpeechError
-from kit.base.notes import Note
-from kit.text.language_names import codes_by_name, plain_name, similar_language
+from kit.base.errors import Note, SpeechError
 from kit.text.numbers import CURRENCY_SIGNS
 
 LANGUAGES = Path(__file__).resolve().parent / "languages"  # where languages are looked for
+LANGUAGE_NAMES = LANGUAGES.with_name("language_names.txt")
 # Subtags as in BCP 47: `am`, `pt_br`, `zh_hant_tw`.
 _CODE = re.compile("[a-z][a-z0-9]{0,7}(_[a-z0-9]{1,8}){0,3}")
 # Control and format characters that show nothing, halves of characters, Ethiopic marks of
@@ -64,9 +56,8 @@ _LONE = re.compile(r"(?<!\w)['/-]+|['/-]+(?!\w)")  # these mean something betwee
 def normalize(text: str, language: str = "am") -> str:
     """`text` as the tokenizer sees it. Idempotent; takes any string whatever.
 
-    A language without a file of its own keeps its letters and figures, lower-cased, and a warning
-    says so once. Raises SpeechError for a `language` that is no language code, or whose file has no
-    function `normalize`, or one that does not keep its contract.
+    Warns once of a language without a file of its own. Raises SpeechError for a `language` that is
+    no language code, or whose file has no function `normalize` that keeps its contract.
     """
     return _normalize(text, language_rules(language))
 
@@ -74,7 +65,13 @@ def normalize(text: str, language: str = "am") -> str:
 def _normalize(text: str, rules: types.ModuleType | None) -> str:
     if rules:
         text = _MINUS.sub("−", text)
-    text = _prepare(text, getattr(rules, "lower", str.lower))
+    lower = getattr(rules, "lower", str.lower)
+    text = lower(unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
+    text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
+    text = _LONE.sub(" ", text)
+    text = re.sub(r"(?<=[\d፩-፼])፡(?=[\d፩-፼])", ":", text)  # 3፡30, a time
+    text = re.sub(r"[፡:](?:\s*[፡:])+|።", "። ", text)  # ፡፡ is typed more often than ።
+    text = _tidy(text.replace("፡", " "))
     if rules:
         text = rules.normalize(text)
         if not isinstance(text, str):
@@ -84,17 +81,6 @@ def _normalize(text: str, rules: types.ModuleType | None) -> str:
         text = text.replace("−", " ")
     text = text.replace("።", ".").replace("/", " ").replace("-", " ")
     return _tidy(unicodedata.normalize("NFC", _LONE.sub(" ", text)))
-
-
-def _prepare(text: str, lower: Callable[[str], str]) -> str:
-    text = lower(unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
-    text = unicodedata.normalize("NFC", text.translate(_PUNCTUATION))
-    text = _LONE.sub(" ", text)
-    text = re.sub(r"(?<=[\d፩-፼])፡(?=[\d፩-፼])", ":", text)  # 3፡30, a time
-    text = re.sub(
-        r"[፡:](?:\s*[፡:])+|።", "። ", text
-    )  # typed as two word spaces more often than as ።
-    return _tidy(text.replace("፡", " "))
 
 
 def _tidy(text: str) -> str:
@@ -127,10 +113,7 @@ def language_rules(language: str) -> types.ModuleType | None:
 
 
 def _require_idempotent(rules: types.ModuleType) -> None:
-    """Raise SpeechError where the file's EXAMPLE becomes another text the second time.
-
-    Texts are normalised when they are read and once more when they are spoken.
-    """
+    """Texts are normalised when they are read and once more when they are spoken."""
     example = getattr(rules, "EXAMPLE", "")
     if not example:
         return
@@ -149,19 +132,17 @@ def language_example(language: str) -> str:
 
 
 def language_code(language: str) -> str:
-    """The kit's code of `language`, given as a code or by name: `en`, `pt-br`.
+    """The kit's code of `language`, given as a code or by name: "eng" and "English" become en.
 
-    "en-US", "eng", "English" and "Türkçe" become en and tr. A region stays where the language with
-    its region has a file of its own, or where the language has none: XTTS, Whisper and espeak-ng
-    name languages in ways of their own, and drop what they do not need. Raises SpeechError for what
-    is no language.
+    A region (pt-br) stays where the language with its region has a file of its own, or where the
+    language has none. Raises SpeechError for what is no language.
     """
     given = language.strip(" ")
     known = codes_by_name()
     written = {path.stem for path in LANGUAGES.glob("[a-z]*.py")}
     subtags = given.lower().replace("-", "_")
     if subtags not in written:
-        subtags = known.get(plain_name(given), subtags)
+        subtags = known.get(_plain_name(given), subtags)
     if not _CODE.fullmatch(subtags):
         raise _unknown_language(language)
     first, _, region = subtags.partition("_")
@@ -177,10 +158,34 @@ def language_code(language: str) -> str:
     return (shorter if shorter in written else code).replace("_", "-")
 
 
+@functools.cache
+def codes_by_name() -> dict[str, str]:
+    """The kit's code by every code and name of a language, names without capitals and accents."""
+    known = {}
+    for line in LANGUAGE_NAMES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        codes, names = line.split(": ")
+        code, *others = codes.split()
+        for name in (code, *others, *map(_plain_name, names.split(", "))):
+            known.setdefault(name, code)
+    return known
+
+
+def _plain_name(name: str) -> str:
+    """`name` as names are compared: lower case, no accents or apostrophes, single spaces."""
+    letters = unicodedata.normalize("NFD", name.casefold())
+    kept = "".join(c for c in letters if not unicodedata.combining(c) and c not in "'’‘`")
+    return " ".join(filter(None, re.split("[ _-]", kept)))
+
+
 def _unknown_language(language: str) -> SpeechError:
+    known = codes_by_name()
+    close = difflib.get_close_matches(_plain_name(language[:80]), known, n=1)
+    similar = f" Did you mean `{close[0]}` ({known[close[0]]})?" if close else ""
     return SpeechError(
-        f"{language[:80]!r} is no language code or name.{similar_language(language)} Give the ISO "
-        "639 code of the language, such as `am`, `en` or `pt-br`, or its name in English."
+        f"{language[:80]!r} is no language code or name.{similar} Give the ISO 639 code of the "
+        "language, such as `am`, `en` or `pt-br`, or its name in English."
     )
 
 
@@ -191,8 +196,5 @@ def letters(text: str) -> str:
 
 
 def unicode_script(char: str) -> str:
-    """The script of a letter, such as ETHIOPIC: the first word of its Unicode name; "" without one.
-
-    (ETHIOPIC SYLLABLE HA: the standard library has the names, not the script property.)
-    """
+    """The script of a letter: the first word of its Unicode name (ETHIOPIC SYLLABLE HA), or ""."""
     return unicodedata.name(char, "").split(" ")[0]

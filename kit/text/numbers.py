@@ -1,16 +1,7 @@
 """Numbers as words, for any language: amounts by scale, digits one by one, and signs beside them.
 
-A language file gives its words for the signs as one SignWords:
-
-    SIGNS = SignWords(
-        minus="minus",
-        money={"$": ("dollar", "dollars", "cent", "cents"), "¥": ("yen", "yen")},
-        degrees={"": ("degree", "degrees"), "c": ("degree celsius", "degrees celsius")},
-        scales="thousand million billion",
-    )
-
-and calls `read_signs(text, SIGNS)` after `plain_figures`, before it reads the figures themselves:
-"$5 million" becomes "5 million dollars", "−1°" (the minus as U+2212) "minus 1 degree".
+A language file calls `read_signs(text, SIGNS)` after `plain_figures`, before it reads the figures
+themselves: "$5 million" becomes "5 million dollars", "−1°" (the minus as U+2212) "minus 1 degree".
 """
 
 import dataclasses
@@ -24,9 +15,9 @@ CURRENCY_SIGNS = "$¢-¥₠-⃀"  # as in a regular expression, between [ and ]
 class SignWords:
     """The words of one language for the signs beside figures.
 
-    Words that depend on the figure are pairs: after 1, and after any other number. Two more name
-    the hundredth of a currency where $2.50 is read as two dollars fifty cents; without them it is
-    read as the decimal number it is. A currency that is written in letters (tl) follows its figure.
+    Words are pairs: after 1, and after any other number. Two more name the hundredth of a currency
+    where $2.50 is read as two dollars fifty cents. A currency written in letters (tl) follows its
+    figure.
     """
 
     minus: str
@@ -46,7 +37,7 @@ def amount(
     """A whole number as words, each scale behind its count: two thousand three hundred four.
 
     `scales` are (size, name), largest first, the last (100, name). Those named in `alone` stand
-    without a count of one (Turkish 1100: bin yüz). Raises AssertionError for a negative number.
+    without a count of one (Turkish 1100: bin yüz).
     """
     assert value >= 0, value
     for size, name in scales:
@@ -67,10 +58,7 @@ def read_digits(digits: str, words: Callable[[int], str], ones: Sequence[str]) -
 
 
 def plain_figures(text: str, thousands: str = ",") -> str:
-    """The digits of every script as 0-9, and nothing between thousands.
-
-    `thousands` is the mark that the language writes there: a comma, or a point (1.250).
-    """
+    """The digits of every script as 0-9, without the language's mark between `thousands`."""
     text = re.sub(r"[^\D0-9]", lambda m: str(int(m[0])), text)
     mark = re.escape(thousands)
     grouped = rf"(?<![\d.,])\d{{1,3}}(?:{mark}\d{{3}})+(?!{mark}?\d)"
@@ -81,10 +69,7 @@ def plain_figures(text: str, thousands: str = ",") -> str:
 
 
 def read_signs(text: str, words: SignWords) -> str:
-    """`text` with minus, currency and degree signs as words, a currency behind its amount.
-
-    The figures stay, for the language to read.
-    """
+    """`text` with minus, currency and degree signs as words; the figures stay."""
     if not re.search(r"\d", text):
         return text
     signs = "".join(re.escape(sign) for sign in words.money if not sign.isalpha())

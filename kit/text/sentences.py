@@ -2,10 +2,7 @@
 
 A voice learns from clips of limited length, and babbles or skips text when there is more. So text
 is split at sentence ends; a sentence that is still too long at its commas, and only then between
-words, into parts of nearly equal length. The parts are spoken in batches, and `join` concatenates
-the waves with the pauses a reader would make.
-
-Shapes: L samples.
+words, into parts of nearly equal length. Shapes: L samples.
 """
 
 import bisect
@@ -54,9 +51,8 @@ class SpokenPart:
 def split(text: str, language: str, fits: Callable[[str], bool]) -> list[SpokenPart]:
     """`text` in parts that `fits` accepts, none of its letters lost, in time linear in its length.
 
-    Every sentence is a part of its own, however short; every line is a paragraph. Parts without
-    anything to say (emoji, lone punctuation) are left out. Raises SpeechError where nothing is
-    left, and for a single word that does not fit; what `fits` raises is passed on.
+    Every sentence is a part of its own; every line is a paragraph. Parts without anything to say
+    are left out. Raises SpeechError where nothing is left, and for a word that does not fit.
     """
     say = functools.cache(functools.partial(normalize, language=language))
     parts: list[SpokenPart] = []
@@ -172,10 +168,9 @@ def _read_as_one(a: str, b: str, say: Callable[[str], str]) -> bool:
 
 
 def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], bool]) -> list[str]:
-    """`units` put together into few parts that are `short`, alike in length.
+    """`units` put together into few parts that are `short`, alike in length, by bisection.
 
-    The number of parts is found by bisection, each try reading the text once at most. Raises
-    SpeechError for a unit that is too long by itself.
+    Raises SpeechError for a unit that is too long by itself.
     """
     lengths = [len(say(unit)) for unit in units]
     whole = list(itertools.accumulate(lengths))
@@ -205,9 +200,7 @@ def _evenly(units: list[str], say: Callable[[str], str], short: Callable[[str], 
 def join(waves: list[Tensor], pauses_s: list[float], sample_rate: int) -> Tensor:
     """`waves`, each (L_i,), one after the other, each followed by its pause in seconds: (L,).
 
-    Both edges of every wave are faded with half a raised cosine, so that none clicks; loudness and
-    the silence that waves bring along stay. L is the sum of all L_i and of the pauses in samples.
-    Raises ValueError unless there is one pause for every wave.
+    Both edges of every wave are faded with half a raised cosine, so that none clicks.
     """
     pieces = [torch.zeros(0)] if not waves else []
     for wave, pause_s in zip(waves, pauses_s, strict=True):

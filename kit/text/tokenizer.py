@@ -21,6 +21,9 @@ _KINDS = {
 # Control pieces of a grown vocabulary, where START and STOP have ids between the others.
 START = "<text>"
 STOP = "</text>"
+# Appended to a model's file, a NormalizerSpec (field 3 of sentencepiece_model.proto): add no mark
+# before the first word (its field 3), and remove no spaces (4).
+WITHIN_WORDS = b"\x1a\x04\x18\x00\x20\x00"
 PHONEMES = re.compile(r"<phonemes:(.+)>")  # a control piece that names the language
 
 
@@ -170,12 +173,19 @@ class Tokenizer(BaseTokenizer):
 
 
 def load_tokenizer(path: Path, language: str) -> BaseTokenizer:
-    """The tokenizer at `path` for texts in `language`: SentencePiece, or (JSON) that of an XTTS.
-
-    Raises a ValueError for a file that is missing, damaged or of another kind.
-    """
+    """The tokenizer at `path`: SentencePiece, or (JSON) that of an XTTS for texts in `language`."""
     path = Path(path)
     if path.is_file() and file_kind(path) == "json":
         xtts = importlib.import_module("kit.releases.xtts_v2.tokenizer")
         return xtts.XTTSTokenizer(path, language)
     return Tokenizer(path)
+
+
+def base_spellings(base: BaseTokenizer, grown: BaseTokenizer) -> dict[int, list[int]]:
+    """For each id that only `grown` has: the ids in which `base` spells its piece."""
+    if not isinstance(base, Tokenizer):
+        return importlib.import_module(base.growth_module).xtts_spellings(base, grown)
+    proto = base.model.serialized_model_proto() + WITHIN_WORDS
+    speller = spm.SentencePieceProcessor(model_proto=proto)
+    new = range(base.vocab_size, grown.vocab_size)
+    return {number: speller.encode(grown.model.id_to_piece(number)) for number in new}

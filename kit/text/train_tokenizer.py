@@ -1,4 +1,4 @@
-"""Train a SentencePiece model: reproducibly, on text of any size, with errors that name the fix."""
+"""Train a SentencePiece model on text of any size, and measure how well it fits a text."""
 
 import collections
 import contextlib
@@ -6,28 +6,33 @@ import dataclasses
 import io
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import sentencepiece as spm
 
-from kit.base.config import require, require_within
-from kit.base.errors import KitError
+from kit.base.config import require, require_least, require_within
+from kit.base.errors import KitError, SpeechError
 from kit.base.files import write_atomic
+from kit.streams.open import open_source
 from kit.text.espeak import phonemize
-from kit.text.extract import extract_text, plain_lines
-from kit.text.tokenizer import Tokenizer
-from kit.text.tokenizer_report import vocabulary_advice
+from kit.text.extract import extract_text
+from kit.text.normalize import unicode_script
+from kit.text.tokenizer import BaseTokenizer, Tokenizer
 
 _LONGEST_LINE_BYTES = 1 << 20  # SentencePiece's default, 4192 bytes, silently drops lines
 _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts change
+OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
+_OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
+_SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+_RARE = 5  # a character seen fewer times than this is hardly learned
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     kind: str = "bpe"  # "bpe" or "unigram"
     vocab_size: int = 410  # pieces; an upper bound unless `exact`
-    fitted: bool = False  # fewer where the text cannot teach as many (`kit.text.tokenizer_report`)
+    fitted: bool = False  # fewer where the text cannot teach as many (`vocabulary_advice`)
     exact: bool = False  # refuse, rather than make fewer, when the text has not that many pieces
     byte_fallback: bool = True  # 256 pieces for bytes, so that no character is ever unknown
     character_coverage: float = 1.0  # share of characters that get a piece of their own
@@ -39,98 +44,29 @@ class TokenizerConfig:
 
     def __post_init__(self):
         require(self.kind in ("bpe", "unigram"), self, "kind", "choose `bpe` or `unigram`.")
-        require(self.vocab_size > 0, self, "vocab_size", "a few hundred pieces at least.")
         either = not (self.fitted and self.exact)
         require(either, self, "fitted", "a vocabulary is fitted or exact, not both.")
-        covered = 0.9 <= self.character_coverage <= 1
-        require(covered, self, "character_coverage", "must lie in 0.9 to 1.")
-        size = self.input_sentence_size
-        require(size >= 0, self, "input_sentence_size", "0 takes every line; else how many.")
-        require(self.threads >= 1, self, "threads", "at least one.")
+        require_within(self, 0.9, 1, "character_coverage")
+        require_least(self, 1, "vocab_size", "threads")
+        require_least(self, 0, "input_sentence_size")
+        require_within(self, 0, 2**32 - 1, "seed")
         named = re.fullmatch(r"([a-z]{2,3}(-[a-z0-9]+)*)?", self.phonemes)
         require(named, self, "phonemes", "a language by espeak-ng's name, such as `en-us`, or ``.")
-        require_within(self, 1, 2**24, "vocab_size")
-        require_within(self, 0, 1e12, "input_sentence_size")
-        require_within(self, 0, 2**32 - 1, "seed")
-        require_within(self, 1, 1024, "threads")
 
 
-def train_tokenizer(
-    source: Path | Iterable[str],
-    path: Path,
-    config: TokenizerConfig,
-    *,
-    column: str = "text",
-    language: str | None = None,
-    **layout,
-) -> Path:
-    """Train a SentencePiece model on `source` and save it at `path`; the same text, the same file.
+def train_tokenizer(source: Path | list[str], path: Path, config: TokenizerConfig) -> Path:
+    """Train a SentencePiece model and save it at `path`; the same text, the same file.
 
-    `source` is an iterable of lines (held in memory), or the path of a file (streamed): plain text,
-    one line a sentence, or a table or JSON file whose `column` holds the text; `layout` goes to
-    `kit.streams.open.rows`. Text is taken as normalised already, unless `language` is given.
-
-    Raises KitError when there is no text, when `vocab_size` is too small for its characters, and,
-    if `exact`, too large; DatasetError for a file that is missing or of another kind.
+    `source` is a list of normalised lines, or a plain text file of them, which is streamed. Raises
+    KitError without text, for too small a `vocab_size` and, if `exact`, too large a one.
     """
-    with contextlib.ExitStack() as stack:
-        if isinstance(source, (str, Path)):
-            source = Path(source)
-            if config.phonemes:
-                raise KitError(
-                    f"Phonemes are learned only from the texts of recordings, not from {source}: "
-                    "leave the file out, or `phonemes` empty."
-                )
-            is_plain = source.suffix.lower() == ".txt" and not layout.get("delimiter")
-            if language or not is_plain:
-                folder = Path(path).parent
-                extraction = extract_text(
-                    source, folder, column=column, language=language, **layout
-                )
-                source = stack.enter_context(extraction).path
-        else:
-            source = [line for line in source if line.strip()]
-            if config.phonemes:
-                source = phonemize(source, config.phonemes)
-        _train(source, Path(path), config)
-    return Path(path)
-
-
-def train_fitted_tokenizer(
-    lines: list[str],
-    path: Path,
-    config: TokenizerConfig,
-    text: Path | None = None,
-    language: str | None = None,
-) -> Path:
-    """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
-
-    With `config.fitted`, of as many pieces as `vocabulary_advice` says that `lines` can teach,
-    `config.vocab_size` at most. The pieces are learned from `lines`, or from the file `text`, of
-    any size, normalised as `language`. Raises as `train_tokenizer` does.
-    """
-    with contextlib.ExitStack() as stack:
-        source = lines
-        if text:
-            extraction = extract_text(text, Path(path).parent, language=language)
-            source = stack.enter_context(extraction).path
-        train_tokenizer(source, path, config)
-        for _ in range(_MAX_FITTINGS if config.fitted else 0):
-            tokenizer = Tokenizer(path)
-            counts = collections.Counter(i for line in lines for i in tokenizer.encode(line))
-            size = vocabulary_advice(tokenizer, counts)[0]
-            if size >= tokenizer.piece_count:
-                break
-            train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
-    return path
-
-
-def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> None:
-    lines = _sample(source, config)
+    if config.phonemes:
+        source = phonemize([line for line in source if line.strip()], config.phonemes)
     model = io.BytesIO()
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=lines,  # as fast as naming the file, which the model would remember
+            # As fast as naming the file, which the model would remember.
+            sentence_iterator=_sample(source, config),
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -147,6 +83,39 @@ def _train(source: Path | list[str], path: Path, config: TokenizerConfig) -> Non
     except RuntimeError as error:
         raise _explained(error, config) from error
     write_atomic(path, model.getvalue())
+    return path
+
+
+def train_fitted_tokenizer(
+    lines: list[str],
+    path: Path,
+    config: TokenizerConfig,
+    text: Path | None = None,
+    language: str | None = None,
+) -> Path:
+    """Train a tokenizer at `path` for `lines` (normalised), as `train_tokenizer` does.
+
+    With `config.fitted`, of as many pieces as `lines` can teach by `vocabulary_advice`. They are
+    learned from `lines`, or from the file `text`, of any size, normalised as `language`. Raises as
+    `train_tokenizer` and `extract_text` do.
+    """
+    if text and config.phonemes:
+        raise KitError(
+            f"Phonemes are learned only from the texts of recordings, not from {text}: leave the "
+            "file out, or `phonemes` empty."
+        )
+    with contextlib.ExitStack() as stack:
+        source = lines
+        if text:
+            source = stack.enter_context(extract_text(text, Path(path).parent, language))
+        train_tokenizer(source, path, config)
+        for _ in range(_MAX_FITTINGS if config.fitted else 0):
+            tokenizer = Tokenizer(path)
+            size = vocabulary_advice(tokenizer, count_tokens(tokenizer, lines))[0]
+            if size >= tokenizer.piece_count:
+                break
+            train_tokenizer(source, path, dataclasses.replace(config, vocab_size=size))
+    return path
 
 
 def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
@@ -157,8 +126,9 @@ def _sample(source: Path | list[str], config: TokenizerConfig) -> Iterator[str]:
     """
     size = config.input_sentence_size
 
-    def lines() -> Iterable[str]:
-        return source if isinstance(source, list) else plain_lines(source)
+    def lines() -> Iterator[str]:
+        texts = source if isinstance(source, list) else open_source(source)
+        return (text for text in texts if text.strip())
 
     left = sum(1 for _ in lines()) if size else 0
     if left <= size:
@@ -191,3 +161,94 @@ def _explained(error: RuntimeError, config: TokenizerConfig) -> Exception:
             f"vocab_size to {large[1]} or less, or exact to false to accept fewer."
         )
     return error
+
+
+# --- how well it fits ------------------------------------------------------------------------
+
+
+def tokenizer_report(tokenizer: BaseTokenizer, texts: list[str]) -> dict:
+    """Measure the fit on held-out `texts`, normalised as the training text was.
+
+    `byte_rate` and `unknown_rate` are shares of pieces, `round_trip` of texts that decode
+    unchanged, `scripts` of letters, `covered` of characters with a piece of their own; `rare`
+    characters are seen fewer than five times. Raises SpeechError when `texts` has no word.
+    """
+    texts = [tokenizer.spell(t) for t in texts]
+    ids = [tokenizer.tokenize(t) for t in texts]
+    pieces = sum(map(len, ids))
+    characters = collections.Counter("".join(texts))
+    words = sum(len(t.split()) for t in texts)
+    if not words:
+        raise SpeechError("There is no text to report on: give some held-out sentences.")
+    uncovered = tokenizer.uncovered("".join(characters))
+    seen = characters.total() - characters[" "]
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "characters_per_token": characters.total() / pieces,
+        "tokens_per_character": pieces / characters.total(),
+        "tokens_per_word": pieces / words,
+        "byte_rate": sum(tokenizer.is_byte(i) for row in ids for i in row) / pieces,
+        "unknown_rate": sum(tokenizer.is_unknown(i) for row in ids for i in row) / pieces,
+        "round_trip": sum(tokenizer.decode(i) == t for i, t in zip(ids, texts)) / len(texts),
+        "scripts": script_shares(characters),
+        "rare": sorted(c for c, n in characters.items() if n < _RARE and c != " "),
+        "uncovered": uncovered,
+        "covered": 1 - sum(characters[c] for c in uncovered) / seen,
+    }
+
+
+def script_shares(characters: collections.Counter) -> dict[str, float]:
+    """Share of letters by script, largest first."""
+    scripts = collections.Counter()
+    for char, count in characters.items():
+        if char.isalpha():
+            scripts[(unicode_script(char) or "unnamed").capitalize()] += count
+    return {script: count / scripts.total() for script, count in scripts.most_common()}
+
+
+def count_tokens(tokenizer: BaseTokenizer, lines: list[str]) -> collections.Counter:
+    """How often each piece id occurs in `lines` (normalised)."""
+    return collections.Counter(i for line in lines for i in tokenizer.encode(line))
+
+
+def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple[int, str]:
+    """A `vocab_size` to try next for the text that gave these counts, and the reason.
+
+    The rule of Gowda and May (2020): as many pieces as possible while 95 % have 100 examples. Bytes
+    and single characters do not count, nor do parts of frequent pieces, which a BPE merges.
+    """
+    size = tokenizer.piece_count
+    learned = {
+        i: tokenizer.piece(i)
+        for i in range(size)
+        if len(tokenizer.piece(i)) > 1 and not tokenizer.is_fixed(i)
+    }
+    known = [text for i, text in learned.items() if pieces.get(i, 0) >= OFTEN]
+    often = len(known)
+    parts = substrings(known)
+    rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
+    if rare > (1 - _OFTEN_SHARE) * len(learned):
+        return size - len(learned) + often, (
+            f"Too large for this text: {rare} of {len(learned)} pieces longer than a character "
+            f"occur fewer than {OFTEN} times, too few to learn how they sound."
+        )
+    kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
+    characters = sum(len(tokenizer.piece(i)) * n for i, n in kept.items())
+    length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
+    if length < _SHORT_PIECES:
+        return size + max(len(learned), size // 4), (
+            f"Rather small: a piece holds {length:.1f} characters on average, so sequences are "
+            f"long, and all but {len(learned) - often} of {len(learned)} longer pieces occur "
+            f"{OFTEN} times or more: there is room for more of them."
+        )
+    return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
+
+
+def substrings(texts: list[str]) -> set[str]:
+    """Every stretch of characters of each text."""
+    return {
+        text[start:end]
+        for text in texts
+        for start in range(len(text))
+        for end in range(start + 1, len(text) + 1)
+    }

@@ -1,1 +1,1 @@
-"""Training: the loop, settings, switches, optimizers, EMA, checkpoints, recovery and the log."""
+"""Training: run.py starts or resumes a run, loop.py takes its steps, trainer.py is its state."""

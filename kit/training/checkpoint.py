@@ -1,9 +1,7 @@
-"""Checkpoints that survive a kill: everything needed to resume, written atomically.
+"""Checkpoints that survive a kill: one safetensors file with everything needed to resume.
 
-A checkpoint is one safetensors file: weights, EMA, optimizer moments, random states, and a JSON
-header with step, data position and settings. It is written to a temporary file, flushed and
-renamed, so a kill leaves the previous one. A checksum finds damage; `load_newest` then falls back
-to an older one. Nothing is ever unpickled.
+It is written to a temporary file, flushed and renamed, so a kill leaves the previous one. A
+checksum finds damage; `load_newest` then falls back to an older one. Nothing is ever unpickled.
 """
 
 import contextlib
@@ -11,22 +9,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
 from kit.base.errors import DamagedFileError
 from kit.base.files import atomic_path, file_digest, make_folder, require_disk, write_atomic
-from kit.base.tensor_file import save_tensors
-
-_DAMAGE = (
-    safetensors.SafetensorError,
-    ValueError,
-    KeyError,
-    TypeError,  # a header without names
-    AttributeError,
-    RecursionError,
-)
+from kit.base.tensor_file import read, save_tensors
 
 
 def flatten(tree: dict, prefix: str = "") -> tuple[dict[str, Tensor], dict]:
@@ -76,7 +64,11 @@ def save(tree: dict, folder: Path, step: int, keep: int = 2, best: int = 0) -> P
         save_tensors(own_memory(tensors), temporary, header)
         digest = file_digest(temporary)  # of what can be read back
     write_atomic(path.with_suffix(".sha256"), digest)
-    prune(folder, path, keep, best)
+    others = [p for p in checkpoints(folder) if p not in (path, of_step(folder, best))]
+    for old in others[: max(0, len(others) - keep + 1)]:
+        with contextlib.suppress(PermissionError):  # Windows: it is being read; deleted next time
+            old.unlink()
+            old.with_suffix(".sha256").unlink(missing_ok=True)
     return path
 
 
@@ -111,15 +103,6 @@ def own_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return separate
 
 
-def prune(folder: Path, newest: Path, keep: int, best: int) -> None:
-    """Delete all checkpoints but the newest `keep` and that of step `best`."""
-    others = [p for p in checkpoints(folder) if p not in (newest, of_step(folder, best))]
-    for old in others[: max(0, len(others) - keep + 1)]:
-        with contextlib.suppress(PermissionError):  # Windows: it is being read; deleted next time
-            old.unlink()
-            old.with_suffix(".sha256").unlink(missing_ok=True)
-
-
 def of_step(folder: Path, step: int) -> Path:
     return Path(folder) / f"step-{step:07d}.safetensors"
 
@@ -134,18 +117,14 @@ def load(path: Path) -> dict:
     checksum = Path(path).with_suffix(".sha256")
     try:
         if checksum.exists() and checksum.read_text(encoding="utf-8") != file_digest(path):
-            raise DamagedFileError(f"{path} is damaged: its checksum does not match.")
-        with safetensors.safe_open(path, "pt") as file:
-            flat = {name: file.get_tensor(name) for name in file.keys()}
-            plain = json.loads((file.metadata() or {})["plain"])
-            for name, value in plain.items():
-                flat[name] = value
-            return unflatten(flat)
+            raise ValueError("its checksum does not match")
+        tensors, metadata = read(path)
+        return unflatten(tensors | json.loads(metadata["plain"]))
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except _DAMAGE as error:
-        if isinstance(error, DamagedFileError):
-            raise
+    except DamagedFileError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 

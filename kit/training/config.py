@@ -3,10 +3,14 @@
 import dataclasses
 import math
 
-from kit.base.config import MAX_SEED, require, require_within
+from kit.base.config import MAX_SEED, require, require_least, require_within
 
 CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in half precision
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
+AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
+AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
+NOT_NEGATIVE = ("epochs", "warmup_steps", "spike", "gate_every", "gate_patience", "patience")
+NOT_NEGATIVE += ("rollbacks", "lr_plateau_patience", "early_stopping_patience")
 
 
 def constant(done: float) -> float:
@@ -38,9 +42,7 @@ class TrainConfig:
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
     conditioner_lr: float = 0.0  # peak learning rate of the conditioner; 0: `lr`
-    muon_steps: int = (
-        5  # Newton-Schulz iterations: a third of a small model's step; 3 are nearly enough
-    )
+    muon_steps: int = 5  # Newton-Schulz iterations; 3 are nearly enough
     warmup_steps: int = 50
     schedule: str = "constant"  # after the warm-up: a name in `SCHEDULES`
     final_lr: float = 0.1  # where the schedule ends, as a share of the peak rate
@@ -59,9 +61,7 @@ class TrainConfig:
     early_stopping_patience: int = 0  # the same for validations, without a gate
     save_steps: int = 100  # steps between two checkpoints
     save_total_limit: int = 2  # newest checkpoints; the best one is kept too
-    checkpoint: str = (
-        "full"  # or "weights", a quarter of the size: when resumed, the optimizer starts again
-    )
+    checkpoint: str = "full"  # or "weights", a quarter as large: the optimizer then starts again
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
     boards: tuple[str, ...] = ("tensorboard",)  # of BOARDS, beside the kit's own curves
@@ -71,14 +71,11 @@ class TrainConfig:
         known = ", ".join(SCHEDULES)
         require(self.schedule in SCHEDULES, self, "schedule", f"choose one of {known}.")
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
-        for name in ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps"):
-            require(getattr(self, name) > 0, self, name, "must be at least 1.")
-        for name in ("spike", "gate_every", "gate_patience", "patience", "rollbacks"):
-            require(getattr(self, name) >= 0, self, name, "must be 0 or more.")
+        require_least(self, 1, *AT_LEAST_ONE)
+        require_least(self, 0, *NOT_NEGATIVE)
         within = not self.epochs or self.min_steps <= self.max_steps
         require(within, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
-        positive = self.save_total_limit > 0
-        require(positive, self, "save_total_limit", "at least 1 checkpoint must stay.")
+        require_least(self, 1e-9, "max_grad_norm")
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
         known = ", ".join(BOARDS)
         require(set(self.boards) <= {*BOARDS}, self, "boards", f"choose from {known}; [] for none.")
@@ -88,14 +85,6 @@ class TrainConfig:
         require_within(self, 0, 10, "conditioner_lr")
         require_within(self, 0, 1, "final_lr", "weight_decay")
         require_within(self, 0, 100, "guided_attention_weight")
-        require_within(self, 1, 1e9, "guided_attention_steps")
-        require_within(self, 1e-9, 1e9, "max_grad_norm")  # so large a one never clips
-        require_within(self, 0, 1e9, "spike", "warmup_steps", "patience", "lr_plateau_patience")
-        require_within(self, 0, 1e9, "max_steps", "eval_steps", "gate_every", "gate_patience")
-        require_within(self, 0, 1e9, "min_steps", "early_stopping_patience")
-        require_within(self, 0, 1e6, "epochs")
-        require_within(self, 1, 1e9, "save_steps", "save_total_limit")
-        require_within(self, 0, 1000, "rollbacks", "muon_steps")
         require_within(self, 0, MAX_SEED, "seed")
         has_gate = not self.gate_patience or self.gate_every
         require(has_gate, self, "gate_patience", "needs `gate_every`: without it there is no gate.")

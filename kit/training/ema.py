@@ -17,9 +17,9 @@ AWAY_STEPS = 8
 
 
 class EMA:
-    """`shadow` holds the average by parameter name, in fp32, on `device` (None: the model's).
+    """`shadow` holds the average of `averaged` (None: all parameters) by name, in fp32.
 
-    `averaged` are the parameters to average (None: all of the model's).
+    It is on `device`; None: the model's.
     """
 
     def __init__(
@@ -29,10 +29,6 @@ class EMA:
         device: str | None = None,
         averaged: dict[str, nn.Parameter] | None = None,
     ):
-        if not 0 < decay < 1:
-            raise ValueError(
-                f"ema_decay = {decay}: choose a number between 0 and 1, such as 0.999."
-            )
         self.averaged = dict(model.named_parameters()) if averaged is None else averaged
         self.decay = decay
         self.every = AWAY_STEPS if device else 1
@@ -64,11 +60,7 @@ class EMA:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Put the average into the model for the block, then its own weights, bit for bit.
-
-        Those are kept on the average's device; between two steps, without gradients, there is
-        memory for them.
-        """
+        """Put the average into the model for the block, then its own weights, bit for bit."""
         self._move()
         own = {
             name: p.detach().to(self.shadow[name].device, copy=True)

@@ -1,7 +1,7 @@
 """Start training in its own processes, follow its log, ask it to stop.
 
-`python -m kit train` does not depend on the process that started it: if a notebook's kernel dies,
-training continues, and a new kernel finds it by its lock. A request is a file in the run's folder.
+If a notebook's kernel dies, training continues, and a new kernel finds it by its lock. A request is
+a file in the run's folder.
 """
 
 import json
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from kit.base.errors import TrainError
+from kit.base.errors import KitError
 from kit.base.files import make_folder, write_atomic
 from kit.base.lock import Holder, is_gone, machine, read_holder
 
@@ -23,9 +23,8 @@ LOCK = "train.lock"  # in the run's folder while it trains
 OUTPUT = "processes"  # the folder with the output of the processes
 REQUESTS = "requests"
 STOP, PROFILE = "stop", "profile"
-ANOTHER_ENDED = (
-    "processes that work together has ended"  # the error of a process that did not fail itself
-)
+# The error of a process that did not fail itself.
+ANOTHER_ENDED = "processes that work together has ended"
 TORCH_LOG = re.compile(r"(\[rank\d+\]:)?\[[WI]\d")  # lines that torch logs while a process ends
 
 
@@ -96,7 +95,7 @@ class TrainingProcess:
         self.read_bytes += len(complete)
         return [json.loads(line) for line in complete.splitlines() if line]
 
-    def error(self) -> TrainError | None:
+    def error(self) -> KitError | None:
         """Why the processes failed, from the last lines they printed; None if they did not."""
         if self.process is None or not self.process.returncode:
             return None
@@ -107,10 +106,10 @@ class TrainingProcess:
             lines = [line.strip() for line in lines if line.strip() and not TORCH_LOG.match(line)]
             last_lines += lines[-1:]
         if not last_lines:
-            return TrainError(f"Training ended with exit code {self.process.returncode}.")
+            return KitError(f"Training ended with exit code {self.process.returncode}.")
         # Prefer the process that failed to those that only lost it.
         reason = min(last_lines, key=lambda line: ANOTHER_ENDED in line)
-        return TrainError(f"{reason} (Full output: {output}.)")
+        return KitError(f"{reason} (Full output: {output}.)")
 
 
 def clear_requests(folder: Path) -> None:

@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.base.errors import DiskError
-from kit.base.notes import Note
+from kit.base.errors import DiskError, Note
 
 # Fields of an event that are numbers, or null.
 NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes", "unix_s")
@@ -29,10 +28,9 @@ Listener = Callable[[object], None]  # gets one StepEvent after the other
 def jsonl_log(path: Path) -> Listener:
     """A listener that appends each event to `path` as one line of strict JSON.
 
-    What is not finite becomes null. `wall_s` is added: the seconds from the event before to this
-    one, validation and checkpoint included; null at the first event of each start. A kill costs at
-    most the line being written, and the next start removes that. Raises DiskError when the disk is
-    full.
+    What is not finite becomes null. `wall_s` is added: the seconds since the event before,
+    validation and checkpoint included; null at the first event of each start. A kill costs at most
+    the line being written. Raises DiskError when the disk is full or the file was deleted.
     """
     path = Path(path)
     file = None
@@ -46,7 +44,13 @@ def jsonl_log(path: Path) -> Listener:
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         try:
             file = file or _open_whole(path)
-            require_there(path)
+            if not path.exists():  # writing to a deleted file would raise no error
+                raise DiskError(
+                    errno.ENOENT,
+                    f"{path} was deleted or moved while training wrote it, perhaps with the run's "
+                    "folder. Training stops here: restore the folder and run again; it resumes "
+                    "from the last checkpoint there, or starts from scratch without one",
+                )
             if file.write(line) < len(line):  # all that a full disk could still take
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except DiskError:
@@ -62,20 +66,6 @@ def jsonl_log(path: Path) -> Listener:
         last_s = event.unix_s
 
     return write
-
-
-def require_there(path: Path) -> None:
-    """Raise DiskError if the file that is being written is no longer at `path`.
-
-    Writing to a deleted file raises no error, and its content is lost when it is closed.
-    """
-    if not path.exists():
-        raise DiskError(
-            errno.ENOENT,
-            f"{path} was deleted or moved while training wrote it, perhaps with the run's folder. "
-            "Training stops here: restore the folder and run again; it resumes from the last "
-            "checkpoint there, or starts from scratch without one",
-        )
 
 
 def _open_whole(path: Path):
@@ -107,9 +97,8 @@ def _strict(value):
 def read_log(path: Path) -> list[dict]:
     """The events of a run, one dict a step, in order; [] when there is no file yet.
 
-    Where a run was resumed and its steps go back, the later lines win and the stale ones after
-    them are dropped. A line cut short by a kill is passed over, and what a resumed run wrote
-    behind it on the same line is still read. What was not finite is None.
+    Where a run was resumed and its steps go back, the later lines win. A line cut short by a kill
+    is passed over. What was not finite is None.
     """
     path = Path(path)
     rows = []
@@ -117,7 +106,8 @@ def read_log(path: Path) -> list[dict]:
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     for line in filter(None, lines):
         row = _parse(line)
-        if row is None or (rows and not _fields(rows[0]) <= row.keys()):
+        # Later versions have more numbers; those of the first row are in all of a log.
+        if row is None or (rows and not {*NUMBERS[:7]} & rows[0].keys() <= row.keys()):
             lost += line is not lines[-1]
         else:
             add_row(rows, row)
@@ -127,27 +117,18 @@ def read_log(path: Path) -> list[dict]:
 
 
 def _parse(line: bytes) -> dict | None:
-    for text in (line, line[max(line.rfind(b'{"'), 0) :]):
+    """What `jsonl_log` wrote, this version's or an earlier one's; None for anything else."""
+    row = None
+    for text in (line, line[max(line.rfind(b'{"'), 0) :]):  # older kits wrote behind a torn line
         try:
-            row = json.loads(text, parse_constant=lambda _: None)  # NaN, as older logs have it
+            row = row or json.loads(text, parse_constant=lambda _: None)  # NaN, in older logs
         except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
             continue
-        return row if _is_event(row) else None
-    return None
-
-
-def _is_event(row) -> bool:
-    """Whether `row` is what `jsonl_log` writes, this version's or an earlier one's."""
     if not isinstance(row, dict) or type(row.get("step")) is not int:
-        return False
+        return None
     numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
     plain = all(type(number) in (int, float) for number in numbers)
-    return plain and isinstance(row.get("gate"), dict | None)
-
-
-def _fields(row: dict) -> set[str]:
-    """The numbers of every step in the log of `row`; later versions have more."""
-    return {*NUMBERS[:7]} & row.keys()
+    return row if plain and isinstance(row.get("gate"), dict | None) else None
 
 
 def add_row(rows: list[dict], row: dict) -> None:
@@ -182,8 +163,7 @@ def scalars(row: dict) -> dict[str, float]:
 def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | None, str]:
     """Return a listener that writes scalars and notes for TensorBoard or None, and the reason.
 
-    A `folder` without events first gets `rows`, what `read_log` found so far, so that a finished
-    run's log can be converted, too. If steps go back, TensorBoard drops the stale ones.
+    A `folder` without events first gets `rows`, what `read_log` found so far.
     """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
@@ -193,19 +173,6 @@ def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | Non
             write(row)
         write.flush()
     return write, f"TensorBoard events in {folder} (tensorboard --logdir {folder})"
-
-
-def wait_for_a_later_name(folder: Path) -> None:
-    """Wait, a second at most, until a new file of events comes after those in `folder` by its name.
-
-    TensorBoard reads them in that order, and within the second a name begins with, number 10 comes
-    before number 9.
-    """
-    names = [path.name for path in folder.glob("events.out.tfevents.*")]
-    made_s = [int(name.split(".")[3]) for name in names if name.split(".")[3].isdigit()]
-    latest_s = max(made_s, default=0)
-    if latest_s == int(time.time()):  # a clock that was set back is not waited for
-        time.sleep(max(0.0, latest_s + 1 - time.time()))
 
 
 class _Board:
@@ -233,7 +200,11 @@ class _Board:
 
         if self.writer is not None:
             self.writer.close()
-        wait_for_a_later_name(self.folder)
+        # TensorBoard reads files by their names, which begin with the second they were made in.
+        names = [path.name for path in self.folder.glob("events.out.tfevents.*")]
+        made_s = [int(name.split(".")[3]) for name in names if name.split(".")[3].isdigit()]
+        if int(time.time()) in made_s:
+            time.sleep(1 - time.time() % 1)
         # Everything from `step` on that older files hold is void.
         self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=10)
 
@@ -248,8 +219,7 @@ def wandb_log(
     """Return a listener that logs scalars to W&B or None, and the reason.
 
     `config` are plain values to show with the run `name`. `mode` is "offline" (files under
-    `folder`, no account; `wandb sync` uploads them), "online" or "disabled"; the environment's
-    WANDB_MODE wins.
+    `folder`; `wandb sync` uploads them), "online" or "disabled"; WANDB_MODE wins.
     """
     if importlib.util.find_spec("wandb") is None:
         return None, "W&B is not installed (pip install wandb)"
@@ -262,11 +232,7 @@ def wandb_log(
 
 
 def trackio_log(project: str, name: str, config: dict) -> tuple[Listener | None, str]:
-    """Return a listener that logs scalars to trackio or None, and the reason.
-
-    `config` are plain values to show with the run `name`. trackio keeps all projects of a user in
-    one folder; the environment's TRACKIO_DIR and TRACKIO_SPACE_ID name other places.
-    """
+    """Return a listener that logs scalars to trackio or None, and the reason."""
     if importlib.util.find_spec("trackio") is None:
         return None, "trackio is not installed (pip install trackio)"
     # `embed` would start a server and show its page in the cell that trains.
@@ -278,8 +244,7 @@ def trackio_log(project: str, name: str, config: dict) -> tuple[Listener | None,
 class _Tracker:
     """Events into W&B or trackio, whose functions have the same names.
 
-    W&B cannot take a step back, and trackio would show such steps twice, so each start of a run,
-    and each step back, is a run of its own there in the group of that name.
+    Neither can take a step back, so each start, and each step back, is a run of its own there.
     """
 
     def __init__(self, module: str, settings: dict):

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kit.base.compiler import compiler_error, compiler_errors
-from kit.base.errors import Diverged, TrainError
-from kit.base.gradients import apply_gradients
+from kit.base.errors import Diverged, KitError
 from kit.base.hardware import autocast, is_oom, peak_memory_bytes, release_memory
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch
@@ -35,7 +34,7 @@ def train(
 
     `validate()` returns the loss and `evaluate()` the figures (`cer`, `eos_rate`, ...) of the
     weights that the model holds at that moment. Raises Diverged after more than `patience`
-    non-finite steps in a row, and TrainError when a single row does not fit into memory.
+    non-finite steps in a row, and KitError when a single row does not fit into memory.
     """
     config = trainer.config
     ranks = trainer.ranks
@@ -45,7 +44,7 @@ def train(
         started = time.perf_counter()
         batch = next(batches, None)
         if batch is None:
-            raise TrainError(f"The data ended at step {trainer.step} of {config.max_steps}.")
+            raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
         lr = trainer.set_rates()
         trainer.set_phase()
         loss = accumulate(trainer, batch)
@@ -61,11 +60,7 @@ def train(
         elif not searching_loss_scale(trainer):
             skipped += 1
         if skipped > config.patience:
-            raise Diverged(
-                f"The loss was not finite for {skipped} steps in a row (step {trainer.step}). "
-                f"Lower `lr` (now {config.lr}) or turn mixed precision off, then run again: "
-                "training resumes from the last checkpoint."
-            )
+            raise diverged(trainer, skipped)
         step_s = time.perf_counter() - started
         judged = validate_when_due(trainer, validate, evaluate)
         yield StepEvent(
@@ -90,7 +85,7 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     The loss stays on the device, because reading it waits for all passes. When memory runs out, the
     batch is repeated: first as it is, after cached memory was freed (fragmentation), then in passes
     of half as many rows. When the compiler fails, it is repeated uncompiled. What one rank must
-    repeat, all repeat. Raises TrainError when a single row does not fit.
+    repeat, all repeat. Raises KitError when a single row does not fit.
     """
     trainer.model.train()
     before = checkpoint.random_state()  # so that a repeated batch draws the same dropout
@@ -147,11 +142,11 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
 
 
 def halve(trainer: Trainer, batch: EffectiveBatch) -> None:
-    """Halve the rows of a pass for the rest of the run. Raises TrainError at a single row."""
+    """Halve the rows of a pass for the rest of the run. Raises KitError at a single row."""
     shapes = [tuple(micro.tokens.shape) for micro in cut(batch, trainer.micro_rows)]
     rows, tokens = max(trainer.ranks.all_gather(max(shapes, default=(0, 0))))
     if rows == 1:
-        raise TrainError(
+        raise KitError(
             f"Out of memory with a single row of {tokens} tokens in a pass. Turn gradient "
             "checkpointing and mixed precision on and run again: training resumes from the last "
             "checkpoint. Or begin a new run without the longest utterances (`MAX_CLIP_SECONDS` in "
@@ -183,8 +178,15 @@ def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
 
 
 def update(trainer: Trainer, finite: bool) -> None:
-    """Step the optimizers and the average; a step that is not `finite` changes neither."""
-    apply_gradients(trainer.scaler, trainer.optimizers, finite)
+    """Step the optimizers and the average; a step that is not `finite` changes neither.
+
+    The gradients have been unscaled. `scaler.step` would wait for the device once per optimizer,
+    and step those whose own gradients are finite.
+    """
+    if finite:
+        for optimizer in filter(has_gradients, trainer.optimizers):
+            optimizer.step()
+    trainer.scaler.update()
     trainer.model.zero_grad(set_to_none=True)
     if finite and trainer.ema:
         trainer.ema.update()
@@ -193,6 +195,18 @@ def update(trainer: Trainer, finite: bool) -> None:
         if trainer.scaler.is_enabled():
             note += f"; the scale of fp16 is now {trainer.scaler.get_scale():g}"
         trainer.notes.append(note)
+
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def diverged(trainer: Trainer, skipped: int) -> Diverged:
+    return Diverged(
+        f"The loss was not finite for {skipped} steps in a row (step {trainer.step}). Lower `lr` "
+        f"(now {trainer.config.lr}) or turn mixed precision off, then run again: training resumes "
+        "from the last checkpoint."
+    )
 
 
 def searching_loss_scale(trainer: Trainer) -> bool:

@@ -1,8 +1,4 @@
-"""What happens to a batch on its way to the model: made ahead, pinned, split where memory is short.
-
-An optimiser step that ran out of memory has changed nothing yet, so the same batch is tried again
-in smaller passes, with the same gradients.
-"""
+"""A batch on its way to the model: made ahead, pinned, split where memory is short."""
 
 import contextlib
 import dataclasses
@@ -37,14 +33,12 @@ def pin(batch: EffectiveBatch) -> EffectiveBatch:
 def prefetched(batches: Iterable, count: int = 2) -> Iterator:
     """Yield what `batches` yields, up to `count` of them made ahead in a thread.
 
-    A GPU step mostly waits for the device and leaves Python to others, so a thread is enough. An
-    exception is raised where its batch would have come. The thread ends with the iterator. Batches
-    that were made but never used are made again: each carries its position.
+    An exception is raised where its batch would have come. The thread ends with the iterator.
     """
     ready = queue.Queue(maxsize=count)
     closed = threading.Event()
-    arguments = (batches, ready, closed)
-    threading.Thread(target=_make_batches, args=arguments, name="batches", daemon=True).start()
+    work = (batches, ready, closed)
+    threading.Thread(target=_make_batches, args=work, name="batches", daemon=True).start()
     try:
         item = ready.get()
         while item is not None:
@@ -79,8 +73,7 @@ def _put(ready: queue.Queue, item: tuple | None, closed: threading.Event) -> boo
 def start_stream(batches: Iterable[EffectiveBatch]) -> Iterator[EffectiveBatch]:
     """Iterate over `batches` without changing the random numbers at the start.
 
-    A DataLoader draws a seed for its workers when it starts. A resumed run starts one more, and
-    would draw other dropout than the uninterrupted one.
+    A DataLoader draws a seed when it starts; a resumed run starts one more.
     """
     before = checkpoint.random_state()
     stream = iter(batches)

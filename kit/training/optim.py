@@ -1,21 +1,25 @@
 """Optimizers, the learning rate of a step, and its adaptation during a run.
 
-AdamW for all parameters, or Muon for the trunk's matrices and AdamW for the rest. `Adaptation` is
-saved with every checkpoint.
-
-AdamW: Loshchilov and Hutter 2019. Muon: Jordan et al. 2024. Linear warm-up: Goyal et al. 2017.
+AdamW (Loshchilov and Hutter 2019) for all parameters, or Muon (Jordan et al. 2024) for the trunk's
+matrices and AdamW for the rest. AdamW's moments may be in 8 bits, by bitsandbytes: 2 bytes a
+parameter instead of 8, each block of 256 with its own scale (Dettmers et al. 2022). torchao was not
+chosen: it compiles its step, and safetensors cannot store its state.
 """
 
 import dataclasses
+import functools
+import importlib
+import logging
 import math
 from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor, nn
 
-from kit.base.hardware import DTYPES
+from kit.base.formatting import shorten
+from kit.base.hardware import DTYPES, Choice, Hardware, is_here
 from kit.model.gpt import SpeechGPT
-from kit.training import adam8bit
 from kit.training.config import SCHEDULES, TrainConfig
 
 LEAST_TIGHT = 1 / 16  # of the clipping norm, after any number of spikes
@@ -25,13 +29,16 @@ BETTER = 1e-3  # share by which a loss must fall to count as better
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # times x, (x x') x and (x x')^2 x: Jordan et al.
 ON_GRAM = 3  # iterations on one Gram matrix; each multiplies its rounding errors by twelve
 TOGETHER = 2**21  # entries of matrices that are orthogonalised in one stack
+BITSANDBYTES = "bitsandbytes"
+NEEDED = (0, 50)  # the first whose 8-bit optimizers run on CPUs, too
+INSTALL = "pip install 'bitsandbytes>=0.50'"
+LEAST_ENTRIES = 4096  # of a parameter whose moments are in 8 bits; smaller ones stay fp32
+BLOCK = 256  # numbers that share a scale
+LEVELS = 256  # numbers that 8 bits can mean
 
 
 def lr_factor(config: TrainConfig, step: int) -> float:
-    """Share of the peak learning rate at optimiser step `step` (counted from 0).
-
-    A linear warm-up from 0, then the schedule down to `final_lr`.
-    """
+    """Share of the peak learning rate at `step` (from 0): linear warm-up, then the schedule."""
     if step < config.warmup_steps:
         return step / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
@@ -50,11 +57,10 @@ def make_optimizers(
     """Make AdamW for what trains, with weight decay on matrices; with "muon", Muon for the trunk's.
 
     `precision` (bf16, fp16, fp32) is that of Muon's matmuls. `undecayed` are matrices without
-    weight decay. `eight_bit` keeps AdamW's moments in 8 bits. Without `fused`, torch chooses: on
-    CUDA an operation at a time on all tensors (foreach), on the CPU a loop over the tensors. The
-    conditioner may have its own rate (`conditioner_lr`): its output is normalised, so nothing stops
-    a layer from growing, until it no longer tells voices apart. Each parameter group has its peak
-    learning rate as `peak_lr`.
+    weight decay. Without `fused`, torch chooses: on CUDA an operation at a time on all tensors
+    (foreach), on the CPU a loop over the tensors. The conditioner may have its own rate: its output
+    is normalised, so nothing stops a layer from growing until it no longer tells voices apart. Each
+    parameter group has its peak learning rate as `peak_lr`.
     """
     training = [p for p in model.parameters() if p.requires_grad]
     apart = set(model.conditioner.parameters()) if config.conditioner_lr else set()
@@ -74,9 +80,9 @@ def make_optimizers(
     conditioner = [p for p in training if p in apart]
     if conditioner:
         groups.append({"params": conditioner, "weight_decay": 0.0, "lr": config.conditioner_lr})
-    settings = {"lr": config.lr, "betas": config.betas}
+    settings = {"lr": config.lr, "betas": tuple(config.betas)}
     if eight_bit:
-        optimizers = [adam8bit.adamw(groups, **settings)]
+        optimizers = [adamw_8bit(groups, **settings)]
     else:
         # None, not False: with False torch would not choose foreach.
         optimizers = [torch.optim.AdamW(groups, fused=fused or None, **settings)]
@@ -94,6 +100,68 @@ def make_optimizers(
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+def eight_bit_adamw(hw: Hardware) -> Choice:
+    """Whether ("yes", "no") 8-bit AdamW runs on `hw` (if that is not here, on the CPU), and why."""
+    return _runs_on(hw.device if is_here(hw) else "cpu")
+
+
+@functools.cache
+def _runs_on(device: str) -> Choice:
+    try:
+        installed = version(BITSANDBYTES)
+    except PackageNotFoundError:
+        return Choice(value="no", reason=f"{BITSANDBYTES} is not installed ({INSTALL})")
+    if tuple(int(part) for part in installed.split(".")[:2]) < NEEDED:
+        return Choice(value="no", reason=f"{BITSANDBYTES} {installed} is too old ({INSTALL})")
+    try:  # one step of one parameter: finds a library built for another CUDA, too
+        parameter = nn.Parameter(torch.zeros(LEAST_ENTRIES, device=device))
+        parameter.grad = torch.ones_like(parameter)
+        adamw_8bit([{"params": [parameter]}], lr=1.0, betas=(0.9, 0.99)).step()
+        if not bool((parameter < -0.5).all()):
+            raise RuntimeError("its first step returned wrong values")
+    except Exception as error:  # a library may raise anything; the reason is shown
+        reason = f"{BITSANDBYTES} {installed} does not run here: {shorten(error)}"
+        return Choice(value="no", reason=reason)
+    reason = f"a quarter of the optimizer's state ({BITSANDBYTES} {installed})"
+    return Choice(value="yes", reason=reason)
+
+
+def adamw_8bit(groups: list[dict], lr: float, betas: tuple) -> torch.optim.Optimizer:
+    log = logging.getLogger(BITSANDBYTES)
+    before = log.level
+    log.setLevel(logging.ERROR)  # it logs of kernels for 4-bit models as it is imported
+    try:
+        library = importlib.import_module(BITSANDBYTES)
+    finally:
+        log.setLevel(before)
+    return library.optim.AdamW8bit(groups, lr=lr, betas=betas, min_8bit_size=LEAST_ENTRIES)
+
+
+def eight_bit_bytes(entries: int) -> int:
+    """Bytes of the two moments of a parameter with so many `entries` under 8-bit AdamW."""
+    if entries < LEAST_ENTRIES:
+        return 2 * 4 * entries
+    return 2 * (entries + 4 * math.ceil(entries / BLOCK))
+
+
+def moment_shape(name: str, size: torch.Size) -> torch.Size:
+    """The shape of the moment `name`, torch's or bitsandbytes', of a parameter of `size`."""
+    if name.startswith("absmax"):  # scales
+        return torch.Size([math.ceil(size.numel() / BLOCK)])
+    return torch.Size([LEVELS]) if name.startswith("qmap") else size
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
+    """The moments of every parameter by number: plain names, tensors and counts."""
+    plain = {}
+    for number, moments in optimizer.state_dict()["state"].items():
+        plain[number] = {}
+        for name, value in moments.items():
+            # bitsandbytes has its tensors in a dictionary of their own.
+            plain[number].update(value if isinstance(value, dict) else {name: value})
+    return plain
 
 
 class Muon(torch.optim.Muon):
@@ -142,10 +210,7 @@ def stacks(matrices: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:
-    """Bring all singular values of matrices (N, rows, columns) near 1, in `dtype`.
-
-    By Newton-Schulz iterations on wide matrices: tall ones are transposed.
-    """
+    """Bring all singular values of matrices (N, rows, columns) near 1, in `dtype`."""
     tall = matrices.shape[1] > matrices.shape[2]
     wide = matrices.mT if tall else matrices
     x = (wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)

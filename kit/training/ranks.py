@@ -1,7 +1,7 @@
 """The processes (ranks) that train one run together, started by torchrun; built on gloo and NCCL.
 
-Each makes its `Ranks` by `join_ranks`. A single process has one, too, that costs nothing, so the
-loop never checks how many there are. Rank 0, the main one, decides, writes files and prints.
+A single process has `Ranks`, too, that cost nothing, so the loop never checks how many there are.
+Rank 0, the main one, decides, writes files and prints.
 """
 
 import contextlib
@@ -16,16 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from kit.base.errors import KitError, TrainError
+from kit.base.errors import KitError
 from kit.base.hardware import is_oom
 from kit.training import checkpoint
 from kit.training.launch import ANOTHER_ENDED
 
 BUCKET_BYTES = 25 * 2**20  # of gradients that are summed together, as in DistributedDataParallel
 LARGE_BYTES = 2**20  # of a gradient that is summed alone, in place
-# Longest wait in a collective: the main rank may plan or evaluate for long. One that has died is
-# noticed at once, by its closed connection. `await_call` waits for longer work (downloads, training
-# of other networks).
+# Longest wait in a collective: the main rank may plan or evaluate for long. `await_call` waits for
+# longer work.
 TIMEOUT = datetime.timedelta(hours=6)
 POLL_S = 0.1
 LEAVE_S = 0.5
@@ -125,7 +124,7 @@ class SeveralRanks(Ranks):
         return dist.PrefixStore(f"kit {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
     def add(self, name: str, more: int) -> int:
-        """Add `more` to the shared number `name`, 0 at first; returns the sum."""
+        """Add `more` to the shared number `name`; returns the sum."""
         with self._together():
             return self._store.add(name, more)
 
@@ -168,8 +167,6 @@ class SeveralRanks(Ranks):
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         # Not by DistributedDataParallel, which sends gradients during the last backward pass: the
         # others would wait forever for a rank that has no row in this batch, or runs out of memory.
-        # Here all ranks have finished their passes. With several passes a step, sending behind the
-        # computation would save little.
         training = [p for p in parameters if p.requires_grad]
         for p in training:
             if p.grad is None:
@@ -215,8 +212,8 @@ class SeveralRanks(Ranks):
 def join_ranks(own_card: bool = True) -> Ranks:
     """Join the processes that torchrun started; without torchrun, a single `Ranks`.
 
-    Each takes a GPU of its own where there are any, unless `own_card` is False, for work in which
-    they may share one. Raises KitError when there are too few. Call it before CUDA is used.
+    Each takes a GPU of its own where there are any; with `own_card` False they may share one.
+    Raises KitError when there are too few. Call it before CUDA is used.
     """
     if "LOCAL_RANK" not in os.environ or not dist.is_available():
         return Ranks()
@@ -246,10 +243,10 @@ def take_card() -> bool:
 
 
 def require_same(ranks: Ranks, what: str, value) -> None:
-    """Raise TrainError unless `value` is the same on all ranks; `what` names it."""
+    """Raise KitError unless `value` is the same on all ranks; `what` names it."""
     values = ranks.all_gather(value)
     if any(other != values[0] for other in values):
-        raise TrainError(
+        raise KitError(
             f"The processes that are to train together differ in {what}, by rank: "
             f"{', '.join(map(str, values))}. Start them on equal devices, with the same files."
         )

@@ -1,8 +1,7 @@
 """A training run from start to end: build or resume, train, roll back when it diverges, save.
 
-`TrainingRun.events` does all of it in this process and leaves `model-raw`, and `model-ema` where an
-average was kept. Each of several ranks has a TrainingRun; only the main rank locks, writes and
-evaluates.
+It leaves `model-raw`, and `model-ema` where an average was kept. Each of several ranks has a
+TrainingRun; only the main rank locks, writes and evaluates.
 """
 
 import contextlib
@@ -14,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-from kit.base.errors import DamagedFileError, Diverged, TrainError
+from kit.base.errors import DamagedFileError, Diverged, KitError, Note
 from kit.base.files import write_atomic
 from kit.base.formatting import shorten
 from kit.base.hardware import Hardware, autocast, is_oom, reset_peak_memory
 from kit.base.lock import Lock, held
-from kit.base.notes import Note
 from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import merged
@@ -78,7 +76,7 @@ class TrainingRun:
     def events(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepEvent]:
         """Train until done or `stop()`, from the newest sound checkpoint if there is one.
 
-        Yields nothing for a finished run. Raises TrainError, and LockError while another process
+        Yields nothing for a finished run. Raises KitError, also while another process
         trains this run.
         """
         if self.finished():
@@ -90,16 +88,13 @@ class TrainingRun:
             try:
                 yield from self._train(stop)
             except RankLost as error:
-                raise TrainError(f"{error} {self._describe_saved()}") from error
-
-    def _describe_saved(self) -> str:
-        saved = checkpoint.checkpoints(self.checkpoints)
-        last = f"the last checkpoint is {saved[-1]}" if saved else "there was no checkpoint yet"
-        return (
-            "See the output of the other process, or of torchrun, for the reason. Only the steps "
-            f"since the last checkpoint are lost: {last}. Run the same command again, with any "
-            "number of processes."
-        )
+                saved = checkpoint.checkpoints(self.checkpoints)
+                last = f"the last checkpoint is {saved[-1]}" if saved else "there was none yet"
+                raise KitError(
+                    f"{error} See the output of the other process, or of torchrun, for the reason. "
+                    f"Only the steps since the last checkpoint are lost: {last}. Run the same "
+                    "command again, with any number of processes."
+                ) from error
 
     def build_trainer(self) -> Trainer:
         """Build the trainer at step 0, always with the same weights and random numbers."""
@@ -129,7 +124,13 @@ class TrainingRun:
             except (RuntimeError, MemoryError) as error:
                 if not is_oom(error):
                     raise
-                raise out_of_memory(error) from error
+                raise KitError(
+                    f"Out of memory beside the batch itself ({error}): weights, gradients, "
+                    "optimizer and average together are too large. Put the average on the CPU "
+                    "(`ema_offload`), AdamW's moments into 8 bits (`adamw_8bit`), choose a smaller "
+                    "model, or close what else uses this device. Run again: training resumes from "
+                    "the last checkpoint."
+                ) from error
         self._confirm_lock()
         saved = checkpoint.of_step(self.checkpoints, trainer.step)
         if trainer.step and not self.ranks.from_main(saved.exists):
@@ -143,12 +144,11 @@ class TrainingRun:
         trainer = self.trainer
 
         def validate() -> float:
-            precision = trainer.applied.precision
             return validation_loss(
                 trainer.model,
                 self.validation,
                 self.hw.device,
-                precision,
+                trainer.applied.precision,
                 trainer.micro_rows,
                 self.ranks,
             )
@@ -159,12 +159,10 @@ class TrainingRun:
 
         batches = prefetch_if_on(self.make_batches(trainer.position), trainer.applied)
         # Several ranks stop together, at the top of the loop; then `_train` saves.
-        save = checkpointer(
-            trainer, self.checkpoints, (lambda: False) if self.ranks.several else stop
-        )
-        listeners = (self._confirm_lock, jsonl_log(self.log), save, *self.listeners)
-        if not self.ranks.is_main:
-            listeners = (save,)
+        stop_saves = (lambda: False) if self.ranks.several else stop
+        listeners = [checkpointer(trainer, self.checkpoints, stop_saves)]
+        if self.ranks.is_main:
+            listeners = [self._confirm_lock, jsonl_log(self.log), *listeners, *self.listeners]
         steps = train(trainer, batches, validate, stop, evaluate if self.evaluate else None)
         steps = (dataclasses.replace(event, **self.sample()) for event in steps)
         yield from listen(steps, *listeners)
@@ -176,13 +174,13 @@ class TrainingRun:
     def _roll_back(self, error: Diverged, rollbacks_left: int) -> None:
         """Return to the last good checkpoint, with half the learning rate.
 
-        Raises TrainError when there is none, or it was tried often enough.
+        Raises KitError when there is none, or it was tried often enough.
         """
         trainer = self.trainer
         tree, notes = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None or not rollbacks_left:
             count = self.config.rollbacks - rollbacks_left if tree else 0
-            raise TrainError(
+            raise KitError(
                 f"{error} Returning to a checkpoint with half the learning rate was tried {count} "
                 "times."
             ) from error
@@ -199,7 +197,7 @@ class TrainingRun:
         """Continue from the newest sound checkpoint, if there is one; returns notes."""
         tree, notes = checkpoint.load_newest(self.checkpoints, self.trainer.require_complete)
         if tree is None and notes:  # starting again would overwrite what may still be saved
-            raise TrainError(
+            raise KitError(
                 f"None of the {len(notes)} checkpoints in {self.checkpoints} can be used. "
                 f"{shorten(notes[0], 400)} Restore a copy, or delete that folder to start again."
             )
@@ -211,11 +209,11 @@ class TrainingRun:
         return [*notes, f"resumed from step {self.trainer.step}", *self.trainer.notes]
 
     def load_newest(self) -> SpeechGPT:
-        """Return the plain model of the newest checkpoint. Raises TrainError if there is none."""
+        """Return the plain model of the newest checkpoint. Raises KitError if there is none."""
         trainer = self.build_trainer()
         tree, _ = checkpoint.load_newest(self.checkpoints, trainer.require_complete)
         if tree is None:
-            raise TrainError(f"There is no usable checkpoint in {self.checkpoints} yet.")
+            raise KitError(f"There is no usable checkpoint in {self.checkpoints} yet.")
         trainer.restore(tree)
         return merged(trainer.model)
 
@@ -275,21 +273,11 @@ def finished_steps(folder: Path) -> int:
     try:
         return int(path.read_text(encoding="utf-8")) if path.exists() else 0
     except (ValueError, OSError) as error:
-        raise TrainError(
+        raise KitError(
             f"{path} is damaged ({shorten(error)}): it holds the number of steps this run was "
             "finished with. Write that number there, or delete the file: training then resumes "
             "from the last checkpoint."
         ) from error
-
-
-def out_of_memory(error: BaseException) -> TrainError:
-    """The error for memory that ran out where no smaller batch would help."""
-    return TrainError(
-        f"Out of memory beside the batch itself ({error}): weights, gradients, optimizer and "
-        "average together are too large. Put the average on the CPU (`ema_offload`), AdamW's "
-        "moments into 8 bits (`adamw_8bit`), choose a smaller model, or close what else uses this "
-        "device. Run again: training resumes from the last checkpoint."
-    )
 
 
 @torch.inference_mode()

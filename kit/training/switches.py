@@ -1,11 +1,8 @@
 """The optimisation switches: what each asks for, whether this device has it, what really ran.
 
-Every switch is off in the baseline and leaves the loss where it was (tested for each). `switches`
-lists them for this device, each with a reason; `apply` turns on those that were chosen and turns
-the others off.
+Every switch is off in the baseline and leaves the loss where it was (tested for each).
 
 SDPA: Dao et al. 2022. Mixed precision: Micikevicius et al. 2018. Checkpointing: Chen et al. 2016.
-8-bit AdamW: Dettmers et al. 2022.
 """
 
 import dataclasses
@@ -14,7 +11,7 @@ import sys
 import torch
 
 from kit.base.compiler import compiler_available, detect_vector_isa
-from kit.base.config import require, require_within
+from kit.base.config import require_within
 from kit.base.hardware import (
     Hardware,
     attention_backend,
@@ -24,7 +21,7 @@ from kit.base.hardware import (
 )
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import GPTConfig
-from kit.training.adam8bit import eight_bit_adamw
+from kit.training.optim import eight_bit_adamw
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,6 @@ class SpeedConfig:
     ema_offload: bool = False  # ... in the CPU's memory
 
     def __post_init__(self):
-        require(self.recompute_every > 0, self, "recompute_every", "1 is every layer, 2 each 2nd.")
         require_within(self, 1, 1e6, "recompute_every")
 
 
@@ -108,8 +104,7 @@ class Applied:
 def wants_few_shapes(device: str, precision: str, compiled: bool) -> bool:
     """Whether rows should be padded to a few fixed lengths, although padding is computed, too.
 
-    torch.compile makes code for each shape. So does oneDNN for bf16 matmuls on a CPU, and keeps it
-    in memory: without fixed lengths the demo's steps took 1.5 times as long.
+    torch.compile makes code for each shape; so does oneDNN for bf16 matmuls on a CPU.
     """
     return compiled or (device == "cpu" and precision == "bf16")
 
@@ -146,12 +141,19 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
     gpu = hw.device == "cuda"
     only_gpu = "only useful on a GPU"
+    adamw_default = "torch's default, a loop over the tensors"
+    tf32 = (False, "only a GPU has it")
+    if gpu:
+        adamw_default = "torch's default, an operation at a time on all tensors (foreach)"
+        has = "has" if hw.capability >= (8, 0) else "is below 8.0 and lacks"
+        capability = format_capability(hw.capability)
+        tf32 = (hw.capability >= (8, 0), f"compute capability {capability} {has} it")
     facts = {
         "sdpa": (True, f"kernel: {attention.value} ({attention.reason})"),
         "mixed_precision": (precision.value != "fp32", f"{precision.value}: {precision.reason}"),
-        "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_baseline(hw)}"),
+        "fused_adamw": (True, f"same update, fewer passes over memory than {adamw_default}"),
         "adamw_8bit": (eight_bit.value == "yes", eight_bit.reason),
-        "tf32": _tf32(hw),
+        "tf32": tf32,
         "cudnn_benchmark": (gpu, "pays where shapes repeat" if gpu else only_gpu),
         "pinned_memory": (
             gpu,
@@ -177,26 +179,12 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     ]
 
 
-def adamw_baseline(hw: Hardware) -> str:
-    """What torch's AdamW does by default: see `make_optimizers`."""
-    if hw.device == "cuda":
-        return "torch's default, an operation at a time on all tensors (foreach)"
-    return "torch's default, a loop over the tensors"
-
-
-def _tf32(hw: Hardware) -> tuple[bool, str]:
-    if hw.capability is None:
-        return False, "only a GPU has it"
-    available = hw.capability >= (8, 0)
-    has = "has" if available else "is below 8.0 and lacks"
-    return available, f"compute capability {format_capability(hw.capability)} {has} it"
-
-
-def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
+def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 0) -> Applied:
     """Set up `model` and this process as `config` asks; returns what really runs.
 
     What is off is set back to off: a baseline after another run is a baseline. A model whose trunk
-    has no list of layers `h` trains without the switches that are set on layers.
+    has no list of layers `h` trains without the switches that are set on layers. `processes` is how
+    many torchrun started, 0 without it.
     """
     rows = {switch.name: switch for switch in switches(config, hw, model.config)}
     if not hasattr(model.gpt, "h"):
@@ -212,6 +200,16 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware) -> Applied:
         layers = set_layers(model, on, config.recompute_every)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
+    if processes:
+        rows["parallel"] = Switch(
+            name="parallel",
+            label="Several processes",
+            on=True,
+            available=True,
+            asked=True,
+            runs=f"{processes} of them",
+            reason="gradients are summed over the processes after the passes of a step",
+        )
     return Applied(switches=tuple(rows.values()))
 
 

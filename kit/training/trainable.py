@@ -11,18 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kit.base.config import require, require_within
+from kit.base.config import require, require_least, require_within
 from kit.base.errors import KitError
 from kit.base.tensor_file import saved_tensor
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import (
-    TABLES,
-    LoRAConfig,
-    adapted_layers,
-    add_adapters,
-    is_adapter,
-    rows_from_base,
-)
+from kit.model.lora import TABLES, LoRAConfig, adapted_layers, add_adapters, is_adapter
 from kit.model.sequence import GPTConfig
 
 METHODS = ("full", "lora", "auto")
@@ -45,9 +38,9 @@ class FinetuneConfig:
         known = "choose full, lora or auto."
         require(self.method in METHODS, self, "method", known)
         require(self.tables in ("new", "all"), self, "tables", "choose new or all.")
-        require_within(self, 0, 1e9, "tables_first")
+        require_least(self, 0, "tables_first")
         require_within(self, 0, 0.9, "rehearsal")
-        require_within(self, 1, 1e6, "rehearsal_rows")
+        require_least(self, 1, "rehearsal_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,18 +76,14 @@ class Finetuning:
 
     def require_voice(self) -> None:
         """Raise KitError if a run from scratch would freeze, or rehearse with, random weights."""
-        if self.base is None and self.config.rehearsal:
+        asked = [name for name in ("rehearsal", "tables_first") if getattr(self.config, name)]
+        if self.adapters:
+            asked.append("method")
+        if self.base is None and asked:
             raise KitError(
-                f"finetune.rehearsal = {self.config.rehearsal}: this run starts from scratch, so "
-                "there is no base voice for rehearsal. Start from one (BASE_MODEL in 01_data_prep, "
-                "--base-model), or set it to 0."
-            )
-        if self.base is None and (self.config.method == "lora" or self.config.tables_first):
-            asked = "tables_first" if self.config.tables_first else "method"
-            raise KitError(
-                f"finetune.{asked} = {getattr(self.config, asked)}: this run starts from "
-                "scratch, so the frozen weights would stay random. Start from a voice (BASE_MODEL "
-                "in 01_data_prep, --base-model), or leave `finetune` out."
+                f"finetune.{asked[0]} = {getattr(self.config, asked[0])}: this run starts from "
+                "scratch, so what is frozen would stay random, and nothing can be rehearsed. Start "
+                "from a voice (BASE_MODEL in 01_data_prep, --base-model), or leave `finetune` out."
             )
 
     def require_steps(self, steps: int) -> None:
@@ -154,7 +143,10 @@ class Trainable:
         if finetuning.config.tables == "all":
             return set(TABLES)
         if finetuning.base:
-            self.kept_rows = rows_from_base(config, finetuning.base.config)
+            for name, field in TABLES.items():  # those that have more rows than the base's
+                rows = getattr(finetuning.base.config, field)
+                if rows < getattr(config, field):
+                    self.kept_rows[name] = rows
         return set(self.kept_rows)
 
     @property
@@ -164,7 +156,7 @@ class Trainable:
 
     @property
     def undecayed(self) -> set[nn.Parameter]:
-        """Parameters of which rows must stay, so that no weight decay may move them."""
+        """Parameters of which rows must stay."""
         return {self.parameters[name] for name in self.kept_rows}
 
     @property

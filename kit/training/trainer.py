@@ -11,22 +11,25 @@ import math
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kit.base.config import build
-from kit.base.errors import DamagedFileError, TrainError
-from kit.base.formatting import format_gib, shorten
-from kit.base.gradients import loss_scaler
+from kit.base.errors import DamagedFileError, KitError
+from kit.base.formatting import describe_error, format_gib, shorten
 from kit.base.hardware import DTYPES, Hardware, usable_bytes
 from kit.model.gpt import SpeechGPT, run_layer
-from kit.model.sequence import GPTConfig
 from kit.training import checkpoint
-from kit.training.adam8bit import converted, moment_shape, moments_of
 from kit.training.config import CHECKPOINTS, TrainConfig
 from kit.training.ema import EMA
-from kit.training.optim import Adaptation, lr_factor, make_optimizers
+from kit.training.optim import (
+    Adaptation,
+    lr_factor,
+    make_optimizers,
+    moment_shape,
+    moments_of,
+)
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
-from kit.training.switches import Applied, SpeedConfig, Switch, apply, compile_layers
+from kit.training.switches import SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
 
@@ -66,26 +69,19 @@ class Trainer:
         self.config = config
         self.speed = speed
         self.hw = hw
-        self.applied = apply(model, speed, hw)
-        if ranks.several:
-            parallel = Switch(
-                name="parallel",
-                label="Several processes",
-                on=True,
-                available=True,
-                asked=True,
-                runs=f"{ranks.world} of them",
-                reason="gradients are summed over the processes after the passes of a step",
-            )
-            self.applied = Applied(switches=(*self.applied.switches, parallel))
+        self.applied = apply(model, speed, hw, ranks.world if ranks.several else 0)
         precision = self.applied.precision
         if precision != "fp32" and finetuning.rounds_frozen:
             round_frozen(model, DTYPES[precision], finetuning.base.weights)
-        fused = self.applied.on("fused_adamw")
-        eight_bit = self.applied.on("adamw_8bit")
-        undecayed = self.trainable.undecayed
-        self.optimizers = make_optimizers(model, config, fused, precision, undecayed, eight_bit)
-        self.scaler = loss_scaler(hw.device, precision)
+        self.optimizers = make_optimizers(
+            model,
+            config,
+            fused=self.applied.on("fused_adamw"),
+            precision=precision,
+            undecayed=self.trainable.undecayed,
+            eight_bit=self.applied.on("adamw_8bit"),
+        )
+        self.scaler = torch.amp.GradScaler(hw.device, enabled=precision == "fp16")
         self.ema = self._average()
         self.adaptation = Adaptation()
         self.best = Best()
@@ -111,22 +107,16 @@ class Trainer:
 
     @property
     def guide_weight(self) -> float:
-        """Weight of guided attention in the next step: it falls linearly to 0.
-
-        It is 0 for a trunk without a list of layers, which has no head to guide.
-        """
+        """Weight of guided attention in the next step: it falls linearly to 0."""
         if not hasattr(self.model.gpt, "h"):
             return 0.0
         left = max(0.0, 1 - self.step / self.config.guided_attention_steps)
         return self.config.guided_attention_weight * left
 
     def set_phase(self) -> None:
-        """Freeze what does not train in the next step.
-
-        A compiled layer computes only the gradients of what trained when it was compiled.
-        """
+        """Freeze what does not train in the next step."""
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            compile_layers(self.model)
+            compile_layers(self.model)  # compiled for other gradients before
 
     def stop_compiling(self, why: str) -> None:
         """Continue uncompiled because the compiler failed with `why`; noted in log and record."""
@@ -187,111 +177,121 @@ class Trainer:
             },
             "shape": json.dumps(dataclasses.asdict(self.model.config)),
             "optimizer_name": self.config.optimizer,
-            "conditioner": self._conditioner_rate(),
+            "conditioner": OWN_RATE if self.config.conditioner_lr else SHARED_RATE,
             "finetuning": json.dumps(self.finetuning.identity()),
         }
 
     def require_complete(self, tree: dict) -> None:
         """Raise DamagedFileError unless `restore` can resume from `tree`; nothing is changed.
 
-        Raises TrainError when it is undamaged, but of another model.
+        Raises KitError when it is undamaged, but of another model.
         """
-        require_parts(tree, PARTS, "")
-        require_parts(tree["run"], RUN_PARTS, "run|")
-        require_json(tree)
-        if tree.get("checkpoint", "full") not in CHECKPOINTS:
-            raise DamagedFileError(f"its `checkpoint` is {shorten(tree['checkpoint'])}")
-        self._require_same(tree)
-        names = {name: p.shape for name, p in self.trainable.parameters.items()}
-        require_tensors(tree["model"], names, "model|")
-        if tree["ema"]:
-            names["updates"] = torch.Size([])
-            require_tensors(tree["ema"], names, "ema|")
-        for number, optimizer in enumerate(self.optimizers):
-            sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
-            moments = tree["optimizer"].get(str(number), {})
-            require_moments(moments, sizes, f"optimizer|{number}|")
-        require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random|")
-        missing = self.scaler.state_dict().keys() - tree["scaler"]
-        if tree["scaler"] and missing:
-            raise DamagedFileError(f"its `scaler` has no {sorted(missing)}")
+        try:
+            read_run(tree["run"])
+            if tree.get("checkpoint", "full") not in CHECKPOINTS:
+                raise DamagedFileError(f"its `checkpoint` is {shorten(tree['checkpoint'])}")
+            self._require_same(tree)
+            names = {name: p.shape for name, p in self.trainable.parameters.items()}
+            require_tensors(tree["model"], names, "model")
+            if tree["ema"]:
+                require_tensors(tree["ema"], names | {"updates": torch.Size([])}, "ema")
+            for number, optimizer in enumerate(self.optimizers):
+                sizes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+                for key, moments in tree["optimizer"].get(str(number), {}).items():
+                    size = sizes[int(key)]
+                    shapes = {n: moment_shape(n, size) for n in moments if n != "step"}
+                    require_tensors(moments, shapes, f"optimizer|{number}|{key}")
+            require_tensors(tree["random"], {"cpu": torch.get_rng_state().shape}, "random")
+            missing = self.scaler.state_dict().keys() - tree["scaler"]
+            if tree["scaler"] and missing:
+                raise DamagedFileError(f"its `scaler` has no {sorted(missing)}")
+        except KitError:
+            raise
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise DamagedFileError(f"its contents are wrong ({describe_error(error)})") from error
 
     def _require_same(self, tree: dict) -> None:
-        """Raise TrainError when `tree` is of another model or optimizer."""
-        changed = config_differences(json.loads(tree["shape"]), self.model.config)
+        """Raise KitError when `tree` is of another model or optimizer."""
+        # A field that the checkpoint does not have is newer, and had its default value.
+        fields = dataclasses.fields(self.model.config)
+        before = {field.name: field.default for field in fields} | {**json.loads(tree["shape"])}
+        changed = differences(before, dataclasses.asdict(self.model.config))
         if changed:
-            raise TrainError(
+            raise KitError(
                 f"The checkpoint is of another model: {changed}. Choose another KIT_RUN for a new "
                 "run, or the preset this one was started with."
             )
         if tree["optimizer_name"] != self.config.optimizer:
-            raise TrainError(
+            raise KitError(
                 f"The checkpoint was trained with optimizer `{tree['optimizer_name']}`, now "
                 f"`{self.config.optimizer}` is set. Set it as before, or choose another KIT_RUN."
             )
         rate = tree.get("conditioner", SHARED_RATE)
-        if rate != self._conditioner_rate():
+        own_rate = OWN_RATE if self.config.conditioner_lr else SHARED_RATE
+        if rate != own_rate:
             value = "0" if rate == SHARED_RATE else "its rate"
-            raise TrainError(
+            raise KitError(
                 f"The checkpoint was trained with {rate} for the conditioner; now it is "
-                f"{self._conditioner_rate()}. Continue as before with `--set "
+                f"{own_rate}. Continue as before with `--set "
                 f"train.conditioner_lr={value}`, or choose another KIT_RUN for a new run."
             )
-        was = json.loads(tree.get("finetuning", ALL_OF_IT))
+        was = {**json.loads(tree.get("finetuning", ALL_OF_IT))}
         now = self.finetuning.identity()
-        names = sorted(was.keys() | now.keys())
-        changed = [name for name in names if was.get(name) != now.get(name)]
-        if "method" in changed:
-            changed = ["method"]  # the other names are settings of that method
+        if was["method"] != now["method"]:  # the other names are settings of that method
+            was, now = {"method": was["method"]}, {"method": now["method"]}
+        changed = differences(was, now)
         if changed:
-            pairs = (f"{n} {shorten(was.get(n))} -> {shorten(now.get(n))}" for n in changed)
-            raise TrainError(
-                f"The checkpoint's run trained something else: {', '.join(pairs)}. Set "
-                "`finetune` and `lora` as they were, or choose another KIT_RUN for a new run."
+            raise KitError(
+                f"The checkpoint's run trained something else: {changed}. Set `finetune` and "
+                "`lora` as they were, or choose another KIT_RUN for a new run."
             )
-
-    def _conditioner_rate(self) -> str:
-        """Whether the optimizer has a group for the conditioner."""
-        return OWN_RATE if self.config.conditioner_lr else SHARED_RATE
 
     def restore(self, tree: dict) -> None:
         """Resume from a checkpoint's tree. Raises as `require_complete` does."""
         self.require_complete(tree)
-        restore_weights(self.trainable.parameters, tree["model"])
+        with torch.no_grad():
+            for name, parameter in self.trainable.parameters.items():
+                parameter.copy_(tree["model"][name])
         if self.ema and tree["ema"]:
             self.ema.load_state_dict(tree["ema"])
         else:  # just switched on: the average starts here
             self.ema = self._average()
-        for number, optimizer in enumerate(self.optimizers):
-            saved = tree["optimizer"].get(str(number), {})
-            moments = {int(key): unmapped(tensors) for key, tensors in saved.items()}
-            moments, note = converted(moments, optimizer)
-            if note:
-                self.notes.append(note)
-            groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": moments, "param_groups": groups})
         if tree["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(tree["scaler"])
-        run = tree["run"]
-        self.step = run["step"]
+        self.step, self.position, self.adaptation, self.best = read_run(tree["run"])
         restore_random_states(tree["random"], self.ranks, self.config.seed, self.step)
-        self.position = json.loads(run["position"])
-        self.adaptation = Adaptation(**json.loads(run.get("adaptation", "{}")))
-        self.best = Best(**json.loads(run.get("best", "{}")))
+        self._restore_optimizers(tree)
+        if tree["run"]["steps"] < self.config.max_steps:
+            self.best.waited = 0  # the run was extended: early stopping counts from 0
+        self.micro_rows = self._micro_rows_here(tree["run"])
+
+    def _restore_optimizers(self, tree: dict) -> None:
+        restarts = ""
         if tree.get("checkpoint") == "weights":
+            restarts = "the checkpoint holds only weights, in half precision"
+        for number, optimizer in enumerate(self.optimizers):
+            moments = tree["optimizer"].get(str(number), {})
+            saved_8bit = any("state1" in m for m in moments.values())
+            if number == 0 and moments and saved_8bit != self.applied.on("adamw_8bit"):
+                bits = "8 bits" if saved_8bit else "fp32"
+                restarts = f"the checkpoint holds AdamW's moments in {bits}, not as this run does"
+                moments = {}
+            # Copied: a tensor still mapped from a checkpoint keeps Windows from removing that file.
+            moments = {
+                int(key): {n: v.clone() if isinstance(v, Tensor) else v for n, v in m.items()}
+                for key, m in moments.items()
+            }
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        if restarts:
             self.adaptation.begun_step = self.step  # the optimizers' rates warm up from here
             self.notes.append(
-                "the checkpoint holds only weights, in half precision: the optimizer starts again, "
-                f"with {self.config.warmup_steps:,} steps of warm-up"
+                f"{restarts}: the optimizer starts again, with {self.config.warmup_steps:,} steps "
+                "of warm-up"
             )
-        if (
-            run["steps"] < self.config.max_steps
-        ):  # the run was extended: early stopping counts from 0
-            self.best.waited = 0
-        self.micro_rows = self._micro_rows_here(run)
 
     def smallest_memory_bytes(self) -> int:
-        """The smallest device of all ranks; called by all of them together."""
+        """Of the devices of all ranks; called by all of them together."""
         return min(self.ranks.all_gather(usable_bytes(self.hw)))
 
     def _micro_rows_here(self, run: dict) -> int:
@@ -319,57 +319,26 @@ class Trainer:
         checkpoint.save(tree, folder, self.step, self.config.save_total_limit, self.best.step)
 
 
-def unmapped(moments: dict) -> dict:
-    """Copy tensors: one still mapped from a checkpoint keeps Windows from removing that file."""
-    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in moments.items()}
-
-
-# What a tree and its `run` must hold, with types.
-PARTS = {
-    "model": dict,
-    "ema": dict,
-    "optimizer": dict,
-    "scaler": dict,
-    "random": dict,
-    "run": dict,
-    "shape": str,
-    "optimizer_name": str,
-}
 # The conditioner's rate; a checkpoint that does not name it had SHARED_RATE.
 OWN_RATE = "a learning rate of its own"
 SHARED_RATE = "the rate of the rest"
 ALL_OF_IT = '{"method": "full"}'  # `finetuning` of a checkpoint that does not name it
-RUN_PARTS = {"step": int, "steps": int, "position": str}
 
 
-def require_parts(tree: dict, parts: dict[str, type], where: str) -> None:
-    """Raise DamagedFileError unless `tree` has `parts` of these types."""
-    for name, kind in parts.items():
-        if not isinstance(tree.get(name), kind) or isinstance(tree[name], bool):
-            actual = type(tree[name]).__name__ if name in tree else "missing"
-            raise DamagedFileError(f"its `{where}{name}` is {actual}, not {kind.__name__}")
-
-
-def require_json(tree: dict) -> None:
-    """Raise DamagedFileError unless the JSON in a tree can be read."""
-    run = tree["run"]
+def read_run(run: dict) -> tuple[int, dict | None, Adaptation, Best]:
+    """Return step, position, adaptation and best of a checkpoint's `run`."""
+    counts = [run["step"], run["steps"], run.get("micro_rows", 0), run.get("memory_bytes", 0)]
+    if any(type(count) is not int for count in counts):
+        raise DamagedFileError(f"its `run` has the counts {shorten(counts)}")
+    position = json.loads(run["position"])
+    if not isinstance(position, dict | None):
+        raise DamagedFileError(f"its `position` is {shorten(position)}")
     try:
-        position = json.loads(run["position"])
-        shape = json.loads(tree["shape"])
-        finetuning = json.loads(tree.get("finetuning", ALL_OF_IT))
-        build(Adaptation, json.loads(run.get("adaptation", "{}")))
-        build(Best, json.loads(run.get("best", "{}")))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedFileError(f"its `run` cannot be read ({error})") from error
-    if not isinstance(position, dict | None) or not isinstance(shape, dict):
-        raise DamagedFileError(
-            f"its `position` or `shape` is {shorten(position)}, {shorten(shape)}"
-        )
-    if not isinstance(finetuning, dict):
-        raise DamagedFileError(f"its `finetuning` is {shorten(finetuning)}")
-    for name in ("micro_rows", "memory_bytes"):
-        if type(run.get(name, 0)) is not int:
-            raise DamagedFileError(f"its `run|{name}` is {run[name]!r}")
+        adaptation = build(Adaptation, json.loads(run.get("adaptation", "{}")))
+        best = build(Best, json.loads(run.get("best", "{}")))
+    except KitError as error:
+        raise DamagedFileError(f"its `adaptation` or `best` is wrong ({shorten(error)})") from error
+    return run["step"], position, adaptation, best
 
 
 def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) -> None:
@@ -378,34 +347,12 @@ def require_tensors(tensors: dict, shapes: dict[str, torch.Size], where: str) ->
         tensor = tensors.get(name)
         if not isinstance(tensor, Tensor) or tensor.shape != shape:
             actual = tuple(tensor.shape) if isinstance(tensor, Tensor) else "missing"
-            raise DamagedFileError(f"its `{where}{name}` is {actual}, not {tuple(shape)}")
+            raise DamagedFileError(f"its `{where}|{name}` is {actual}, not {tuple(shape)}")
 
 
-def require_moments(moments: dict, sizes: list[torch.Size], where: str) -> None:
-    """Raise DamagedFileError unless an optimizer's `moments` are of parameters of these `sizes`."""
-    for number, tensors in moments.items():
-        known = str(number).isdigit() and int(number) < len(sizes)  # text in a file
-        if not known or not isinstance(tensors, dict):
-            raise DamagedFileError(f"its `{where}{number}` belongs to no parameter")
-        for name, tensor in tensors.items():
-            if name != "step":  # a count
-                shape = moment_shape(name, sizes[int(number)])
-                require_tensors({name: tensor}, {name: shape}, f"{where}{number}|")
-
-
-@torch.no_grad()
-def restore_weights(parameters: dict[str, nn.Parameter], weights: dict) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-
-
-def config_differences(saved: dict, config: GPTConfig) -> str:
-    """'layers 6 -> 12, ...' from a saved configuration to `config`; "" when they are the same.
-
-    A field that `saved` does not have is newer, and had its default value.
-    """
-    now = dataclasses.asdict(config)
-    before = {field.name: field.default for field in dataclasses.fields(config)}
-    before.update(saved)
-    changed = [name for name in before if before[name] != now.get(name, "unknown")]
-    return ", ".join(f"{name} {before[name]} -> {now.get(name, 'unknown')}" for name in changed)
+def differences(before: dict, now: dict) -> str:
+    """'layers 6 -> 12, ...' from settings before to those of now; "" when they are the same."""
+    names = list(before | now)
+    changed = [n for n in names if before.get(n, "unknown") != now.get(n, "unknown")]
+    pairs = (f"{n} {before.get(n, 'unknown')} -> {now.get(n, 'unknown')}" for n in changed)
+    return ", ".join(shorten(pair) for pair in pairs)

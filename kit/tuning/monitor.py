@@ -1,26 +1,33 @@
-"""Measure how much of the device a run uses: a thread samples memory and load once a second.
-
-On a GPU the whole device is measured, other processes included: memory by the CUDA driver, load by
-NVML (package nvidia-ml-py). On the CPU it is this process with its children (psutil). If a value
-cannot be measured, the summary says why.
-"""
+"""Watch a training run: a thread that samples the device, and PyTorch's profiler at one click."""
 
 import dataclasses
+import gzip
+import json
+import tempfile
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from kit.base.hardware import Hardware
+from kit.base.files import write_atomic
+from kit.base.formatting import describe_error
+from kit.base.hardware import Hardware, silence_profiler
 
 CHILDREN_EVERY = 10  # samples between two searches for child processes: one reads all of /proc
+WAIT = 2
+WARMUP = 2
+ACTIVE = 6  # steps
+TOP = 25  # operators in the table
+EXTRAS = {"profile_memory": True, "acc_events": True}  # one cycle only: nothing accumulates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One measurement."""
-
     memory_bytes: int  # in use
     load: float | None  # share of the device that was busy since the sample before, 0 to 1
 
@@ -28,8 +35,9 @@ class Sample:
 class Monitor:
     """`with Monitor(hw) as monitor:` samples until the block ends; `summary()` any time.
 
-    `newest` is the last Sample, None before the first. If sampling fails, it ends and `summary`
-    says why. The same monitor may be entered again and continues to count.
+    On a GPU the whole device is measured, other processes included: memory by the CUDA driver, load
+    by NVML (package nvidia-ml-py). On a CPU it is this process with its children. `newest` is the
+    last Sample, None before the first. If sampling fails, it ends and `summary` says why.
     """
 
     def __init__(self, hw: Hardware, every_s: float = 1.0):
@@ -91,15 +99,6 @@ class Monitor:
             "error": self.error,
         }
 
-    def describe(self) -> str:
-        """Return the newest sample for a status line, "" if there is none."""
-        if self.error or self.newest is None:
-            return self.error
-        used = self.newest.memory_bytes / 2**30
-        whole = self.hw.memory_bytes / 2**30
-        load = "" if self.newest.load is None else f", {self.newest.load:.0%} busy"
-        return f"{self.hw.device.upper()}: {used:.2f} of {whole:.0f} GiB{load}"
-
 
 class _Processes:
     """Resident memory and processor share of this process and its children."""
@@ -155,3 +154,151 @@ class _Card:
         free, whole = torch.cuda.mem_get_info()
         load = None if self.no_load else torch.cuda.utilization() / 100
         return Sample(memory_bytes=whole - free, load=load)
+
+
+class StepProfiler:
+    """Profile ten steps after a `request()`: where the time of a step goes.
+
+    A listener to step events: it skips two steps, warms the profiler up for two, records six, and
+    writes a trace for Perfetto or TensorBoard and the top operators. The trainer's thread runs its
+    steps inside `with profiler:`, so that a profile is closed, and marked as incomplete, if the run
+    ends during it. The error of a failed profile is in `said`; it never ends the run.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+        self.asked = threading.Event()
+        self.ready = False
+        self.profile = None
+        self.first = 0  # of the profile in progress: the step at which it was requested
+        self.steps = 0  # finished since then
+        self.result: dict | None = None  # what the newest profile found, as in its JSON
+        self.said = ""  # its status, for the panel
+
+    def request(self) -> None:
+        """Profile the steps to come; from any thread, the first time from that of the imports.
+
+        torch's profiler complains where it is set up in another thread than torch was imported in.
+        """
+        if not self.ready:
+            self.ready = True
+            silence_profiler()
+            self._guarded(_set_up)
+        self.asked.set()
+
+    def __call__(self, event) -> None:
+        if self.profile is not None:
+            self._guarded(self._step)
+        elif self.asked.is_set():
+            self._guarded(lambda: self._begin(event.step))
+
+    def __enter__(self) -> "StepProfiler":
+        return self
+
+    def __exit__(self, *_error) -> None:
+        if self.profile is not None:
+            self._guarded(self._end)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a profile is optional: the run continues
+            self.profile = None
+            self.said = f"The profile failed. {describe_error(error)}"
+
+    def _begin(self, step: int) -> None:
+        self.asked.clear()
+        self.first = step
+        self.steps = 0
+        plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
+        self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
+        self.profile.start()
+        self.said = f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on."
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.steps < WAIT + WARMUP + ACTIVE:
+            self.profile.step()
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Stop and save; less than ACTIVE recorded steps are kept, too, as incomplete."""
+        ended = self.profile
+        self.profile = None
+        self.asked.clear()  # clicks during a profile do not start a second one
+        ended.stop()
+        recorded = self.steps - WAIT - WARMUP
+        if recorded < 1:
+            self.said = "The profile is incomplete: the run ended before the first recorded step."
+            return
+        first = self.first + WAIT + WARMUP + 1
+        name = f"step-{first:07d}"
+        trace = f"{name}.pt.trace.json.gz"
+        with tempfile.TemporaryDirectory() as folder:
+            plain = Path(folder) / "trace.json"
+            ended.export_chrome_trace(str(plain))
+            write_atomic(self.folder / trace, gzip.compress(plain.read_bytes(), compresslevel=6))
+        device, operators = top_operators(ended)
+        self.result = {
+            "steps": [first, first + recorded - 1],
+            "complete": recorded == ACTIVE,
+            "device": device,  # whose time it is
+            "trace": trace,
+            "operators": operators,
+        }
+        write_atomic(self.folder / f"{name}.operators.json", json.dumps(self.result, indent=1))
+        self.said = self.describe()
+
+    def describe(self) -> str:
+        """What the newest profile found."""
+        trace = self.folder / self.result["trace"]
+        first, last = self.result["steps"]
+        # The words name operators alone; torch's own marks (Optimizer.step#...) stay in the file.
+        operators = [o for o in self.result["operators"] if "#" not in o["name"]]
+        most = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operators[:3])
+        cut = "" if self.result["complete"] else " (incomplete: the run ended)"
+        return (
+            f"Profile of steps {first:,} to {last:,}{cut}: {most or 'no operator ran'}. "
+            f"{trace} opens in ui.perfetto.dev."
+        )
+
+
+def _activities() -> list[ProfilerActivity]:
+    cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [ProfilerActivity.CPU, *cuda]
+
+
+def _set_up() -> None:
+    with profile(activities=_activities(), **EXTRAS):
+        pass
+
+
+def top_operators(ended: profile) -> tuple[str, list[dict]]:
+    """("cuda" or "cpu", the operators with the most time of their own there).
+
+    `self_ms` leaves out what an operator calls, and is of all recorded steps together, as are
+    `calls` and `memory_bytes` (allocated less freed). `share` is of all operators' time.
+    """
+    # Kernels and device-side marks are rows of their own besides the operators behind them.
+    averages = [
+        row
+        for row in ended.key_averages()
+        if row.device_type == DeviceType.CPU and not row.key.startswith("ProfilerStep")
+    ]
+    kind = "device" if any(row.self_device_time_total for row in averages) else "cpu"
+    time_of = f"self_{kind}_time_total"
+    memory_of = f"self_{kind}_memory_usage"
+    total_us = sum(getattr(row, time_of) for row in averages) or 1.0
+    averages.sort(key=lambda row: -getattr(row, time_of))
+    operators = [
+        {
+            "name": row.key,
+            "calls": row.count,
+            "self_ms": getattr(row, time_of) / 1e3,
+            "share": getattr(row, time_of) / total_us,
+            "memory_bytes": getattr(row, memory_of),
+        }
+        for row in averages[:TOP]
+    ]
+    return ("cuda" if kind == "device" else "cpu"), operators

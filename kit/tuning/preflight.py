@@ -1,9 +1,8 @@
-"""Will it fit? One real step at the longest lengths answers before a run begins.
+"""Will it fit? Real steps at the longest lengths answer before a run begins.
 
 `preflight` plans the step, refuses what is hopeless without trying, and otherwise takes two steps
-of a throwaway model and measures: a run that would fail in its third hour fails now, with what to
-change. `largest_micro_batch` finds by bisection how many rows a pass may have; accumulation fills
-the rest, so the effective batch and the gradients stay.
+of a throwaway model: a run that would fail in its third hour fails now, with what to change.
+`largest_micro_batch` bisects how many rows a pass may have; accumulation fills the rest.
 """
 
 import dataclasses
@@ -25,9 +24,9 @@ from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
-from kit.training.adam8bit import eight_bit_adamw
 from kit.training.config import TrainConfig
 from kit.training.loop import clip, forward_backward, update
+from kit.training.optim import eight_bit_adamw
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
@@ -62,8 +61,7 @@ class Workload:
         model = self.model
         speed = self.speed
         text_ids = self.text_ids or model.max_text - 2
-        codes = self.codes
-        codes = codes or model.max_code - model.stop_targets
+        codes = self.codes or model.max_code - model.stop_targets
         length = padded(text_ids + 2 + codes + model.stop_targets, self.data)
         by_budget = max(1, self.data.micro_tokens // length)
         return Step(
@@ -119,10 +117,9 @@ class Verdict:
             how += ", and a real step ran out of memory"
         elif self.fits:
             how += f", not tried ({self.untried_reason})"
-        said = (
-            f"micro_batch {self.micro_batch}: {how}, of {format_gib(self.limit_bytes)} it may use."
-        )
-        return f"It fits. {said}" if self.fits else f"It does not fit. {said} {self.change}"
+        limit = format_gib(self.limit_bytes)
+        figures = f"micro_batch {self.micro_batch}: {how}, of {limit} it may use."
+        return f"It fits. {figures}" if self.fits else f"It does not fit. {figures} {self.change}"
 
 
 def limit_memory(hw: Hardware, fraction: float) -> int:
@@ -143,10 +140,9 @@ def limit_memory(hw: Hardware, fraction: float) -> int:
 def preflight(work: Workload) -> Verdict:
     """Plan `work`'s longest step, try it where that is safe, and say what to change.
 
-    The run itself is not touched: model, optimizer and random numbers are temporary. On the CPU
-    the plan alone decides, because a process that uses all memory is killed. On a GPU the memory
-    that the trial reserved decides, because the fraction limits that. For a GPU that is not in this
-    machine, the plan alone decides.
+    On a CPU what the plan refuses is not tried, because a process that uses all memory is killed.
+    On a GPU the memory that the trial reserved decides, because the fraction limits that. For a GPU
+    that is not in this machine, the plan alone decides.
     """
     limit = limit_memory(work.hw, work.max_memory_fraction)
     planned = work.planned_bytes
@@ -154,10 +150,11 @@ def preflight(work: Workload) -> Verdict:
     hopeless = limit * (1 if work.hw.device == "cpu" else HOPELESS)
     tried = here and planned <= hopeless
     peak = trial_peak(work) if tried else None
-    needed = None if here else planned  # None: memory ran out, or was bound to
     if peak is not None:
-        needed = peak.limited_bytes
-    fits = needed is not None and needed <= limit
+        needed = peak.allocated_bytes if peak.reserved_bytes is None else peak.reserved_bytes
+        fits = needed <= limit
+    else:  # memory ran out, or was bound to
+        fits = not here and planned <= limit
     # Where a step ran out below the limit, the limit is not what it seems.
     room = min(limit, planned * 3 // 4) if tried else limit
     return Verdict(
@@ -179,16 +176,14 @@ def largest_micro_batch(work: Workload) -> Verdict:
     """
     sizes = divisors(work.data.effective_batch)
     best = None
-    fitting = 0
-    beyond = len(sizes)  # sizes[:fitting] fit, sizes[beyond:] do not
-    while fitting < beyond:
-        middle = (fitting + beyond) // 2
+    while sizes:
+        middle = len(sizes) // 2
         verdict = preflight(work.with_rows(sizes[middle]))
         if verdict.fits:
             best = verdict
-            fitting = middle + 1
+            sizes = sizes[middle + 1 :]
         else:
-            beyond = middle
+            sizes = sizes[:middle]
     if best is None:
         raise KitError(f"Not even one row a pass fits, so training cannot begin. {verdict}")
     return best
@@ -230,20 +225,20 @@ def milder(work: Workload) -> Iterator[Workload]:
     """Variants of `work` that need less, the cheapest in speed first.
 
     Fused attention and half precision cost nothing, a quarter of the rows little; recomputing
-    costs a third of a step, an average in the CPU's memory a copy, moments in 8 bits (where they
-    can be had) some exactness, passes of few rows the most time.
+    costs a third of a step, an average in the CPU's memory a copy, moments in 8 bits some
+    exactness, passes of few rows the most time.
     """
     free = dataclasses.replace(work.speed, sdpa=True)
     if work.precision != "fp32":  # else it would change nothing here
         free = dataclasses.replace(free, mixed_precision=True)
     recompute = dataclasses.replace(free, gradient_checkpointing=True)
-    away_too = work.speed.ema and work.hw.device == "cuda"
-    away = dataclasses.replace(recompute, ema_offload=away_too)
+    offload = work.speed.ema and work.hw.device == "cuda"
+    away = dataclasses.replace(recompute, ema_offload=offload)
     eight_bit = eight_bit_adamw(work.hw).value == "yes"
     small = dataclasses.replace(away, adamw_8bit=eight_bit or away.adamw_8bit)
     rows = [n for n in reversed(divisors(work.data.effective_batch)) if n <= work.data.micro_batch]
+    many = [n for n in rows if 4 * n >= work.data.micro_batch]
     few = [n for n in rows if 4 * n < work.data.micro_batch]
-    many = rows[: len(rows) - len(few)]
     order = [*itertools.product((free, recompute, away, small), many)]
     order += itertools.product((recompute, away, small), few)
     for speed, micro_batch in order:
@@ -252,10 +247,8 @@ def milder(work: Workload) -> Iterator[Workload]:
 
 def changed_settings(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
-    before = {"micro_batch": work.data.micro_batch}
-    before.update(vars(work.speed))
-    after = {"micro_batch": other.data.micro_batch}
-    after.update(vars(other.speed))
+    before = {"micro_batch": work.data.micro_batch} | vars(work.speed)
+    after = {"micro_batch": other.data.micro_batch} | vars(other.speed)
     found = []
     for name, value in after.items():
         if value == before[name]:
@@ -272,17 +265,6 @@ class PeakMemory(NamedTuple):
 
     allocated_bytes: int  # of tensors: what the plan predicts
     reserved_bytes: int | None  # taken from the GPU, with gaps and cache; None on a CPU
-
-    @property
-    def limited_bytes(self) -> int:
-        """What a memory limit applies to."""
-        return self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes
-
-
-def trial_bytes(work: Workload) -> int | None:
-    """The allocated peak of `trial_peak`, to compare with a plan."""
-    peak = trial_peak(work)
-    return peak and peak.allocated_bytes
 
 
 def trial_peak(work: Workload) -> PeakMemory | None:

@@ -1,64 +1,64 @@
-"""What to set on this device, for this purpose, and why.
+"""What to set on a device: advice from a table, and the switches that measured trials show to pay.
 
-The advice is a table of plain values: `configs/advice/devices.yaml` by memory and architecture,
-`configs/use/*.yaml` by purpose, as overlays over a preset. Preset and precision themselves are
-chosen in hardware.py; which switches pay off on a device can only be measured.
+The advice is in `configs/advice/devices.yaml`, by memory and architecture, and in `configs/use`, by
+purpose. A switch is judged by what it changed where it was added to those before it, and must leave
+the loss where it was.
 """
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from kit.base.config import CONFIGS, load_preset, read_yaml
+from kit.base.errors import KitError
+from kit.base.files import write_atomic
+from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware
 
 DEVICES = CONFIGS / "advice" / "devices.yaml"
+TOLERANCE = {"fp32": 0.001, "bf16": 0.02, "fp16": 0.02}  # of the loss, relative
+TF32_TOLERANCE = 0.005
+DROPOUT_TOLERANCE = 0.05  # fused and compiled layers drop other activations
+RECORDED = ("steps_per_s", "spread", "tokens_per_s", "peak_memory_bytes", "warmup_s")
+RECORDED += ("recompilations", "loss", "loss_change", "parity", "ran")
+HEAD = ("variant", "steps/s", "", "spread", "tokens/s", "memory", "warm-up")
+HEAD += ("loss", "change", "", "ran, or why not")
+LEAST_GAIN = 0.02  # of steps/s
+LEAST_SAVING = 0.10  # of peak memory, if the goal is memory
+MOST_LOSS = 0.10  # of steps/s, for such a saving
+# Kept where they cost no more than LEAST_GAIN: making batches while the GPU computes pays the more
+# the slower the CPU and the disk, and a trial's rows are already in memory.
+ON_BY_DEFAULT = ("pinned_memory",)
+LEFT_OUT = "left out by the settings"  # reason of a switch that this device has
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Advice:
+class Advice(NamedTuple):
     setting: str  # "section.key" of a preset
     value: object
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Overlay:
-    """Settings for a purpose, to be laid over a preset."""
-
-    sections: dict  # as of a preset
-    advice: tuple[Advice, ...]  # one for each setting
-
-
 def recommend(hw: Hardware) -> list[Advice]:
     """What suits `hw`, one line a setting."""
     table = read_yaml(DEVICES)
-    if not hw.capability:
-        return _advice(table["cpu"])
-    gib = round(hw.memory_bytes / 2**30)
-    capability = list(hw.capability)
-    memory = next(entry for entry in table["memory"] if gib < entry["below_gib"])
-    architecture = next(entry for entry in table["architecture"] if capability < entry["below"])
-    of_card = memory["settings"] | architecture["settings"]
-    return _advice(table["gpu"] | of_card)
+    settings = table["cpu"]
+    if hw.capability:
+        gib = round(hw.memory_bytes / 2**30)
+        capability = list(hw.capability)
+        memory = next(entry for entry in table["memory"] if gib < entry["below_gib"])
+        architecture = next(entry for entry in table["architecture"] if capability < entry["below"])
+        settings = table["gpu"] | memory["settings"] | architecture["settings"]
+    return [Advice(name, entry["value"], entry["why"]) for name, entry in settings.items()]
 
 
-def _advice(settings: dict[str, dict]) -> list[Advice]:
-    return [
-        Advice(setting=setting, value=found["value"], reason=found["why"])
-        for setting, found in settings.items()
-    ]
-
-
-def overlay(name: str) -> Overlay:
-    """The overlay `name` of `configs/use`. Raises KitError when there is none."""
+def use_advice(name: str) -> list[Advice]:
+    """What the use `name` of `configs/use` sets, and why. Raises KitError when there is none."""
     sections = load_preset(name, CONFIGS / "use")
     why = sections.pop("why")
-    advice = []
-    for section, values in sections.items():
-        for key, value in values.items():
-            setting = f"{section}.{key}"
-            advice.append(Advice(setting=setting, value=value, reason=why[setting]))
-    return Overlay(sections=sections, advice=tuple(advice))
+    values = {f"{s}.{key}": v for s, section in sections.items() for key, v in section.items()}
+    return [Advice(setting, value, why[setting]) for setting, value in values.items()]
 
 
 def advice_table(advice: Sequence[Advice]) -> dict[str, str]:
@@ -71,3 +71,213 @@ def format_setting(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A set of switches to measure."""
+
+    kind: str  # "baseline", "alone", "added" (to those before it), "all", "cost" or "chosen"
+    label: str
+    on: tuple = ()  # names of switches
+    reason: str = ""  # why it cannot be measured; "": it can
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one variant did in its median round; None where it did not run."""
+
+    kind: str
+    label: str
+    on: tuple
+    steps_per_s: float | None = None
+    spread: float | None = None  # of the rounds' times, largest less smallest over the median
+    tokens_per_s: float | None = None  # real tokens, padding left out
+    peak_memory_bytes: int | None = None
+    warmup_s: float | None = None  # the first steps, with all that is compiled; the slowest round
+    recompilations: int | None = None  # after the warm-up
+    loss: float | None = None  # nats per target, mean of the last quarter of the steps
+    loss_change: float | None = None  # relative to the baseline's after as many updates
+    tolerance: float | None = None  # of that change
+    ran: str = ""  # precision and attention kernel by name
+    reason: str = ""  # why there are no figures, or what happened besides
+
+    @property
+    def parity(self) -> bool | None:
+        """Whether the loss stayed; None if unknown."""
+        return None if self.loss_change is None else abs(self.loss_change) <= self.tolerance
+
+
+def compare(variants: Sequence[Variant], results: list[dict], dropout: float) -> list[Trial]:
+    """A row for each variant, from the results of all rounds; `dropout` is the model's."""
+    baseline = _median_round(results, ())
+    return [_trial(variant, results, baseline, dropout) for variant in variants]
+
+
+def _median_round(results: list[dict], on: tuple) -> dict | None:
+    rounds = [r for r in results if tuple(r["on"]) == on and "error" not in r]
+    middle = statistics.median_low([r["seconds"] for r in rounds]) if rounds else None
+    return next((r for r in rounds if r["seconds"] == middle), None)
+
+
+def _trial(variant: Variant, results: list[dict], baseline: dict | None, dropout: float) -> Trial:
+    names = {"kind": variant.kind, "label": variant.label, "on": variant.on}
+    mine = [r for r in results if tuple(r["on"]) == variant.on]
+    failed = [r["error"] for r in mine if "error" in r]
+    row = _median_round(results, variant.on)
+    if variant.reason or failed or row is None:
+        return Trial(**names, reason=variant.reason or (failed or ["not measured yet"])[0])
+    tolerance = max(TOLERANCE[row["precision"]], TF32_TOLERANCE if "tf32" in variant.on else 0.0)
+    if dropout and {"sdpa", "compile"} & {*variant.on}:
+        tolerance = DROPOUT_TOLERANCE
+    # A step that fp16 skipped while it looked for its scale is missing from the curve.
+    alike = baseline and baseline["skipped"] == row["skipped"]
+    loss = row["loss"]
+    seconds = [r["seconds"] for r in mine]
+    return Trial(
+        **names,
+        steps_per_s=row["steps"] / row["seconds"],
+        spread=(max(seconds) - min(seconds)) / row["seconds"],
+        tokens_per_s=row["tokens"] / row["seconds"],
+        peak_memory_bytes=row["peak_memory_bytes"],
+        warmup_s=max(r["warmup_s"] for r in mine),
+        recompilations=max(r["recompilations"] for r in mine),
+        loss=loss,
+        loss_change=loss / baseline["loss"] - 1 if alike else None,
+        tolerance=tolerance,
+        ran=f"{row['precision']}, {row['attention']}",
+        reason="; ".join(row["notes"]),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One switch of the winning set, or one left out."""
+
+    name: str
+    label: str
+    on: bool
+    reason: str
+
+
+def choose_switches(rows: Sequence[Trial], goal: str = "speed") -> list[Decision]:
+    """Keep each switch that pays, with the reason for each.
+
+    For `goal` "speed" it pays when training is at least 2 % faster; for "memory" also when it
+    takes at least 10 % less memory and is at most 10 % slower. Where the loss moved it never does.
+    One of ON_BY_DEFAULT is kept unless training is over 2 % slower. Raises KitError when not one
+    variant ran: nothing is known then of any switch.
+    """
+    if goal not in ("speed", "memory"):
+        raise KitError(f"goal = {goal!r}: choose speed or memory.")
+    ran = {r.on: r for r in rows if r.kind in ("baseline", "alone", "added", "all") and r.loss}
+    if rows and not ran:
+        raise KitError(
+            f"None of the {len(rows)} variants ran, so no switch can be judged; the preset's stay. "
+            f"The baseline: {rows[0].reason}. Fix that, delete the run's folder bench/ and run "
+            "this notebook again."
+        )
+    return [_decide(row, ran, goal) for row in rows if row.kind == "alone"]
+
+
+def _decide(row: Trial, ran: dict[tuple, Trial], goal: str) -> Decision:
+    (name,) = row.on
+    ends = sorted((on for on in ran if on and on[-1] == name), key=len)
+    pairs = [(ran[on[:-1]], ran[on]) for on in ends if on[:-1] in ran]
+    if pairs:  # the one in most company is nearest to the set that will run
+        keep, reason = _judge(name, *pairs[-1], goal)
+    elif ran and () not in ran and name in min(ran, key=len):
+        keep = True
+        reason = "the smallest set that ran here has it"
+    elif name in ON_BY_DEFAULT and row.reason == LEFT_OUT:
+        keep = True
+        reason = f"on by default; {LEFT_OUT}"
+    else:
+        keep = False
+        reason = row.reason or "not measured"
+    return Decision(name=name, label=row.label, on=keep, reason=reason)
+
+
+def _judge(name: str, before: Trial, after: Trial, goal: str) -> tuple[bool, str]:
+    by_default = name in ON_BY_DEFAULT
+    moved_before = by_default and before.parity is False  # by the others
+    if after.parity is False and not moved_before:
+        return False, f"the loss moved by {after.loss_change:+.2%}, over {after.tolerance:.1%}"
+    faster = after.steps_per_s / before.steps_per_s - 1
+    grown = after.peak_memory_bytes / max(before.peak_memory_bytes, 1) - 1
+    beside = ""
+    if before.on:
+        others = "1 other" if len(before.on) == 1 else f"{len(before.on)} others"
+        beside = f" beside {others}"
+    pays = faster >= LEAST_GAIN
+    if goal == "memory":
+        pays = pays or (grown <= -LEAST_SAVING and faster >= -MOST_LOSS)
+    if by_default:
+        pays = faster >= -LEAST_GAIN
+        beside += f"; on by default, unless over {LEAST_GAIN:.0%} slower"
+    return pays, f"{faster:+.1%} speed, {grown:+.1%} memory{beside}"
+
+
+def chosen(decisions: Sequence[Decision]) -> Variant:
+    """The winning set as a variant, to be measured as it is."""
+    on = tuple(d.name for d in decisions if d.on)
+    return Variant(kind="chosen", label="Chosen set", on=on)
+
+
+def write_choice(decisions: Sequence[Decision], path: Path, measured_on: str) -> None:
+    """Write the winning set as YAML, each switch with its reason; all of it or nothing."""
+    lines = [f"# Measured on {measured_on}.", "speed:"]
+    lines += [f"  {d.name}: {str(d.on).lower()}  # {' '.join(d.reason.split())}" for d in decisions]
+    write_atomic(path, "\n".join(lines) + "\n")
+
+
+def load_choice(path: Path) -> dict[str, bool]:
+    """The switches that `write_choice` left at `path`; {} when there is no such file."""
+    if not Path(path).is_file():
+        return {}
+    try:
+        return dict(read_yaml(path)["speed"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise KitError(
+            f"{path} does not hold `speed:` with one switch a line ({error}). Delete it, or run "
+            "05_benchmark again."
+        ) from error
+
+
+def trial_figures(rows: Sequence[Trial]) -> dict[str, dict]:
+    """The rows as plain values for a run's record, by their switches."""
+    figures = {}
+    for row in rows:
+        kept = RECORDED if row.loss is not None else ("reason",)
+        figures["+".join(row.on) or "baseline"] = {name: getattr(row, name) for name in kept}
+    return figures
+
+
+def trial_cells(rows: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """The rows as a table's cells, the headings first."""
+    cells = [HEAD]
+    for row in rows:
+        if row.loss is None:
+            cells.append((row.label, *[""] * (len(HEAD) - 2), row.reason))
+            continue
+        times = rows[0].steps_per_s and f"{row.steps_per_s / rows[0].steps_per_s:.2f}x"
+        parity = ""
+        if row.parity is not None:
+            parity = "same" if row.parity else f"beyond {row.tolerance:.1%}"
+        again = f"{row.recompilations} recompilations" if row.recompilations else ""
+        cells.append(
+            (
+                row.label,
+                f"{row.steps_per_s:.3g}",
+                times or "",
+                f"{row.spread:.0%}",
+                f"{row.tokens_per_s:,.0f}",
+                format_gib(row.peak_memory_bytes),
+                f"{row.warmup_s:.1f} s",
+                f"{row.loss:.4f}",
+                "" if row.loss_change is None else f"{row.loss_change:+.3%}",
+                parity,
+                "; ".join(filter(None, (row.ran, again, row.reason))),
+            )
+        )
+    return cells

@@ -1,8 +1,4 @@
-"""Will the run be done in time, and will its checkpoints fit? From measured steps, never guessed.
-
-The rows are those of a log or of trial steps; the newest ones count. Time between two starts is not
-counted.
-"""
+"""Time and disk of a run, planned from measured steps: the newest rows of a log, or trial steps."""
 
 import dataclasses
 import math
@@ -10,7 +6,7 @@ import shutil
 import statistics
 from pathlib import Path
 
-from kit.base.config import require, require_types, require_within
+from kit.base.config import require, require_least, require_types
 from kit.base.errors import KitError
 from kit.base.formatting import clock
 from kit.training.config import TrainConfig
@@ -43,8 +39,8 @@ class SessionLimits:
 
     def __post_init__(self):
         require(self.session_hours > 0, self, "session_hours", "must be above 0.")
-        ok = self.quota_bytes is None or self.quota_bytes > 0
-        require(ok, self, "quota_bytes", "must be above 0, or None for no quota.")
+        quota = 1 if self.quota_bytes is None else self.quota_bytes
+        require(quota > 0, self, "quota_bytes", "must be above 0, or None for no quota.")
 
     @property
     def session_s(self) -> float:
@@ -60,24 +56,7 @@ class TimeBudget:
     other_steps: int = 0  # the demo's other notebooks last about as long as so many steps
 
     def __post_init__(self):
-        require_within(self, 0, 1e6, "minutes")
-        require_within(self, 0, 1e9, "min_steps", "other_steps")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Wall seconds, measured; what has not been seen yet counts nothing."""
-
-    step_s: float  # a step, logging included
-    validation_s: float = 0.0  # one validation
-    gate_s: float = 0.0  # one evaluation of the quality gate
-    checkpoint_s: float = 0.0  # one checkpoint
-
-    def per_step_s(self, config: TrainConfig) -> float:
-        """A step with its share of everything else."""
-        gate_s = self.gate_s / config.gate_every if config.gate_every else 0.0
-        others_s = self.validation_s / config.eval_steps + gate_s
-        return self.step_s + others_s + self.checkpoint_s / config.save_steps
+        require_least(self, 0, "minutes", "min_steps", "other_steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,42 +77,15 @@ class DiskSizes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SessionPlan:
-    """What a run will take. `advice` is empty when nothing needs a change."""
+    """What a run will take."""
 
-    steps: int  # the target
-    left_steps: int
-    per_step_s: float  # with validation and checkpoints
+    per_step_s: float  # with its share of validations and checkpoints
     left_s: float  # to the target, while it runs
     sessions: int | None  # from now on, this one included; None: it would never arrive
-    session_hours: float
-    checkpoint: str  # "full" or "weights"
-    checkpoint_bytes: int  # of one
-    disk_now_bytes: int  # checkpoints that lie there
     disk_most_bytes: int  # at the worst moment: one more is written before the oldest goes
-    room_bytes: int  # what disk and quota leave besides those that lie there
-    advice: tuple[str, ...]  # sentences: what to change
-
-    @property
-    def fits(self) -> bool:
-        """Whether the target is reached at all, on this disk."""
-        has_room = self.disk_most_bytes <= self.disk_now_bytes + self.room_bytes
-        return self.sessions is not None and has_room
-
-    def table(self) -> dict[str, str]:
-        """The plan as rows of a small table."""
-        room = f"{_size(self.disk_now_bytes)} there now, room for {_size(self.room_bytes)} more"
-        table = {
-            "steps to go": f"{self.left_steps:,} of {self.steps:,}",
-            "a step": f"{self.per_step_s:.3g} s, with validation and checkpoints",
-            "time to the target": clock(self.left_s),
-            f"sessions of {self.session_hours:g} h": str(self.sessions or "never done"),
-            "a checkpoint": f"{_size(self.checkpoint_bytes)}: {HOLDS[self.checkpoint]}",
-            "disk at most": f"{_size(self.disk_most_bytes)} ({room})",
-            "fits": "yes" if self.fits else "no",
-        }
-        for number, text in enumerate(self.advice, 1):
-            table[f"advice {number}"] = text
-        return table
+    fits: bool  # whether the target is reached at all, on this disk
+    advice: tuple[str, ...]  # sentences: what to change; () when nothing needs it
+    table: dict[str, str]  # the plan for a reader
 
 
 def plan_session(
@@ -144,47 +96,86 @@ def plan_session(
     limits: SessionLimits = SessionLimits(),
     done: int = 0,
 ) -> SessionPlan:
-    """The plan for `config`, from `rows` of the log or of trial steps.
+    """The plan for `config` after `done` steps, from `rows` of the log or of trial steps.
 
-    `sizes` are those of checkpoints and models, `folder` is where they lie or will; `done` steps
-    are behind.
-    Raises KitError when not one step has been timed.
+    `folder` is where the checkpoints are, or will be. Raises KitError when no step has been timed.
     """
-    costs = step_costs(rows, config)
-    per_step_s = costs.per_step_s(config)
+    per_step_s, checkpoint_s = step_costs(rows, config)
     left = max(0, config.max_steps - done)
-    sessions = _sessions(left, per_step_s, config, limits)
+    left_s = left * per_step_s
+    # A session that is cut loses the steps since its last checkpoint, at worst.
+    kept_s = limits.session_s - config.save_steps * per_step_s
+    sessions = 1
+    if left_s > limits.session_s:
+        beyond_s = left_s - limits.session_s
+        sessions = 1 + math.ceil(beyond_s / kept_s) if kept_s > 0 else None
     now_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
-    room_bytes = _room_bytes(Path(folder), limits, now_bytes)
-    advice = (
+    there = next(p for p in (folder, *Path(folder).resolve().parents) if p.exists())
+    room_bytes = shutil.disk_usage(there).free
+    if limits.quota_bytes is not None:
+        room_bytes = min(room_bytes, limits.quota_bytes - now_bytes)
+    most_bytes = sizes.most_bytes(config.checkpoint, config.save_total_limit)
+    fits = sessions is not None and most_bytes <= now_bytes + room_bytes
+    advice = [
         _disk_advice(config, sizes, now_bytes + room_bytes),
         _time_advice(config, per_step_s, limits, done, sessions),
-        _saving_advice(config, costs, limits, left),
-    )
+        _saving_advice(config, per_step_s, checkpoint_s, limits, left),
+    ]
+    advice = tuple(filter(None, advice))
+    room = f"{_size(now_bytes)} there now, room for {_size(room_bytes)} more"
+    size = _size(sizes.checkpoint_bytes(config.checkpoint))
+    table = {
+        "steps to go": f"{left:,} of {config.max_steps:,}",
+        "a step": f"{per_step_s:.3g} s, with validation and checkpoints",
+        "time to the target": clock(left_s),
+        f"sessions of {limits.session_hours:g} h": str(sessions or "never done"),
+        "a checkpoint": f"{size}: {HOLDS[config.checkpoint]}",
+        "disk at most": f"{_size(most_bytes)} ({room})",
+        "fits": "yes" if fits else "no",
+    }
+    table |= {f"advice {number}": text for number, text in enumerate(advice, 1)}
     return SessionPlan(
-        steps=config.max_steps,
-        left_steps=left,
         per_step_s=per_step_s,
-        left_s=left * per_step_s,
+        left_s=left_s,
         sessions=sessions,
-        session_hours=limits.session_hours,
-        checkpoint=config.checkpoint,
-        checkpoint_bytes=sizes.checkpoint_bytes(config.checkpoint),
-        disk_now_bytes=now_bytes,
-        disk_most_bytes=sizes.most_bytes(config.checkpoint, config.save_total_limit),
-        room_bytes=room_bytes,
-        advice=tuple(filter(None, advice)),
+        disk_most_bytes=most_bytes,
+        fits=fits,
+        advice=advice,
+        table=table,
     )
+
+
+def step_costs(rows: list[dict], config: TrainConfig) -> tuple[float, float]:
+    """Seconds of a step, with its share of all else in the newest rows, and of one checkpoint.
+
+    The first row of each start is left out: it has no row before it. So is a plain step much longer
+    than the others (a compilation, a closed lid).
+    """
+    timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
+    if not timed:
+        raise KitError("Nothing to plan from: run a few steps first, at least two in a row.")
+    plain, saved, others = [], [], []
+    for row in timed:
+        if row.get("gate") or row.get("val_loss") is not None:
+            others.append(row["wall_s"])
+        elif row["step"] > 1 and (row["step"] - 1) % config.save_steps == 0:
+            saved.append(row["wall_s"])  # saving comes after a step is logged: in the next row
+        else:
+            plain.append(row["wall_s"])
+    plain = plain or saved or others
+    usual_s = statistics.median(plain)
+    plain = [seconds for seconds in plain if seconds <= 10 * usual_s]
+    checkpoint_s = max(0.0, statistics.median(saved) - usual_s) if saved else 0.0
+    return statistics.fmean([*plain, *saved, *others]), checkpoint_s
 
 
 def resolve_steps(
     config: TrainConfig, epoch_steps: int, asked: int = 0, previous: int = 0
 ) -> TrainConfig:
-    """`config` with its number of steps resolved for a corpus of `epoch_steps` steps a pass.
+    """`config` with its number of steps for a corpus of `epoch_steps` steps a pass.
 
     `asked` by a person comes first, then the `previous` number of a resumed run (0: neither), else
-    `epochs` passes, between `min_steps` and `max_steps`. Warm-up, validations and the gate follow.
-    A small corpus is validated more often, because it is memorised within a few passes.
+    `epochs` passes, between `min_steps` and `max_steps`. A small corpus is validated more often.
     """
     require_types(TrainConfig, {"max_steps": asked})
     steps = asked or previous
@@ -212,9 +203,8 @@ def shortened(
 ) -> tuple[TrainConfig, str]:
     """Return `config` with the steps that fit into the time budget, and a sentence about it.
 
-    If they would be fewer than its `min_steps`, they may take up to twice the minutes. A step
-    lasts `step_s` seconds with its share of validations and checkpoints; `slow` says why. The steps
-    are `fixed` if a person set their number, or if the run is resumed.
+    A step lasts `step_s` seconds with its share of all else; `slow` says why. The steps are `fixed`
+    if a person set their number, or if the run is resumed.
     """
     steps = config.max_steps
     time = clock(steps * step_s)
@@ -258,96 +248,33 @@ def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) ->
     )
 
 
-def step_costs(rows: list[dict], config: TrainConfig) -> Costs:
-    """What the newest rows took. The first of each start is left out: it has no row before it.
-
-    A step much longer than the others (a compilation, a closed lid) does not count.
-    """
-    timed = [row for row in rows if row.get("wall_s") is not None][-RECENT:]
-    if not timed:
-        raise KitError("Nothing to plan from: run a few steps first, at least two in a row.")
-    kinds = {"plain": [], "validation": [], "gate": [], "saved": [], "best": []}
-    before = {}
-    for row in timed:
-        kinds[_kind(row, before, config)].append(row["wall_s"])
-        before = row
-    plain = kinds["plain"] or [row["wall_s"] for row in timed]
-    usual = 10 * statistics.median(plain)
-    step_s = statistics.fmean(seconds for seconds in plain if seconds <= usual)
-    validation_s = _extra(kinds["validation"], step_s)
-    best_s = statistics.fmean(kinds["best"] or [step_s]) - step_s  # saved after some of them
-    return Costs(
-        step_s=step_s,
-        validation_s=validation_s + max(0.0, best_s),
-        gate_s=_extra(kinds["gate"], step_s + validation_s),
-        checkpoint_s=_extra(kinds["saved"], step_s),
-    )
-
-
-def _kind(row: dict, before: dict, config: TrainConfig) -> str:
-    """What else the wall time of `row` holds. Saving comes after a step is logged: in the next."""
-    if row.get("gate"):
-        return "gate"
-    if row.get("val_loss") is not None:
-        return "validation"
-    if row["step"] > 1 and (row["step"] - 1) % config.save_steps == 0:
-        return "saved"
-    return "best" if before.get("val_loss") is not None else "plain"
-
-
-def _extra(seconds: list[float], step_s: float) -> float:
-    return max(0.0, statistics.median(seconds) - step_s) if seconds else 0.0
-
-
-def _sessions(
-    left: int, per_step_s: float, config: TrainConfig, limits: SessionLimits
-) -> int | None:
-    """How many sessions; each that is cut loses the steps since its last checkpoint, at worst."""
-    left_s = left * per_step_s
-    kept_s = limits.session_s - config.save_steps * per_step_s
-    if left_s <= limits.session_s:
-        return 1
-    if kept_s <= 0:
-        return None
-    return 1 + math.ceil((left_s - limits.session_s) / kept_s)
-
-
-def _room_bytes(folder: Path, limits: SessionLimits, now_bytes: int) -> int:
-    there = next(path for path in (folder, *folder.resolve().parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    return free if limits.quota_bytes is None else min(free, limits.quota_bytes - now_bytes)
-
-
 def _disk_advice(config: TrainConfig, sizes: DiskSizes, whole_bytes: int) -> str:
     """What to change where checkpoints need more than `whole_bytes`."""
-    keep = _fitting(config.checkpoint, config.save_total_limit, sizes, whole_bytes)
-    if keep == config.save_total_limit:
+
+    def fitting(kind: str) -> int:
+        """How many checkpoints can be kept; 0: not one."""
+        counts = range(config.save_total_limit, 0, -1)
+        return next((n for n in counts if sizes.most_bytes(kind, n) <= whole_bytes), 0)
+
+    limit = config.save_total_limit
+    keep = fitting(config.checkpoint)
+    if keep == limit:
         return ""
     if keep:
-        limit = config.save_total_limit
         return f"Keep fewer checkpoints: set `save_total_limit` to {keep} (now {limit})."
-    keep = _fitting("weights", config.save_total_limit, sizes, whole_bytes)
+    keep = fitting("weights")
     if keep:
-        fewer = f" and `save_total_limit` to {keep}" if keep < config.save_total_limit else ""
+        fewer = f" and `save_total_limit` to {keep}" if keep < limit else ""
         return (
             f"Not even `save_total_limit: 1` fits with checkpoints of {_size(sizes.full_bytes)}: "
             f"set `checkpoint` to weights{fewer}. Each then takes {_size(sizes.weights_bytes)} and "
-            "holds weights and average alone, in half precision; after a disconnect the optimizer "
-            "starts again, with its warm-up."
+            f"holds {HOLDS['weights']}."
         )
     missing = sizes.most_bytes("weights", 1) - whole_bytes
     return (
         f"Even `checkpoint: weights` and `save_total_limit: 1` need {_size(missing)} more. Free "
         "some space, set KIT_RUNS to a folder on another disk, or choose a smaller preset."
     )
-
-
-def _fitting(kind: str, keep: int, sizes: DiskSizes, whole_bytes: int) -> int:
-    """How many checkpoints of a `kind` can be kept, `keep` at most; 0: not one."""
-    for few in range(keep, 0, -1):
-        if sizes.most_bytes(kind, few) <= whole_bytes:
-            return few
-    return 0
 
 
 def _time_advice(
@@ -369,15 +296,17 @@ def _time_advice(
     )
 
 
-def _saving_advice(config: TrainConfig, costs: Costs, limits: SessionLimits, left: int) -> str:
+def _saving_advice(
+    config: TrainConfig, per_step_s: float, checkpoint_s: float, limits: SessionLimits, left: int
+) -> str:
     """What to change where checkpoints come too often, or so seldom that much work may be lost."""
     every = config.save_steps
-    per_step_s = costs.per_step_s(config)
     between_s = every * per_step_s
     bearable_s = LOST_SHARE * limits.session_s
-    if costs.checkpoint_s > SAVING_SHARE * between_s:
-        enough = math.ceil(costs.checkpoint_s / (SAVING_SHARE * costs.step_s) / 10) * 10
-        share = costs.checkpoint_s / between_s
+    if checkpoint_s > SAVING_SHARE * between_s:
+        step_s = per_step_s - checkpoint_s / every
+        enough = math.ceil(checkpoint_s / (SAVING_SHARE * step_s) / 10) * 10
+        share = checkpoint_s / between_s
         return f"Saving takes {share:.0%} of the time: set `save_steps` to {enough:,}."
     if bearable_s < between_s < limits.session_s and left > every:
         fewer = max(1, int(bearable_s / per_step_s))

@@ -1,10 +1,9 @@
 """Measure which switches pay off on this device: none, each alone, cumulatively, and all.
 
 Every variant trains on the same batches from the same seed in its own process, so its peak memory
-is its own, and one that runs out of memory or crashes is a row with its reason. Batches are
-collated from rows in the step, or with pinned memory in a thread, as in training. Rounds are
+is its own, and one that runs out of memory or crashes is a row with its reason. Rounds are
 interleaved, so that a noisy machine affects all variants alike, and the median round counts. Each
-result is one line of a file, so an interrupted benchmark resumes. trial_results.py compares them.
+result is one line of a file, so an interrupted benchmark resumes. recommend.py compares them.
 """
 
 import dataclasses
@@ -20,27 +19,22 @@ import numpy as np
 import psutil
 import torch
 
-from kit.base.config import build, by_former_names, load_preset, merge, require, require_within
+from kit.base.config import build, by_former_names, load_preset, merge, require, require_least
+from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
 from kit.base.hardware import Hardware, peak_memory_bytes, versions
-from kit.base.processes import ProcessDied, run_in_process
+from kit.base.processes import run_in_process
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
 from kit.batches.lengths import padding_lengths
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, collate
-from kit.training.config import StepEvent, TrainConfig
+from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.micro_batches import prefetch_if_on
-from kit.training.switches import (
-    LABELS,
-    SpeedConfig,
-    compilations,
-    switches,
-    wants_few_shapes,
-)
+from kit.training.switches import LABELS, SpeedConfig, compilations, switches, wants_few_shapes
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
-from kit.tuning.trial_results import LEFT_OUT, Trial, Variant, compare
+from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
 TRIED = tuple(name for name in LABELS if name not in COSTS)
@@ -57,9 +51,7 @@ class TrialConfig:
     leave_out: tuple = ()  # switches not to try
 
     def __post_init__(self):
-        for name in ("steps", "warmup_steps", "rounds"):
-            require(getattr(self, name) > 0, self, name, "must be at least 1.")
-        require_within(self, 1, 1e6, "steps", "warmup_steps", "rounds")
+        require_least(self, 1, "steps", "warmup_steps", "rounds")
         unknown = sorted({*self.leave_out} - {*LABELS})
         require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(LABELS)}.")
 
@@ -95,10 +87,9 @@ def preset_task(preset: dict, hw: Hardware, threads: int, rows: tuple = ()) -> T
 
 
 def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
-    """Seconds of a training step of `preset` here: the mean of three on batches met before.
+    """Seconds of a training step of `preset` here, on rows of usual length: the mean of three.
 
-    The rows are of usual length. In this process, with the preset's switches but torch.compile,
-    which takes longer to begin with.
+    In this process, with the preset's switches but torch.compile, which begins slowly.
     """
     task = preset_task(preset, hw, threads)
     model = task.model
@@ -110,10 +101,7 @@ def step_seconds(preset: dict, hw: Hardware, threads: int) -> float:
 
 
 def published_task(hw: Hardware, threads: int) -> Task:
-    """The released XTTS-v2's size on the rows of the published tables.
-
-    30 layers of 1024; 8 rows of 60 to 200 text ids and 200 to 600 codes.
-    """
+    """The released XTTS-v2's size on the rows of the published tables."""
     eight = {"effective_batch": 8, "micro_batch": 8, "effective_tokens": 0}
     preset = merge(load_preset("xtts_v2"), {"data": eight})
     return preset_task(preset, hw, threads, some_rows((60, 200), (200, 600)))
@@ -142,7 +130,7 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
-    """`count` rows of text ids and codes, each drawn evenly from its (least, most)."""
+    """`count` rows of (text ids, codes), each drawn evenly from its (least, most)."""
     rng = np.random.default_rng(0)
     columns = (rng.integers(low, high + 1, count).tolist() for low, high in (text, codes))
     return tuple(zip(*columns))
@@ -160,17 +148,17 @@ def make_batch(model: GPTConfig, parts: list[tuple]) -> EffectiveBatch:
     """Collate rows from `draw_rows`: the work that CodeStream does on the rows it has read."""
     micro = []
     for texts, codes, references, length in parts:
-        cond = torch.from_numpy(np.stack(references))
-        text_ids = [ids.tolist() for ids in texts]
-        micro.append((text_ids, [row.tolist() for row in codes], cond, length))
+        lists = [[ids.tolist() for ids in rows] for rows in (texts, codes)]
+        micro.append((*lists, torch.from_numpy(references), length))
     return collate(model, micro, {})
 
 
 def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
-    """The rows of `make_batches`: of each micro-batch text ids, codes, references, padded length.
+    """Of each micro-batch of `make_batches`: text ids, codes, references, padded length.
 
     They are arrays, as rows of the code cache are.
     """
+    model = task.model
     data = dataclasses.replace(task.data, short_first=0.0)
     totals = [text + codes + EXTRA_TOKENS for text, codes in task.rows]
     if few_shapes and not data.grid_lengths:
@@ -180,18 +168,14 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
         for batch in plan_batches(totals, data, epoch):
             parts = []
             for rows in micro_batches(batch, totals, data):
-                longest = max(totals[i] for i in rows)
-                parts.append((*_row_values(task, rows, rng), padded(longest, data)))
+                length = padded(max(totals[i] for i in rows), data)
+                texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in rows]
+                walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows]
+                codes = [walk % model.start_code for walk in walks]
+                shape = (len(rows), model.n_mels, data.reference_frames)
+                references = rng.standard_normal(shape, dtype=np.float32)
+                parts.append((texts, codes, references, length))
             yield parts
-
-
-def _row_values(task: Task, rows: list[int], rng) -> tuple[list, list, np.ndarray]:
-    model = task.model
-    shape = (len(rows), task.model.n_mels, task.data.reference_frames)
-    texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in rows]
-    walk = (rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows)
-    codes = [steps % model.start_code for steps in walk]
-    return texts, codes, rng.standard_normal(shape, dtype=np.float32)
 
 
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
@@ -202,59 +186,37 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     """
     torch.set_num_threads(task.threads)
     idle_bytes = psutil.Process().memory_info().rss if task.hw.device == "cpu" else 0
+    torch.manual_seed(task.train.seed)
+    with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
+        model = SpeechGPT(task.model)
+    # The run's settings for a few steps that do learn, with no validation in between.
     total = config.warmup_steps + config.steps
-    state = _new_state(task, config, on)
-    few_shapes = wants_few_shapes(task.hw.device, state.applied.precision, "compile" in on)
+    settings = dataclasses.replace(
+        task.train,
+        max_steps=total + 1,
+        eval_steps=total + 1,
+        warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
+    )
+    speed = SpeedConfig(**dict.fromkeys(on, True))
+    trainer = Trainer(model, settings, speed, task.hw, task.finetuning.without_phases())
+    few_shapes = wants_few_shapes(task.hw.device, trainer.applied.precision, "compile" in on)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,
     # so that code compiled for a shape belongs to the warm-up.
     rows = list(itertools.islice(draw_rows(task, few_shapes), config.steps))
     repeated = itertools.islice(itertools.cycle(rows), total)
-    batches = prefetch_if_on((make_batch(task.model, r) for r in repeated), state.applied)
+    batches = prefetch_if_on((make_batch(task.model, r) for r in repeated), trainer.applied)
     events = []
     began_s = time.perf_counter()
-    made = 0
-    for event in itertools.islice(train(state, batches), total):
+    for event in itertools.islice(train(trainer, batches), total):
         events.append(event)
         if event.step == config.warmup_steps:
             warmup_s = time.perf_counter() - began_s
-            made = compilations()
-    if "compile" in on and not state.applied.on("compile"):  # its figures are another variant's
+            compiled = compilations()
+    if "compile" in on and not trainer.applied.on("compile"):  # its figures are another variant's
         return {"error": "; ".join(event.note for event in events if event.note)}
-    notes = [*state.applied.notes, *(event.note for event in events if event.note)]
-    figures = _figures(events, config.warmup_steps)
-    figures.update(
-        warmup_s=warmup_s,
-        peak_memory_bytes=peak_memory_bytes(task.hw.device) - idle_bytes,
-        compilations=made,
-        recompilations=compilations() - made,
-        precision=state.applied.precision,
-        attention=state.applied.ran("sdpa"),
-        notes=list(dict.fromkeys(notes)),
-    )
-    return figures
-
-
-def _new_state(task: Task, config: TrialConfig, on: Sequence[str]) -> Trainer:
-    torch.manual_seed(task.train.seed)
-    with torch.device(task.hw.device):  # drawn there: seconds less at 441 million weights
-        model = SpeechGPT(task.model)
-    speed = SpeedConfig(**dict.fromkeys(on, True))
-    finetuning = task.finetuning.without_phases()
-    return Trainer(model, _settings(task.train, config), speed, task.hw, finetuning)
-
-
-def _settings(settings: TrainConfig, config: TrialConfig) -> TrainConfig:
-    """The run's settings for a few steps that do learn, with no validation in between."""
-    beyond = config.warmup_steps + config.steps + 1
-    warmup_steps = min(settings.warmup_steps, config.warmup_steps)
-    return dataclasses.replace(
-        settings, max_steps=beyond, eval_steps=beyond, warmup_steps=warmup_steps
-    )
-
-
-def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
-    timed = events[warmup_steps:]
+    timed = events[config.warmup_steps :]
     last = timed[-max(1, len(timed) // 4) :]
+    notes = [*trainer.applied.notes, *(event.note for event in events if event.note)]
     return {
         "seconds": sum(event.step_s for event in timed),
         "first_step_s": events[0].step_s,
@@ -263,6 +225,13 @@ def _figures(events: list[StepEvent], warmup_steps: int) -> dict:
         "steps": len(timed),
         "loss": sum(event.loss for event in last) / len(last),
         "skipped": sum(not math.isfinite(event.grad_norm) for event in events),
+        "warmup_s": warmup_s,
+        "peak_memory_bytes": peak_memory_bytes(task.hw.device) - idle_bytes,
+        "compilations": compiled,
+        "recompilations": compilations() - compiled,
+        "precision": trainer.applied.precision,
+        "attention": trainer.applied.ran("sdpa"),
+        "notes": list(dict.fromkeys(notes)),
     }
 
 
@@ -271,7 +240,7 @@ def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
     # An optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
     try:
         return run_in_process(_child, task, config, on, preload=(__name__, "torch._dynamo"))
-    except ProcessDied as error:
+    except KitError as error:
         return {"error": str(error)}
 
 

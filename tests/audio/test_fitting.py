@@ -9,17 +9,23 @@ import torch
 from helpers import CODEC, manifest, mels, waves
 from torch import nn
 
-from kit.audio.ctc_recognizer import (
+from kit.audio.fitting import (
+    MAX_OVERFLOWS,
+    FitConfig,
+    FitSchedule,
+    backward_and_step,
+    fit_model,
+    one_cycle,
+)
+from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
+    alphabet_of,
     recognizer_schedule,
     train_recognizer,
 )
-from kit.audio.fitting import MAX_OVERFLOWS, FitConfig, FitSchedule, fit_model, one_cycle
-from kit.audio.mel_codec import MelCodec, MelCodecConfig
-from kit.audio.recognizer import alphabet_of
 from kit.base.errors import KitError
-from kit.base.gradients import backward_and_step, loss_scaler
 from kit.base.hardware import autocast
 
 TINY_GRADIENT = 2.0**-26  # below fp16's smallest number, 2^-24
@@ -37,7 +43,9 @@ def gradient_step(precision: str) -> tuple[bool, torch.Tensor]:
     layer = nn.Linear(4, 1, bias=False)
     before = layer.weight.detach().clone()
     optimizer = torch.optim.SGD(layer.parameters(), lr=1 / TINY_GRADIENT)
-    taken = backward_and_step(faint(layer), optimizer, loss_scaler("cpu", precision))
+    taken = backward_and_step(
+        faint(layer), optimizer, torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+    )
     return taken, before - layer.weight.detach()
 
 
@@ -65,7 +73,7 @@ def test_a_step_asks_the_device_once_in_fp16_alone(monkeypatch, precision, reads
     """On a GPU, each readout waits until all earlier work is done."""
     layer = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-    scaler = loss_scaler("cpu", precision)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
     item, asked = torch.Tensor.item, []
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: asked.append(1) or item(tensor))
     assert backward_and_step(layer(torch.ones(1, 4)).sum(), optimizer, scaler, clip_norm)
@@ -142,7 +150,7 @@ def fit_schedule(figures: list[float], seconds_a_step: float = 0.1, **settings) 
     seconds, shown = itertools.count(0.0, seconds_a_step), iter(figures)
     now = [next(seconds)]
     found = FitSchedule(config, evaluate=lambda: next(shown), clock=lambda: now[0])
-    while not found.done:
+    while not found.reason:
         now[0] = next(seconds)
         found.advance(1.0, taken=True)
     return found
@@ -192,11 +200,13 @@ def test_the_weights_that_ended_a_cycle_best_are_kept():
 
 def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
     found = fit_schedule([0.9, 0.8, 0.7], seconds_a_step=1.0, minutes=0.5)
-    assert found.step == 30 and found.timed_out
+    assert found.step == 30 and found.record()["cut_short"]
     assert found.reason == "the limit of 0.5 minutes, while still improving"
     never = fit_schedule([0.9], seconds_a_step=1.0, minutes=0.0)
     assert (
-        never.step == 10 and never.reason == "only one cycle was requested" and not never.timed_out
+        never.step == 10
+        and never.reason == "only one cycle was requested"
+        and not never.record()["cut_short"]
     )
 
 
@@ -207,7 +217,7 @@ def test_the_minutes_end_it_before_a_cycle_that_would_not_be_through_in_time():
 def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(seconds_a_step, steps):
     slow = {"steps": 100, "least_steps": 50, "minutes": 2.0, "seconds_a_step": seconds_a_step}
     found = fit_schedule([0.9, 0.8], **slow)
-    assert found.step == steps and found.timed_out
+    assert found.step == steps and found.record()["cut_short"]
     as_it_is = fit_schedule([0.9, 0.8], **slow | {"least_steps": 0})
     assert as_it_is.step == 100
 
@@ -215,7 +225,7 @@ def test_a_first_cycle_too_long_for_the_minutes_starts_again_where_it_may(second
 def test_without_held_out_clips_the_least_number_of_steps_is_taken_and_it_says_so():
     found = MelCodec(dataclasses.replace(CODEC, steps=2)).fit_schedule([])
     assert found.evaluate is None
-    while not found.done:
+    while not found.reason:
         found.advance(1.0, taken=True)
     assert found.step == 2 and "no held-out clips" in found.reason
 
@@ -228,14 +238,14 @@ def small(kind: str):
     if kind == "codec":
         codec = MelCodec(MelCodecConfig(**{**vars(CODEC), **length}))
         own = codec.fit_schedule(waves()[:4])
-        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", fit_schedule=own)
+        return codec, own, codec.fit(waves()[4:], "cpu", "fp32", own)
     config = RecognizerConfig(width=32, blocks=1, batch=4, **length)
     model = Recognizer(config, alphabet_of(texts))
     own = recognizer_schedule(model, list(zip(mels()[:4], texts[:4])))
     return (
         model,
         own,
-        train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", fit_schedule=own),
+        train_recognizer(model, mels()[4:], texts[4:], "cpu", "fp32", own),
     )
 
 

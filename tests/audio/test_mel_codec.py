@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from helpers import CODEC, RATE, manifest, speech, trained_codec, waves, world
+from helpers import CODEC, RATE, speech, trained_codec, waves, world
 from torch import Tensor
 
 from kit.audio.clip import load_wave, resampling_ratio
@@ -85,15 +85,6 @@ def test_the_context_is_how_far_a_code_has_effect(over, iters):
     assert before == at - context and at + context - 1 <= after <= at + context
 
 
-def test_beyond_the_context_a_code_changes_no_sample(codec):
-    codes = torch.randint(0, codec.vocab_size, (1, 60))
-    wave, at, other = codec.decode(codes), 30, codes.clone()
-    other[0, at] = (other[0, at] + 7) % codec.vocab_size
-    changed = (codec.decode(other) != wave).view(-1, PER_CODE).any(1).nonzero()[:, 0]
-    assert {at - 1, at, at + 1} <= set(changed.tolist())
-    assert (changed - at).abs().max() <= codec.context
-
-
 @pytest.mark.parametrize(("start", "end"), [(0, 30), (5, 45), (40, 70), (69, 70)])
 @pytest.mark.parametrize("sound", ["griffin_lim", "vocoder"])
 def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end, sound):
@@ -104,21 +95,6 @@ def test_a_part_with_context_sounds_as_in_the_whole(codec, start, end, sound):
     part = part[:, (start - first) * PER_CODE :][:, : (end - start) * PER_CODE]
     whole = codec.decode(codes)[:, start * PER_CODE : end * PER_CODE]
     assert torch.allclose(part, whole, atol=1e-5)
-
-
-def test_griffin_lim_finds_a_phase_for_real_speech(codec):
-    magnitude = codec.mel.magnitude(waves()[0][None])
-    again = codec.mel.magnitude(codec.griffin_lim(magnitude))
-    frames = min(magnitude.shape[-1], again.shape[-1])
-    error = (magnitude[..., :frames] - again[..., :frames]).norm() / magnitude.norm()
-    assert error < 0.35  # four iterations; a random phase alone leaves about 0.6
-
-
-def test_decoding_twice_gives_the_same_sound(codec):
-    codes = codec.encode(waves()[0][None])
-    torch.manual_seed(5)
-    first = codec.decode(codes)
-    assert torch.equal(first, codec.decode(codes))
 
 
 @pytest.mark.parametrize("levels", [(4, 3, 5), (2,), (8, 5, 5, 5), (2, 2, 3)])
@@ -185,7 +161,7 @@ def test_training_is_repeatable_and_ends_in_eval_mode():
     for _ in range(2):
         torch.manual_seed(1)
         codec = MelCodec(short)
-        found.append([loss for _, loss in codec.fit(waves(), "cpu", "fp32", seed=3)])
+        found.append([loss for _, loss in codec.fit(waves(), "cpu", "fp32")])
         assert not codec.training
     assert found[0] == found[1]
 
@@ -270,8 +246,8 @@ def test_states_change_the_sound_once_they_are_learnt_and_no_code(codec, sharpen
     assert torch.equal(stated.decode(codes, states=states), before)
 
     error = stated.decoder_error(clips)
-    steps = list(stated.finetune_decoder(clips, 30, "cpu"))
-    assert steps == [(step, 30) for step in range(1, 31)] and not stated.training
+    steps = list(stated.finetune_decoder(clips, 12, "cpu"))
+    assert steps == [(step, 12) for step in range(1, 13)] and not stated.training
     assert stated.decoder_error(clips) < error or sharpen_steps
     after = stated.decode(codes, states=states)
     assert not torch.equal(after, before) and torch.equal(codec.decode(codes), before)
@@ -299,20 +275,20 @@ def test_a_clip_shorter_than_a_stretch_and_its_edges_teach_too(codec):
 
 def test_a_vocoder_learns_the_sound_of_states_in_its_turn(codec):
     shape = dataclasses.replace(
-        codec.config, vocoder_steps=40, vocoder_width=24, vocoder_blocks=1, lr=2e-3
+        codec.config, vocoder_steps=15, vocoder_width=24, vocoder_blocks=1, batch=4
     )
     codec = MelCodec(shape)
     list(codec.train_vocoder(waves(), "cpu"))
     clips = stated_clips(codec)
     stated = codec.with_state_inputs(6)
     before = copy.deepcopy(stated)
-    steps = list(stated.finetune_decoder(clips, 40, "cpu"))
-    assert steps == [(step, 80) for step in range(1, 81)]
+    steps = list(stated.finetune_decoder(clips, 15, "cpu"))
+    assert steps == [(step, 30) for step in range(1, 31)]
 
     def error(vocoder: Vocoder) -> float:
         """Of the clips as `stated` decodes their states, through `vocoder`."""
         found = []
-        for clip in clips:
+        for clip in clips[:4]:
             magnitude = stated.log_magnitude_of(clip.codes[None], clip.states[None].float())
             made = vocoder(magnitude)[:, : len(clip.wave)]
             wave = clip.wave[None, : made.shape[1]]
@@ -462,14 +438,20 @@ def test_filters_are_torchaudios(rate, n_fft, mels):
     torch.testing.assert_close(filters(rate, n_fft, mels), wanted, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("over", [{"crop_frames": 47}, {"levels": (8, 1)}, {"hop_length": 300}])
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"crop_frames": 47},
+        {"levels": (8, 1)},
+        {"hop_length": 300},
+        {"vocoder_steps": -1},
+        {"vocoder_width": 0},
+        {"vocoder_blocks": 0},
+    ],
+)
 def test_settings_that_cannot_work_are_refused(over):
     with pytest.raises(KitError, match=f"CodecConfig.{next(iter(over))}"):
         MelCodecConfig(**over)
-
-
-def test_the_manifest_and_the_waves_agree():
-    assert [len(w) / RATE for w in waves()] == pytest.approx([r.seconds for r in manifest()])
 
 
 def test_a_clip_at_an_odd_rate_is_resampled_as_at_the_usual_one_beside_it(tmp_path):

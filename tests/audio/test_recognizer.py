@@ -9,16 +9,19 @@ import torch
 import torchaudio
 from helpers import manifest, mels, trained_codec, world
 
-from kit.audio.ctc_recognizer import (
+from kit.audio.recognizer import (
     Recognizer,
     RecognizerConfig,
+    alphabet_of,
+    cer,
     draw_batch,
+    edit_distance,
+    load_recognizer,
     pad_mels,
     save_recognizer,
     spec_augment,
     train_recognizer,
 )
-from kit.audio.recognizer import alphabet_of, cer, edit_distance, load_recognizer
 from kit.audio.spectrogram import MelConfig
 from kit.base.errors import KitError
 from kit.base.tensor_file import contents, file_bytes

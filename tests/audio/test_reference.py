@@ -8,8 +8,7 @@ from released_sound import spoken
 
 from kit.audio.reference import load_reference, reference_mels, require_reference
 from kit.audio.spectrogram import Mel
-from kit.base.errors import SpeechError
-from kit.base.notes import Note
+from kit.base.errors import Note, SpeechError
 
 RATE = 22_050
 
@@ -38,8 +37,8 @@ def test_channels_that_cancel_give_one_of_them_and_a_note(tmp_path):
 
 
 def test_a_long_one_is_used_from_its_beginning(tmp_path):
-    path = written(tmp_path / "long.wav", spoken(RATE * 5), RATE)
-    assert len(load_reference(path, RATE, longest_s=3)) == 3 * RATE
+    path = written(tmp_path / "long.wav", spoken(RATE * 32), RATE)
+    assert len(load_reference(path, RATE)) == 30 * RATE
 
 
 @pytest.mark.parametrize(
@@ -66,11 +65,11 @@ def test_a_file_that_is_none_names_itself(tmp_path):
         load_reference(path, RATE)
 
 
-def test_pieces_are_as_long_as_asked_for_and_a_short_rest_is_left_out():
-    mels = reference_mels(spoken(round(9.2 * RATE)), RATE, Mel(), piece_s=3.0)
-    assert [mel.shape for mel in mels] == [(80, 3 * RATE // 256 + 1)] * 3
-    mels = reference_mels(spoken(RATE * 9 + RATE // 2), RATE, Mel(), longest_s=6.5, piece_s=3.0)
-    assert [mel.shape[1] for mel in mels] == [259, 259, 44]
+def test_pieces_are_four_seconds_and_a_short_rest_is_left_out():
+    mels = reference_mels(spoken(round(12.2 * RATE)), RATE, Mel())
+    assert [mel.shape for mel in mels] == [(80, 4 * RATE // 256 + 1)] * 3
+    mels = reference_mels(spoken(RATE * 31), RATE, Mel())
+    assert [mel.shape[1] for mel in mels] == [345] * 7 + [173]
 
 
 def test_any_rate_is_resampled_to_the_front_ends():

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torchaudio
-from released_sound import spoken
+from released_sound import spoken, xtts_mels
 from released_xtts import random_dvae, random_sound, settings
 
 from kit.base.config import build
@@ -16,7 +16,6 @@ from kit.base.errors import KitError
 from kit.releases.xtts_v2.codec import (
     require_rates,
     xtts_dvae,
-    xtts_mels,
     xtts_speaker_encoder,
     xtts_vocoder,
 )
@@ -83,9 +82,9 @@ def test_a_window_longer_than_the_transform_is_reported():
     [
         (None, "it is missing"),
         (torch.ones(64), r"it is \(64,\)"),
-        (torch.zeros(80), "0 somewhere"),
+        (torch.zeros(80), "none of them 0"),
         (torch.ones(80, dtype=torch.long), r"it is \(80,\) of torch\.int64"),
-        (torch.full((80,), math.inf), "not finite"),
+        (torch.full((80,), math.inf), "mel_stats"),
     ],
 )
 def test_a_release_without_sound_stats_is_reported(stats, message):
@@ -187,23 +186,6 @@ def test_weight_normalisation_is_torchs():
     found = xtts_vocoder(tensors).ups[0]
     assert torch.allclose(found.weight, layer.weight, atol=1e-6)
     assert torch.equal(found.bias, layer.bias)
-
-
-def test_half_of_a_weight_is_reported():
-    name = f"{VOCODER}.ups.1.parametrizations.weight.original0"
-    tensors = random_sound()
-    length = tensors.pop(name)
-    with pytest.raises(KitError, match=r"missing: ups\.1\.weight; unknown: ups\.1\..*original1"):
-        xtts_vocoder(tensors)
-    cannot = r"ups\.1\.weight cannot be computed from norms"
-    with pytest.raises(KitError, match=rf"{cannot} \(1, 1, 1\), torch.float32, and directions"):
-        xtts_vocoder({**tensors, name: length[:1]})
-    with pytest.raises(KitError, match=rf"{cannot} \(8, 1, 1\), torch.int64, and directions"):
-        xtts_vocoder({**tensors, name: length.long()})
-    with pytest.raises(KitError, match=rf"{cannot} .* directions \(\), torch.float32: download"):
-        xtts_vocoder({**tensors, name: length, name.replace("0", "1"): torch.tensor(1.0)})
-    with pytest.raises(KitError, match=r"ups\.1\.weight is there twice"):
-        xtts_vocoder({**tensors, name: length, f"{VOCODER}.ups.1.weight": torch.ones(8, 4, 16)})
 
 
 def test_no_dvae_is_reported():

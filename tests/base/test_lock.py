@@ -13,7 +13,7 @@ import time
 import pytest
 
 from kit.base import lock as locks
-from kit.base.errors import DiskError, LockError
+from kit.base.errors import DiskError, KitError
 from kit.base.lock import Holder, held, read_holder
 
 
@@ -69,7 +69,7 @@ def test_a_second_one_gets_the_name_of_the_holder(path):
     process = start(hold, path, 60)
     wait_for(path)
     said = rf"run is in use: process {process.pid} on \S+ has been at training since 20\d\d-.*Stop"
-    with pytest.raises(LockError, match=said), held(path, "training", wait_s=0.1):
+    with pytest.raises(KitError, match=said), held(path, "training", wait_s=0.1):
         pass
     process.terminate()
     process.join()
@@ -132,7 +132,7 @@ def test_of_many_that_want_a_dead_ones_lock_one_gets_it_at_a_time(path):
 def test_another_machine_is_believed_until_its_signs_of_life_stop(path):
     write(path, stranger(locks.STALE_S - 60))
     said = rf"process 7 on elsewhere .*run again in (59|60) s.*Or delete .*{path.name}"
-    with pytest.raises(LockError, match=said), held(path, "training", wait_s=0):
+    with pytest.raises(KitError, match=said), held(path, "training", wait_s=0):
         pass
     write(path, stranger(locks.STALE_S + 1))
     with held(path, "training", wait_s=0):
@@ -152,7 +152,7 @@ def test_a_number_that_another_process_has_now_is_not_taken_for_the_holder(path)
 def test_a_torn_file_keeps_nobody_out_for_long(path, text):
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(LockError, match="just made"), held(path, "training", wait_s=0):
+    with pytest.raises(KitError, match="just made"), held(path, "training", wait_s=0):
         pass
     os.utime(path, (1, 1))
     with held(path, "training", wait_s=0):
@@ -163,7 +163,7 @@ def test_a_claim_of_one_killed_while_taking_over_keeps_nobody_out(path):
     write(path, stranger(locks.STALE_S + 1))
     claim = path.with_name(f"{path.name}.abcd")
     claim.touch()
-    with pytest.raises(LockError), held(path, "training", wait_s=0):
+    with pytest.raises(KitError), held(path, "training", wait_s=0):
         pass
     os.utime(claim, (1, 1))
     with held(path, "training", wait_s=5):
@@ -187,7 +187,7 @@ def test_one_that_slept_while_another_took_over_gets_an_error(path):
     with held(path, "training") as mine:
         mine.confirm()
         write(path, stranger(0))
-        with pytest.raises(LockError, match="process 7 on elsewhere"):
+        with pytest.raises(KitError, match="process 7 on elsewhere"):
             mine.confirm()
     assert read_holder(path).pid == 7  # what is another's is not removed
 
@@ -216,7 +216,7 @@ def test_a_second_thread_is_refused_and_an_abandoned_loop_is_not(path):
     thread = threading.Thread(target=hold, args=(path, 2))
     thread.start()
     wait_for(path)
-    with pytest.raises(LockError, match="this very notebook"), held(path, "training", wait_s=0):
+    with pytest.raises(KitError, match="this very notebook"), held(path, "training", wait_s=0):
         pass
     thread.join()
 

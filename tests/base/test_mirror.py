@@ -14,7 +14,7 @@ import pytest
 from paths import python_path
 
 from kit.base import lock, mirror
-from kit.base.errors import KitError, LockError
+from kit.base.errors import KitError
 from kit.base.mirror import Mirror, changes, stamps
 
 
@@ -307,7 +307,7 @@ def test_one_machine_at_a_time_trains(machine, monkeypatch, said):
     monkeypatch.setattr(mirror, "STALE_S", -39.0)  # it waits for a second
     with a.hold_shared_lock("training"):
         monkeypatch.setattr(lock, "machine", lambda: "another one")
-        with pytest.raises(LockError, match="has been at training"), b.hold_shared_lock("training"):
+        with pytest.raises(KitError, match="has been at training"), b.hold_shared_lock("training"):
             pass
         assert "Waiting" in said[0]
     with b.hold_shared_lock("training"):
@@ -325,6 +325,16 @@ def test_who_was_taken_over_keeps_nothing_any_more(machine, said):
         assert not a.keep()
     assert "has been at training" in said[0]
     assert texts(a.kept) == {"weights": ""}
+
+
+def test_who_finds_another_process_copying_leaves_it_to_that(machine, monkeypatch, said):
+    a = machine()
+    write(a.folder, weights="")
+    with lock.held(a.folder / ".mirror.lock", "copying"):
+        monkeypatch.setattr(lock, "machine", lambda: "another one")
+        assert not a.copy() and not a.keep()
+        assert said == [] and stamps(a.kept) == {}
+    assert a.keep() and texts(a.kept) == {"weights": ""}
 
 
 def test_a_drive_that_takes_no_lock_stops_nobody(machine, monkeypatch, said):

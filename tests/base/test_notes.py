@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 
-from kit.base.notes import Note, show_plain_notes
+from kit.base.errors import Note, show_plain_notes
 
 LEARNT = """
 import warnings
-from kit.base.notes import show_plain_notes
+from kit.base.errors import show_plain_notes
 from kit.text.normalize import normalize
 show_plain_notes()
 normalize("Привет", "ru")

@@ -15,8 +15,8 @@ import soundfile
 from helpers import RATE, speech
 
 from kit.base.errors import KitError
+from kit.base.formatting import figure_text, flat, grid_html, report_page, text_grid, text_table
 from kit.base.run import Run, git_state, open_run
-from kit.base.tables import figure_text, flat, grid_html, report_page, text_grid, text_table
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from kit.base.config import MAX_DEPTH, checked, parse_object
 from kit.base.errors import KitError
-from kit.base.schema import MAX_DEPTH, checked, parse_object
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import pytest
 from shared_work import PretendedGroup
 
-from kit.base.work_group import SINGLE_PROCESS
+from kit.base.processes import SINGLE_PROCESS
 
 CLIPS = [f"/recordings/{number}.wav" for number in range(4000)]
 

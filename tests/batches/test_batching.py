@@ -151,7 +151,7 @@ def test_padding_is_counted_as_the_grids_have_it():
     "wrong, said",
     [
         ({"effective_batch": 12, "micro_batch": 5}, r"micro_batch = 5: must divide .*\(12\)"),
-        ({"micro_batch": 0}, "micro_batch = 0: must be at least 1"),
+        ({"micro_batch": 0}, "micro_batch = 0: must be 1 or more"),
         ({"sort_window": 0}, "sort_window = 0"),
         ({"effective_tokens": -1}, "effective_tokens = -1"),
         ({"max_cache_gib": 0.0}, "max_cache_gib"),

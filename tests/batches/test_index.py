@@ -10,11 +10,12 @@ from helpers import code_cache, code_index, made_cache
 from made_index import CLIPS, HELD_OUT, SPEAKER_ROWS, made_index
 
 from kit.base.errors import DamagedFileError
+from kit.base.tensor_file import pack_tensors
 from kit.batches import code_shards, columns
 from kit.batches.batching import DataConfig
-from kit.batches.cache_files import as_bytes, load_tensors, pack_tensors
 from kit.batches.code_cache import CodeCache, longest_text, reference_rows, slowest_pace
 from kit.batches.code_stream import CodeStream
+from kit.batches.columns import as_bytes, load_tensors
 
 
 def parts_only(parts, position):

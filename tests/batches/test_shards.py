@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from kit.base.errors import DamagedFileError
-from kit.batches.cache_files import claimed, load_tensors, make_room, pack_tensors, touch
+from kit.base.tensor_file import pack_tensors
+from kit.batches.code_shards import claimed, make_room, touch
+from kit.batches.columns import load_tensors
 
 TENSORS = {
     "turned": np.arange(12, dtype=np.float16).reshape(3, 4).T,

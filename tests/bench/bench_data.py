@@ -27,9 +27,8 @@ import soundfile
 from kit.audio.clip import measure_clip
 from kit.base.files import write_atomic
 from kit.batches.batching import DataConfig, padding_waste
-from kit.streams.csv import Table
 from kit.streams.json_array import JsonArray
-from kit.streams.lines import JsonLines, TextLines
+from kit.streams.lines import JsonLines, Table, TextLines
 from kit.streams.stream import StreamConfig
 
 SHUFFLED = StreamConfig(shuffle=True)

@@ -16,8 +16,8 @@ from gpu_setting import Setting, limit_row, note_row, seconds, spread, timed, wa
 from infer_calls import PROMPT, gpt2, greedy, random_model, request
 from rows import result
 
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.audio.mel_codec import MelCodec, MelCodecConfig
+from kit.audio.recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.inference.compare_formats import RecordedExample, linear_bytes, teacher_forced_logits
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import decode

@@ -30,6 +30,7 @@ from rows import result
 from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from kit.base.config import build, load_preset
 from kit.base.hardware import (
@@ -41,8 +42,8 @@ from kit.base.hardware import (
     silence_profiler,
 )
 from kit.batches.batching import DataConfig
-from kit.model.gpt import Attention
-from kit.model.sequence import GPTConfig
+from kit.model.gpt import HEAD_ROWS, Attention, SpeechGPT
+from kit.model.sequence import GPTConfig, pack
 from kit.notebook.style import GIB
 from kit.training import checkpoint
 from kit.training.config import TrainConfig
@@ -50,9 +51,8 @@ from kit.training.loop import train
 from kit.training.micro_batches import pin, prefetched
 from kit.training.switches import SpeedConfig
 from kit.training.trainer import Trainer
-from kit.tuning.model_flops import training_flops
 from kit.tuning.preflight import Workload, trial_peak
-from kit.tuning.trial_results import Trial, compare
+from kit.tuning.recommend import Trial, compare
 from kit.tuning.trials import (
     Task,
     TrialConfig,
@@ -431,10 +431,16 @@ def thirds(step_seconds: list[float]) -> list[float]:
 
 
 def flops_a_step(task: Task) -> float:
-    """Floating-point operations that the model itself needs for a step of usual rows."""
-    frames = task.data.reference_frames
-    each = [training_flops(task.model, text, codes, frames) for text, codes in task.rows]
-    return statistics.fmean(each) * task.data.effective_batch
+    """Floating-point operations that the model needs for a step of rows of mean length."""
+    text, codes = (round(statistics.fmean(lengths)) for lengths in zip(*task.rows))
+    with torch.device("meta"):  # PyTorch counts without computing
+        model = SpeechGPT(task.model)
+    cond = torch.randn(HEAD_ROWS, task.model.n_mels, task.data.reference_frames)
+    texts = [[1] * text] * HEAD_ROWS
+    batch = pack(task.model, texts, [[1] * codes] * HEAD_ROWS, cond).to("meta")
+    with FlopCounterMode(display=False) as counter:
+        sum(model(batch)).backward()
+    return counter.get_total_flops() / HEAD_ROWS * task.data.effective_batch
 
 
 def peer_step_rows(setting: Setting) -> Iterator[dict]:

@@ -120,18 +120,20 @@ def _answers(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator:
-    """A headless Chromium with a profile of its own."""
+def browser(*flags: str) -> Iterator:
+    """A headless Chromium with a profile of its own, and `flags` more."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        for flag in (*FLAGS, *flags, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
         driver.set_script_timeout(60)
+        # Else JupyterLab, in a window that never has the focus, has no current notebook.
+        driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         resize(driver, HEIGHT_PX)
         try:
             yield driver

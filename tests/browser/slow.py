@@ -3,13 +3,15 @@
 import io
 import math
 import random
+import threading
 import time
 import wave
 from array import array
 from pathlib import Path
 
 from kit.training.config import StepEvent
-from kit.training.logs import jsonl_log
+from kit.training.launch import STOP
+from kit.training.logs import jsonl_log, read_log
 from kit.training.switches import LABELS, Switch
 
 REASONS = {
@@ -27,24 +29,46 @@ SWITCHES = [
 
 
 class SlowTrainer:
-    """Lasts too long to end by itself; stopped, it runs for a few more steps. Its loss falls."""
+    """A pretended `TrainingProcess` that lasts too long to end by itself. Its loss falls.
+
+    Stopped and started again, it runs for a few more steps.
+    """
 
     def __init__(self, log, steps=4000, steps_more=40, pause_s=0.05):
-        self.steps, self.steps_more, self.pause_s = steps, steps_more, pause_s
-        self.done, self.log = 0, jsonl_log(Path(log))
+        self.log, self.steps, self.steps_more, self.pause_s = Path(log), steps, steps_more, pause_s
+        self.done, self.seen, self.requests, self.thread = 0, 0, [], None
 
-    def __call__(self, values, stop):
+    def start(self, values: dict) -> None:
+        self.requests.clear()
+        self.thread = threading.Thread(target=self._train, daemon=True)
+        self.thread.start()
+
+    def _train(self) -> None:
+        write = jsonl_log(self.log)
         resumed = f"resumed from step {self.done}" if self.done else ""
         if self.done:
             self.steps = self.done + self.steps_more
         for step in range(self.done + 1, self.steps + 1):
             time.sleep(self.pause_s)
-            event = self._event(step, resumed)
+            write(self._event(step, resumed))
             self.done, resumed = step, ""
-            self.log(event)
-            yield event
-            if stop.is_set():
+            if STOP in self.requests:
                 return
+
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def request(self, what: str) -> None:
+        self.requests.append(what)
+
+    def new_rows(self) -> list[dict]:
+        rows = read_log(self.log)[self.seen :]
+        self.seen += len(rows)
+        return rows
+
+    def error(self) -> None:
+        return None
 
     def _event(self, step: int, note: str) -> StepEvent:
         share, noise = step / self.steps, random.Random(step).gauss(0, 0.12)

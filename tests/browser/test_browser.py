@@ -1,5 +1,6 @@
 """The notebooks in a real JupyterLab and Chromium: what a person sees and presses."""
 
+import base64
 import os
 import re
 import shutil
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import lab as web
 import nbformat
+import numpy as np
 import pytest
+import soundfile
+from helpers import speech
 from published import hub_with_a_release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,13 +26,43 @@ from slow import SWITCHES, SlowTrainer, tone
 from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.panel.train_panel import TrainPanel
 trainer = SlowTrainer({log!r})
-panel = TrainPanel(SWITCHES, trainer, {log!r}, numbers={{"grad_accum": 4}})
+panel = TrainPanel(trainer, trainer.start, SWITCHES, {{"grad_accum": 4}}, countdown_s=None)
 """
+RECORDER = """
+from pathlib import Path
+from kit.notebook.panel.recorder_panel import RecorderPanel
+from kit.recipes.record import RecordingFolder
+RecorderPanel(RecordingFolder(Path({folder!r}), "en", count=3)).run()
+"""
+UPLOAD = """
+from functools import partial
+from pathlib import Path
+from kit.notebook.panel.upload_panel import UploadPanel
+from kit.recipes.record import describe_folder, receive
+folder = Path({folder!r})
+UploadPanel(folder, partial(receive, folder), describe_folder).run()
+"""
+# Files into the hidden input of a FileUpload, which a dialog of the system would choose.
+CHOOSE = """HTMLInputElement.prototype.click = function() {
+    const files = new DataTransfer();
+    for (const name of ["one.wav", "two.wav"]) files.items.add(new File(["sound"], name));
+    this.files = files.files;
+    this.dispatchEvent(new Event("change"));
+}"""
+# From now on the page is Colab's: it puts the parts of a recording into `window.parts`.
+COLAB = """window.parts = []; window.google = {colab: {kernel: {
+    invokeFunction: async (name, [part, last]) => { window.parts.push(part, last); }}}}"""
 
 
 @pytest.fixture(scope="module")
-def driver():
-    with web.browser() as driver:
+def driver(tmp_path_factory):
+    """A browser whose microphone has two seconds of speech, then silence."""
+    path = tmp_path_factory.mktemp("microphone") / "voice.wav"
+    syllable = np.concatenate([speech(0.4, 48_000), np.zeros(5_000)])
+    wave = np.concatenate([np.zeros(40_000), np.tile(syllable, 5), np.zeros(10**6)])
+    soundfile.write(path, wave + np.random.default_rng(0).normal(0, 1e-4, len(wave)), 48_000)
+    microphone = ("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream")
+    with web.browser(*microphone, f"--use-file-for-fake-audio-capture={path}") as driver:
         yield driver
 
 
@@ -118,16 +152,6 @@ def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel)
     assert not any(cell["errors"] for cell in web.wait_idle(driver))
 
 
-def test_in_a_cell_that_keeps_running_the_buttons_work(driver, start_panel):
-    """Colab's way, forced; the next cell must wait for the run and not start inside it."""
-    start_panel("panel.run('cell')", "print('after', trainer.done)")
-    drive(driver, "cell")
-    cells = web.wait_idle(driver)
-    assert not any(cell["errors"] for cell in cells)
-    assert cells[2]["text"] == f"after {step(driver)}\n"
-    assert web.button(driver, "Start") is None and "Run this cell again" in status(driver)
-
-
 def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel):
     show = "SpeakPanel(tone, 'ሰላም ለዓለም፡ እንዴት ናችሁ?', {'voice': ['s0', 's1']}).run()"
     start_panel(show)
@@ -142,6 +166,56 @@ def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel)
     web.press(driver, "Speak")
     web.wait(lambda: "There is nothing to speak" in status(driver), "the sentence")
     web.screenshot(driver, "speak-2-refused", ".jp-OutputArea-output .widget-vbox")
+
+
+def hint(driver) -> str:
+    return web.text_of(driver, "[class*=kit-hint-]")
+
+
+def record(driver, seconds: int) -> None:
+    """Press Record, and Stop after `seconds`."""
+    web.press(driver, "Record")
+    web.wait(lambda: hint(driver).startswith(f"{seconds}."), f"{seconds} s of recording")
+    web.press(driver, "Stop")
+
+
+def test_the_recorder_saves_what_is_good_and_explains_what_is_not(driver, start_panel, folder):
+    into = folder / "recorded"
+    start_panel(RECORDER.format(folder=into.name))  # a longer line would be too wide
+    record(driver, 4)
+    web.wait(lambda: "Saved" in status(driver), "the next sentence")
+    (wav,) = into.glob("wavs/*.wav")
+    wave, rate_hz = soundfile.read(wav)
+    assert rate_hz == 48_000 and 3 < len(wave) / rate_hz < 6
+    assert np.abs(wave).max() == pytest.approx(0.5, abs=0.01), "nothing changed its level"
+    assert f"{wav.stem}|" in (into / "metadata.csv").read_text("utf-8")
+    assert driver.execute_script("return document.querySelector('audio')?.duration") > 3
+    web.screenshot(driver, "record-1-saved", ".jp-OutputArea-output .widget-vbox")
+    record(driver, 1)
+    web.wait(lambda: "Silent" in status(driver), "what is wrong")
+    assert len(list(into.glob("wavs/*.wav"))) == 1
+    web.screenshot(driver, "record-2-silent", ".jp-OutputArea-output .widget-vbox")
+    assert not web.complaints(driver, "record")
+
+
+def test_on_colab_the_recorder_sends_parts_to_a_callback(driver, start_panel, tmp_path):
+    shown = f"from IPython.display import Javascript, display\ndisplay(Javascript({COLAB!r}))"
+    start_panel(shown, RECORDER.format(folder=str(tmp_path)))
+    record(driver, 4)
+    web.wait(lambda: (driver.execute_script("return parts") or [0])[-1] is True, "the last part")
+    texts = driver.execute_script("return parts.filter(part => typeof part === 'string')")
+    assert len(texts) > 1 and base64.b64decode("".join(texts)).startswith(b"RIFF")
+
+
+def test_files_are_uploaded(driver, start_panel, tmp_path):
+    start_panel(UPLOAD.format(folder=str(tmp_path)))
+    button = ".widget-upload"
+    web.show(driver, button)
+    driver.execute_script(CHOOSE)
+    driver.find_element("css selector", button).click()
+    web.wait(lambda: "2 recordings and no texts" in status(driver), "the files")
+    assert (tmp_path / "two.wav").read_text() == "sound"
+    web.screenshot(driver, "upload", ".jp-OutputArea-output .widget-vbox")
 
 
 def test_a_reloaded_tab_finds_its_panel_and_the_run(driver, start_panel):

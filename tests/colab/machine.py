@@ -122,8 +122,8 @@ class Machine:
     ) -> str:
         """Run the notebook `name` from the top; returns what it said.
 
-        `press` is a button to click as soon as it is there. Raises CellError where a cell fails,
-        and Killed once `kill_when` was true.
+        `press` is how a button begins that is clicked as soon as it is there. Raises CellError
+        where a cell fails, and Killed once `kill_when` was true.
         """
         notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
         for cell in notebook.cells:
@@ -173,8 +173,8 @@ class Machine:
             state = content["data"].get("state", {})
             if state.get("_model_name") == "ButtonModel":
                 self.buttons[state.get("description", "")] = content["comm_id"]
-                if press and state.get("description") == press:
-                    self.click(press)
+                if press and state.get("description", "").startswith(press):
+                    self.click(state["description"])
         return kind == "status" and content["execution_state"] == "idle"
 
     def click(self, button: str) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers import until
 from machine import CellError, Killed, Machine, environment, report, snapshot
 from published import hub_with_a_release
 
@@ -104,7 +105,9 @@ def test_03_judges_the_voice_on_a_machine_without_the_recordings(colab, drive):
 
 def test_04_speaks(colab, drive):
     with colab(drive, "slow") as machine:
-        machine.run_all("04_inference", RUN=RUN)
+        machine.run_all("04_inference", RUN=RUN, press="Download")
+        downloads = machine.place / "home" / "Downloads"
+        assert [path.name for path in downloads.iterdir()] == [f"{RUN}.zip"]
     assert "real_time_factor" in report(drive, RUN)["infer"] and kept(drive, "export", "*")
 
 
@@ -116,7 +119,12 @@ def test_05_measures_and_leaves_the_switches_on_drive(colab, drive):
 
 def test_06_more_data(colab, drive):
     with colab(drive, "slow") as machine:
-        machine.run_all("06_more_data", RUN=RUN)
+        machine.run_all("06_more_data", RUN=RUN, press="Upload")
+        machine.execute(
+            "from google.colab import output\nprint(*output.CALLBACKS)", allow_stdin=True
+        )
+        assert "kit.record." in machine.said
+        until(lambda: kept(drive, "uploads", "me.wav"))  # copied in the background
 
 
 def test_07_starts_from_a_published_voice_and_resumes_where_a_killed_machine_was(colab, drive):

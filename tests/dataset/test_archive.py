@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.base.errors import DatasetError, DiskError, KitError, LockError
+from kit.base.errors import DatasetError, DiskError, KitError
 from kit.base.hardware import peak_resident_bytes
 from kit.dataset.archive import ArchiveConfig, unpack
 
@@ -435,7 +435,7 @@ def test_one_whose_work_another_took_over_leaves_no_half_folder(tmp_path):
             other = {"machine": "elsewhere", "pid": 7, "token": "abcd", "beat_s": time.time()}
             (into / ".many.lock").write_text(json.dumps(other))
 
-    with pytest.raises(LockError, match="process 7 on elsewhere"):
+    with pytest.raises(KitError, match="process 7 on elsewhere"):
         unpack(archive, into, CONFIG, taken_over)
     assert not (into / "many").exists()
 

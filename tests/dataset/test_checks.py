@@ -174,8 +174,8 @@ def test_warnings_keep_the_row():
 
 def test_letters_that_hardly_any_text_has_are_reported():
     rows = [*many(999), row(999, "ሰላም ጷ")]
-    found = [w for w in judged(rows)[2] if w.kind == "rare letter"]
-    assert [w.id for w in found] == ["c999"] and found[0].reason.endswith("ጷ")
+    result = [w for w in judged(rows)[2] if w.kind == "rare letter"]
+    assert [w.id for w in result] == ["c999"] and result[0].reason.endswith("ጷ")
 
 
 def test_floats_somewhat_beyond_full_scale_are_kept_with_a_word():

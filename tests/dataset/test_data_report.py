@@ -36,25 +36,25 @@ def test_every_kind_has_a_fix_and_a_row_may_bring_its_own():
 
 
 def test_clips_of_unknown_length_count_as_average_ones():
-    found = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
-    assert (found.kept_s, found.lost_s) == (36, 8)
-    assert found.lost_percent == pytest.approx(100 * 8 / 44)
+    result = book(kept(18), [finding(1, "missing"), finding(2, "silent", seconds=6.0)])
+    assert (result.kept_s, result.lost_s) == (36, 8)
+    assert result.lost_percent == pytest.approx(100 * 8 / 44)
 
 
 def test_too_much_refused_stops_with_reasons_and_fix(tmp_path):
-    found = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
+    result = book(kept(18), [finding(1, "missing"), finding(2, "missing")])
     message = (
         r"10\.0 % .*limit 5 %\): 2 rows\n  .*csv:1 r1: why; put .*\n(.*\n)+.*rejected_percent=10"
     )
     with pytest.raises(DatasetError, match=message):
-        found.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
-    found.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
+        result.require_usable(ManifestConfig(), tmp_path / "ledger.jsonl")
+    result.require_usable(ManifestConfig(max_rejected_percent=10.1), tmp_path)
 
 
 def test_a_message_names_the_first_refused_rows_and_counts_the_rest(tmp_path):
-    found = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
+    result = book(kept(2), [finding(line, "silent", seconds=line) for line in range(1, 21)])
     with pytest.raises(DatasetError) as caught:
-        found.require_usable(ManifestConfig(), tmp_path)
+        result.require_usable(ManifestConfig(), tmp_path)
     assert str(caught.value).splitlines()[1].startswith("  metadata.csv:20 ")
     assert "csv:12 " not in str(caught.value) and "\n  and 12 more" in str(caught.value)
 
@@ -66,13 +66,15 @@ def test_nothing_to_train_on_is_reported(tmp_path):
 
 
 def test_the_summary_puts_the_costliest_kind_first():
-    found = [finding(1, "silent", 1), finding(2, "clipped", 5), finding(3, "silent", 2)]
-    assert list(by_kind(found).items()) == [("clipped", (1, 5)), ("silent", (2, 3))]
+    result = [finding(1, "silent", 1), finding(2, "clipped", 5), finding(3, "silent", 2)]
+    assert list(by_kind(result).items()) == [("clipped", (1, 5)), ("silent", (2, 3))]
     assert by_kind([]) == {}
 
 
 def test_the_table_shows_the_worst_first_and_counts_the_rest():
-    head, first, *others = findings_table([finding(i, "silent", i) for i in range(1, 31)], most=5)
+    head, first, *others = findings_table(
+        [finding(i, "silent", i) for i in range(1, 31)], max_rows=5
+    )
     assert head[0] == "where" and first[:3] == ("metadata.csv:30", "r30", "30.0")
     assert len(others) == 5 and others[-1][0] == "and 25 more"
 

@@ -48,8 +48,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_rows_become_an_ljspeech_folder(tmp_path):
     reported = []
     folder = from_huggingface(rows(5), tmp_path / "out", CONFIG, lambda *now: reported.append(now))
-    found = read_dataset(folder, ManifestConfig())
-    assert len(found.rows) == 5 and not found.refused
+    result = read_dataset(folder, ManifestConfig())
+    assert len(result.rows) == 5 and not result.refused
     assert [row[0] for row in table(folder)] == [f"{i:08d}" for i in range(5)]
     assert reported[-1] == (5, 5) and reported[0] == (1, 5)
     wave, rate = soundfile.read(folder / "wavs/00000003.wav", dtype="int16")
@@ -94,8 +94,8 @@ def test_decoded_audio_is_taken_too(tmp_path, shape):
     }[shape]
     row = {"audio": {"array": array, "sampling_rate": RATE, "path": "x"}, "text": "ሰላም"}
     folder = from_huggingface([row], tmp_path / "out", CONFIG)
-    found, rate = soundfile.read(folder / "wavs/00000000.wav")
-    assert rate == RATE and np.abs(found - wave).max() < 1e-3
+    result, rate = soundfile.read(folder / "wavs/00000000.wav")
+    assert rate == RATE and np.abs(result - wave).max() < 1e-3
 
 
 def bomb() -> bytes:
@@ -309,8 +309,8 @@ def test_a_local_parquet_dataset_streams_through_the_library(tmp_path):
     stream = open_huggingface(str(tmp_path / "hub"), None, "train")
     from_huggingface(stream, tmp_path / "out", HubConfig(save_every=5))
     assert [row[1] for row in table(tmp_path / "out")] == columns["sentence"]
-    found = read_dataset(tmp_path / "out", ManifestConfig())
-    assert len(found.rows) == 12 and not found.refused
+    result = read_dataset(tmp_path / "out", ManifestConfig())
+    assert len(result.rows) == 12 and not result.refused
     with pytest.raises(DatasetError, match="cannot be opened"):
         open_huggingface(str(tmp_path / "nowhere"), None, "train")
 

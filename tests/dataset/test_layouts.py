@@ -12,6 +12,7 @@ from clips import TEXT
 from helpers import dataset, in_time, speech
 
 from kit.base.errors import DatasetError
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import Finding, ManifestConfig
 from kit.dataset.layouts import read_dataset
 from kit.streams.stream import is_held_out
@@ -22,8 +23,8 @@ HEADER = "client_id\tpath\tsentence\tup_votes\n"
 
 def noted(tmp_path, table: str | bytes) -> tuple[dict, list[Finding]]:
     """Texts by id that are kept of `table`, and what is refused; there is one recording, `a`."""
-    found = read_dataset(dataset(tmp_path, table, {"a": speech()}), LOOSE)
-    return {row.id: row.text for row in found.rows}, found.refused
+    result = read_dataset(dataset(tmp_path, table, {"a": speech()}), LOOSE)
+    return {row.id: row.text for row in result.rows}, result.refused
 
 
 def common_voice(folder, **tables: str | bytes):
@@ -74,6 +75,13 @@ def test_every_unusable_row_names_table_line_and_fix(tmp_path, kind):
     assert (refused[0].file, refused[0].line) == ("metadata.csv", 1) and refused[0].cure
 
 
+def test_an_id_that_is_not_utf_8_can_be_written_to_the_report(tmp_path):
+    table = f"a|{TEXT}\n".encode() + b"caf\xe9|x y\n"
+    report = check_dataset(dataset(tmp_path, table, {"a": speech()}), LOOSE, tmp_path / "run")
+    assert [finding.id for finding in report.refused] == ["caf?"]
+    assert "caf?" in (tmp_path / "run/ledger.jsonl").read_text(encoding="utf-8")
+
+
 def test_five_columns_that_say_nothing_are_asked_about(tmp_path):
     with pytest.raises(DatasetError, match=r"a \| ሰላም \| ሰላም \| v \| more(.*\n)*.*COLUMNS = "):
         noted(tmp_path, "a|ሰላም|ሰላም|v|more\n")
@@ -109,9 +117,9 @@ def test_harmless_variations_are_read(tmp_path, table):
 
 def test_quotes_and_odd_line_separators_do_not_merge_rows(tmp_path):
     lines = ['a|"ሰላም', "b|ሰላም\u2028ለሁሉ\u0085ሰው", "c|ሰላም\x0bለሁሉ", "d|ሰላም\rለሁሉ"]
-    found = read_dataset(dataset(tmp_path, "\n".join(lines), {n: speech() for n in "abcd"}), LOOSE)
-    assert [(r.id, r.line) for r in found.rows] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
-    assert not found.refused
+    result = read_dataset(dataset(tmp_path, "\n".join(lines), {n: speech() for n in "abcd"}), LOOSE)
+    assert [(r.id, r.line) for r in result.rows] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert not result.refused
 
 
 def test_ids_keep_their_zeros_and_words_like_na(tmp_path):
@@ -145,9 +153,9 @@ def test_splits_come_from_the_names_of_the_tables(tmp_path):
     folder = dataset(tmp_path, f"a|{TEXT}\n", {n: speech() for n in "abc"})
     (folder / "metadata_test-clean.csv").write_text(f"b|{TEXT}\n", encoding="utf-8")
     (folder / "metadata_dev.csv").write_text(f"c|{TEXT}\n", encoding="utf-8")
-    found = read_dataset(folder, ManifestConfig(held_out_percent=100))
+    result = read_dataset(folder, ManifestConfig(held_out_percent=100))
     splits = {"a": "train", "b": "test-clean", "c": "held_out"}
-    assert {row.id: row.split for row in found.rows} == splits
+    assert {row.id: row.split for row in result.rows} == splits
     (alone,) = read_dataset(folder / "metadata_dev.csv", LOOSE).rows
     assert alone.id == "c"
 
@@ -157,23 +165,23 @@ def test_splits_come_from_the_names_of_the_tables(tmp_path):
 
 def test_a_common_voice_folder(tmp_path):
     rows = f'cafe{"0" * 124}\ta.mp3\t"ሰላም" ለሁሉ ሰው\t2\nbeef{"1" * 124}\tb.mp3\t{TEXT}\t2\n'
-    found = read_dataset(common_voice(tmp_path, validated=HEADER + rows), LOOSE)
-    assert found.layout == "Common Voice: validated.tsv" and not found.refused
-    assert [(r.id, r.text, r.line, r.split) for r in found.rows] == [
+    result = read_dataset(common_voice(tmp_path, validated=HEADER + rows), LOOSE)
+    assert result.layout == "Common Voice: validated.tsv" and not result.refused
+    assert [(r.id, r.text, r.line, r.split) for r in result.rows] == [
         ("a", TEXT, 2, "train"),
         ("b", TEXT, 3, "train"),
     ]
-    assert [row.speaker for row in found.rows] == ["cafe00000000", "beef11111111"]
-    assert found.rows[0].audio == str(tmp_path / "clips" / "a.mp3")
+    assert [row.speaker for row in result.rows] == ["cafe00000000", "beef11111111"]
+    assert result.rows[0].audio == str(tmp_path / "clips" / "a.mp3")
 
 
 def test_common_voice_splits_are_kept_and_a_table_can_be_asked_for(tmp_path):
     row = lambda name: f"{HEADER}x\t{name}.mp3\t{TEXT}\t1\n"  # noqa: E731
     tables = {"train": "a", "dev": "b", "test": "c", "validated": "d"}
     folder = common_voice(tmp_path, **{name: row(clip) for name, clip in tables.items()})
-    found = read_dataset(folder, ManifestConfig(held_out_percent=100))
-    assert {r.id: r.split for r in found.rows} == {"a": "train", "b": "held_out", "c": "test"}
-    assert found.layout == "Common Voice: train.tsv, dev.tsv, test.tsv"
+    result = read_dataset(folder, ManifestConfig(held_out_percent=100))
+    assert {r.id: r.split for r in result.rows} == {"a": "train", "b": "held_out", "c": "test"}
+    assert result.layout == "Common Voice: train.tsv, dev.tsv, test.tsv"
     assert [r.id for r in read_dataset(folder / "validated.tsv", LOOSE).rows] == ["d"]
 
 
@@ -195,9 +203,9 @@ def test_every_unusable_common_voice_row(tmp_path, kind):
     bad, words = CV_ROWS[kind]
     bad = bad.encode() if isinstance(bad, str) else bad
     table = b"\xef\xbb\xbf" + HEADER.encode() + bad + f"x\tb.mp3\t{TEXT}\t1\r\n".encode()
-    found = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
-    assert [row.id for row in found.rows] == ["b"]
-    (refusal,) = found.refused
+    result = read_dataset(common_voice(tmp_path, validated=table), LOOSE)
+    assert [row.id for row in result.rows] == ["b"]
+    (refusal,) = result.refused
     assert words in refusal.reason and (refusal.file, refusal.line) == ("validated.tsv", 2)
     assert refusal.cure
 
@@ -220,11 +228,11 @@ def test_a_table_in_utf_16_says_how_to_save_it(tmp_path):
 @pytest.mark.parametrize("key", ["audio", "audio_filepath", "path"])
 def test_a_jsonl_manifest(tmp_path, key):
     record = {key: "a.wav", "text": TEXT, "speaker": "v", "id": 7, "split": "validation"}
-    found = read_dataset(jsonl(tmp_path, record), LOOSE)
-    (row,) = found.rows
+    result = read_dataset(jsonl(tmp_path, record), LOOSE)
+    (row,) = result.rows
     assert (row.id, row.speaker, row.split, row.line) == ("7", "v", "held_out", 1)
-    assert found.layout == "JSONL: manifest.jsonl" and row.audio == str(tmp_path / "a.wav")
-    assert read_dataset(tmp_path / "manifest.jsonl", LOOSE) == found
+    assert result.layout == "JSONL: manifest.jsonl" and row.audio == str(tmp_path / "a.wav")
+    assert read_dataset(tmp_path / "manifest.jsonl", LOOSE) == result
 
 
 def test_a_jsonl_needs_no_more_than_audio_and_text(tmp_path):
@@ -260,9 +268,9 @@ JSON_ROWS = {
 @pytest.mark.parametrize("kind", JSON_ROWS)
 def test_every_unusable_json_line(tmp_path, kind):
     bad, words = JSON_ROWS[kind]
-    found = read_dataset(jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, b"", bad), LOOSE)
-    assert [row.id for row in found.rows] == ["a"]
-    (refusal,) = found.refused
+    result = read_dataset(jsonl(tmp_path, {"audio": "a.wav", "text": TEXT}, b"", bad), LOOSE)
+    assert [row.id for row in result.rows] == ["a"]
+    (refusal,) = result.refused
     assert words in refusal.reason and (refusal.file, refusal.line) == ("manifest.jsonl", 3)
     assert refusal.cure
 
@@ -304,7 +312,7 @@ def test_a_json_array_is_read_like_lines(tmp_path):
 @pytest.mark.parametrize("kind", ["missing", "empty", "file", "no wavs", "no table", "no clips"])
 def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, kind):
     folder = tmp_path / "mine"
-    found = {
+    content = {
         "missing": "no such file or folder",
         "empty": "an empty folder",
         "file": "a file mine",
@@ -317,10 +325,12 @@ def test_a_folder_that_is_no_dataset_says_what_was_expected_and_found(tmp_path, 
     elif kind != "missing":
         folder.mkdir()
     if kind in ("no wavs", "no clips"):
-        (folder / found).write_text("a|b\n")
+        (folder / content).write_text("a|b\n")
     if kind == "no table":
         (folder / "wavs").mkdir()
-    with pytest.raises(DatasetError, match=rf"mine is not a dataset .* expected .* found {found}"):
+    with pytest.raises(
+        DatasetError, match=rf"mine is not a dataset .* expected .* found {content}"
+    ):
         read_dataset(folder, LOOSE)
 
 
@@ -336,8 +346,8 @@ def test_a_dataset_without_a_held_out_split_gets_one(tmp_path):
     table = "".join(f"c{i}|{TEXT}\n" for i in range(40))
     folder = dataset(tmp_path, table, {f"c{i}": speech(0.01) for i in range(40)})
     shutil.move(folder / "metadata.csv", folder / "metadata_train.csv")
-    found = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
-    assert {r.id for r in found if r.split == "held_out"} == {
+    result = read_dataset(folder, ManifestConfig(held_out_percent=20)).rows
+    assert {r.id for r in result if r.split == "held_out"} == {
         f"c{i}" for i in range(40) if is_held_out(f"c{i}", 20)
     }
 
@@ -347,8 +357,8 @@ def test_of_few_recordings_some_are_held_out(tmp_path, rows, wanted):
     names = [f"a{i}" for i in range(rows)]
     table = "".join(f"{name}|{TEXT}\n" for name in names)
     folder = dataset(tmp_path, table, {name: speech(0.01) for name in names})
-    found = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
-    assert len(found) == wanted >= sum(is_held_out(name, 2) for name in names)
+    result = [r.id for r in read_dataset(folder, ManifestConfig()).rows if r.split == "held_out"]
+    assert len(result) == wanted >= sum(is_held_out(name, 2) for name in names)
     assert not any(r.split == "held_out" for r in read_dataset(folder, LOOSE).rows)
 
 

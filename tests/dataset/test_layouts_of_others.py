@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from clips import encoded, voice
 
+from kit.audio.container import SUFFIXES
 from kit.base.errors import DatasetError, KitError
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import DataReport, Finding, ManifestConfig, Utterance
 from kit.dataset.fetch import fetch_dataset
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import check_dataset
 from kit.dataset.splits import canonical_split, hold_out
 
 TEXTS = [
@@ -116,12 +117,12 @@ COLUMNS = {
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_columns_are_found(tmp_path, kind):
     name, table, speakers = COLUMNS[kind]
-    found = read(folder_of(tmp_path, wavs(), **{name: table}))
-    assert not found.refused
-    assert [row.text for row in found.rows] == TEXTS
-    assert [row.speaker for row in found.rows] == speakers
-    assert [Path(row.audio).name for row in found.rows] == [f"c{i}.wav" for i in range(10)]
-    assert {row.split for row in found.rows} == {"train"}
+    result = read(folder_of(tmp_path, wavs(), **{name: table}))
+    assert not result.refused
+    assert [row.text for row in result.rows] == TEXTS
+    assert [row.speaker for row in result.rows] == speakers
+    assert [Path(row.audio).name for row in result.rows] == [f"c{i}.wav" for i in range(10)]
+    assert {row.split for row in result.rows} == {"train"}
 
 
 UNCLEAR = {
@@ -176,19 +177,21 @@ def quoted(delimiter: str, header: list[str] | None = None) -> str:
 @pytest.mark.parametrize("delimiter", "|,;\t")
 @pytest.mark.parametrize("header", [None, ["file_name", "transcription"]])
 def test_quoted_fields_hold_newlines_and_separators(tmp_path, delimiter, header):
-    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": quoted(delimiter, header)}))
-    texts = [row.text for row in found.rows]
-    assert not found.refused and texts[:3] + texts[4:] == TEXTS[:3] + TEXTS[4:]
+    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": quoted(delimiter, header)}))
+    texts = [row.text for row in result.rows]
+    assert not result.refused and texts[:3] + texts[4:] == TEXTS[:3] + TEXTS[4:]
     assert texts[3].startswith("one half") and texts[3].endswith("other half")
 
 
 def test_quotes_in_an_unquoted_table_are_part_of_the_text(tmp_path):
     table = lines('c{i}|"{t} he said|"{t} he said').replace('|"it was', "|it was")
-    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
-    assert not found.refused and [row.text for row in found.rows] == [f"{t} he said" for t in TEXTS]
+    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
+    assert not result.refused and [row.text for row in result.rows] == [
+        f"{t} he said" for t in TEXTS
+    ]
     table = f'c0|"{TEXTS[0]}\nc1|{TEXTS[1]}"\n'  # a quotation that two texts share
-    found = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
-    assert [row.text for row in found.rows] == TEXTS[:2]
+    result = read(folder_of(tmp_path, [], **{"metadata.csv": table}))
+    assert [row.text for row in result.rows] == TEXTS[:2]
 
 
 BROKEN = {
@@ -208,10 +211,10 @@ def test_a_row_that_is_broken_is_rejected_and_no_half_of_it_is_read(tmp_path, ki
     table = "\n".join(
         f"c3{mark}{bad}" if line.startswith("c3") else line for line in table.split("\n")
     )
-    found = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
-    assert [finding.line for finding in found.refused] == rejected
-    assert not any("one" in row.text.split() for row in found.rows)
-    assert "c3" not in {row.id for row in found.rows}
+    result = read(folder_of(tmp_path, wavs(), **{"metadata.csv": table}))
+    assert [finding.line for finding in result.refused] == rejected
+    assert not any("one" in row.text.split() for row in result.rows)
+    assert "c3" not in {row.id for row in result.rows}
 
 
 # --- splits -------------------------------------------------------------------------------------
@@ -256,9 +259,9 @@ SPLITS = {
 
 @pytest.mark.parametrize("kind", SPLITS)
 def test_the_usual_names_of_splits_are_known(tmp_path, kind):
-    found = read(folder_of(tmp_path, wavs(), **SPLITS[kind]))
-    assert not found.refused
-    splits = {row.text: row.split for row in found.rows}
+    result = read(folder_of(tmp_path, wavs(), **SPLITS[kind]))
+    assert not result.refused
+    splits = {row.text: row.split for row in result.rows}
     assert splits == {t: "held_out" if i > 7 else "train" for i, t in enumerate(TEXTS)}
 
 
@@ -269,11 +272,11 @@ def test_a_folder_for_each_split_is_one_dataset(tmp_path):
     }
     files = [f"{'validation' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
     folder = fetch_dataset(folder_of(tmp_path / "mine", files, **tables), tmp_path / "into")
-    found = read(folder)
-    assert {row.text: row.split for row in found.rows} == {
+    result = read(folder)
+    assert {row.text: row.split for row in result.rows} == {
         t: "held_out" if i > 7 else "train" for i, t in enumerate(TEXTS)
     }
-    assert {row.file for row in found.rows} == {"train/metadata.csv", "validation/metadata.csv"}
+    assert {row.file for row in result.rows} == {"train/metadata.csv", "validation/metadata.csv"}
 
 
 def test_kaldi_folders_with_speakers(tmp_path):
@@ -287,10 +290,32 @@ def test_kaldi_folders_with_speakers(tmp_path):
         )
     }
     files = [f"data/{'dev' if i > 7 else 'train'}/c{i}.wav" for i in range(10)]
-    found = read(fetch_dataset(folder_of(tmp_path, files, **tables), tmp_path / "into"))
-    assert not found.refused
-    rows = {row.text: (row.speaker, row.split) for row in found.rows}
+    result = read(fetch_dataset(folder_of(tmp_path, files, **tables), tmp_path / "into"))
+    assert not result.refused
+    rows = {row.text: (row.speaker, row.split) for row in result.rows}
     assert rows == {t: (TWO[i], "held_out" if i > 7 else "train") for i, t in enumerate(TEXTS)}
+
+
+def test_librispeech_folders_with_speakers_and_splits(tmp_path):
+    files, tables = [], {}
+    for i in range(10):
+        place = f"{'dev' if i > 7 else 'train'}-clean/{i % 2}/7"
+        files.append(f"{place}/{i % 2}-7-{i}.flac")
+        table = f"{place.replace('/', '__')}__{i % 2}-7.trans.txt"
+        tables[table] = tables.get(table, "") + f"{i % 2}-7-{i} {TEXTS[i]}\n"
+    tables["train-clean__0__7__0-7.trans.txt"] += "0-7-99\n0-7-98 caf\udce9\n"
+    encoded_tables = {name: t.encode(errors="surrogateescape") for name, t in tables.items()}
+    folder = folder_of(tmp_path / "LibriSpeech", files, **encoded_tables)
+    (folder / "SPEAKERS.TXT").write_text("; ID | SEX | SUBSET\n0 | F | train-clean\n")
+    result = read(fetch_dataset(tmp_path, tmp_path / "into"))
+    rows = {row.text: (row.speaker, row.split) for row in result.rows}
+    assert rows == {t: (str(i % 2), "held_out" if i > 7 else "train") for i, t in enumerate(TEXTS)}
+    assert [(Path(finding.file).name, finding.line) for finding in result.refused] == [
+        ("0-7.trans.txt", 6), ("0-7.trans.txt", 5)
+    ]  # fmt: skip
+    assert "UTF-8" in result.refused[0].reason and "text is empty" in result.refused[1].reason
+    alone = read(folder / "dev-clean").rows  # a part that is given by itself is trained on
+    assert {row.split for row in alone} == {"train"} and len(alone) == 2
 
 
 def test_splits_of_which_none_is_for_training_are_named(tmp_path):
@@ -357,41 +382,189 @@ PATHS = {
     "another suffix": ("x.mp3", "wavs/x.wav"),
     "a dot in the name": ("x.1", "wavs/x.1.flac"),
     "a folder below": ("s1/x", "wavs/s1/x.ogg"),
+    "a variable": ("$root/wavs/x.wav", "wavs/x.wav"),
 }
 
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_recordings_are_found_however_the_table_spells_them(tmp_path, kind):
     name, path = PATHS[kind]
-    found = read(folder_of(tmp_path, [*wavs(3), path], **{"metadata.csv": f"{name}|{TEXTS[0]}\n"}))
-    (row,) = found.rows
+    result = read(folder_of(tmp_path, [*wavs(3), path], **{"metadata.csv": f"{name}|{TEXTS[0]}\n"}))
+    (row,) = result.rows
     assert Path(row.audio) == tmp_path / path and not Path(row.id).is_absolute()
 
 
 def test_a_header_in_a_small_table_is_no_row(tmp_path):
     table = "file_name|transcription\n" + "".join(CSV[:5])
-    found = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
-    assert [row.text for row in found.rows] == TEXTS[:5] and not found.refused
+    result = read(folder_of(tmp_path, wavs(5), **{"metadata.csv": table}))
+    assert [row.text for row in result.rows] == TEXTS[:5] and not result.refused
 
 
 def test_what_is_missing_names_what_is_there(tmp_path):
-    files = [*wavs(5), "wavs/s1/y.wav", "wavs/s2/y.wav", "wavs/z.m4a", "rejected/q.wav"]
+    files = [*wavs(5), "wavs/s1/y.wav", "wavs/s2/y.wav", "wavs/z.sph", "rejected/q.wav"]
     bad = "".join(f"{name}|{TEXTS[9]}\n" for name in ("x", "y", "z", "q", "other/c1"))
-    found = read(folder_of(tmp_path, files, **{"metadata.csv": "".join(CSV[:5]) + bad}))
-    reasons = {finding.id: finding.reason for finding in found.refused}
+    result = read(folder_of(tmp_path, files, **{"metadata.csv": "".join(CSV[:5]) + bad}))
+    reasons = {finding.id: finding.reason for finding in result.refused}
     assert "c0.wav, c1.wav, c2.wav and 4 more" in reasons["x"]
     assert "s1/y.wav" in reasons["y"].replace("y, ", "y.wav, ") and "2 have" in reasons["y"]
-    assert "z.m4a" in reasons["z"] and "convert" in reasons["z"]
+    assert "z.sph" in reasons["z"] and "convert" in reasons["z"]
     assert "no recording" in reasons["q"] and "there is c1.wav" in reasons["other/c1"]
-    assert len(found.rows) == 5
+    assert len(result.rows) == 5
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".aiff", ".webm", ".M4A"])
+def test_an_id_finds_every_format_that_can_be_read(tmp_path, suffix):
+    result = read(folder_of(tmp_path, [f"wavs/c0{suffix}"], **{"metadata.csv": CSV[0]}))
+    assert [(row.id, Path(row.audio).name) for row in result.rows] == [("c0", f"c0{suffix}")]
+
+
+def test_a_format_that_needs_pyav_names_it_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    folder = folder_of(tmp_path / "mine", [*wavs(2)], **{"metadata.csv": "".join(CSV[:3])})
+    (folder / "wavs/c2.m4a").write_bytes(b"\0\0\0\x18ftypM4A " + bytes(64))
+    report = check_dataset(folder, ManifestConfig(**RULES), tmp_path / "run", workers=1)
+    (reason,) = [finding.reason for finding in report.refused if finding.id == "c2"]
+    assert "pip install av" in reason
 
 
 def test_recordings_may_be_in_a_folder_for_each_speaker(tmp_path):
     files = [f"audio/s{i % 2}/c{i}.wav" for i in range(10)]
     table = "name,speaker,text\n" + lines("c{i},{s},{t}")
-    found = read(folder_of(tmp_path, files, **{"all.csv": table}))
-    assert [Path(row.audio) for row in found.rows] == [tmp_path / name for name in files]
-    assert [row.speaker for row in found.rows] == TWO
+    result = read(folder_of(tmp_path, files, **{"all.csv": table}))
+    assert [Path(row.audio) for row in result.rows] == [tmp_path / name for name in files]
+    assert [row.speaker for row in result.rows] == TWO
+
+
+# --- texts in files of their own, tables in subfolders, JSON objects ----------------------------
+
+
+def texts(pattern: str, content: str = "{t}\n") -> dict[str, str]:
+    return {
+        pattern.format(i=i, n=i % 2).replace("/", "__"): content.format(t=text)
+        for i, text in enumerate(TEXTS)
+    }
+
+
+def clips(pattern: str) -> list[str]:
+    return [pattern.format(i=i, n=i % 2) for i in range(10)]
+
+
+JSON = {f"c{i}": text for i, text in enumerate(TEXTS)}
+# name: (recordings, files, speakers)
+TEXT_FILES = {
+    "a text beside each": (clips("c{i}.wav"), texts("c{i}.txt"), ALL_ONE),
+    "in a folder of its own": (
+        clips("wav48/p{n}/p{n}_{i}.wav"),
+        texts("txt/p{n}/p{n}_{i}.txt"),
+        ["p0", "p1"] * 5,
+    ),
+    "two microphones": (
+        clips("flac/p{n}/{i}_mic1.flac") + clips("flac/p{n}/{i}_mic2.flac"),
+        texts("txt/p{n}/{i}.txt"),
+        ["p0", "p1"] * 5,
+    ),
+    "the same names in the folders of two": (
+        [f"s{n}/{i}.wav" for i in range(5) for n in range(2)],
+        {f"s{n}__{i}.lab": TEXTS[2 * i + n] for i in range(5) for n in range(2)},
+        TWO,
+    ),
+    "chapters of one": (clips("chapter {n}/c{i}.wav"), texts("chapter {n}/c{i}.txt"), ALL_ONE),
+    "Whisper": (
+        clips("c{i}.m4a"),
+        {f"c{i}.json": json.dumps({"text": f" {t}", "segments": []}) for i, t in enumerate(TEXTS)},
+        ALL_ONE,
+    ),
+    "LibriTTS": (
+        clips("{n}/7/{n}_7_{i}.wav"),
+        texts("{n}/7/{n}_7_{i}.normalized.txt") | texts("{n}/7/{n}_7_{i}.original.txt", "No. {t}"),
+        ["0", "1"] * 5,
+    ),
+    "LibriSpeech": (
+        clips("{n}/7/{n}-7-{i}.flac"),
+        {
+            f"{n}__7__{n}-7.trans.txt": "".join(
+                f"{n}-7-{i} {text}\n" for i, text in enumerate(TEXTS) if i % 2 == n
+            )
+            for n in range(2)
+        },
+        ["0", "1"] * 5,
+    ),
+    "Kaldi's text alone": (wavs(), {"text": lines("c{i} {t}")}, ALL_ONE),
+    "JSUT": (wavs(), {"transcript_utf8.txt": lines("c{i}:{t}")}, ALL_ONE),
+    "Festival": (wavs(), {"etc__txt.done.data": lines('( c{i} "{t}" )')}, ALL_ONE),
+    "a table for each speaker": (
+        clips("s{n}/wavs/c{i}.wav"),
+        {
+            f"s{n}__metadata.csv": "".join(
+                f"c{i}|{text}\n" for i, text in enumerate(TEXTS) if i % 2 == n
+            )
+            for n in range(2)
+        },
+        TWO,
+    ),
+    "an object of texts": (wavs(), {"metadata.json": json.dumps(JSON)}, ALL_ONE),
+    "an object of objects": (
+        wavs(),
+        {"all.json": json.dumps({f"{k}.wav": {"text": v, "spk_id": 7} for k, v in JSON.items()})},
+        ["7"] * 10,
+    ),
+    "a list in an object": (
+        wavs(),
+        {"a.json": json.dumps({"n": 1, "d": [{"wav": k, "text": v} for k, v in JSON.items()]})},
+        ALL_ONE,
+    ),
+    "audio as an object": (
+        wavs(),
+        {"a.json": json.dumps([{"audio": {"path": k}, "text": v} for k, v in JSON.items()])},
+        ALL_ONE,
+    ),
+    "how it is said": (
+        wavs(),
+        {
+            "metadata.csv": "".join(
+                f"{k}|{v}|{'sad' * ('a' in v) or 'happy'}\n" for k, v in JSON.items()
+            )
+        },
+        ALL_ONE,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_FILES)
+def test_a_text_is_that_of_its_recording(tmp_path, kind):
+    recordings, files, speakers = TEXT_FILES[kind]
+    dataset = read(folder_of(tmp_path, recordings, **files))
+    assert not dataset.refused
+    rows = sorted(dataset.rows, key=lambda row: TEXTS.index(row.text))
+    assert [row.text for row in rows] == TEXTS and len({row.id for row in rows}) == 10
+    assert [row.speaker for row in rows] == speakers
+    assert [Path(row.audio) for row in rows] == [tmp_path / name for name in recordings[:10]]
+    assert {row.split for row in rows} == {"train"}
+
+
+def test_folders_say_the_split_of_their_texts(tmp_path):
+    folder = folder_of(tmp_path, clips("{i}/a.wav"), **texts("{i}/a.txt"))
+    (folder / "9").rename(folder / "dev-clean")
+    assert [r.split for r in read(folder).rows if r.text == TEXTS[9]] == ["held_out"]
+
+
+def test_what_has_no_text_or_only_times_is_reported(tmp_path):
+    files = texts("c{i}.txt") | {"c8.txt": "0.000\t1.200\thello\n", "c9.txt": b"\xff\xff"}
+    dataset = read(folder_of(tmp_path, [*clips("c{i}.wav"), "x.wav"], **files))
+    reasons = {finding.file: finding.reason for finding in dataset.refused}
+    assert reasons.keys() == {tmp_path.name, "c8.txt", "c9.txt"} and len(dataset.rows) == 8
+    assert "x.txt" in reasons[tmp_path.name] and "times" in reasons["c8.txt"]
+    assert "UTF-8" in reasons["c9.txt"]
+
+
+def test_texts_of_something_else_are_no_dataset(tmp_path):
+    files = {"README.txt": "All of it is free.\n", "config.json": '{"audio": "yes", "text": "no"}'}
+    with pytest.raises(DatasetError, match=r"c0\.txt"):
+        read(folder_of(tmp_path, wavs(), **files))
+    (tmp_path / "text").write_text("none of it\nis a name\n")
+    (tmp_path / "wav.scp").mkdir()
+    with pytest.raises(DatasetError):
+        read(tmp_path)
 
 
 # --- Parquet ------------------------------------------------------------------------------------
@@ -444,11 +617,11 @@ def parquet_folder(tmp_path, monkeypatch):
 
 def test_parquet_files_with_audio_are_unpacked(tmp_path, parquet_folder):
     folder = fetch_dataset(parquet_folder, tmp_path / "into")
-    found = read(folder)
-    assert not found.refused and [row.text for row in found.rows] == TEXTS
-    assert [row.speaker for row in found.rows] == [str(i % 2) for i in range(10)]
-    assert [row.split for row in found.rows] == ["train"] * 8 + ["held_out"] * 2
-    assert all(Path(row.audio).read_bytes()[:4] == b"RIFF" for row in found.rows)
+    result = read(folder)
+    assert not result.refused and [row.text for row in result.rows] == TEXTS
+    assert [row.speaker for row in result.rows] == [str(i % 2) for i in range(10)]
+    assert [row.split for row in result.rows] == ["train"] * 8 + ["held_out"] * 2
+    assert all(Path(row.audio).read_bytes()[:4] == b"RIFF" for row in result.rows)
     assert fetch_dataset(parquet_folder, tmp_path / "into") == folder
     assert {path.name for path in parquet_folder.iterdir()} == {"data"}
 

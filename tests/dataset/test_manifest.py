@@ -9,9 +9,10 @@ from clips import BAD, GOOD, TEXT, encoded, voice
 from helpers import dataset, manifest, speech, usable, world
 
 from kit.base.errors import DatasetError
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import ManifestConfig, by_kind
 from kit.dataset.layouts import read_dataset
-from kit.dataset.manifest import check_dataset, read_manifest, write_fixed
+from kit.dataset.manifest import read_manifest, write_fixed
 from kit.text.normalize import letters
 
 RULES = ManifestConfig(held_out_percent=0)
@@ -32,8 +33,8 @@ def many(folder, good: int, missing: int):
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_every_usual_kind_of_recording_is_kept(tmp_path, kind):
-    found = judged(tmp_path, GOOD[kind]())
-    assert not found.refused and found.kept[0].seconds == pytest.approx(1, abs=1e-3)
+    result = judged(tmp_path, GOOD[kind]())
+    assert not result.refused and result.kept[0].seconds == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("suffix", [".flac", ".ogg", ".mp3"])
@@ -45,22 +46,26 @@ def test_compressed_recordings_are_found_beside_wavs(tmp_path, suffix):
 @pytest.mark.parametrize("kind", BAD)
 def test_every_unusable_recording_names_line_reason_and_fix(tmp_path, kind):
     make, category, words = BAD[kind]
-    found = judged(tmp_path, make())
-    (refusal,) = found.refused
-    assert not found.kept and (refusal.id, refusal.line, refusal.file) == ("one", 1, "metadata.csv")
+    result = judged(tmp_path, make())
+    (refusal,) = result.refused
+    assert not result.kept and (refusal.id, refusal.line, refusal.file) == (
+        "one",
+        1,
+        "metadata.csv",
+    )
     assert refusal.kind == category and words in refusal.reason and refusal.cure
     assert refusal.audio.endswith("one.wav") and str(tmp_path) not in refusal.reason
 
 
 def test_the_report_is_the_same_as_the_files_on_disk(tmp_path):
     folder = many(tmp_path / "data", 18, 2)
-    found = check_dataset(folder, RULES, tmp_path / "run")
+    result = check_dataset(folder, RULES, tmp_path / "run")
     lines = lambda name: (tmp_path / "run" / name).read_text(encoding="utf-8").splitlines()  # noqa: E731
     assert [json.loads(line)["line"] for line in lines("ledger.jsonl")] == [19, 20]
-    assert read_manifest(tmp_path / "run") == found.kept and len(found.kept) == 18
-    assert len(lines("warnings.jsonl")) == len(found.warned)
-    assert found.measures[found.kept[0].audio].snr_db > 20 and len(found.measures) == 18
-    assert by_kind(found.refused) == {"missing": (2, 0.0)} and found.layout.startswith("LJSpeech")
+    assert read_manifest(tmp_path / "run") == result.kept and len(result.kept) == 18
+    assert len(lines("warnings.jsonl")) == len(result.warned)
+    assert result.measures[result.kept[0].audio].snr_db > 20 and len(result.measures) == 18
+    assert by_kind(result.refused) == {"missing": (2, 0.0)} and result.layout.startswith("LJSpeech")
 
 
 def test_a_second_check_measures_nothing(tmp_path, monkeypatch):
@@ -99,12 +104,12 @@ def test_a_cleaned_manifest_can_be_read_back_and_touches_no_original(tmp_path):
         p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
     }
     before = state()
-    found = check_dataset(folder, RULES, tmp_path / "run")
-    fixed = write_fixed(found.kept, tmp_path / "run" / "fixed.jsonl", root=folder)
+    result = check_dataset(folder, RULES, tmp_path / "run")
+    fixed = write_fixed(result.kept, tmp_path / "run" / "fixed.jsonl", root=folder)
     again = read_dataset(fixed, dataclasses.replace(RULES, audio_root=str(folder)))
     assert not again.refused and state() == before
     plain = lambda r: (r.id, r.audio, r.text, r.speaker, r.split)  # noqa: E731
-    assert list(map(plain, again.rows)) == list(map(plain, found.kept))
+    assert list(map(plain, again.rows)) == list(map(plain, result.kept))
 
 
 def test_a_cleaned_manifest_does_not_go_among_the_originals(tmp_path):
@@ -119,8 +124,8 @@ def test_common_voice_goes_the_same_way(tmp_path):
     (clips / "a.mp3").write_bytes(encoded(speech(), format="MP3"))
     table = f"client_id\tpath\tsentence\nx\ta.mp3\t{TEXT}\nx\tb.mp3\t{TEXT}\n"
     (tmp_path / "cv" / "validated.tsv").write_text(table, encoding="utf-8")
-    found = check_dataset(tmp_path / "cv", RULES, tmp_path / "run")
-    assert [row.id for row in found.kept] == ["a"] and found.refused[0].line == 3
+    result = check_dataset(tmp_path / "cv", RULES, tmp_path / "run")
+    assert [row.id for row in result.kept] == ["a"] and result.refused[0].line == 3
 
 
 def test_the_manifest_on_disk_is_the_one_returned():
@@ -134,9 +139,9 @@ def test_recordings_in_a_runs_folder_move_with_it(tmp_path, monkeypatch):
     inside = many(tmp_path / "run" / "corpus", 3, 0)
     kept = check_dataset(inside, RULES, tmp_path / "run").kept
     (tmp_path / "run").rename(tmp_path / "moved")
-    found = read_manifest(tmp_path / "moved")
-    assert [row.id for row in found] == [row.id for row in kept]
-    assert all(Path(row.audio).is_file() for row in found)
+    result = read_manifest(tmp_path / "moved")
+    assert [row.id for row in result] == [row.id for row in kept]
+    assert all(Path(row.audio).is_file() for row in result)
     monkeypatch.chdir(many(tmp_path / "data", 3, 0).parent)
     check_dataset(Path("data"), RULES, tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")

@@ -19,9 +19,15 @@ from helpers import EAR, few_words, in_time
 from shared_work import PretendedGroup
 from tones import LETTERS, RATE, ToneRecognizer, noisy, say, silence
 
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, train_recognizer
 from kit.audio.mp3 import frame_header
-from kit.audio.recognizer import alphabet_of, cer, edit_distance
+from kit.audio.recognizer import (
+    Recognizer,
+    RecognizerConfig,
+    alphabet_of,
+    cer,
+    edit_distance,
+    train_recognizer,
+)
 from kit.audio.spectrogram import Mel
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import DataReport, ManifestConfig, Utterance, refuse
@@ -160,8 +166,8 @@ def test_the_folder_is_a_dataset_like_any_other(tmp_path):
     texts = sentences(8)
     record(tmp_path / "in/a.wav", paused(texts), " ".join(texts))
     cut(tmp_path / "in", tmp_path / "out")
-    found = read_dataset(tmp_path / "out", ManifestConfig(language="en"))
-    assert len(found.rows) == 8 and not found.refused
+    result = read_dataset(tmp_path / "out", ManifestConfig(language="en"))
+    assert len(result.rows) == 8 and not result.refused
 
 
 def test_rows_too_long_for_the_model_become_clips_at_their_pauses(tmp_path):

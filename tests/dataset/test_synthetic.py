@@ -35,13 +35,13 @@ def contents(folder: Path) -> dict[str, str]:
 
 def items(text: str, known: set[str], longest: int = 4) -> list[str]:
     """`text` cut into the word list's items, an expression of several words being one."""
-    words, found = text.split(), []
+    words, result = text.split(), []
     while words:
         sizes = (n for n in range(min(longest, len(words)), 0, -1) if " ".join(words[:n]) in known)
         size = next(sizes)
-        found.append(" ".join(words[:size]))
+        result.append(" ".join(words[:size]))
         del words[:size]
-    return found
+    return result
 
 
 def vocabulary(language: str) -> tuple[set[str], set[str]]:
@@ -239,9 +239,9 @@ def test_a_word_list_of_ones_own_may_leave_slots_without_rare_words(tmp_path, mo
     monkeypatch.setattr(synthetic, "WORDS", tmp_path)
     written = WORD_LIST.replace("order: [", "order: [[time, 0.5], ") + "time: u, v\n"
     (tmp_path / "xx.yaml").write_text(written, encoding="utf-8")
-    found = sentences(dataclasses.replace(SMALL, language="xx", long=0))
-    assert all({"r", "s", "t"} & set(text.split()) for text in found["unseen"])
-    assert {"u", "v"} & set(" ".join(found["unseen"] + found["train"]).split())
+    result = sentences(dataclasses.replace(SMALL, language="xx", long=0))
+    assert all({"r", "s", "t"} & set(text.split()) for text in result["unseen"])
+    assert {"u", "v"} & set(" ".join(result["unseen"] + result["train"]).split())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import trained_codec
 
-from kit.audio.ctc_recognizer import recognizer_schedule, train_recognizer
 from kit.audio.fitting import FitSchedule
+from kit.audio.recognizer import recognizer_schedule, train_recognizer
 from kit.base.errors import KitError
 from kit.inference.code_reader import (
     MAX_MISMATCH,
@@ -55,9 +55,7 @@ def trained() -> tuple[CodeReader, FitSchedule]:
     reader = made()
     held = spoken(20, seed=1)
     fit_schedule = recognizer_schedule(reader, list(zip(*held)))
-    for _ in train_recognizer(
-        reader, *spoken(80, seed=0), "cpu", "fp32", fit_schedule=fit_schedule
-    ):
+    for _ in train_recognizer(reader, *spoken(80, seed=0), "cpu", "fp32", fit_schedule):
         pass
     return reader, fit_schedule
 

@@ -17,9 +17,9 @@ from kit.base.errors import SpeechError
 from kit.base.tensor_file import contents, file_bytes
 from kit.inference.decoder import Decoder
 from kit.inference.export import export_voice, load_export
-from kit.inference.references import load_references, save_references
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
+from kit.inference.voice_files import load_references, save_references
 from kit.releases.xtts_v2.codec import xtts_codec
 
 RATE = 22_050
@@ -200,11 +200,6 @@ def test_vectors_of_fewer_speakers_than_declared_are_rejected(voice, tmp_path):
     path.write_bytes(file_bytes(tensors, header))
     with pytest.raises(SpeechError, match=r"references\.safetensors .*run notebook 02_train"):
         load_references(path)
-
-
-def test_a_speaker_with_the_name_of_the_vectors_is_refused(tmp_path):
-    with pytest.raises(SpeechError, match="`__speakers__` is reserved"):
-        save_references({"__speakers__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
 
 
 # --- anybody's voice --------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Figures of a voice, counted by hand on real recordings."""
 
+import copy
 import dataclasses
 import math
 
@@ -9,17 +10,24 @@ import torch
 from helpers import (
     RATE,
     manifest,
+    opinionated_voice,
     real_config,
     real_voice,
+    tiny_model,
     waves,
 )
 
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig
-from kit.audio.recognizer import alphabet_of, cer
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, cer
 from kit.inference.evaluate import (
+    BaseSample,
+    LabeledClip,
     Scores,
+    SpeakerLoss,
+    code_log_probs,
     gate_checks,
     gate_evaluator,
+    loss_by_speaker,
+    measure_divergence,
     noise_floor,
     problems_of,
     save_samples,
@@ -27,6 +35,7 @@ from kit.inference.evaluate import (
     suggest_fix,
     transcribe,
 )
+from kit.inference.generate import generate
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
@@ -129,3 +138,149 @@ def test_a_memorising_voice_is_not_advised_to_train_longer():
 @pytest.mark.parametrize("losses", [(7.1, 7.0), (1.2, 1.33), (None, None), (2.0, None)])
 def test_who_still_learns_is(losses):
     assert suggest_fix(*losses) == "train longer"
+
+
+# --- whether a voice follows the speaker reference ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_speakers(tmp_path_factory) -> Voice:
+    return opinionated_voice(tmp_path_factory.mktemp("voice"))
+
+
+def recordings(voice: Voice, count: int = 20) -> list[LabeledClip]:
+    chance = torch.Generator().manual_seed(0)
+    texts = ["ሰላም", "ሰላም ሰላም"]
+    return [
+        LabeledClip(
+            text=texts[i % 2],
+            speaker=voice.speakers[i % 2],
+            wave=0.1 * torch.randn(4000 + 100 * i, generator=chance),
+        )
+        for i in range(count)
+    ]
+
+
+def test_it_is_the_models_own_loss_whatever_is_read_together(two_speakers):
+    rows = recordings(two_speakers)
+    together = loss_by_speaker(two_speakers, rows)
+    assert list(together) == two_speakers.speakers == ["alma", "brook"]
+    for speaker in two_speakers.speakers:
+        assert together[speaker].own != together[speaker].other
+        alone = [
+            loss_by_speaker(two_speakers, [row])[speaker] for row in rows if row.speaker == speaker
+        ]
+        assert min(found.own for found in alone) < together[speaker].own
+        assert together[speaker].own < max(found.own for found in alone)
+
+
+def test_a_voice_that_ignores_the_reference_is_reported(two_speakers):
+    deaf = copy.copy(two_speakers)
+    deaf.model = copy.deepcopy(two_speakers.model)
+    deaf.model.conditioner.latents.data.fill_(1e9)  # the reference has no effect beside them
+    for found in loss_by_speaker(deaf, recordings(two_speakers)).values():
+        assert found.own == pytest.approx(found.other, rel=1e-6) and not found.uses_reference
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "used"), [(2.0, 2.1, True), (2.0, 2.001, False), (2.1, 2.0, False)]
+)
+def test_a_reference_of_ones_own_must_gain_something(own, other, used):
+    assert SpeakerLoss(own=own, other=other).uses_reference == used
+
+
+def test_one_speaker_is_nobody_elses(two_speakers):
+    alone = copy.copy(two_speakers)
+    alone.references = {"alma": two_speakers.references["alma"]}
+    assert loss_by_speaker(alone, recordings(two_speakers)) == {}
+
+
+def test_what_is_too_long_for_the_model_is_left_out(two_speakers):
+    rows = recordings(two_speakers, 2)
+    long = LabeledClip(text="ሰላም", speaker="alma", wave=torch.randn(22050 * 60))
+    stranger = LabeledClip(text="ሰላም", speaker="nobody", wave=rows[0].wave)
+    assert loss_by_speaker(two_speakers, [*rows, long, stranger]) == loss_by_speaker(
+        two_speakers, rows
+    )
+    assert loss_by_speaker(two_speakers, [long]) == {}
+
+
+# --- what a model forgot of the one it began as ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base():
+    model = tiny_model()
+    with torch.no_grad():
+        model.code_head.weight *= 20  # or every code is as likely as every other
+    return model
+
+
+@pytest.fixture(scope="module")
+def readings(base) -> list[BaseSample]:
+    torch.manual_seed(0)
+    mels = torch.randn(2, base.config.n_mels, 30)
+    texts = [[3, 4, 5], [6, 7, 8, 9]]
+    config = GenerateConfig(temperature=1.0, top_k=0, top_p=1.0, retries=0)
+    said = generate(base, texts, mels, config)
+    return [
+        BaseSample(base_ids=ids, tuned_ids=ids, spoken=row, mel=mel)
+        for ids, row, mel in zip(texts, said, mels)
+    ]
+
+
+def moved(model, by: float):
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += by * torch.randn_like(parameter)
+    return other
+
+
+def test_a_model_compared_with_itself_has_forgotten_nothing(base, readings):
+    found = measure_divergence(base, copy.deepcopy(base), readings)
+    assert found.forgotten == pytest.approx(0, abs=1e-6)
+    assert 0 < found.base < torch.tensor(float(base.config.code_vocab)).log()
+
+
+def test_the_further_it_moved_the_more_is_forgotten(base, readings):
+    little, much = (measure_divergence(base, moved(base, by), readings) for by in (0.002, 0.02))
+    assert 0 < little.forgotten < much.forgotten
+    assert little.base == much.base
+
+
+def test_it_is_the_divergence_of_what_they_expect_at_every_code(base, readings):
+    other = moved(base, 0.01)
+    wanted = []
+    for reading in readings:
+        ours = code_log_probs(base, reading.base_ids, reading)
+        theirs = code_log_probs(other, reading.tuned_ids, reading)
+        places = len(reading.spoken.codes) + reading.spoken.stopped
+        assert ours.shape == (places, base.config.code_vocab)
+        wanted.append(torch.nn.functional.kl_div(theirs, ours, log_target=True, reduction="none"))
+    each = torch.cat(wanted).sum(-1)
+    assert measure_divergence(base, other, readings).forgotten == pytest.approx(
+        float(each.mean()), rel=1e-4
+    )
+
+
+def test_what_is_expected_is_what_the_codes_were_drawn_from(base, readings):
+    """Its mean over the codes that were said is what the decoder noted as it said them."""
+    for reading in readings:
+        expected = code_log_probs(base, reading.base_ids, reading).clone()
+        expected[:, base.config.start_code] = -torch.inf  # which is never said
+        expected = expected.log_softmax(-1)
+        codes = reading.spoken.codes
+        said = torch.cat((codes, torch.tensor([base.config.stop_code])))[: len(expected)]
+        likely = expected[torch.arange(len(said)), said].mean()
+        assert float(likely) == pytest.approx(reading.spoken.log_prob, abs=1e-3)
+
+
+def test_the_end_counts_where_it_was_found(base, readings):
+    spoken = readings[0].spoken
+    for stopped in (False, True):
+        reading = dataclasses.replace(
+            readings[0], spoken=dataclasses.replace(spoken, stopped=stopped)
+        )
+        assert len(code_log_probs(base, reading.base_ids, reading)) == len(spoken.codes) + stopped

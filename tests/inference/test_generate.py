@@ -14,11 +14,10 @@ from helpers import (
     tiny_model,
 )
 
-from kit.base.errors import SpeechError
-from kit.base.notes import Note
+from kit.base.errors import Note, SpeechError
 from kit.inference.decoder import Decoder, DecoderConfig
 from kit.inference.generate import best_of, decode, decode_stream, generate, length_limit
-from kit.inference.sampling import GenerateConfig, candidate_seed, sample
+from kit.inference.sampling import GenerateConfig, candidate_seed
 from kit.model.sequence import pack
 
 GREEDY = GenerateConfig(temperature=0)
@@ -67,18 +66,6 @@ def test_a_batch_of_unequal_prompts_is_each_alone(model, config):
     alone = [generate(decoder, [text], mel[None], config)[0] for text, mel in zip(texts, cond)]
     assert together == plain(alone) and len({len(text) for text in texts}) > 2
     assert len({len(codes) for codes, _ in together}) > 1  # some left before others
-
-
-def test_greedy_codes_are_the_training_paths_own_choice(model):
-    # Generation and training run different code over the same sequence: they must agree.
-    texts, cond = requests(4)
-    for i, row in enumerate(generate(model, texts, cond, GREEDY)):
-        batch = pack(GPT, texts[i : i + 1], [row.codes.tolist()], cond[i : i + 1])
-        logits = model.code_head(model.hidden(batch))[0, batch.code_indices]
-        logits[:, GPT.start_code] = float("-inf")
-        chosen = logits.argmax(-1)[: len(row.codes) + 1].tolist()
-        assert chosen[:-1] == row.codes.tolist()
-        assert (chosen[-1] == GPT.stop_code) == row.stopped
 
 
 def code_logits(model, text: list[int], codes: list[int], mel: torch.Tensor) -> torch.Tensor:
@@ -407,17 +394,3 @@ def test_whoever_stops_listening_gives_the_cache_back(model):
     assert not decoder.memory.spare
     said.close()
     assert decoder.memory.spare
-
-
-def test_prefill_and_sample_can_be_compiled_too(model):
-    decoder, (texts, cond) = Decoder(model), requests(2)
-    whole = {"fullgraph": True, "backend": "eager"}
-    noise = torch.rand(2, SAMPLED.choices(GPT.code_vocab))
-    with torch.inference_mode():
-        x, padding = decoder.prompt(texts, cond)
-        wanted, cache = decoder.prefill(x, padding, 9)
-        decoder.release(cache)
-        found = torch.compile(decoder.prefill, **whole)(x, padding, 9)[0]
-        torch.testing.assert_close(found, wanted)
-        drawn = torch.compile(sample, **whole)(wanted, SAMPLED, noise)
-        assert torch.equal(drawn, sample(wanted, SAMPLED, noise))

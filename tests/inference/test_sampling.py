@@ -147,12 +147,6 @@ def test_a_reading_has_a_seed_of_its_own():
     )
 
 
-def test_drawing_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    sample(random_logits(), OPEN, Noise([*range(10)], 40, CPU).next())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 NAN, INF = float("nan"), float("inf")
 WRONG = [
     *(("temperature", value) for value in (-0.1, NAN, INF, 1e300, "warm", None)),

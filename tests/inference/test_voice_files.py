@@ -16,10 +16,9 @@ from kit.audio.spectrogram import MelConfig
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
 from kit.base.tensor_file import contents, file_bytes
-from kit.inference.references import load_references, save_references
 from kit.inference.sampling import GenerateConfig
 from kit.inference.voice import Voice
-from kit.inference.voice_files import load_voice, load_voices
+from kit.inference.voice_files import load_references, load_voice, load_voices, save_references
 from kit.model.gpt import SpeechGPT
 from kit.model.weights import load_model, save_model
 from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -91,17 +90,11 @@ def test_weights_that_training_has_not_left_yet_are_named(folder):
         load_voices(folder)
 
 
-@pytest.mark.parametrize("name", list(FILES)[1:])
+@pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named(folder, name):
     path = folder / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(FILES[name], match=name):
-        load_voice(folder)
-
-
-def test_damaged_references_are_named(folder):
-    (folder / "references.safetensors").write_bytes(b"half a file")
-    with pytest.raises(SpeechError, match=r"references\.safetensors"):
         load_voice(folder)
 
 
@@ -140,13 +133,6 @@ def test_an_exported_voice_is_distinguished_from_a_run(folder):
 
 def test_a_model_file_of_another_kind_is_named(folder):
     shutil.copy(folder / "codec.safetensors", folder / "model-ema.safetensors")
-    with pytest.raises(SpeechError, match=r"model-ema\.safetensors"):
-        load_voice(folder)
-
-
-def test_a_model_file_with_other_weights_is_named(folder):
-    path = folder / "model-ema.safetensors"
-    path.write_bytes(path.read_bytes().replace(b"final_norm.bias", b"fINAL_norm.bias"))
     with pytest.raises(SpeechError, match=r"model-ema\.safetensors"):
         load_voice(folder)
 
@@ -247,8 +233,10 @@ def test_a_codec_that_asks_for_too_much_is_refused(folder, over):
         load_voice(folder)
 
 
-def test_a_speaker_with_the_name_that_files_keep_for_themselves_is_refused(tmp_path):
-    with pytest.raises(SpeechError, match="`__metadata__` is reserved"):
-        save_references({"__metadata__": torch.randn(80, 12)}, tmp_path / "r.safetensors")
-    save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, tmp_path / "r.safetensors")
-    assert list(load_references(tmp_path / "r.safetensors").mels) == ["a/ሰላም \u200c|"]
+def test_a_speaker_with_a_name_that_files_keep_for_themselves_is_refused(tmp_path):
+    path = tmp_path / "r.safetensors"
+    for name in ("__metadata__", "__speakers__"):
+        with pytest.raises(SpeechError, match=f"`{name}` is reserved"):
+            save_references({name: torch.randn(80, 12)}, path)
+    save_references({"a/ሰላም \u200c|": torch.randn(80, 12)}, path)
+    assert list(load_references(path).mels) == ["a/ሰላም \u200c|"]

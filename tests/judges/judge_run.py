@@ -23,9 +23,8 @@ from torch import Tensor
 from kit.audio.clip import load_wave
 from kit.audio.codec import load_codec
 from kit.audio.mel_codec import MelCodec
-from kit.base.files import digest, file_digest, write_atomic
-from kit.base.result_cache import cached_result
-from kit.base.tables import text_grid
+from kit.base.files import cached_result, digest, file_digest, write_atomic
+from kit.base.formatting import text_grid
 from kit.dataset.data_report import rows_in_split
 from kit.dataset.manifest import read_manifest
 from kit.inference.code_reader import READER

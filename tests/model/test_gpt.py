@@ -10,7 +10,7 @@ from torch import nn
 
 from kit.base.errors import KitError
 from kit.model.gpt import Trunk, explicit_attention, summed_loss, weighted_loss
-from kit.model.sequence import GPTConfig, collate, pack
+from kit.model.sequence import GPTConfig, pack
 from kit.tuning.memory_plan import count_parameters
 
 XTTS_V2 = GPTConfig(
@@ -201,13 +201,6 @@ def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(cuts):
     assert (split - whole).norm() <= 1e-6 * whole.norm()
 
 
-def test_recomputed_layers_give_the_same_gradients():
-    model, batch = tiny_model(), pack(GPT, *rows())
-    whole = gradients(model, [batch])
-    model.gpt.recompute = frozenset(range(GPT.layers))
-    assert torch.equal(gradients(model, [batch]), whole)
-
-
 @pytest.mark.parametrize(("text", "codes"), [(19, 5), (5, 37)])
 def test_rows_that_do_not_fit_are_refused_with_the_limits(text, codes):
     with pytest.raises(ValueError, match=r"longer than the model's 20 text and 40 code positions"):
@@ -219,12 +212,14 @@ def test_the_longest_rows_fit():
     assert batch.tokens.shape == (1, 60) and torch.isfinite(tiny_model()(batch)[1])
 
 
-def test_counts_are_of_real_tokens():
+@pytest.mark.parametrize("stop", [True, False])
+def test_counts_are_of_real_tokens(stop):
     texts, codes, cond = rows(6)
-    batch = effective_batch(GPT, (texts, codes, cond), parts=2)
+    config = dataclasses.replace(GPT, text_stop_input=stop)
+    batch = effective_batch(config, (texts, codes, cond), parts=2)
     assert batch.text_targets == sum(len(t) + 1 for t in texts)
     assert batch.code_targets == sum(len(c) + 4 for c in codes)
-    assert batch.tokens == sum(len(t) + 2 + len(c) + 4 for t, c in zip(texts, codes))
+    assert batch.tokens == sum(len(t) + 1 + stop + len(c) + 4 for t, c in zip(texts, codes))
 
 
 def test_start_and_stop_stand_where_the_configuration_says():
@@ -236,11 +231,6 @@ def test_start_and_stop_stand_where_the_configuration_says():
     assert batch.tokens.tolist() == [[7, 5, 6, 0, *codes]]
     assert batch.text_targets.tolist() == [5, 6, 0]
     assert batch.code_targets.tolist() == [1, 2, 31, 31, 31, 31]
-
-
-def test_a_configuration_of_before_means_the_last_ids():
-    assert (GPT.start_text, GPT.stop_text) == (GPT.text_vocab - 2, GPT.text_vocab - 1)
-    assert (GPT.start_code, GPT.stop_code) == (GPT.code_vocab - 2, GPT.code_vocab - 1)
 
 
 @pytest.mark.parametrize(
@@ -282,19 +272,6 @@ def test_a_row_without_text_stop_is_the_row_in_which_nobody_sees_it():
     )
     assert batch.text_targets[-1] == GPT.stop_text, "it is still learnt"
     assert len(batch.text_targets) + len(batch.code_targets) == batch.tokens.shape[1]
-
-
-def test_counts_leave_out_a_text_stop_that_is_not_there():
-    texts, codes, cond = rows(6)
-    config = dataclasses.replace(GPT, text_stop_input=False)
-    batch = effective_batch(config, (texts, codes, cond), parts=2)
-    assert batch.tokens == sum(len(t) + 1 + len(c) + 4 for t, c in zip(texts, codes))
-
-
-def test_collate_keeps_the_position():
-    texts, codes, cond = rows(2)
-    batch = collate(GPT, [(texts, codes, cond)], {"epoch": 1, "batch": 2})
-    assert batch.position == {"epoch": 1, "batch": 2} and len(batch.micro) == 1
 
 
 def test_the_first_loss_is_that_of_guessing():

@@ -11,9 +11,8 @@ from kit.base.config import build
 from kit.base.errors import DamagedFileError, KitError
 from kit.base.tensor_file import checksum, contents, file_bytes
 from kit.model.gpt import SpeechGPT
-from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, is_adapter, merged, rows_from_base
-from kit.model.warm_start import warm_start_model
-from kit.model.weights import load_adapters, save_adapters
+from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
+from kit.model.weights import load_adapters, save_adapters, warm_start_model
 
 SMALL = LoRAConfig(rank=4, alpha=8.0)
 GROWN = dataclasses.replace(
@@ -67,19 +66,11 @@ def test_merging_leaves_the_model_as_it_was_and_a_plain_one_is_itself():
     assert merged(plain) is plain
 
 
-def test_the_tensors_of_the_base_keep_their_names():
-    model = adapted()
-    base = tiny_model().state_dict()
-    own = {name: t for name, t in model.state_dict().items() if not is_adapter(name)}
-    assert own.keys() == base.keys()
-    assert all(torch.equal(tensor, base[name]) for name, tensor in own.items())
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"rank": 0}, "rank = 0: must lie in 1 to"),
-        ({"alpha": 0}, "alpha = 0: must lie in"),
+        ({"alpha": 0}, "alpha = 0: must be 0.001 or more"),
         ({"dropout": 1.0}, "dropout = 1.0: must lie in 0 to 0.9"),
         ({"targets": []}, "choose some of attn.c_attn"),
         ({"targets": ["c_attn"]}, "choose some of attn.c_attn"),
@@ -97,7 +88,8 @@ def travelled(tmp_path):
     """A base, a model that grew from it and was trained, and the file of its adapters."""
     base = tiny_model()
     model = adapted(model=warm_start_model(GROWN, base, {20: [1, 2]}))
-    rows = rows_from_base(GROWN, GPT)
+    grown = ("text_embedding.weight", "text_head.weight", "text_head.bias")
+    rows = dict.fromkeys(grown, GPT.text_vocab) | {"code_position.weight": GPT.max_code}
     with torch.no_grad():
         for name, first in rows.items():
             model.state_dict()[name][first:] += 0.5

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 
-from kit.base.errors import KitError
 from kit.model import text_attention
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, pack
@@ -86,13 +85,6 @@ def test_it_fades_and_the_reported_loss_is_the_models_own():
     assert weights == [0.375, 0.25, 0.125, 0, 0, 0]
     plain = next(train(state(TRAIN), random_batches(GPT)))
     assert reported[0] == plain.loss
-
-
-def test_a_weight_that_makes_no_sense_is_refused():
-    with pytest.raises(KitError, match="guided_attention_weight"):
-        TrainConfig(guided_attention_weight=-1.0)
-    with pytest.raises(KitError, match="guided_attention_steps"):
-        TrainConfig(guided_attention_steps=0)
 
 
 def spelt(count: int, seed: int) -> EffectiveBatch:

@@ -10,7 +10,7 @@ from kit.base.config import build
 from kit.base.errors import DamagedFileError
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig, pack
-from kit.model.warm_start import extend_positions, model_settings, warm_start_model
+from kit.model.weights import extend_positions, model_settings, warm_start_model
 
 BASE = tiny_model().eval()
 NEW = 5

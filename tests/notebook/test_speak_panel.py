@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from IPython.display import Audio
 
-from kit.notebook.panel.speak_panel import SpeakPanel, uploaded
+from kit.notebook.panel.speak_panel import SpeakPanel
+from kit.notebook.panel.widgets import uploaded_files
 
 WAV = b"RIFF$\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x22\x56\0\0\x44\xac\0\0\2\0\x10\0data\0\0\0\0"
 
@@ -93,6 +94,7 @@ def test_a_recording_that_was_not_given_is_reported():
 
 
 def test_uploads_of_both_versions_of_ipywidgets_are_read():
-    assert uploaded({}) == uploaded(()) == ("", b"")
-    assert uploaded({"a.wav": {"metadata": {"size": 2}, "content": b"ab"}}) == ("a.wav", b"ab")
-    assert uploaded(({"name": "a.wav", "content": memoryview(b"ab")},)) == ("a.wav", b"ab")
+    assert uploaded_files({}) == uploaded_files(()) == []
+    by_name = {"a.wav": {"content": b"ab"}, "b.wav": {"content": memoryview(b"c")}}
+    listed = ({"name": "a.wav", "content": b"ab"}, {"name": "b.wav", "content": memoryview(b"c")})
+    assert uploaded_files(by_name) == uploaded_files(listed) == [("a.wav", b"ab"), ("b.wav", b"c")]

@@ -7,7 +7,7 @@ import time
 import pytest
 from helpers import PATIENCE_S, until
 
-from kit.base.errors import KitError, TrainError
+from kit.base.errors import KitError
 from kit.notebook.panel.train_panel import TrainPanel
 from kit.training.launch import PROFILE, STOP
 from kit.training.switches import Switch
@@ -37,7 +37,7 @@ class Process:
         for step in range(self.done + 1, self.steps + 1):
             time.sleep(self.pause_s)
             if step == self.fails_at:
-                self.failure = TrainError("The loss was not finite. Lower the learning rate.")
+                self.failure = KitError("The loss was not finite. Lower the learning rate.")
                 return
             self.done = step
             row = {"step": step, "steps": self.steps, "loss": 5 / step, "lr": 1e-3}
@@ -90,7 +90,7 @@ def test_a_plain_run_starts_waits_prints_and_draws(log, capsys):
 
 
 def test_a_plain_run_raises_why_the_training_failed(log, capsys):
-    with pytest.raises(TrainError, match="not finite"):
+    with pytest.raises(KitError, match="not finite"):
         panel_of(Process(log, fails_at=5)).run()
     assert "Stopped at step 4 of 20 by an error." in capsys.readouterr().out
 
@@ -208,7 +208,7 @@ def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
     assert panel.ended.wait(PATIENCE_S)
     assert "Stopped at the first step by an error." in panel.view.status.value
     assert "Traceback" not in panel.view.status.value and not panel.view.start.disabled
-    with pytest.raises(TrainError, match="not finite"):
+    with pytest.raises(KitError, match="not finite"):
         panel.wait()
     process.fails_at = None
     panel.view.start.click()

@@ -53,10 +53,10 @@ def run(command: list[str], **env: str) -> str:
 
 ASKED = """
 import torch
-from kit.inference.linear_formats import exact_int8, has_bf16, layer_for
-kind, dtype, ran = layer_for("bf16", torch.device("cpu"), compiled=False)
-said = torch.backends.cpu.get_cpu_capability(), has_bf16(), kind.__name__, exact_int8(), ran
-print(*said, sep="|")
+from kit.inference.linear_formats import choose_layer, has_bf16, int8_matmul_is_exact
+kind, dtype, ran = choose_layer("bf16", torch.device("cpu"), compiled=False)
+said = torch.backends.cpu.get_cpu_capability(), has_bf16(), kind.__name__
+print(*said, int8_matmul_is_exact(), ran, sep="|")
 """
 ANSWER = ["AVX2", "False", "Fbgemm16"]
 

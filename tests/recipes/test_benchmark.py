@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from kit.base.errors import KitError
-from kit.recipes.benchmark import Benchmark, measured_effects
+from kit.recipes.benchmark import Benchmark
 from kit.recipes.start import start
-from kit.tuning.trial_results import load_choice
+from kit.recipes.training_plan import measured_effects
+from kit.tuning.recommend import load_choice
 from kit.tuning.trials import TrialConfig
 
 

@@ -12,11 +12,10 @@ import torch
 from helpers import RATE, corpus, manifest, speech, trained_codec, world
 from tones import CODEC, ToneRecognizer, noisy, say
 
-from kit.audio.ctc_recognizer import Recognizer, RecognizerConfig, save_recognizer
-from kit.audio.recognizer import alphabet_of
+from kit.audio.recognizer import Recognizer, RecognizerConfig, alphabet_of, save_recognizer
 from kit.base.errors import DatasetError, KitError
+from kit.dataset.checks import check_dataset
 from kit.dataset.data_report import ManifestConfig, Utterance
-from kit.dataset.manifest import check_dataset
 from kit.dataset.segmentation import UnusedAudio
 from kit.recipes.more_data import LongRecordings, MoreText, write_example
 from kit.recipes.start import start

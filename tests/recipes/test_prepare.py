@@ -9,13 +9,13 @@ import torch
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
 from kit.audio.codec import codec_config
-from kit.audio.ctc_recognizer import RecognizerConfig
+from kit.audio.recognizer import RecognizerConfig
 from kit.base.config import build, merge
 from kit.base.errors import DatasetError, KitError
 from kit.batches.code_cache import CodeCache
 from kit.batches.lengths import fixed_lengths
-from kit.recipes.prepare import Preparation
-from kit.recipes.prepare_networks import (
+from kit.recipes.prepare import Preparation, fetch_recordings
+from kit.recipes.prepare_parts import (
     REUSED,
     describe_codec_training,
     train_or_load_codec,
@@ -67,7 +67,7 @@ def test_a_run_started_with_the_name_of_a_language_is_continued_with_its_code():
     source, _ = choose_source(run, RunSource(data="clips", language="English"))
     assert source.language == "en"
     source.begin(run)
-    source.set_permanent(run)
+    run.set_permanent("data", str(source))
     for language in ("en", "en-US", "eng", ""):
         again, _ = choose_source(run, RunSource(data="clips", language=language))
         again.begin(run)
@@ -80,12 +80,13 @@ def test_a_run_started_with_the_name_of_a_language_is_continued_with_its_code():
 
 def test_a_run_keeps_its_language_as_it_was_spelt_before():
     run = start("spelt")
-    RunSource(data="clips", language="pt_BR").begin(run)
-    RunSource(data="clips", language="pt_BR").set_permanent(run)
+    source = RunSource(data="clips", language="pt_BR")
+    source.begin(run)
+    run.set_permanent("data", str(source))
     for language in ("pt-br", "pt_BR", "por-BR"):
-        again, lines = choose_source(run, RunSource(data="clips", language=language))
+        again, line = choose_source(run, RunSource(data="clips", language=language))
         again.begin(run)
-        assert again.language == "pt_BR" and not lines
+        assert again.language == "pt_BR" and not line
 
 
 def test_what_people_recorded_is_trained_longer_unless_the_run_says_else():
@@ -163,7 +164,7 @@ def test_again_trains_nothing_recognises_nothing_and_ends_with_the_same_codes(
 ):
     for name in (
         "kit.audio.mel_codec.MelCodec.fit",
-        "kit.recipes.prepare_networks.train_recognizer",
+        "kit.recipes.prepare_parts.train_recognizer",
         "kit.dataset.alignment.align_clips",
         "kit.batches.encoding.clip_digest",
         "kit.batches.encoding.encode",
@@ -180,13 +181,12 @@ def test_again_trains_nothing_recognises_nothing_and_ends_with_the_same_codes(
     assert after["data"]["codes"] == before["data"]["codes"]
 
 
-def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch, tmp_path):
+def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch):
     run = start("interrupted")
     settings = {"width": 16, "blocks": 1, "steps": 2, "minutes": 0, "sharpen_steps": 2}
     settings |= {"vocoder_steps": 2, "vocoder_width": 8, "vocoder_blocks": 1}
     config = codec_config(settings)
     rows = prepared[0].checked.kept
-    path = tmp_path / "codec.safetensors"
 
     def stopped(*_):
         raise KeyboardInterrupt
@@ -194,27 +194,23 @@ def test_an_interrupted_codec_resumes_where_it_stopped(prepared, monkeypatch, tm
     with monkeypatch.context() as patched:
         patched.setattr("kit.audio.mel_codec.MelCodec.train_vocoder", stopped)
         with pytest.raises(KeyboardInterrupt):
-            train_or_load_codec(run, config, rows, path)
-    assert not path.exists()
+            train_or_load_codec(run, config, rows)
+    assert not (run.folder / "codec.safetensors").exists()
     with monkeypatch.context() as patched:
         patched.setattr("kit.audio.mel_codec.MelCodec.fit", stopped)
         patched.setattr("kit.audio.mel_codec.MelCodec.train_adversarial", stopped)
-        resumed, how = train_or_load_codec(run, config, rows, path)
+        resumed, how = train_or_load_codec(run, config, rows)
     assert how.endswith("sharpened in 2 steps; its vocoder trained in 2 steps")
-    assert [part.name for part in tmp_path.iterdir()] == ["codec.safetensors"]
-    whole, _ = train_or_load_codec(
-        start("uninterrupted"), config, rows, tmp_path / "whole.safetensors"
-    )
+    assert [part.name for part in run.folder.glob("codec*")] == ["codec.safetensors"]
+    whole, _ = train_or_load_codec(start("uninterrupted"), config, rows)
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name]), name
 
 
-def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(prepared, tmp_path):
+def test_a_codec_that_only_the_minutes_ended_says_what_would_make_it_clearer(prepared):
     run = start("cut-short")
     config = codec_config({"width": 16, "blocks": 1, "steps": 2, "minutes": 1e-6, "good": 0.0})
-    _, how = train_or_load_codec(
-        run, config, prepared[0].checked.kept, tmp_path / "codec.safetensors"
-    )
+    _, how = train_or_load_codec(run, config, prepared[0].checked.kept)
     assert "while still improving" in how and "--set codec.minutes=30`" in how
     figures = run.report()["codec"]
     assert figures["cut_short"]
@@ -341,7 +337,7 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
     monkeypatch.setattr("kit.dataset.fetch.open_huggingface", lambda *_: iter(rows))
     hub = {"text_column": "said", "most_hours": 3.0 / 3600}
     run = start("hub", settings={"hub": hub})
-    folder = RunSource(data="hf://somebody/voices/default/train").fetch(run)
+    folder = fetch_recordings(RunSource(data="hf://somebody/voices/default/train"), run)
     assert (folder / "metadata.csv").read_text(encoding="utf-8").count("\n") == 2
 
     clips = {f"c{i}": speech(1.0) for i in range(5)}
@@ -355,10 +351,9 @@ def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monk
 def test_without_whisper_the_kits_own_recogniser_listens_and_that_is_said(prepared, monkeypatch):
     preparation = prepared[0]
     run = preparation.active_run
-    monkeypatch.setattr("kit.recipes.prepare_networks.whisper_unavailable", lambda: "it lacks here")
-    path = run.path("recognizer.safetensors")
+    monkeypatch.setattr("kit.recipes.prepare_parts.whisper_unavailable", lambda: "it lacks here")
     config = build(RecognizerConfig, run.section("recognizer"), whisper="base")
     front_end = preparation.recognizer.front_end
-    model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, path, "am")
+    model, how = train_or_load_recognizer(run, config, preparation.rows, front_end, "am")
     assert model.fingerprint() == preparation.recognizer.fingerprint()
     assert how.startswith(REUSED) and how.endswith("Whisper is not used: it lacks here")

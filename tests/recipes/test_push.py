@@ -10,8 +10,7 @@ from helpers import LINES, opinionated_voice
 from hub import COMMIT, serving
 
 from kit.__main__ import main
-from kit.base import download
-from kit.base.errors import DownloadError, KitError
+from kit.base.errors import KitError
 from kit.base.run import Run
 from kit.inference.export import CARD, export_voice, load_export
 from kit.inference.sampling import GenerateConfig
@@ -24,7 +23,7 @@ SETTINGS = GenerateConfig(temperature=0.7, exact_codes=6)
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "PAUSE_S", 0.0)
+    monkeypatch.setattr("kit.base.hub.PAUSE_S", 0.0)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("KIT_RUNS", str(tmp_path / "runs"))
     (tmp_path / "hub").mkdir()
@@ -116,7 +115,7 @@ def test_the_token_goes_to_the_hub_alone(hub, run, tmp_path):
 def test_without_the_token_there_is_no_voice(hub, run, monkeypatch):
     push(run, NAME)
     monkeypatch.setenv("HF_TOKEN", "hf_other")
-    with pytest.raises(DownloadError, match="HF_TOKEN"):
+    with pytest.raises(KitError, match="HF_TOKEN"):
         voice_folder(f"hf://{NAME}@main")
     with pytest.raises(KitError, match="HF_TOKEN"):
         push(run, NAME)
@@ -130,7 +129,7 @@ def test_a_name_that_is_no_repository(run, to):
 
 def test_what_is_no_voice_is_said(hub, run, tmp_path):
     (hub.folder / "config.json").write_text("{}")
-    with pytest.raises(DownloadError, match=r"config\.json"):
+    with pytest.raises(KitError, match=r"config\.json"):
         voice_folder(f"hf://{NAME}@main")
     with pytest.raises(KitError, match="no exported voice"):
         voice_folder(str(tmp_path))

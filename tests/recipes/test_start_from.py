@@ -4,18 +4,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import corpus, dataset, few_words, manifest
+from helpers import corpus, dataset, few_words, manifest, unchecked
 from hub import serving
 
 from kit.base.config import merge
 from kit.base.errors import KitError, SpeechError
 from kit.base.files import file_digest
-from kit.inference.export import export_voice
+from kit.inference.export import export_voice, load_export, read_card
 from kit.inference.voice_files import load_voice
-from kit.recipes.base_model import CODEC, MODEL, START_FROM, folder_of, start_from_base
+from kit.recipes.base_model import CODEC, folder_of, inherited_licence, start_from_base
 from kit.recipes.prepare import Preparation
 from kit.recipes.start import start
 from kit.recipes.train import Training
+from kit.recipes.trained_parts import MODEL, START_FROM
 from kit.training.logs import read_log
 
 # Sizes that are not the tiny preset's: a run that begins with this voice must take them from it.
@@ -36,7 +37,7 @@ def base() -> Path:
     """The folder of a run that was trained to its end on the tiny world's recordings."""
     run = start("a base", settings=OWN)
     list(Preparation(run, str(corpus())).run())
-    list(Training(run).run())
+    list(unchecked(Training(run)).run())
     return run.folder
 
 
@@ -74,7 +75,7 @@ def test_training_continues_from_the_voice(base, exported, started):
     rates = [settings[name] for name in ("lr", "muon_lr", "conditioner_lr")]
     assert rates == [0.002, 0.00667, 0.0002], "a third of the preset's"
     cold = [row["loss"] for row in read_log(base / "train.jsonl")]
-    list(Training(run).run())
+    list(unchecked(Training(run)).run())
     assert read_log(run.path("train.jsonl"))[0]["loss"] < (cold[0] + cold[-1]) / 2
 
 
@@ -166,11 +167,35 @@ def test_a_voice_on_the_hub_is_a_base_model_without_a_licence_to_accept(exported
     name = "hf://someone/a-voice@v1"
     with serving(exported, "someone/a-voice", "v1") as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        run = start("from the hub", settings=FEW)
+        run = start("a voice of the hub", settings=FEW)
         folder, record = folder_of(run, name, "")
         assert record["repository"] == "someone/a-voice"
         assert file_digest(folder / CODEC) == file_digest(exported / CODEC)
+        listed = [path for path, _ in hub.asked if path.startswith("/api/models/")]
+        assert len(listed) == 1, "one request lists its files"
         asked = len(hub.asked)
         start_from_base(run, name)
         assert len(hub.asked) == asked, "it was downloaded already"
     assert (run.folder / MODEL).is_file()
+
+
+@pytest.mark.parametrize("said_in", ["voice.json", "README.md"])
+def test_a_voice_made_from_xtts_asks_for_its_licence_whoever_pushed_it(
+    base, tmp_path, monkeypatch, said_in
+):
+    by_card = said_in == "voice.json"
+    folder = export_voice(load_voice(base), tmp_path, licence="CPML" if by_card else "")
+    if not by_card:  # as kits pushed it that did not write it in voice.json
+        header = "license: other\nlicense_name: coqui-public-model-license\n"
+        (folder / "README.md").write_text(f"---\n{header}---\n")
+    run = start(f"licensed by {said_in}", settings=FEW)
+    with serving(folder, "someone/tuned", "v1") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        for name in ("hf://someone/tuned@v1", str(folder)):
+            with pytest.raises(KitError, match="Coqui Public Model License"):
+                start_from_base(run, name)
+        assert not any("model.safetensors" in path for path, _ in hub.asked), "no weights before"
+        start_from_base(run, "hf://someone/tuned@v1", "CPML")
+    assert inherited_licence(run) == "CPML", "what is made from this run has it, too"
+    passed_on = export_voice(load_voice(base), tmp_path / "next", licence=inherited_licence(run))
+    assert read_card(passed_on).licence == "CPML" and load_export(passed_on).speakers

@@ -11,23 +11,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import CPU, code_index, manifest, world
+from helpers import CPU, code_index, manifest, unchecked, world
 
 from kit.base.config import RENAMED, load_preset, merge
-from kit.base.errors import KitError, TrainError
+from kit.base.errors import KitError, Note
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
-from kit.base.notes import Note
 from kit.batches.lengths import fixed_lengths
 from kit.dataset.manifest import write_manifest
-from kit.inference.references import load_references
+from kit.inference.voice_files import load_references
 from kit.model import text_attention
 from kit.model.text_attention import AlignmentHead, diagonality
 from kit.model.weights import trained_with
 from kit.notebook.result import Result
+from kit.recipes import training_samples
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.start import start
-from kit.recipes.train import TRIAL_STEPS, Training
+from kit.recipes.train import SPOKEN, Training
+from kit.recipes.training_plan import TRIAL_STEPS
 from kit.recipes.training_samples import SamplePlayers, load_attention_maps
 from kit.training import loop
 from kit.training.logs import read_log
@@ -64,6 +65,12 @@ def saved(folder: Path, **sections) -> ActiveRun:
     run = active(folder, **sections)
     run.begin()
     return run.save_settings(merge(SMALL, sections))
+
+
+def untried(training: Training) -> Training:
+    """A training that takes for granted that a step fits into memory."""
+    training.results["fits"] = Result(line="It fits.")
+    return training
 
 
 def interrupted_at(monkeypatch, step: int) -> None:
@@ -123,7 +130,7 @@ def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeyp
         return json.loads((tmp_path / "report.json").read_bytes())["train"]["alignment_head"]
 
     references = tmp_path / "references.safetensors"
-    list(Training(active(tmp_path)).run())
+    list(unchecked(Training(active(tmp_path))).run())
     assert recorded() is None, "six steps teach no head to follow"
     assert load_references(references).habits.head is None
     monkeypatch.setattr(text_attention, "MIN_DIAGONALITY", -1.0)
@@ -134,7 +141,7 @@ def test_the_head_that_follows_the_text_is_left_with_the_voice(tmp_path, monkeyp
 def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, step=3)
     longer = {"train": {"max_steps": 400}}
-    training = Training(active(tmp_path, **longer))
+    training = unchecked(Training(active(tmp_path, **longer)))
     with pytest.raises(KeyboardInterrupt):
         list(training.run())
     stopped = len(read_log(tmp_path / "train.jsonl"))
@@ -142,7 +149,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, m
     assert not json.loads((tmp_path / "report.json").read_bytes())["train"]["finished"]
     assert training.trained().config == training.model, "as the checkpoint has it"
     monkeypatch.undo()
-    training = Training(active(tmp_path, **longer), max_steps=stopped + 4)
+    training = unchecked(Training(active(tmp_path, **longer), max_steps=stopped + 4))
     assert [str(result) for result in training.run()][-4].startswith("Trained to step")
     rows = read_log(tmp_path / "train.jsonl")
     assert [row["step"] for row in rows] == list(range(1, stopped + 5))
@@ -152,7 +159,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_the_next_start_resumes(tmp_path, m
 def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
     interrupted_at(monkeypatch, step=3)
     with pytest.raises(KeyboardInterrupt):
-        list(Training(saved(tmp_path)).run())
+        list(unchecked(Training(saved(tmp_path))).run())
     monkeypatch.undo()
     monkeypatch.setenv("KIT_RUNS", str(tmp_path.parent))
     settings = tmp_path / "settings.yaml"
@@ -168,7 +175,7 @@ def test_a_run_whose_settings_have_former_names_resumes(tmp_path, monkeypatch):
     assert "settings.yaml: train.steps is now called train.max_steps." in said and len(said) == 4
     assert sum("speed.parallel was removed" in each for each in said) == 1
     assert run.settings == SMALL | {"speed": {}} and run.section("train")["save_steps"] == 2
-    assert "Trained to step 6 of 6." in [str(result) for result in Training(run).run()]
+    assert "Trained to step 6 of 6." in [str(result) for result in unchecked(Training(run)).run()]
     rows = read_log(tmp_path / "train.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert "resumed from step 4" in rows[4]["note"]
@@ -205,10 +212,19 @@ def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_pat
     assert ran.startswith("off (not asked for") and training.trained().config == training.model
 
 
-def test_the_plan_follows_the_switches_before_anything_is_allocated(tmp_path):
-    training = Training(active(tmp_path))
+def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp_path):
+    run = active(tmp_path)
+    figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
+    figures["sdpa"] = {"steps_per_s": 2.5, "peak_memory_bytes": 2**29}
+    run.record(bench={"preset": {"variants": figures, "device": CPU.name}})
+    training = Training(run)
+    figures = training.switches().figures
+    assert "; 1.25x, -512.0 MiB here; " in figures["Fused attention (SDPA)"]
     training.panel("live")
     view = training.shown.view
+    cells = view.box.children[0].children
+    texts = [part.value for cell in cells for part in getattr(cell, "children", ())]
+    assert sum("1.25x, -512.0 MiB here" in str(text) for text in texts) == 1
     before = view.plan.value
     assert "Memory planned: " in before and "by your changes" not in before
     view.boxes["gradient_checkpointing"].value = True
@@ -224,26 +240,11 @@ def test_the_plan_follows_the_switches_before_anything_is_allocated(tmp_path):
     assert not fits and "too much" in words
 
 
-def test_the_measured_gain_of_a_switch_is_beside_it(tmp_path):
-    run = active(tmp_path)
-    figures = {"baseline": {"steps_per_s": 2.0, "peak_memory_bytes": 2**30}}
-    figures["sdpa"] = {"steps_per_s": 2.5, "peak_memory_bytes": 2**29}
-    run.record(bench={"preset": {"variants": figures, "device": CPU.name}})
-    training = Training(run)
-    figures = training.switches().figures
-    assert "; 1.25x, -512.0 MiB here; " in figures["Fused attention (SDPA)"]
-    training.panel("live")
-    cells = training.shown.view.box.children[0].children
-    said = [part.value for cell in cells for part in getattr(cell, "children", ())]
-    assert sum("1.25x, -512.0 MiB here" in str(text) for text in said) == 1
-    training.shown.retired.set()
-
-
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
     training = Training(active(tmp_path))
-    with pytest.raises(TrainError, match="call `panel"):
+    with pytest.raises(KitError, match="call `panel"):
         training.wait()
-    with pytest.raises(TrainError, match="press Start"):
+    with pytest.raises(KitError, match="press Start"):
         training.curves()
     with pytest.raises(KitError, match="01_data_prep first"):
         Training(dataclasses.replace(active(tmp_path), folder=tmp_path / "empty"))
@@ -268,11 +269,12 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
 
 def test_a_promise_shortens_a_run_and_a_person_is_obeyed(tmp_path):
     budget = {"time_budget": {"minutes": 1e-4}, "train": {"max_steps": 500}}
-    shortened = Training(active(tmp_path, **budget))
+    shortened = untried(Training(active(tmp_path, **budget)))
     assert "over the budget of" in str(shortened.in_time())
     assert shortened.config.max_steps < 500
     assert shortened.in_time().figures["steps to go"].endswith(f" {shortened.config.max_steps}")
-    asked = Training(active(tmp_path, **budget), max_steps=500)
+    asked = untried(Training(active(tmp_path, **budget), max_steps=500))
+    asked.trial_rows = shortened.trial_rows
     assert str(asked.in_time()).startswith("Training: 500 steps of")
 
 
@@ -283,7 +285,7 @@ def test_a_run_that_was_stopped_at_its_first_step_can_be_planned(tmp_path, monke
     judged = {"val_loss": None, "ema_val_loss": None, "gate": None, "note": ""}
     run = active(tmp_path)
     run.path("train.jsonl").write_text(json.dumps(row | times | judged) + "\n", encoding="utf-8")
-    assert str(Training(run).in_time()).startswith("Training: 6 steps of")
+    assert str(untried(Training(run)).in_time()).startswith("Training: 6 steps of")
 
 
 def test_a_started_run_is_planned_by_its_own_log(tmp_path):
@@ -293,7 +295,7 @@ def test_a_started_run_is_planned_by_its_own_log(tmp_path):
     run = active(tmp_path)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     run.path("train.jsonl").write_text(text, encoding="utf-8")
-    found = Training(run).in_time()
+    found = untried(Training(run)).in_time()
     assert found.figures["a step"].startswith("0.5 s")
     assert found.figures["time to the target"] == clock(0.5 * (2000 - 29))
     assert "2,000 steps of 0.5 s" in str(found), "a started run keeps its number"
@@ -301,7 +303,7 @@ def test_a_started_run_is_planned_by_its_own_log(tmp_path):
 
 def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypatch):
     held_out = [row for row in manifest() if row.split == "held_out"]
-    monkeypatch.setattr("kit.recipes.training_samples.load_recognizer", lambda path: "a recogniser")
+    monkeypatch.setattr(training_samples, "load_recognizer", lambda path: "a recogniser")
     run = active(tmp_path, train={"gate_every": 3})
     run.record(recognizer={"held_out": 0.4})
     training = Training(run)
@@ -314,7 +316,7 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
 
 
 def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path):
-    training = Training(active(tmp_path))
+    training = unchecked(Training(active(tmp_path)))
     (tmp_path / "attention").mkdir(exist_ok=True)
     (tmp_path / "attention" / "step-0000099.npy").write_bytes(b"of an earlier training")
     list(training.run())
@@ -329,13 +331,13 @@ def test_how_codes_look_at_text_is_kept_from_the_first_step_to_the_last(tmp_path
 
 def test_a_sentence_is_spoken_at_the_start_in_the_middle_and_at_the_end(tmp_path):
     steps = {"train": {"max_steps": 8, "eval_steps": 2}}
-    training = Training(active(tmp_path / "evaluated", **steps))
+    training = unchecked(Training(active(tmp_path / "evaluated", **steps)))
     list(training.run())
     sounds = training.samples().sounds
     assert [sound.caption for sound in sounds] == [f"after step {n}" for n in (1, 4, 8)]
     assert "<audio" in training.samples()._repr_html_()
-    assert SamplePlayers(training.samples_folder, "a text")().count("<audio") == 3
-    deaf = Training(active(tmp_path / "deaf", **steps))
+    assert SamplePlayers(tmp_path / "evaluated" / SPOKEN, "a text")().count("<audio") == 3
+    deaf = unchecked(Training(active(tmp_path / "deaf", **steps)))
     deaf.listeners = lambda: ()
     list(deaf.run())
     for mine, theirs in zip(training.trained().parameters(), deaf.trained().parameters()):
@@ -346,7 +348,7 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
     events = []
     for name in ("tensorboard", "wandb", "trackio"):
         log = lambda *given, name=name: (events.append, f"{name} {given[:2]}")  # noqa: E731
-        monkeypatch.setattr(f"kit.recipes.train.{name}_log", log)
+        monkeypatch.setattr(training_samples, f"{name}_log", log)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     none = Training(active(tmp_path / "none", train={"boards": []}))
     assert len(none.listeners()) == 2, "attention and samples"
@@ -358,8 +360,12 @@ def test_the_boards_of_the_settings_get_each_step(tmp_path, monkeypatch, capsys)
 
 
 def test_wandb_project_alone_still_turns_wandb_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("kit.recipes.train.tensorboard_log", lambda *_: (None, "no TensorBoard"))
-    monkeypatch.setattr("kit.recipes.train.wandb_log", lambda *given: (print, str(given[:2])))
+    monkeypatch.setattr(
+        "kit.recipes.training_samples.tensorboard_log", lambda *_: (None, "no TensorBoard")
+    )
+    monkeypatch.setattr(
+        "kit.recipes.training_samples.wandb_log", lambda *given: (print, str(given[:2]))
+    )
     monkeypatch.setenv("WANDB_PROJECT", "voices")
     training = Training(active(tmp_path))
     with pytest.warns(Note, match=r"train.boards: \[tensorboard, wandb\]"):
@@ -416,7 +422,7 @@ def test_before_they_are_timed_trial_steps_have_met_their_shapes(tmp_path, monke
         used.extend(batches)
         return [{"step": i} for i in range(len(batches))]
 
-    monkeypatch.setattr("kit.recipes.train.in_process", trial)
+    monkeypatch.setattr("kit.recipes.training_plan.in_process", trial)
     for precision in ("bf16", "fp32"):
         used.clear()
         run = active(tmp_path, precision=precision, speed={"mixed_precision": True})

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import until
+from helpers import unchecked, until
 from paths import python_path
 from test_train import active, saved
 from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
-from kit.recipes import train
+from kit.recipes import training_plan
 from kit.recipes.train import Training, gpus_offered
+from kit.recipes.training_samples import newest_profile
 from kit.training import checkpoint
 from kit.training.launch import ANOTHER_ENDED, PROFILE, STOP, TrainingProcess
 from kit.training.logs import read_log
@@ -40,6 +41,7 @@ from test_train import saved
 from kit.recipes.train import Training
 if __name__ == "__main__":  # its trial processes import this file, too
     training = Training(saved(Path({folder!r}), **{long!r}))
+    training.checks = lambda: (training.fits,)
     training.panel("live")
     training.shown.start_clicked.set()
     time.sleep(600)
@@ -107,7 +109,7 @@ def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(tm
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) < 3000
     tree, notes = checkpoint.load_newest(folder / "checkpoints")
     assert not notes and tree["run"]["step"] == rows[-1]["step"]
-    assert "Profile of steps" in train.newest_profile(folder / "profile")
+    assert "Profile of steps" in newest_profile(folder / "profile")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,7 @@ def stopped(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_RANKS", "2")
         training = Training(saved(folder, **LONG))
+        training.checks = lambda: (training.fits,)
         training.panel("live")
         view = training.shown.view
         view.numbers["gpus"].value = 2
@@ -145,7 +148,7 @@ def test_the_same_run_resumes_in_one_process(stopped, tmp_path):
     folder = tmp_path / "shared"
     shutil.copytree(stopped[0], folder)
     reached = before[-1]["step"]
-    list(Training(active(folder, **LONG), max_steps=reached + 2).run())
+    list(unchecked(Training(active(folder, **LONG), max_steps=reached + 2)).run())
     rows = read_log(folder / "train.jsonl")
     assert [row["step"] for row in rows[-2:]] == [reached + 1, reached + 2]
     assert f"resumed from step {reached}" in rows[-2]["note"]
@@ -179,7 +182,7 @@ def test_what_is_training_already_is_planned_and_not_tried(tmp_path, monkeypatch
     """Its process has the memory by now that a trial of this one would want besides."""
     training = Training(active(tmp_path))
     monkeypatch.setattr(TrainingProcess, "running", True)
-    monkeypatch.setattr(train, "in_process", None)
+    monkeypatch.setattr(training_plan, "in_process", None)
     assert "not tried (the run is training at this moment)" in str(training.fits())
     assert training.verdict.fits
 

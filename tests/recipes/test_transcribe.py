@@ -16,7 +16,7 @@ from kit.audio.clip import load_wave
 from kit.base.errors import DatasetError, KitError
 from kit.dataset.data_report import ManifestConfig
 from kit.dataset.transcripts import read_texts, read_transcripts, save_text
-from kit.recipes.transcribe import CUTS, proofread, transcribe
+from kit.recipes.more_data import CUTS, proofread, transcribe
 from kit.releases.whisper import RATE_HZ, Transcript, WhisperRecognizer
 
 TEXTS = (
@@ -119,7 +119,7 @@ def test_short_and_endless_sound_is_left_out_with_the_reason(tmp_path, whisper):
 
 
 def test_after_a_kill_finished_clips_are_not_repeated(talks, tmp_path, whisper, monkeypatch):
-    monkeypatch.setattr("kit.recipes.transcribe.PART_CLIPS", 1)
+    monkeypatch.setattr("kit.recipes.more_data.PART_CLIPS", 1)
     killed = whisper()
     killed.fails_at = 3
     with pytest.raises(KeyboardInterrupt):
@@ -194,7 +194,7 @@ def test_what_cannot_be_used_is_said(talks, tmp_path, whisper, monkeypatch):
         transcribe(talks, tmp_path / "clips", whisper())
     with pytest.raises(KitError, match="--out"):
         transcribe_steps("", data=str(talks))
-    monkeypatch.setattr("kit.recipes.transcribe.whisper_unavailable", lambda: "it is missing")
+    monkeypatch.setattr("kit.recipes.more_data.whisper_unavailable", lambda: "it is missing")
     with pytest.raises(KitError, match="it is missing"):
         transcribe_steps("", data=str(talks), out=str(tmp_path / "new"))
 

@@ -17,7 +17,7 @@ from kit.audio.codec import make_codec
 from kit.base.errors import KitError
 from kit.inference import speak_onnx
 from kit.inference.export import export_voice
-from kit.inference.onnx_export import export_onnx
+from kit.inference.program_export import export_onnx
 from kit.inference.sampling import GenerateConfig, Noise, candidate_seed, penalize, sample
 
 GREEDY = GenerateConfig(temperature=0)

@@ -9,10 +9,9 @@ import random
 import pytest
 
 from kit.base.errors import DatasetError
-from kit.streams.csv import Table
 from kit.streams.file import BadRecord
 from kit.streams.json_array import JsonArray
-from kit.streams.lines import JsonLines, TextLines
+from kit.streams.lines import JsonLines, Table, TextLines
 from kit.streams.open import open_source, rows
 from kit.streams.stream import Split, StreamConfig
 

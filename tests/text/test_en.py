@@ -21,13 +21,13 @@ NORMALIZED = [
     ("20th, 21st, 100th", "twentieth, twenty first, one hundredth"),
     ("Dr. Smith & Mrs. Jones", "doctor smith and missus jones"),
     ("mp3", "mp three"),
-    ("2-3", "two three"),
+    ("2-3, 3-1, 1.5-2 km", "two to three, three one, one point five to two km"),
     ("-5 degrees, (-3.5)", "minus five degrees, minus three point five"),
     ("−5, –5 °C, 1°, -1 °F, 20℃", "minus five, minus five degrees celsius, one degree, "
      "minus one degree fahrenheit, twenty degrees celsius"),
     ("5 − 3", "five minus three"),
     ("A-5, covid-19, 5-year-old", "a five, covid nineteen, five year old"),
-    ("10-15, 10 -15, 5%-10%, 5€-10€", "ten fifteen, ten fifteen, five percent ten percent, "
+    ("10-15, 10 -15, 5%-10%, 5€-10€", "ten to fifteen, ten fifteen, five percent ten percent, "
      "five euros ten euros"),
     ("word —5", "word five"),
     ("$5 million, $1 million, 5 million €", "five million dollars, one million dollars, "
@@ -41,7 +41,11 @@ NORMALIZED = [
     ("£2,50, $2.5, $2.505", "two pounds fifty pence, two point five dollars, "
      "two point five zero five dollars"),
     ("-$5, $-5, -50%", "minus five dollars, minus five dollars, minus fifty percent"),
-    ("$5-10", "five ten dollars"),
+    ("$5-10, 5–10%, 3-4pm", "five to ten dollars, five to ten percent, three to four pm"),
+    ("1-2-2016, 10:30-11:30, 2024-05", "one two two thousand sixteen, ten thirty eleven thirty, "
+     "two thousand twenty four zero five"),
+    ("555-1234, 1990-1995", "five hundred fifty five one thousand two hundred thirty four, "
+     "one thousand nine hundred ninety to one thousand nine hundred ninety five"),
     ("1,000,000 and 3.5 kg", "one million and three point five kg"),
     ("1990s, the 90s, 1900s, 2000s, 2010s", "nineteen nineties, the nineties, nineteen hundreds, "
      "two thousands, twenty tens"),

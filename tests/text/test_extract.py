@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.base.errors import DatasetError
+from kit.base.errors import DatasetError, Note
 from kit.text import extract
-from kit.text.extract import Progress, extract_text, plain_lines
+from kit.text.extract import extract_text
+from kit.text.normalize import normalize
 
 
 def table(path: Path, count: int = 60) -> Path:
@@ -20,50 +21,44 @@ def table(path: Path, count: int = 60) -> Path:
     return path
 
 
-def text_of(source: Path, folder: Path, **arguments) -> tuple[str, extract.ExtractedText]:
-    with extract_text(source, folder, **arguments) as made:
-        return made.path.read_text(encoding="utf-8"), made
+def text_of(source: Path, folder: Path, language: str = "am") -> str:
+    with extract_text(source, folder, language) as path:
+        return path.read_text(encoding="utf-8")
 
 
 def test_a_quoted_break_is_a_space_and_text_is_normalised(tmp_path):
     source = table(tmp_path / "t.csv", 3)
-    assert text_of(source, tmp_path / "w")[0] == "ሠላም, ቁጥር 0\nሠላም, ቁጥር 1\nሠላም, ቁጥር 2\n"
-    text, made = text_of(source, tmp_path / "w", language="am")
-    assert text == "ሰላም, ቁጥር ዜሮ\nሰላም, ቁጥር አንድ\nሰላም, ቁጥር ሁለት\n" and made.lines == 3
+    text = text_of(source, tmp_path / "w")
+    assert text == "ሰላም, ቁጥር ዜሮ\nሰላም, ቁጥር አንድ\nሰላም, ቁጥር ሁለት\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "layout"),
+    ("name", "data"),
     [
-        ("t.tsv", "id\ttext\n1\tአንድ\n2\tሁለት\n", {}),
-        ("t.jsonl", '{"text": "አንድ"}\n{"text": "ሁለት", "x": 1}\n', {}),
-        ("t.json", '[{"text": "አንድ"}, {"text": "ሁለት"}]', {}),
-        ("t.txt", "አንድ\r\n\nሁለት", {}),
-        (
-            "t.csv",
-            "1|አንድ\n2|ሁለት\n",
-            {"columns": ["id", "text"], "delimiter": "|", "quoting": False},
-        ),
+        ("t.tsv", "id\ttext\n1\tአንድ\n2\tሁለት\n"),
+        ("t.jsonl", '{"text": "አንድ"}\n{"text": "ሁለት", "x": 1}\n'),
+        ("t.json", '[{"text": "አንድ"}, {"text": "ሁለት"}]'),
+        ("t.txt", "አንድ\r\n\nሁለት"),
     ],
 )
-def test_every_kind_of_file(tmp_path, name, data, layout):
+def test_every_kind_of_file(tmp_path, name, data):
     (tmp_path / name).write_text(data, encoding="utf-8", newline="")
-    assert text_of(tmp_path / name, tmp_path, **layout)[0] == "አንድ\nሁለት\n"
+    assert text_of(tmp_path / name, tmp_path) == "አንድ\nሁለት\n"
 
 
-def test_rows_without_text_are_counted_and_named(tmp_path):
+def test_rows_without_text_are_left_out_and_bad_ones_named(tmp_path):
     source = tmp_path / "t.jsonl"
     source.write_text(
         '{"text": "ሀ"}\n{"text": null}\n{"text": "። !"}\nnonsense\n', encoding="utf-8"
     )
-    _, made = text_of(source, tmp_path, language="am")
-    assert (made.lines, made.empty, made.unreadable) == (2, 1, 1)
-    assert "line 4" in made.faults[0]
+    with pytest.warns(Note, match=r"t\.jsonl: 1 rows .*line 4"):
+        assert text_of(source, tmp_path) == "ሀ\n.!\n"
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):
-    with pytest.raises(DatasetError, match=r"no column `txt`\. Did you mean `text`"):
-        text_of(table(tmp_path / "t.csv"), tmp_path, column="txt")
+    (tmp_path / "t.csv").write_text("id,txt\n1,a\n")
+    with pytest.raises(DatasetError, match=r"no column `text`\. Did you mean `txt`"):
+        text_of(tmp_path / "t.csv", tmp_path)
     assert left(tmp_path) == ["t.csv"]
 
 
@@ -72,14 +67,6 @@ def test_what_cannot_be_read_is_reported(tmp_path, name, message):
     (tmp_path / "t.parquet").write_bytes(b"ABCD")
     with pytest.raises(DatasetError, match=message):
         text_of(tmp_path / name, tmp_path / "work")
-    with pytest.raises(DatasetError, match=message):
-        list(plain_lines(tmp_path / name))
-
-
-def test_plain_lines_end_at_newlines_alone(tmp_path):
-    path = tmp_path / "t.txt"
-    path.write_bytes("\ufeffሀ\u2028ለ\r\n \nመ\x85ሠ".encode())
-    assert list(plain_lines(path)) == ["ሀ\u2028ለ", "መ\x85ሠ"]
 
 
 def left(folder: Path) -> list[str]:
@@ -89,8 +76,8 @@ def left(folder: Path) -> list[str]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_nothing_is_left_after_a_failure(tmp_path, error):
     source = table(tmp_path / "t.csv")
-    with pytest.raises(error), extract_text(source, tmp_path) as made:
-        assert made.path.exists()
+    with pytest.raises(error), extract_text(source, tmp_path, "am") as path:
+        assert path.exists()
         raise error
     assert left(tmp_path) == ["t.csv"]
 
@@ -100,7 +87,7 @@ def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
 
     def body() -> None:
         extract.EVERY, done = 7, 0
-        take, write = extract._take, extract.write_atomic
+        normalize, write = extract.normalize, extract.write_atomic
 
         def dying(work):
             def worker(*arguments):
@@ -113,10 +100,10 @@ def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
             return worker
 
         if how == "row":
-            extract._take = dying(take)
+            extract.normalize = dying(normalize)
         else:
             extract.write_atomic = dying(write)
-        text_of(source, folder, language="am")
+        text_of(source, folder)
 
     process = multiprocessing.get_context("fork").Process(target=body)
     process.start()
@@ -128,23 +115,21 @@ def killed_at(item: int, how: str, source: Path, folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_any_row_it_ends_with_the_same_text(tmp_path, monkeypatch, seed):
     source, folder, rng = table(tmp_path / "t.csv"), tmp_path / "work", random.Random(seed)
-    whole, made = text_of(source, tmp_path / "other", language="am")
+    whole = text_of(source, tmp_path / "other")
     killed_at(rng.randint(15, 25), "row", source, folder)
     mark = json.loads((folder / ".extracted.json").read_text())
-    assert mark["items"] in (14, 21)
+    assert mark["rows"] in (14, 21)
     killed_at(2, "mark", source, folder)
     killed_at(rng.randint(1, 20), "row", source, folder)
     monkeypatch.setattr(extract, "EVERY", 7)
     read = []
-    monkeypatch.setattr(extract, "_take", lambda *a, take=extract._take: (read.append(a), take(*a)))
-    with extract_text(source, folder, language="am") as again:
-        assert again.path.read_text(encoding="utf-8") == whole
-        assert (again.lines, again.empty) == (made.lines, made.empty)
-    assert len(read) <= 60 - mark["items"] and left(folder) == []
+    monkeypatch.setattr(extract, "normalize", lambda *a: (read.append(a), normalize(*a))[1])
+    assert text_of(source, folder) == whole
+    assert len(read) <= 60 - mark["rows"] and left(folder) == []
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("change", ["source", "arguments", "text gone", "text cut"])
+@pytest.mark.parametrize("change", ["source", "language", "text gone", "text cut", "mark"])
 def test_what_changed_meanwhile_starts_again(tmp_path, change):
     source, folder = table(tmp_path / "t.csv"), tmp_path / "work"
     killed_at(30, "row", source, folder)
@@ -154,28 +139,8 @@ def test_what_changed_meanwhile_starts_again(tmp_path, change):
         (folder / ".extracted.txt").unlink()
     elif change == "text cut":
         (folder / ".extracted.txt").write_bytes(b"x")
-    language = None if change == "arguments" else "am"
-    assert (
-        text_of(source, folder, language=language)[0]
-        == text_of(source, tmp_path / "o", language=language)[0]
-    )
+    elif change == "mark":
+        (folder / ".extracted.json").write_text("{")
+    language = "en" if change == "language" else "am"
+    assert text_of(source, folder, language) == text_of(source, tmp_path / "o", language)
     assert left(folder) == []
-
-
-def test_a_pass_saves_its_figures_and_forgets_them(tmp_path):
-    seen, mark = [], tmp_path / "mark.json"
-    for item in Progress(mark, "key", every=10).follow(range(25), lambda: {"sum": sum(seen)}):
-        seen.append(item)
-    again = Progress(mark, "key", every=10)
-    assert again.state["items"] == 20 and again.state["sum"] == sum(range(20))
-    assert list(again.follow(range(25), dict)) == [20, 21, 22, 23, 24]
-    assert Progress(mark, "other").state == {"items": 0}
-    (tmp_path / ".mark.json.abc").write_text("left by a kill")
-    again.remove()
-    assert left(tmp_path) == []
-
-
-@pytest.mark.parametrize("data", ["", "{", "[]"])
-def test_a_broken_mark_is_no_mark(tmp_path, data):
-    (tmp_path / "mark.json").write_text(data)
-    assert Progress(tmp_path / "mark.json", "key").state == {"items": 0}

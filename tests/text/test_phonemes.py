@@ -3,10 +3,14 @@
 import pytest
 
 from kit.base.errors import KitError, SpeechError
-from kit.text.espeak import _phonemizer, phonemize
+from kit.text.espeak import _Phonemizer, phonemize
 from kit.text.tokenizer import Tokenizer
-from kit.text.tokenizer_report import tokenizer_report
-from kit.text.train_tokenizer import TokenizerConfig, train_tokenizer
+from kit.text.train_tokenizer import (
+    TokenizerConfig,
+    tokenizer_report,
+    train_fitted_tokenizer,
+    train_tokenizer,
+)
 
 
 def test_phonemes_keep_the_line_and_its_punctuation():
@@ -34,8 +38,8 @@ def test_an_unknown_voice_is_reported():
 
 def test_a_reader_that_was_ended_is_started_again():
     before = phonemize(["two words"], "en")
-    _phonemizer("en").process.kill()
-    _phonemizer("en").process.wait()
+    _Phonemizer("en").process.kill()
+    _Phonemizer("en").process.wait()
     assert phonemize(["two words"], "en") == before
 
 
@@ -64,6 +68,8 @@ def test_a_tokenizer_of_letters_asks_no_espeak(tmp_path, monkeypatch):
 
 def test_phonemes_of_a_file_and_of_no_language_are_refused(tmp_path):
     with pytest.raises(KitError, match="leave the file out"):
-        train_tokenizer(tmp_path / "a.txt", tmp_path / "t", TokenizerConfig(phonemes="am"))
+        train_fitted_tokenizer(
+            [], tmp_path / "t", TokenizerConfig(phonemes="am"), tmp_path / "a.txt"
+        )
     with pytest.raises(KitError, match=r"TokenizerConfig\.phonemes"):
         TokenizerConfig(phonemes="English!")

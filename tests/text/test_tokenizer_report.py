@@ -1,4 +1,4 @@
-"""Figures of a tokenizer on a text, counted by hand; counting resumed; advice by its rule."""
+"""Figures of a tokenizer on a text, counted by hand; advice by its rule."""
 
 import collections
 import json
@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from kit.base.errors import KitError, SpeechError
-from kit.text import extract
 from kit.text.tokenizer import Tokenizer
-from kit.text.tokenizer_report import (
+from kit.text.train_tokenizer import (
+    TokenizerConfig,
     count_tokens,
     script_shares,
     tokenizer_report,
+    train_fitted_tokenizer,
+    train_tokenizer,
     vocabulary_advice,
 )
-from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer, train_tokenizer
 
 LINES = ["ሰላም ለሁሉ ሰው", "ሰው ሁሉ ሰላም ነው", "አለም ሰላም ነው"] * 10
 
@@ -60,46 +61,16 @@ def test_scripts_by_share_of_letters():
     assert script_shares(collections.Counter("5 !")) == {}
 
 
-def test_counting_resumes_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "EVERY", 8)
-    t, mark, read = trained(tmp_path), tmp_path / "count.json", []
-
-    def lines(stop):
-        for i, line in enumerate(LINES):
-            if i == stop:
-                raise KeyboardInterrupt
-            yield line
-
-    whole = collections.Counter(i for line in LINES for i in t.encode(line))
-    with pytest.raises(KeyboardInterrupt):
-        count_tokens(t, lines(21), mark)
-    assert mark.exists()
-    encode = t.encode
-    monkeypatch.setattr(t, "encode", lambda line: (read.append(line), encode(line))[1])
-    assert count_tokens(t, LINES, mark) == whole
-    assert len(read) == 30 - 16 and not mark.exists()
-
-
-def test_other_lines_or_another_tokenizer_count_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(extract, "EVERY", 8)
-    t, mark = trained(tmp_path), tmp_path / "count.json"
-    for other, key in [(t, "b"), (trained(tmp_path, vocab_size=290), "a")]:
-        with pytest.raises(ZeroDivisionError):
-            count_tokens(t, (line if i < 20 else 1 // 0 for i, line in enumerate(LINES)), mark, "a")
-        whole = collections.Counter(i for line in LINES for i in other.encode(line))
-        assert count_tokens(other, LINES, mark, key) == whole
-
-
-def advice(t: Tokenizer, lines: list[str], folder: Path) -> tuple[int, str]:
-    return vocabulary_advice(t, count_tokens(t, lines, folder / "count.json"))
+def advice(t: Tokenizer, lines: list[str]) -> tuple[int, str]:
+    return vocabulary_advice(t, count_tokens(t, lines))
 
 
 def test_rare_pieces_make_a_vocabulary_too_large(tmp_path):
     t = trained(tmp_path, vocab_size=300)
-    size, reason = advice(t, LINES, tmp_path)  # no piece has 100 examples in 30 lines
+    size, reason = advice(t, LINES)  # no piece has 100 examples in 30 lines
     assert size < len(t.model) and reason.startswith("Too large")
     t = trained(tmp_path, vocab_size=size)  # the advice taken: letters alone
-    assert not advice(t, LINES, tmp_path)[1].startswith("Too large")
+    assert not advice(t, LINES)[1].startswith("Too large")
 
 
 def random_lines() -> list[str]:
@@ -112,14 +83,14 @@ def random_lines() -> list[str]:
 def test_letters_alone_make_a_vocabulary_small(tmp_path):
     lines = random_lines()
     t = trained(tmp_path, lines, vocab_size=265)
-    size, reason = advice(t, lines, tmp_path)
+    size, reason = advice(t, lines)
     assert size > len(t.model) and reason.startswith("Rather small")
 
 
 def test_a_vocabulary_of_well_known_pieces_fits(tmp_path):
     lines = random_lines()
     t = trained(tmp_path, lines, vocab_size=300)
-    size, reason = advice(t, lines, tmp_path)
+    size, reason = advice(t, lines)
     assert size == len(t.model) and reason.startswith("Fits")
 
 
@@ -136,8 +107,7 @@ def test_a_fitted_vocabulary_follows_the_text(tmp_path):
     for count in (50, 500, 5000):
         lines, config = words_of(count), TokenizerConfig(vocab_size=2000, fitted=True)
         tokenizer = Tokenizer(train_fitted_tokenizer(lines, tmp_path / "fitted.model", config))
-        pieces = collections.Counter(i for line in lines for i in tokenizer.encode(line))
-        assert not vocabulary_advice(tokenizer, pieces)[1].startswith("Too large"), count
+        assert not advice(tokenizer, lines)[1].startswith("Too large"), count
         sizes[count] = tokenizer.model.vocab_size()
     assert 256 < sizes[50] < sizes[500] < sizes[5000] <= 2000
 

@@ -25,6 +25,8 @@ NORMALIZED = [
     ("29. gün, 30. yıl, 100. yıl", "yirmi dokuzuncu gün, otuzuncu yıl, yüzüncü yıl"),
     ("4. sınıf; 3'üncü, 4'üncü", "dördüncü sınıf; üçüncü, dördüncü"),
     ("Saat 14.30, 8:05", "saat on dört otuz, sekiz sıfır beş"),
+    ("3.5 kg, 36.65, 1.000", "üç nokta beş kg, otuz altı nokta altmış beş, bin"),
+    ("%3.5, 3.5%, 0.5'e", "yüzde üç nokta beş, yüzde üç nokta beş, sıfır nokta beşe"),
     ("29.10.1923", "yirmi dokuz on bin dokuz yüz yirmi üç"),
     ("0532 123", "sıfır beş üç iki yüz yirmi üç"),
     ("Toplam 3.", "toplam üç."),

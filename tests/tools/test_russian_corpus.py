@@ -9,9 +9,9 @@ from debian_package import write_package
 from hub import COMMIT, serving
 from russian_corpus import corpus_command, russian_corpus
 
-from kit.base import download
-from kit.base.download import RemoteFile
-from kit.base.errors import DatasetError, DownloadError
+from kit.base import hub
+from kit.base.errors import DatasetError, KitError
+from kit.base.hub import RemoteFile
 
 VOICE = "usr/share/festival/voices/russian/msu"
 NAMES = ("ru_0001", "ru_0002")
@@ -37,8 +37,8 @@ def file(package):
 
 @pytest.fixture
 def server(package, monkeypatch):
-    monkeypatch.setattr(download, "PAUSE_S", 0.0)
-    monkeypatch.setattr(download, "PIECE_BYTES", 512)
+    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+    monkeypatch.setattr(hub, "PIECE_BYTES", 512)
     with serving(package.parent, "debian/pool") as server:
         yield server
 
@@ -117,8 +117,8 @@ def test_another_file_is_refused(tmp_path, package, file):
 
 
 def test_no_network_is_a_sentence(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(download, "PAUSE_S", 0.0)
-    with pytest.raises(DownloadError, match=r"Debian's server .*could not be reached.*PACKAGE=FI"):
+    monkeypatch.setattr(hub, "PAUSE_S", 0.0)
+    with pytest.raises(KitError, match=r"Debian's server .*could not be reached.*PACKAGE=FI"):
         russian_corpus(tmp_path / "into", None, "http://127.0.0.1:9/", file)
 
 

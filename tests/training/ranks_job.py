@@ -23,7 +23,7 @@ from kit.training.switches import SpeedConfig
 # At the kit's rates: ten times as high, rounding errors grow tenfold in fifty steps.
 USUAL = dataclasses.replace(TRAIN, lr=1e-3)
 LONG = dataclasses.replace(
-    USUAL, max_steps=50, eval_steps=10, save_steps=10, gate_every=20, lr_plateau_patience=1
+    USUAL, max_steps=30, eval_steps=5, save_steps=10, gate_every=10, lr_plateau_patience=1
 )
 SHORT = dataclasses.replace(USUAL, max_steps=12, save_steps=2)
 SLOW = "KIT_SLOW" in os.environ  # ten kills in place of one

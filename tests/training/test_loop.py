@@ -2,10 +2,10 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import math
-import shutil
 import sys
 import threading
 from types import SimpleNamespace
@@ -14,11 +14,11 @@ import pytest
 import torch
 from helpers import CPU, GPT, TRAIN, effective_batch, random_batches, random_rows, tiny_model
 from torch import nn
-from torch._inductor import cpp_builder
+from torch._inductor.exc import CppCompileError
 from torch.overrides import TorchFunctionMode
 
 from kit.base.compiler import compiler_available
-from kit.base.errors import KitError, TrainError
+from kit.base.errors import KitError
 from kit.base.hardware import Choice, usable_bytes
 from kit.model.sequence import EffectiveBatch
 from kit.model.text_attention import max_text_tokens
@@ -53,14 +53,12 @@ def baseline() -> list[float]:
     return losses(run(state()))
 
 
-@pytest.mark.parametrize("switch", ["sdpa", "gradient_checkpointing", "fused_adamw", "ema"])
-def test_every_switch_leaves_the_loss_where_it_was(baseline, switch):
-    assert losses(run(state(**{switch: True}))) == pytest.approx(baseline, rel=2e-5)
-
-
-@pytest.mark.parametrize("switch", ["gradient_checkpointing", "ema"])
-def test_switches_that_change_no_arithmetic_change_no_bit(baseline, switch):
-    assert losses(run(state(**{switch: True}))) == baseline
+@pytest.mark.parametrize(
+    ("switch", "apart"),
+    [("sdpa", 2e-5), ("fused_adamw", 2e-5), ("gradient_checkpointing", 0), ("ema", 0)],
+)
+def test_every_switch_leaves_the_loss_where_it_was(baseline, switch, apart):
+    assert losses(run(state(**{switch: True}))) == pytest.approx(baseline, rel=apart, abs=0)
 
 
 def force_precision(monkeypatch, value: str) -> None:
@@ -114,7 +112,7 @@ def test_in_fp16_too_what_stays_beyond_numbers_has_diverged(monkeypatch):
     force_precision(monkeypatch, "fp16")
     s = state(dataclasses.replace(TRAIN, max_steps=40, patience=3), mixed_precision=True)
     s.scaler, seen = torch.amp.GradScaler("cpu", init_scale=8.0), []
-    with pytest.raises(TrainError, match="not finite for 4 steps in a row"):
+    with pytest.raises(KitError, match="not finite for 4 steps in a row"):
         seen += list(train(s, itertools.repeat(poisoned())))
     assert s.step == 7 and s.scaler.get_scale() < 1
 
@@ -189,13 +187,6 @@ def kinds(model):
         yield "decayed" if parameter.ndim >= 2 and not table else "plain", parameter
 
 
-def test_an_ema_follows_only_real_steps():
-    s = state(dataclasses.replace(TRAIN, max_steps=4), ema=True)
-    batches = [next(random_batches(GPT)), poisoned(), *itertools.islice(random_batches(GPT), 2)]
-    run(s, iter(batches))
-    assert s.step == 4 and s.ema.updates == 3
-
-
 def test_events_tell_what_happened():
     s = state(dataclasses.replace(TRAIN, max_steps=4), ema=True)
     events = run(s, validate=validator(s))
@@ -218,14 +209,6 @@ def test_validation_disturbs_nothing():
     assert found[0] == found[1]
 
 
-def test_validation_measures_without_dropout_and_leaves_no_gradient():
-    s = state(shape={"dropout": 0.5})
-    s.model.eval()
-    measure = validator(s)
-    assert measure() == measure()
-    assert all(p.grad is None for p in s.model.parameters())
-
-
 def test_validation_loss_is_per_target_whatever_the_batches():
     s, rows = state(), random_rows(GPT, 6)
     s.model.eval()
@@ -240,7 +223,7 @@ def poisoned():
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_says_so():
-    s = state(dataclasses.replace(TRAIN, max_steps=3))
+    s = state(dataclasses.replace(TRAIN, max_steps=3), ema=True)
     first, *_ = batches = list(itertools.islice(random_batches(GPT), 3))
     batches[1] = poisoned()
     events, weights = [], []
@@ -250,14 +233,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_says_so():
     assert [bool(e.note) for e in events] == [False, True, False] and "not finite" in events[1].note
     assert all(torch.equal(a, b) for a, b in zip(weights[0], weights[1]))
     assert all(torch.isfinite(p).all() for p in s.model.parameters()) and first.tokens > 0
-
-
-def test_it_gives_up_after_patience_and_says_what_to_change():
-    s, seen = state(dataclasses.replace(TRAIN, patience=3)), []
-    with pytest.raises(TrainError, match=r"not finite for 4 steps in a row.*Lower `lr`"):
-        for event in train(s, itertools.repeat(poisoned())):
-            seen.append(event)
-    assert len(seen) == 3
+    assert s.step == 3 and s.ema.updates == 2
 
 
 class TightMemory:
@@ -316,35 +292,19 @@ def test_memory_that_runs_out_once_is_freed_and_the_batch_repeated_at_its_size(b
     assert "out of memory" in events[3].note
 
 
-def test_a_cut_survives_a_checkpoint():
-    short = state()
-    TightMemory(short, 2)
-    list(itertools.islice(train(short, random_batches(GPT)), 3))
-    again = state()
-    again.restore(copy.deepcopy(short.tree()))
-    assert again.micro_rows == 2
-
-
 @pytest.mark.parametrize(("times", "rows"), [(0.5, 2), (1, 2), (2, 0)])
 def test_a_cut_is_not_carried_to_a_larger_device(times, rows):
     short = state()
     short.micro_rows = 2
     hw = dataclasses.replace(CPU, memory_bytes=int(times * CPU.memory_bytes))
     other = Trainer(tiny_model(), TRAIN, SpeedConfig(), hw)
-    other.restore(copy.deepcopy(short.tree()))
+    tree = copy.deepcopy(short.tree())
+    other.restore(tree)
     assert other.micro_rows == rows
     assert bool(other.notes) == (rows == 0)
-
-
-def test_a_cut_of_a_checkpoint_that_names_no_device_is_kept():
-    short = state()
-    short.micro_rows = 2
-    tree = copy.deepcopy(short.tree())
-    del tree["run"]["memory_bytes"]
-    hw = dataclasses.replace(CPU, memory_bytes=2 * CPU.memory_bytes)
-    other = Trainer(tiny_model(), TRAIN, SpeedConfig(), hw)
+    del tree["run"]["memory_bytes"]  # as older kits saved it
     other.restore(tree)
-    assert other.micro_rows == 2 and not other.notes
+    assert other.micro_rows == 2
 
 
 def test_a_share_of_a_gpu_counts_as_its_memory(monkeypatch):
@@ -406,24 +366,24 @@ def test_a_step_waits_once_for_the_device(monkeypatch, precision, optimizer):
 def test_one_row_too_large_is_a_verdict_with_a_fix():
     short = state()
     TightMemory(short, 0)
-    with pytest.raises(TrainError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
+    with pytest.raises(KitError, match=r"single row of \d+ tokens.*checkpointing.*smaller model"):
         run(short)
     assert short.step == 1
 
 
-def test_a_compiler_that_fails_is_left_and_the_batch_done_again():
+def test_a_compiler_that_fails_is_left_and_the_batch_done_again(monkeypatch, baseline):
     """It is there, so the switch is on offer, and then it cannot compile a line."""
-    broken = shutil.which("false")
-    if compiler_available("cpu").value == "no" or not broken:
-        pytest.skip("needs a C++ compiler, and a command that fails in its place")
-    plain = losses(run(state()))
-    with torch._inductor.config.patch(**{"cpp.cxx": (None, broken), "force_disable_caches": True}):
-        cpp_builder.cpp_compiler_search.cache_clear()
-        compiled = state(compile=True)
-        assert compiled.applied.on("compile")
-        events = run(compiled)
-    cpp_builder.cpp_compiler_search.cache_clear()
-    assert losses(events) == plain
+    if compiler_available("cpu").value == "no":
+        pytest.skip("needs a C++ compiler")
+
+    def broken(graph, inputs):
+        raise CppCompileError(["false"], "no such instruction")
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
+    compiled = state(compile=True)
+    assert compiled.applied.on("compile")
+    events = run(compiled)
+    assert losses(events) == baseline
     (note,) = (event.note for event in events if event.note)
     assert note.startswith("torch.compile is off from here, it failed: ") and len(note) < 400
     assert not compiled.applied.on("compile")
@@ -454,16 +414,6 @@ def test_an_error_that_is_no_shortage_is_not_hidden():
     s.model.forward = lambda batch, text_width: torch.zeros(2) @ torch.zeros(3)
     with pytest.raises(RuntimeError, match="size"):
         run(s)
-
-
-def test_a_plateau_and_a_spike_reach_the_event_and_the_weights():
-    config = dataclasses.replace(
-        TRAIN, max_steps=6, eval_steps=1, lr_plateau_patience=2, schedule="constant"
-    )
-    s = state(config)
-    events = run(s, validate=lambda: 1.0)
-    assert [e.lr for e in events[-3:]] == [TRAIN.lr, TRAIN.lr / 2, TRAIN.lr / 2] or s.adaptation
-    assert sum("plateau" in e.note for e in events) == 2
 
 
 def test_a_spike_is_said_and_clipped_harder():
@@ -506,7 +456,7 @@ def test_a_validation_loss_that_rises_ends_a_run_without_a_gate():
     config = dataclasses.replace(TRAIN, max_steps=30, eval_steps=2, early_stopping_patience=3)
     s, found = state(config), iter([3.0, 1.0, 2.0, 1.5, 1.2])
     events = run(s, validate=lambda: next(found))
-    assert events[-1].step == 10 and s.settled and s.best.step == 4
+    assert events[-1].step == 10 and s.settled and (s.best.step, s.best.score) == (4, 1.0)
     assert events[-1].note.startswith("no better validation loss in 3 validations: training ends")
 
 
@@ -517,22 +467,6 @@ def test_with_a_gate_the_validation_loss_ends_nothing():
     s, found = state(config), iter(range(1, 9))
     assert len(run(s, validate=lambda: float(next(found)), evaluate=gate_of([(0.9, 1.0)] * 2))) == 8
     assert s.best.step == 4
-
-
-def test_a_better_evaluation_keeps_the_run_going():
-    config = dataclasses.replace(TRAIN, max_steps=8, gate_every=1, gate_patience=2)
-    s = state(config)
-    assert len(run(s, evaluate=gate_of([(1 / n, 1.0) for n in range(1, 9)]))) == 8
-    assert s.best.step == 8
-
-
-def test_without_a_gate_the_validation_loss_marks_the_best():
-    s, found = (
-        state(dataclasses.replace(TRAIN, max_steps=5, eval_steps=1)),
-        iter([3.0, 1.0, 2.0, 2.0, 2.0]),
-    )
-    run(s, validate=lambda: next(found))
-    assert (s.best.step, s.best.score) == (2, 1.0)
 
 
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path):
@@ -560,16 +494,8 @@ def test_good_steps_between_bad_ones_keep_it_going():
 
 
 def test_data_that_end_too_soon_are_reported():
-    with pytest.raises(TrainError, match="ended at step 3 of 12"):
+    with pytest.raises(KitError, match="ended at step 3 of 12"):
         run(state(), itertools.islice(random_batches(GPT), 3))
-
-
-def test_stop_ends_after_the_step_in_hand():
-    stop = threading.Event()
-    for event in train(state(), random_batches(GPT), stop=stop.is_set):
-        if event.step == 5:
-            stop.set()
-    assert event.step == 5
 
 
 @pytest.mark.parametrize(
@@ -595,9 +521,15 @@ def test_a_state_carried_over_resumes_bit_for_bit(switches, optimizer):
         )
 
 
-def test_a_checkpoint_of_another_model_names_the_differences():
-    with pytest.raises(TrainError, match=r"another model: layers 2 -> 3, dropout 0\.0 -> 0\.2\. "):
-        state(shape={"layers": 3, "dropout": 0.2}).restore(state().tree())
+def test_a_checkpoint_of_another_model_or_optimizer_names_the_differences():
+    tree = state().tree()
+    with pytest.raises(KitError, match=r"another model: layers 2 -> 3, dropout 0\.0 -> 0\.2\. "):
+        state(shape={"layers": 3, "dropout": 0.2}).restore(tree)
+    with pytest.raises(KitError, match="with optimizer `adamw`, now `muon`"):
+        state(dataclasses.replace(TRAIN, optimizer="muon")).restore(tree)
+    tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})  # of a later kit
+    with pytest.raises(KitError, match="another model: wings 2 -> unknown"):
+        state().restore(tree)
 
 
 def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
@@ -607,57 +539,31 @@ def test_a_checkpoint_from_before_a_setting_was_there_is_resumed():
         del shape[name]
     tree["shape"] = json.dumps(shape)
     state().restore(tree)
-    with pytest.raises(TrainError, match="another model: text_stop_input True -> False"):
+    with pytest.raises(KitError, match="another model: text_stop_input True -> False"):
         state(shape={"text_stop_input": False}).restore(tree)
-
-
-def test_a_checkpoint_with_a_setting_of_a_later_kit_is_reported():
-    tree = state().tree()
-    tree["shape"] = json.dumps(json.loads(tree["shape"]) | {"wings": 2})
-    with pytest.raises(TrainError, match="another model: wings 2 -> unknown"):
-        state().restore(tree)
 
 
 def test_a_checkpoint_from_before_the_conditioner_had_a_rate_is_reported():
     tree = state().tree()
     del tree["conditioner"]  # as it was written then
     own = dataclasses.replace(TRAIN, conditioner_lr=1e-4)
-    with pytest.raises(TrainError, match=r"rate of the rest.*`--set train.conditioner_lr=0`"):
+    with pytest.raises(KitError, match=r"rate of the rest.*`--set train.conditioner_lr=0`"):
         state(own).restore(tree)
     state().restore(tree)
-    with pytest.raises(TrainError, match=r"its own for the conditioner; now it is the rate"):
+    with pytest.raises(KitError, match=r"its own for the conditioner; now it is the rate"):
         state().restore(state(own).tree())
     state(own).restore(state(own).tree())
 
 
-def test_a_checkpoint_of_another_optimizer_is_reported():
-    muon = dataclasses.replace(TRAIN, optimizer="muon")
-    with pytest.raises(TrainError, match="optimizer"):
-        state(muon).restore(state().tree())
-
-
-def test_a_run_may_resume_in_fp16_that_began_in_fp32(monkeypatch):
-    tree = state().tree()
-    force_precision(monkeypatch, "fp16")
-    half = state(mixed_precision=True)
-    half.restore(tree)
-    assert half.scaler.get_scale() > 1
-
-
-def test_an_average_switched_on_later_starts_from_the_current_weights():
+def test_a_run_may_resume_in_fp16_and_with_an_average_that_began_without(monkeypatch):
     trained = state()
     run(trained)
-    late = state(ema=True)
+    force_precision(monkeypatch, "fp16")
+    late = state(mixed_precision=True, ema=True)
     late.restore(trained.tree())
     now = dict(late.model.named_parameters())
+    assert late.scaler.get_scale() > 1
     assert all(torch.equal(s, now[k]) for k, s in late.ema.shadow.items())
-
-
-def test_listeners_get_every_event_before_the_caller():
-    events = []
-    for event in listen(iter("abc"), events.append, lambda e: events.append(e.upper())):
-        assert events[-2:] == [event, event.upper()]
-    assert events == list("aAbBcC")
 
 
 def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
@@ -677,7 +583,17 @@ def test_checkpoints_are_saved_when_due_at_the_end_and_when_stopped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("schedule", "step"), ("optimizer", "sgd"), ("max_steps", 0), ("lr", 0.0)]
+    ("field", "value"),
+    [
+        ("schedule", "step"),
+        ("optimizer", "sgd"),
+        ("max_steps", 0),
+        ("lr", 0.0),
+        ("checkpoint", "tiny"),
+        ("ema_decay", 1.0),
+        ("guided_attention_weight", -1.0),
+        ("guided_attention_steps", 0),
+    ],
 )
 def test_settings_that_cannot_train_are_refused(field, value):
     with pytest.raises(KitError, match=f"TrainConfig.{field}"):

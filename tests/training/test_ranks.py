@@ -91,7 +91,7 @@ def require_parity(found: list[dict], wanted: list[dict]) -> None:
 
 def test_two_processes_train_as_one_does(alone, two):
     require_parity(rows(two, "parity"), rows(alone, "parity"))
-    assert len(rows(two, "parity")) == 50
+    assert len(rows(two, "parity")) == 30
     assert files(two, "parity") == files(alone, "parity"), "the files are those of one process"
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-import safetensors.torch
 import torch
 from helpers import CPU, TRAIN, code_index, real_config, stream_in, tiny_session, train_in
 
-from kit.base.errors import DiskError, LockError, TrainError
+from kit.base.errors import DiskError, KitError
 from kit.model.weights import load_model
 from kit.training import checkpoint
 from kit.training.logs import read_log, summary
@@ -81,7 +80,7 @@ def weights(folder: Path) -> list[bytes]:
     return [(folder / f"model-{name}.safetensors").read_bytes() for name in ("raw", "ema")]
 
 
-@pytest.mark.parametrize("at", [1, 7, 20])
+@pytest.mark.parametrize("at", [1, 12])
 def test_a_killed_run_resumes_bit_for_bit(busy, processes, tmp_path, at):
     child = start(processes, tmp_path, BUSY)
     wait_for(child, lambda: lines(tmp_path) >= at)
@@ -150,7 +149,7 @@ def test_a_second_trainer_gets_the_name_of_the_holder(processes, tmp_path):
     child = start(processes, tmp_path, config)
     wait_for(child, lambda: lines(tmp_path) >= 3)
     said = rf"is in use: process {child.pid} on \S+ has been at training since 20"
-    with pytest.raises(LockError, match=said):
+    with pytest.raises(KitError, match=said):
         train_in(tmp_path, config)
     before = lines(tmp_path)
     wait_for(child, lambda: lines(tmp_path) >= before + 3)
@@ -160,10 +159,6 @@ def test_a_second_trainer_gets_the_name_of_the_holder(processes, tmp_path):
     assert steps == list(range(1, len(steps) + 1))  # nobody logged beside it
     again = tiny_session(tmp_path, config)
     assert next(again.run(ON, Event())).step > 3
-
-
-def test_a_finished_run_is_locked_by_nobody(whole):
-    assert not list(whole[0].glob("*.lock*"))
 
 
 def test_a_folder_that_is_removed_in_the_middle_ends_the_run_with_a_word(tmp_path):
@@ -214,17 +209,12 @@ def test_a_rate_once_lowered_stays_lowered_after_a_kill(tmp_path):
     assert rest[0].step == 7 and rest[0].lr == event.lr
 
 
-def test_a_run_that_keeps_diverging_ends_with_advice(tmp_path):
-    session = exploding(tiny_session(tmp_path, PATIENT), {8, 9})
-    with pytest.raises(TrainError, match=r"not finite.*Lower `lr`.*was tried 2 times"):
+@pytest.mark.parametrize(("steps", "times", "kept"), [({8, 9}, 2, [5, 6]), ({1, 2}, 0, [])])
+def test_a_run_that_keeps_diverging_ends_with_advice(tmp_path, steps, times, kept):
+    session = exploding(tiny_session(tmp_path, PATIENT), steps)
+    with pytest.raises(KitError, match=rf"not finite.*Lower `lr`.*was tried {times} times"):
         list(session.run(ON, Event()))
-    assert steps_saved(tmp_path)[-1] == 6
-
-
-def test_a_divergence_before_the_first_checkpoint_ends_at_once(tmp_path):
-    session = exploding(tiny_session(tmp_path, PATIENT), {1, 2})
-    with pytest.raises(TrainError, match="was tried 0 times"):
-        list(session.run(ON, Event()))
+    assert steps_saved(tmp_path)[-1:] == kept[-1:]
 
 
 def test_a_shortage_beside_the_batch_is_a_verdict(tmp_path, monkeypatch):
@@ -232,7 +222,7 @@ def test_a_shortage_beside_the_batch_is_a_verdict(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("kit.training.loop.update", step)
-    with pytest.raises(TrainError, match=r"beside the batch.*smaller model.*last checkpoint"):
+    with pytest.raises(KitError, match=r"beside the batch.*smaller model.*last checkpoint"):
         train_in(tmp_path)
 
 
@@ -296,22 +286,6 @@ def test_a_gate_remembers_its_best_over_a_kill(tmp_path):
     assert list(again.run(ON, Event()))[-1].step == 9
 
 
-def test_a_kill_leaves_no_litter_behind_the_next_checkpoint(tmp_path):
-    # What a SIGKILL in the middle of a write leaves: as large as a checkpoint, each time.
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    (folder / ".step-0000003.safetensors.k1lled").write_bytes(b"half")
-    train_in(tmp_path)
-    assert not list(folder.glob(".step-*"))
-
-
-def test_the_log_of_a_resumed_run_holds_every_step_once(tmp_path):
-    for _ in itertools.islice(tiny_session(tmp_path).run(ON, Event()), 5):
-        pass  # dies two steps after its last checkpoint
-    train_in(tmp_path)
-    assert [row["step"] for row in logged(tmp_path)] == list(range(1, 13))
-
-
 def test_a_line_cut_by_a_kill_does_not_spoil_the_log(whole, tmp_path):
     for _ in itertools.islice(tiny_session(tmp_path).run(ON, Event()), 4):
         pass
@@ -332,6 +306,7 @@ def test_a_finished_run_leaves_both_models_and_nothing_to_do(whole):
         assert torch.equal(parameter, newest["model"][name])
         assert torch.equal(dict(ema.named_parameters())[name], newest["ema"][name])
     assert [figures(r) for r in logged(folder)] == [figures(e) for e in events]
+    assert not list(folder.glob("*.lock*"))
 
 
 def test_more_steps_continue_a_finished_run(tmp_path):
@@ -361,15 +336,14 @@ def stopped(folder: Path, at: int, inside: bool) -> None:
     assert event.step == at and session.resumable()
 
 
-def test_stop_during_a_step_saves_a_checkpoint_to_resume_from(whole, tmp_path):
-    stopped(tmp_path, 5, inside=True)
+@pytest.mark.parametrize("inside", [True, False])
+def test_stop_in_or_between_steps_saves_a_checkpoint_to_resume_from(whole, tmp_path, inside):
+    stopped(tmp_path, 5, inside)
     assert steps_saved(tmp_path) == [4, 5]  # the best, and where it stopped
+    # What a SIGKILL in the middle of a write leaves: the next checkpoint removes it.
+    (tmp_path / "checkpoints" / ".step-0000003.safetensors.k1lled").write_bytes(b"half")
     assert [figures(e) for e in train_in(tmp_path)] == [figures(e) for e in whole[1]][5:]
-
-
-def test_stop_between_two_steps_saves_a_checkpoint_too(tmp_path):
-    stopped(tmp_path, 5, inside=False)
-    assert steps_saved(tmp_path)[-1] == 5
+    assert not list((tmp_path / "checkpoints").glob(".step-*"))
 
 
 def test_a_damaged_newest_checkpoint_falls_back_and_says_so(whole, tmp_path):
@@ -405,19 +379,13 @@ WRONG_TREES = {
     "a weight of another shape": lambda t: reshaped(t, "gpt.h.0.attn.c_attn.weight"),
     "a weight missing": lambda t: without(t, "model", "final_norm.weight"),
     "an average missing": lambda t: without(t, "ema", "final_norm.weight"),
-    "no updates": lambda t: without(t, "ema", "updates"),
     "no model": lambda t: without(t, "model"),
     "no run": lambda t: without(t, "run"),
     "no step": lambda t: without(t, "run", "step"),
-    "no random state": lambda t: without(t, "random"),
-    "no shape": lambda t: without(t, "shape"),
     "a step as text": lambda t: with_run(t, step="three"),
-    "a position that is none": lambda t: with_run(t, position="[1"),
     "another position": lambda t: with_run(t, position="[1]"),
     "a shape that is none": lambda t: t | {"shape": "[]"},
-    "a best that is none": lambda t: with_run(t, best='{"step": "x"}'),
-    "rows as text": lambda t: with_run(t, micro_rows="x"),
-    "memory as text": lambda t: with_run(t, memory_bytes="x"),
+    "a kind that is none": lambda t: t | {"checkpoint": "crumbs"},
     "an adaptation that is none": lambda t: with_run(t, adaptation='{"wings": 2}'),
     "a moment of nothing": lambda t: t | {"optimizer": {"0": {"999": {"exp_avg": torch.ones(1)}}}},
     "a moment of another shape": lambda t: t | {"optimizer": {"0": {"0": {"x": torch.ones(1)}}}},
@@ -431,7 +399,7 @@ def test_a_checkpoint_with_the_wrong_tree_falls_back_to_the_one_before(whole, tm
     folder = tmp_path / "checkpoints"
     checkpoint.save(WRONG_TREES[kind](checkpoint.load_newest(folder)[0]), folder, 5, keep=3)
     rest = train_in(tmp_path)
-    assert "0000005.safetensors is damaged: its `" in rest[0].note
+    assert "0000005.safetensors is damaged: its " in rest[0].note
     assert "resumed from step 4" in rest[0].note
     assert [figures(e) for e in rest] == [figures(e) for e in whole[1]][4:]
 
@@ -441,7 +409,7 @@ def test_where_no_checkpoint_is_sound_nothing_is_thrown_away(tmp_path):
     log = (tmp_path / "train.jsonl").read_bytes()
     for path in checkpoint.checkpoints(tmp_path / "checkpoints"):
         path.write_bytes(b"junk")
-    with pytest.raises(TrainError, match=r"None of the 1 checkpoints in .* can be used.*delete"):
+    with pytest.raises(KitError, match=r"None of the 1 checkpoints in .* can be used.*delete"):
         train_in(tmp_path)
     assert (tmp_path / "train.jsonl").read_bytes() == log
 
@@ -461,15 +429,8 @@ def test_a_damaged_best_checkpoint_leaves_a_voice_of_the_last_step(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"soon", b"\xff\xfe", b"9" * 5000, b"[12]"])
 def test_a_damaged_mark_of_the_end_is_named_with_its_fix(tmp_path, data):
     (tmp_path / "train-finished").write_bytes(data)
-    with pytest.raises(TrainError, match=r"train-finished is damaged.*or delete the file"):
+    with pytest.raises(KitError, match=r"train-finished is damaged.*or delete the file"):
         train_in(tmp_path)
-
-
-def test_a_checkpoint_of_another_model_names_the_differences(tmp_path):
-    stopped(tmp_path, 4, inside=True)
-    with pytest.raises(TrainError, match=r"layers 2 -> 3, width 32 -> 64.*KIT_RUN"):
-        list(tiny_session(tmp_path, layers=3, width=64).run(ON, Event()))
-    assert steps_saved(tmp_path) == [4]
 
 
 def test_a_full_disk_stops_with_the_fix_and_an_older_checkpoint(whole, tmp_path, monkeypatch):
@@ -515,13 +476,6 @@ def test_a_switch_this_machine_lacks_is_noted_on_the_first_event(tmp_path, monke
     assert "torch.compile is off: no C++ compiler" in first.note
 
 
-def test_accumulation_changes_nothing_but_the_split(tmp_path):
-    one = train_in(tmp_path / "a", values={"grad_accum": 1})
-    four = train_in(tmp_path / "b", values={"grad_accum": 4})
-    assert [e.tokens for e in one] == [e.tokens for e in four]
-    assert [e.loss for e in one][:2] == pytest.approx([e.loss for e in four][:2], rel=0.05)
-
-
 def test_trial_steps_leave_no_trace(whole, tmp_path):
     session = tiny_session(tmp_path)
     usual = list(itertools.islice(session.make_batches(None, 2), 3))
@@ -540,8 +494,3 @@ def test_the_summary_counts_by_hand(whole):
     assert found["steps_per_s"] == pytest.approx(12 / sum(r["step_s"] for r in rows))
     assert found["val_loss"] == rows[-1]["val_loss"]
     assert found["ema_val_loss"] == rows[-1]["ema_val_loss"]
-
-
-def test_a_checkpoint_is_a_plain_safetensors_file(whole):
-    path = checkpoint.checkpoints(whole[0] / "checkpoints")[-1]
-    assert "model|gpt.h.0.attn.c_attn.weight" in safetensors.torch.load_file(path)

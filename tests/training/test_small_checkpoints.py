@@ -7,25 +7,17 @@ from threading import Event
 import pytest
 import torch
 from helpers import (
-    CPU,
-    GPT,
     TRAIN,
-    random_batches,
     start_and_kill,
-    tiny_model,
     tiny_session,
     train_in,
 )
 
-from kit.base.errors import KitError
 from kit.model.weights import load_model
 from kit.training import checkpoint
-from kit.training.checkpoint import halved, weights_alone
+from kit.training.checkpoint import halved
 from kit.training.config import TrainConfig
-from kit.training.loop import train
 from kit.training.optim import Adaptation
-from kit.training.switches import SpeedConfig
-from kit.training.trainer import Trainer
 
 ON = {"ema": True}
 SMALL = dataclasses.replace(TRAIN, checkpoint="weights")
@@ -55,11 +47,6 @@ def test_a_checkpoint_is_a_quarter_with_an_average_and_holds_all_but_the_optimiz
             assert kept.dtype == (torch.float16 if weight.is_floating_point() else weight.dtype)
             assert torch.allclose(kept.float(), weight.float(), rtol=1e-3, atol=1e-6)
     assert tree["run"] == whole["run"] and tree["shape"] == whole["shape"]
-
-
-def test_as_many_are_kept_as_of_whole_ones(tmp_path):
-    train_in(tmp_path, dataclasses.replace(SMALL, save_total_limit=1, save_steps=2, eval_steps=100))
-    assert [p.stem for p in files(tmp_path)] == ["step-0000012"]
 
 
 def test_the_run_itself_is_not_changed_by_how_it_is_kept(tmp_path):
@@ -96,7 +83,7 @@ def test_data_and_random_numbers_resume_where_they_were(tmp_path):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     config = dataclasses.replace(
-        SMALL, max_steps=60, save_steps=1, schedule="constant", optimizer=optimizer
+        SMALL, max_steps=30, save_steps=1, schedule="constant", optimizer=optimizer
     )
     child = processes.Process(target=train_in, args=(str(tmp_path), config))
     start_and_kill(child, tmp_path / "train.jsonl", 10)
@@ -106,30 +93,9 @@ def test_a_killed_run_resumes_and_learns(processes, tmp_path, optimizer):
     rest = train_in(tmp_path, config)
     assert rest[0].step > 9 and NEW_OPTIMIZER in rest[0].note
     whole = train_in(tmp_path / "whole", config)
-    assert rest[-1].step == 60
+    assert rest[-1].step == 30
     assert rest[-1].val_loss == pytest.approx(whole[-1].val_loss, rel=0.05)
-    assert (tmp_path / "train-finished").read_text() == "60"
-
-
-def test_a_damaged_one_falls_back_to_the_one_before(tmp_path):
-    begin(tmp_path, 7, dataclasses.replace(SMALL, eval_steps=100))
-    newest = files(tmp_path)[-1]
-    assert newest.stem == "step-0000006"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1
-    newest.write_bytes(bytes(data))
-    rest = train_in(tmp_path, SMALL)
-    assert "0000006.safetensors is damaged" in rest[0].note and "from step 3" in rest[0].note
-    assert NEW_OPTIMIZER in rest[0].note
-
-
-def test_a_checkpoint_of_an_unknown_kind_is_passed_over(tmp_path):
-    begin(tmp_path, 7)
-    folder = tmp_path / "checkpoints"
-    tree = checkpoint.load_newest(folder)[0]
-    checkpoint.save(tree | {"checkpoint": "crumbs"}, folder, 7, keep=9)
-    rest = train_in(tmp_path, SMALL)
-    assert "its `checkpoint` is crumbs" in rest[0].note and "resumed from step 6" in rest[0].note
+    assert (tmp_path / "train-finished").read_text() == "30"
 
 
 def test_the_setting_may_change_on_the_way(tmp_path):
@@ -178,18 +144,3 @@ def test_half_precision_keeps_counts_and_what_fp16_cannot_hold():
     large = halved(torch.tensor([1e6, 1.0]))
     assert large.dtype == torch.bfloat16
     assert large[0].item() == pytest.approx(1e6, rel=0.01)
-
-
-def test_the_state_in_training_is_left_alone():
-    torch.manual_seed(0)
-    state = Trainer(tiny_model(), SMALL, SpeedConfig(ema=True), CPU)
-    list(itertools.islice(train(state, random_batches(GPT)), 2))
-    before = [p.detach().clone() for p in state.model.parameters()]
-    weights_alone(state.tree())
-    assert all(map(torch.equal, before, state.model.parameters()))
-    assert state.optimizers[0].state and state.tree()["optimizer"]["0"]
-
-
-def test_another_word_is_refused():
-    with pytest.raises(KitError, match=r"TrainConfig.checkpoint = 'tiny': choose full or we"):
-        TrainConfig(checkpoint="tiny")

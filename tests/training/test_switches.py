@@ -10,12 +10,10 @@ from helpers import CPU, GPT, random_rows, tiny_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from kit.base.config import build
 from kit.base.errors import KitError
 from kit.base.hardware import Choice
-from kit.model.sequence import EffectiveBatch, pack
+from kit.model.sequence import pack
 from kit.training.config import TrainConfig
-from kit.training.micro_batches import pin
 from kit.training.switches import LABELS, SpeedConfig, apply, compilations, switches
 from kit.training.trainer import Trainer
 
@@ -63,22 +61,6 @@ def test_all_switches_are_off_in_the_baseline_and_have_label_and_reason(bf16):
     offered = switches(SpeedConfig(), CPU)
     assert [s.name for s in offered] == NAMES == list(LABELS)
     assert not any(s.on for s in offered) and all(s.label and s.reason for s in offered)
-
-
-def test_the_baseline_runs_explicit_softmax_in_fp32(bf16):
-    model = tiny_model()
-    applied = apply(model, SpeedConfig(), CPU)
-    assert (applied.precision, applied.ran("sdpa")) == ("fp32", "explicit softmax")
-    assert not applied.notes and not model.gpt.recompute
-    assert not any(layer.attn.fused for layer in model.gpt.h)
-
-
-def test_chosen_switches_are_set_and_named(bf16):
-    model = tiny_model()
-    on = SpeedConfig(sdpa=True, mixed_precision=True, gradient_checkpointing=True)
-    applied = apply(model, on, CPU)
-    assert (applied.precision, applied.ran("sdpa")) == ("bf16", "flash")
-    assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
 
 
 def test_the_record_says_what_was_set_what_ran_and_why(bf16):
@@ -130,14 +112,16 @@ def test_the_more_layers_are_recomputed_the_less_is_kept():
         assert other_loss == loss and torch.equal(other_grads, grads)
 
 
-def test_applying_again_takes_switches_back(bf16):
+def test_chosen_switches_are_set_and_a_baseline_takes_them_back(bf16):
     model, plain = tiny_model(), tiny_model().gpt.run_layer
-    every = SpeedConfig(**dict.fromkeys(NAMES, True))
-    apply(model, every, CPU)
+    applied = apply(model, SpeedConfig(**dict.fromkeys(NAMES, True)), CPU)
+    assert (applied.precision, applied.ran("sdpa")) == ("bf16", "flash")
     assert model.gpt.run_layer is not plain
-    apply(model, SpeedConfig(), CPU)
-    assert not model.gpt.recompute and not model.gpt.h[0].attn.fused
-    assert model.gpt.run_layer is plain
+    assert model.gpt.recompute == {0, 1} and all(layer.attn.fused for layer in model.gpt.h)
+    applied = apply(model, SpeedConfig(), CPU)
+    assert (applied.precision, applied.ran("sdpa")) == ("fp32", "explicit softmax")
+    assert not applied.notes and not model.gpt.recompute and model.gpt.run_layer is plain
+    assert not any(layer.attn.fused for layer in model.gpt.h)
 
 
 def test_low_level_switches_set_what_they_name_and_off_sets_it_back(monkeypatch, bf16):
@@ -177,14 +161,7 @@ def test_what_this_device_lacks_is_off_and_says_why(bare):
     notes = apply(tiny_model(), asked, CPU).notes
     assert len(notes) == 2 and "Mixed precision is off: fp32: bf16 is slower here" in notes
     assert any("no C++ compiler (install g++)" in note for note in notes)
-
-
-def test_what_was_not_asked_for_is_not_missed(bare):
     assert apply(tiny_model(), SpeedConfig(sdpa=True), CPU).notes == []
-
-
-def test_panel_values_build_a_configuration():
-    assert build(SpeedConfig, dict.fromkeys(NAMES, True)).compile
 
 
 class Recurrent(nn.Module):
@@ -268,25 +245,3 @@ def test_a_compiled_trunk_gives_the_same_loss_and_gradients(recompute):
     (loss, grads), (wanted_loss, wanted_grads) = found
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     assert (grads - wanted_grads).norm() < 1e-4 * wanted_grads.norm()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
-def test_pinned_batches_hold_the_same_numbers():
-    rows = batch()
-    (pinned,) = pin(EffectiveBatch(micro=[rows], position={})).micro
-    for field in dataclasses.fields(rows):
-        mine, theirs = getattr(pinned, field.name), getattr(rows, field.name)
-        assert mine.is_pinned() and torch.equal(mine, theirs)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["tf32", "cudnn_benchmark"])
-def test_low_level_switches_leave_the_loss_on_a_gpu(name):
-    from kit.base.hardware import detect
-
-    found = []
-    for on in (False, True):
-        model = tiny_model().cuda()
-        apply(model, SpeedConfig(**{name: on}), detect())
-        found.append(loss_and_gradients(model, batch().to("cuda"))[0])
-    assert found[1] == pytest.approx(found[0], rel=2e-3)

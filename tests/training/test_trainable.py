@@ -11,7 +11,6 @@ from helpers import (
     CPU,
     GPT,
     TRAIN,
-    effective_batch,
     finetune_in,
     finetune_session,
     random_batches,
@@ -22,11 +21,11 @@ from helpers import (
 )
 
 from kit.base.config import build
-from kit.base.errors import KitError, TrainError
+from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.base.tensor_file import checksum
 from kit.model.lora import TABLES, LoRAConfig, adapted_layers, is_adapter, merged
-from kit.model.sequence import GPTConfig, pack
+from kit.model.sequence import pack
 from kit.model.weights import load_adapters, load_model, save_model
 from kit.recipes.training_samples import AttentionLog, load_attention_maps
 from kit.training import checkpoint
@@ -63,19 +62,6 @@ def whole(tmp_path_factory):
         folder = tmp_path_factory.mktemp("whole")
         found[way] = (folder, finetune_in(str(folder), OFTEN, finetuning))
     return found
-
-
-@each_way
-@pytest.mark.parametrize("at", [2, 5, 9])
-def test_a_run_that_ends_in_either_phase_resumes_bit_for_bit(whole, tmp_path, way, at):
-    folder, events = whole[way]
-    session = finetune_session(tmp_path, OFTEN, WAYS[way])
-    for _ in itertools.islice(session.run(ON, Event()), at):
-        pass
-    rest = finetune_in(str(tmp_path), OFTEN, WAYS[way])
-    assert "resumed from step" in rest[0].note
-    assert [figures(e) for e in rest] == [figures(e) for e in events][-len(rest) :]
-    assert left(tmp_path) == left(folder)
 
 
 @each_way
@@ -129,12 +115,6 @@ def test_frozen_matrices_in_half_the_bytes_change_no_bit_of_what_is_learnt(tmp_p
     written = left(tmp_path / "half")
     assert written.pop("start.safetensors")
     assert written == left(tmp_path / "plain")
-
-
-def test_in_fp32_nothing_is_rounded(tmp_path, bf16):
-    session = rounded(tmp_path)
-    next(session.run(ON, Event()))
-    assert matrices(session) == {torch.float32}
 
 
 def test_rounded_matrices_can_be_looked_at(tmp_path, bf16):
@@ -244,67 +224,16 @@ def test_compiled_it_is_the_same(monkeypatch):
     compiler = torch.compile
     traced = lambda f, **how: compiler(f, backend="aot_eager", **how)  # noqa: E731
     monkeypatch.setattr(torch, "compile", traced)
-    config = dataclasses.replace(TRAIN, max_steps=6)
+    config = dataclasses.replace(TRAIN, max_steps=4)
     found = []
     both = FinetuneConfig(method="lora", tables="all", tables_first=2)
     finetuning = Finetuning(config=both, lora=LoRAConfig(rank=4))
     for on in ({}, {"compile": True}):
-        state = Trainer(tiny_model(), config, SpeedConfig(**on), CPU, finetuning)
+        state = Trainer(tiny_model(layers=1), config, SpeedConfig(**on), CPU, finetuning)
         assert state.applied.on("compile") == ("compile" in on)
         found.append([event.loss for event in train(state, random_batches(GPT))])
         assert state.applied.on("compile") == ("compile" in on), "it was given up"
     assert found[1] == pytest.approx(found[0], rel=1e-5)
-
-
-def test_out_of_memory_a_step_is_done_again_in_smaller_passes(monkeypatch):
-    lora = dataclasses.replace(LORA, lora=LoRAConfig(rank=4))
-    config = dataclasses.replace(TRAIN, max_steps=4)
-    plain, short = (Trainer(tiny_model(), config, SpeedConfig(), CPU, lora) for _ in range(2))
-    short.model.load_state_dict(plain.model.state_dict())
-    wanted = [event.loss for event in train(plain, random_batches(GPT))]
-    forward = type(short.model).forward
-
-    def scarce(model, batch, text_width=0):
-        if len(batch.tokens) > 4 and model is short.model:
-            raise torch.OutOfMemoryError("out of memory")
-        return forward(model, batch, text_width)
-
-    monkeypatch.setattr(type(short.model), "forward", scarce)
-    events = list(train(short, random_batches(GPT)))
-    assert "out of memory" in events[0].note
-    assert [event.loss for event in events] == pytest.approx(wanted, rel=1e-5)
-
-
-def gradient_and_optimizer_bytes(finetuning: Finetuning, config: GPTConfig) -> int:
-    """Of a real step: what it leaves for each parameter that trains."""
-    batch = effective_batch(config, random_rows(config, 2))
-    once = dataclasses.replace(TRAIN, max_steps=1)
-    state = Trainer(tiny_model(**vars(config)), once, SpeedConfig(), CPU, finetuning)
-    sizes = []
-    for optimizer in state.optimizers:
-        optimizer.register_step_pre_hook(
-            lambda own, *_: sizes.extend(
-                p.grad.nbytes for g in own.param_groups for p in g["params"] if p.grad is not None
-            )
-        )
-    list(train(state, iter([batch])))
-    for optimizer in state.optimizers:
-        for moments in optimizer.state.values():
-            sizes.extend(value.nbytes for name, value in moments.items() if name != "step")
-    return sum(sizes)
-
-
-def test_gradients_and_moments_of_adapters_are_a_small_part_of_all():
-    """With new rows of a grown vocabulary, too; at 6 layers of 256, where it begins to matter."""
-    size = {"layers": 6, "width": 256, "heads": 4, "text_vocab": 600, "code_vocab": 1026}
-    config = dataclasses.replace(GPT, **size)
-    base = Base(config=dataclasses.replace(config, text_vocab=400), sha256="")
-    grown = dataclasses.replace(LORA, base=base, lora=LoRAConfig())
-    full = gradient_and_optimizer_bytes(Finetuning(), config)
-    part = gradient_and_optimizer_bytes(grown, config)
-    print(f"{part:,} of {full:,} bytes: {part / full:.3f}")
-    assert part < 0.35 * full
-    assert gradient_and_optimizer_bytes(dataclasses.replace(grown, base=None), config) < part
 
 
 def test_a_checkpoint_holds_what_trains_and_no_more(whole):
@@ -321,7 +250,7 @@ def test_a_checkpoint_holds_what_trains_and_no_more(whole):
     ("then", "said"),
     [
         (Finetuning(), r"method lora -> full"),
-        (dataclasses.replace(LORA, lora=LoRAConfig(rank=8)), r"alpha 8.0 -> 32.0, rank 4 -> 8"),
+        (dataclasses.replace(LORA, lora=LoRAConfig(rank=8)), r"rank 4 -> 8, alpha 8.0 -> 32.0"),
         (
             dataclasses.replace(LORA, config=FinetuneConfig(method="lora", tables="all")),
             "tables new -> all",
@@ -333,17 +262,12 @@ def test_what_trains_is_settled_for_the_life_of_a_run(tmp_path, then, said):
     for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
         pass
     saved = left(tmp_path / "checkpoints")
-    with pytest.raises(TrainError, match=rf"trained something else: {said}.*Set `finetune`"):
+    with pytest.raises(KitError, match=rf"trained something else: {said}.*Set `finetune`"):
         finetune_in(str(tmp_path), OFTEN, then)
     assert left(tmp_path / "checkpoints") == saved
-
-
-def test_adapters_do_not_resume_beside_another_base(tmp_path):
-    for _ in itertools.islice(finetune_session(tmp_path, OFTEN, LORA).run(ON, Event()), 4):
-        pass
     session = finetune_session(tmp_path, OFTEN, LORA)
     session.finetuning = dataclasses.replace(LORA, base=Base(config=BASE, sha256="another"))
-    with pytest.raises(TrainError, match=r"base_sha256 .* -> another"):
+    with pytest.raises(KitError, match=r"base_sha256 .* -> another"):
         list(session.run(ON, Event()))
 
 

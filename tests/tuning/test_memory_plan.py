@@ -8,19 +8,18 @@ import torch
 from helpers import CPU, GPT, random_rows, tiny_model
 
 from kit.base.config import build, load_preset
-from kit.base.errors import KitError
 from kit.base.hardware import Choice
 from kit.batches.batching import DataConfig
 from kit.model.gpt import SpeechGPT
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig, pack
 from kit.model.weights import save_model
-from kit.training.adam8bit import INSTALL
 from kit.training.config import TrainConfig
+from kit.training.optim import INSTALL
 from kit.training.switches import SpeedConfig
 from kit.training.trainable import FULL, Base, FinetuneConfig, Finetuning
 from kit.tuning.memory_plan import Step, count_parameters, count_trained, plan_bytes
-from kit.tuning.preflight import Workload, trial_bytes
+from kit.tuning.preflight import Workload, trial_peak
 
 SIZES = {"code_vocab": 402, "max_text": 64, "max_code": 128}
 SMALL = GPTConfig(layers=3, width=64, heads=4, **SIZES)
@@ -87,14 +86,9 @@ def test_the_peak_is_within_five_percent_of_a_real_step(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("switches", [{}, {"sdpa": True}, {"sdpa": True} | ALL], ids=str)
-def test_dropout_is_planned_too(monkeypatch, precision, switches):
+def test_dropout_and_guided_attention_are_planned_too(monkeypatch, precision, switches):
     model = dataclasses.replace(SMALL, dropout=0.1)
     near(workload(monkeypatch, model, LONG, precision, "adamw", switches), 0.05)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("switches", [{}, {"sdpa": True}, {"sdpa": True} | ALL], ids=str)
-def test_guided_attention_is_planned_too(monkeypatch, precision, switches):
     work = workload(monkeypatch, SMALL, LONG, precision, "adamw", switches)
     train = dataclasses.replace(work.train, guided_attention_weight=0.3)
     guided = dataclasses.replace(work, train=train)
@@ -219,15 +213,9 @@ def workload(monkeypatch, model, lengths, precision, optimizer, switches) -> Wor
 
 
 def near(work: Workload, share: float) -> None:
-    measured, planned = trial_bytes(work), work.planned_bytes
+    measured, planned = trial_peak(work).allocated_bytes, work.planned_bytes
     print(f"measured {measured / 2**20:.1f} MiB, planned {planned / measured - 1:+.1%}")
     assert planned == pytest.approx(measured, rel=share)
-
-
-def test_the_explicit_softmax_in_half_precision_saves_nothing():
-    """It keeps its result twice, in fp32 and rounded."""
-    plain, half = (plan_bytes(SMALL, step(half=h)).parts["activations"] for h in (False, True))
-    assert half > 0.9 * plain
 
 
 def test_every_saving_saves():
@@ -241,18 +229,6 @@ def test_every_saving_saves():
         assert plan_bytes(SMALL, step(**cost)).peak_bytes > plain.peak_bytes
 
 
-def test_dropout_costs_less_on_a_gpu_than_on_a_cpu():
-    model = dataclasses.replace(SMALL, dropout=0.1)
-    sizes = [plan_bytes(model, step(sdpa=True, device=d)).peak_bytes for d in ("cuda", "cpu")]
-    assert sizes[0] < sizes[1]
-
-
 def test_the_largest_model_is_planned_without_allocating_it():
     huge = dataclasses.replace(GPT, layers=48, width=4096, heads=32)
     assert plan_bytes(huge, step()).parts["weights"] > 30 * 2**30
-
-
-@pytest.mark.parametrize(("field", "value"), [("rows", 0), ("codes", 0), ("optimizer", "sgd")])
-def test_a_step_that_cannot_be_is_refused(field, value):
-    with pytest.raises(KitError, match=f"Step.{field}"):
-        step(**{field: value})

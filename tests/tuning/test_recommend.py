@@ -1,21 +1,34 @@
-"""Recommendations: each with a reason, each about a setting there is."""
+"""Advice with reasons; what measured switches are worth, the set that pays, the file of it."""
 
 import dataclasses
 
 import pytest
+import yaml
 from helpers import CPU
 
-from kit.base.config import CONFIGS, build, load_preset, merge
+from kit.base.config import CONFIGS, build, load_preset
 from kit.base.errors import KitError
 from kit.base.hardware import Hardware
 from kit.batches.batching import DataConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
-from kit.tuning.recommend import Advice, advice_table, overlay, recommend
+from kit.tuning.recommend import (
+    LEFT_OUT,
+    Advice,
+    Variant,
+    advice_table,
+    choose_switches,
+    chosen,
+    compare,
+    load_choice,
+    recommend,
+    trial_cells,
+    use_advice,
+    write_choice,
+)
 
 SECTIONS = {"model": GPTConfig, "train": TrainConfig, "speed": SpeedConfig, "data": DataConfig}
-PRESETS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 OVERLAYS = sorted(path.stem for path in (CONFIGS / "use").glob("*.yaml"))
 CARDS = {  # GiB as the driver reports them, compute capability
     "GTX 1060": (5.9, (6, 1)),
@@ -67,34 +80,20 @@ def test_each_architecture_gets_what_it_has():
     assert found["V100"]["speed.mixed_precision"] and found["T4"]["speed.mixed_precision"]
     assert not found["T4"]["speed.tf32"] and found["RTX 4090"]["speed.tf32"]
     assert found["H100"]["speed.compile"] and found["a card of next year"]["speed.compile"]
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_every_gpu_makes_its_batches_ahead_and_no_cpu_does(name):
-    assert values(recommend(card(name)))["speed.pinned_memory"] is True
+    assert all(each["speed.pinned_memory"] is True for each in found.values())
     assert values(recommend(CPU))["speed.pinned_memory"] is False
 
 
 def test_an_unknown_overlay_names_the_nearest():
     with pytest.raises(KitError, match="Did you mean `speed`"):
-        overlay("sped")
+        use_advice("sped")
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_overlay_gives_a_reason_for_each_setting_and_no_more(name):
-    found = overlay(name)
-    settings = {f"{s}.{k}" for s, section in found.sections.items() for k in section}
-    assert settings == {a.setting for a in found.advice} and settings
-    assert settings == set(load_preset(name, CONFIGS / "use")["why"])
-    assert all(a.reason for a in found.advice)
-
-
-@pytest.mark.parametrize("name", OVERLAYS)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_overlay_can_be_laid_over_every_preset(preset, name):
-    laid = merge(load_preset(preset), overlay(name).sections)
-    for section, cls in SECTIONS.items():
-        build(cls, laid[section])
+    advice = use_advice(name)
+    assert {a.setting for a in advice} == set(load_preset(name, CONFIGS / "use")["why"])
+    assert advice and all(a.reason for a in advice)
 
 
 def test_the_table_says_on_and_off_and_leaves_numbers():
@@ -103,3 +102,180 @@ def test_the_table_says_on_and_off_and_leaves_numbers():
         Advice(setting="speed.recompute_every", value=1, reason="all"),
     ]
     assert advice_table(rows) == {"speed.ema": "on: why", "speed.recompute_every": "1: all"}
+
+
+# The worth of measured switches.
+
+LABELS = {"sdpa": "Fused attention", "tf32": "TF32", "gradient_checkpointing": "Checkpointing"}
+SWITCHES = tuple(LABELS)
+BASELINE = Variant(kind="baseline", label="Baseline")
+ALONE = [Variant(kind="alone", label=LABELS[n], on=(n,)) for n in SWITCHES]
+ALL = [
+    Variant(kind="added", label="+ TF32", on=SWITCHES[:2]),
+    Variant(kind="all", label="All on", on=SWITCHES),
+]
+
+
+def result(on: tuple = (), seconds: float = 10.0, memory: float = 100.0, **over) -> dict:
+    return {
+        "on": list(on),
+        "seconds": seconds,
+        "steps": 20,
+        "tokens": 4000,
+        "peak_memory_bytes": int(memory * 2**20),
+        "warmup_s": 1.0,
+        "recompilations": 0,
+        "loss": 5.0,
+        "skipped": 0,
+        "precision": "fp32",
+        "attention": "explicit softmax",
+        "notes": [],
+    } | over
+
+
+def rows(*results: dict, dropout: float = 0.0) -> list:
+    return compare([BASELINE, *ALONE, *ALL], list(results), dropout)
+
+
+def decide(*results: dict, goal: str = "speed", dropout: float = 0.0) -> dict[str, bool]:
+    return {d.name: d.on for d in choose_switches(rows(*results, dropout=dropout), goal)}
+
+
+FASTER = [result(), result(("sdpa",), 8.0), result(("tf32",), 9.9)]
+FASTER += [result(("gradient_checkpointing",), 10.8, 60.0)]
+FASTER += [result(SWITCHES[:2], 7.95), result(SWITCHES, 8.6, 50.0)]
+
+
+def test_the_median_round_counts():
+    (row,) = compare([BASELINE], [result(seconds=s) for s in (9.0, 30.0, 10.0)], 0.0)
+    assert row.steps_per_s == 2.0 and row.tokens_per_s == 400.0 and row.parity
+    assert row.spread == pytest.approx(2.1)
+
+
+def test_what_happened_besides_and_the_slowest_warm_up_are_reported():
+    cold = result(warmup_s=30.0, recompilations=2, notes=["out of memory once"])
+    (row,) = compare([BASELINE], [cold, result(seconds=11.0)], 0.0)
+    assert row.warmup_s == 30.0 and row.recompilations == 2 and row.reason == "out of memory once"
+
+
+def test_a_switch_that_cannot_run_or_fails_is_a_row_with_its_reason():
+    lacking = Variant(kind="alone", label="TF32", on=("tf32",), reason="only a GPU has it")
+    failed = {"on": ["sdpa"], "error": "its process was ended by SIGKILL"}
+    found = compare([BASELINE, ALONE[0], lacking], [result(), failed], 0.0)
+    assert [r.reason for r in found] == [
+        "",
+        "its process was ended by SIGKILL",
+        "only a GPU has it",
+    ]
+    assert [r.loss for r in found] == [5.0, None, None]
+    assert [d.on for d in choose_switches(found)] == [False, False]
+    assert [d.reason for d in choose_switches(found)] == [r.reason for r in found[1:]]
+
+
+@pytest.mark.parametrize(
+    ("over", "dropout", "same"),
+    [
+        ({"loss": 5.004}, 0.0, True),
+        ({"loss": 5.006}, 0.0, False),
+        ({"loss": 5.09, "precision": "bf16"}, 0.0, True),
+        ({"loss": 5.11, "precision": "fp16"}, 0.0, False),
+        ({"loss": 5.2}, 0.1, True),  # fused attention drops other weights
+    ],
+)
+def test_parity_is_within_the_tolerance_of_the_precision(over, dropout, same):
+    row = rows(result(), result(("sdpa",), **over), dropout=dropout)[1]
+    assert row.parity is same and row.loss_change == pytest.approx(over["loss"] / 5 - 1)
+
+
+def test_the_loss_is_not_compared_over_skipped_steps():
+    half = result(("sdpa",), 5.0, loss=5.5, skipped=2, precision="fp16", notes=["skipped"])
+    row = rows(result(), half)[1]
+    assert row.parity is None and row.reason == "skipped" and decide(result(), half)["sdpa"]
+
+
+def test_what_is_at_least_two_percent_faster_in_company_stays():
+    assert decide(*FASTER) == {"sdpa": True, "tf32": False, "gradient_checkpointing": False}
+    reasons = {d.name: d.reason for d in choose_switches(rows(*FASTER))}
+    assert reasons["sdpa"] == "+25.0% speed, +0.0% memory"
+    assert reasons["gradient_checkpointing"] == "-7.6% speed, -50.0% memory beside 2 others"
+
+
+def test_for_memory_a_tenth_of_the_speed_may_go():
+    assert decide(*FASTER, goal="memory")["gradient_checkpointing"]
+    slow = [*FASTER[:-1], result(SWITCHES, 9.5, 50.0)]
+    assert not decide(*slow, goal="memory")["gradient_checkpointing"]
+    with pytest.raises(KitError, match="choose speed or memory"):
+        choose_switches(rows(*FASTER), "size")
+
+
+def test_a_switch_that_moves_the_loss_is_dropped_however_fast():
+    (decision, *_) = choose_switches(rows(result(), result(("sdpa",), 5.0, loss=6.0)))
+    assert not decision.on and "loss moved by +20.00%" in decision.reason
+
+
+PINNED = Variant(kind="alone", label="Pinned memory", on=("pinned_memory",))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "goal", "kept"),
+    [(9.0, "speed", True), (10.1, "speed", True), (10.1, "memory", True), (10.3, "speed", False)],
+)
+def test_pinned_memory_stays_unless_it_is_clearly_slower(seconds, goal, kept):
+    found = compare([BASELINE, PINNED], [result(), result(PINNED.on, seconds)], 0.0)
+    (decision,) = choose_switches(found, goal)
+    assert decision.on is kept and "% speed" in decision.reason
+
+
+def test_pinned_memory_is_dropped_where_it_alone_moves_the_loss():
+    """Not where the switches before it did: it is not to blame for those."""
+    both = Variant(kind="all", label="All on", on=("sdpa", "pinned_memory"))
+    moved = result(both.on, loss=6.0)
+    for loss, kept in ((5.0, False), (6.0, True)):
+        measured = [result(), result(("sdpa",), loss=loss), moved]
+        decisions = choose_switches(compare([BASELINE, ALONE[0], PINNED, both], measured, 0.0))
+        assert decisions[-1].name == "pinned_memory" and decisions[-1].on is kept
+
+
+def test_pinned_memory_that_was_left_out_stays_and_one_that_this_device_lacks_does_not():
+    for reason, kept in ((LEFT_OUT, True), ("only a GPU has a use for it", False)):
+        variant = dataclasses.replace(PINNED, reason=reason)
+        (decision,) = choose_switches(compare([BASELINE, variant], [result()], 0.0))
+        assert decision.on is kept and reason in decision.reason
+
+
+def test_without_a_baseline_the_smallest_set_that_ran_stays():
+    out = [{"on": list(on), "error": "OutOfMemoryError"} for on in ((), *((n,) for n in SWITCHES))]
+    found = decide(*out, result(SWITCHES[:2]), result(SWITCHES, 10.5, 60.0))
+    assert found == {"sdpa": True, "tf32": True, "gradient_checkpointing": False}
+
+
+def test_the_choice_is_yaml_with_its_reasons_and_builds_the_switches(tmp_path):
+    decisions, path = choose_switches(rows(*FASTER)), tmp_path / "speed.yaml"
+    write_choice(decisions, path, "a processor")
+    text = path.read_text(encoding="utf-8")
+    assert "# Measured on a processor." in text and "sdpa: true  # +25.0% speed" in text
+    assert yaml.safe_load(text) == {"speed": load_choice(path)}
+    assert build(SpeedConfig, load_choice(path)) == SpeedConfig(sdpa=True)
+    assert chosen(decisions).on == ("sdpa",)
+
+
+def test_no_file_is_no_choice_and_a_broken_one_is_reported(tmp_path):
+    path = tmp_path / "speed.yaml"
+    assert load_choice(path) == {}
+    path.write_text("fast, please", encoding="utf-8")
+    with pytest.raises(KitError, match="Delete it, or run 05_benchmark again"):
+        load_choice(path)
+
+
+def test_the_table_has_a_line_for_every_row():
+    slow = dataclasses.replace(ALONE[1], reason="only a GPU has it")
+    found = compare([BASELINE, ALONE[0], slow], FASTER[:2], 0.0)
+    head, baseline, fused, tf32 = trial_cells(found)
+    assert len({len(row) for row in (head, baseline, fused, tf32)}) == 1
+    assert baseline[2] == "1.00x" and fused[2] == "1.25x"
+    assert tf32[0] == "TF32" and tf32[-1] == "only a GPU has it"
+    under = dict(zip(head, fused))
+    wanted = {"steps/s": "2.5", "spread": "0%", "tokens/s": "500", "memory": "0.10 GiB"}
+    wanted |= {"warm-up": "1.0 s", "loss": "5.0000", "change": "+0.000%"}
+    assert {name: under[name] for name in wanted} == wanted
+    assert fused[-2:] == ("same", "fp32, explicit softmax")

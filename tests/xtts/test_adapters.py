@@ -15,7 +15,7 @@ from kit.base.tensor_file import checksum
 from kit.model.gpt import SpeechGPT, weighted_loss
 from kit.model.lora import LoRAConfig, LoRALinear, add_adapters, merged
 from kit.model.sequence import EffectiveBatch, pack
-from kit.model.warm_start import warm_start_model
+from kit.model.weights import warm_start_model
 from kit.releases.xtts_v2.grow import grow_xtts, xtts_spellings
 from kit.releases.xtts_v2.model import load_xtts, save_xtts
 from kit.releases.xtts_v2.tokenizer import XTTSTokenizer

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchaudio
 from coqui import SMALL, coqui_dvae
-from released_sound import spoken
+from released_sound import spoken, xtts_mels
 from torch import Tensor
 
 from kit.audio.clip import resampled
@@ -18,12 +18,11 @@ from kit.inference.decoder import Decoder
 from kit.releases.xtts_v2.codec import (
     xtts_codec,
     xtts_dvae,
-    xtts_mels,
     xtts_speaker_encoder,
     xtts_vocoder,
 )
 from kit.releases.xtts_v2.model import load_xtts
-from kit.releases.xtts_v2.speaker import SPEAKER_RATE
+from kit.releases.xtts_v2.vocoder import SPEAKER_RATE
 
 RATE = 22_050
 

@@ -1,1 +1,1 @@
-"""The panels of 02_train and 04_inference, in core ipywidgets (7.7.1 and 8)."""
+"""The panels of the notebooks, in core ipywidgets (7.7.1 and 8)."""

@@ -14,7 +14,7 @@ from IPython.display import Audio, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import button, message
+from kit.notebook.panel.widgets import button, message, uploaded_files
 
 
 class SpeakPanel:
@@ -111,28 +111,19 @@ class Recording:
         ValueError where one is wanted and none was given.
         """
         named = self.named.value.strip()
-        name, content = uploaded(self.upload.value)
+        files = uploaded_files(self.upload.value)
         if not self.wanted.value:
             yield ""
         elif named:
             yield named
-        elif name:
+        elif files:
+            name, content = files[0]
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / Path(name).name
                 file.write_bytes(content)
                 yield str(file)
         else:
             raise ValueError("There is no recording yet: upload one, or write its path.")
-
-
-def uploaded(value: dict | tuple) -> tuple[str, bytes]:
-    """Name and bytes of the file in a FileUpload's value, of ipywidgets 7 or 8; empty: none."""
-    if not value:
-        return "", b""
-    if isinstance(value, dict):  # ipywidgets 7: by name
-        name = next(iter(value))
-        return name, bytes(value[name]["content"])
-    return value[0]["name"], bytes(value[0]["content"])
 
 
 def _dropdown(name: str, options: list) -> widgets.Dropdown:

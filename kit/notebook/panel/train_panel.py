@@ -14,7 +14,7 @@ from IPython import get_ipython
 from IPython.display import Image, display
 
 from kit.base.formatting import describe_error
-from kit.notebook.kernel import front_end
+from kit.notebook.kernel import Clicks, front_end
 from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import View, message
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
@@ -123,8 +123,10 @@ class TrainPanel:
             raise TimeoutError(f"After {timeout_s:g} s the training has not ended.")
 
     def _wait(self, until_s: float) -> None:
-        while not (self.ended.is_set() or self.error) and time.monotonic() < until_s:
-            self.ended.wait(0.1)
+        with Clicks() as clicks:
+            while not (self.ended.is_set() or self.error) and time.monotonic() < until_s:
+                clicks.poll()
+                self.ended.wait(0.1)
 
     def _interruptible(self, work: Callable[[], None]) -> None:
         """Do `work`, which waits; the first interrupt asks the training to stop."""

@@ -1,6 +1,6 @@
-"""The training panel's widgets and the few ways they change; no thread, no run, no event.
+"""The training panel's widgets and the few ways they change, and what all panels share.
 
-Core ipywidgets only, the same code for 7.7.1 and 8. Only the presenter in train_panel.py calls it.
+Core ipywidgets only, the same code for 7.7.1 and 8; no thread, no run, no event.
 """
 
 import html
@@ -144,6 +144,13 @@ def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
     return widgets.Button(
         description=label, icon=icon, button_style=style, tooltip=tip, layout=layout
     )
+
+
+def uploaded_files(value: dict | tuple) -> list[tuple[str, bytes]]:
+    """Names and bytes of the files in a FileUpload's value, of ipywidgets 7 or 8."""
+    if isinstance(value, dict):  # ipywidgets 7: by name
+        return [(name, bytes(file["content"])) for name, file in value.items()]
+    return [(file["name"], bytes(file["content"])) for file in value]
 
 
 def _tiles(texts: dict[str, str]) -> str:

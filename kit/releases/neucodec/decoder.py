@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.audio.griffin_lim import overlap_add
+from kit.audio.vocoder import overlap_add
 
 LEVELS = (4,) * 8  # of each digit of a code; their product is the vocabulary
 LOUDEST = 100.0  # a spectrum's magnitude at most, as in training
@@ -42,8 +42,6 @@ class DigitsToLatents(nn.Module):
 
 
 class ResidualConvolutions(nn.Module):
-    """Two convolutions, each after a norm over a group of channels and all of the time."""
-
     def __init__(self, width: int):
         super().__init__()
         self.norm1 = nn.GroupNorm(GROUPS, width, eps=1e-6)

@@ -1,8 +1,7 @@
 """A released NeuCodec: its settings, its file on this machine, and checks of the file.
 
-NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences with
-output at 24 kHz: 65,536 codes, 50 of them a second. Its weights are under the Apache-2.0 licence,
-those of w2v-BERT 2.0 among them under MIT; X-Codec 2's own forbid commercial use. One file holds
+NeuCodec (Julian et al. 2025) is X-Codec 2 (Ye et al. 2025) trained on data with free licences. Its
+weights are under the Apache-2.0 licence, those of w2v-BERT 2.0 among them under MIT. One file holds
 all 629,937,706 parameters, by the names that transformers reads. No code in it is executed.
 """
 
@@ -57,7 +56,6 @@ class NeuCodecConfig:
 
     @property
     def frame_rate(self) -> float:
-        """Codes per second."""
         return 50.0
 
     @property
@@ -84,7 +82,7 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
     """Return `config.folder`, or the folder of the release, which is fetched once.
 
     All runs of this machine share it, in `HF_HOME`. Raises KitError for a folder without it,
-    DownloadError and DiskError if it cannot be fetched.
+    KitError and DiskError if it cannot be fetched.
     """
     if config.folder:
         folder = Path(config.folder).expanduser()
@@ -104,12 +102,10 @@ def neucodec_folder(config: NeuCodecConfig, progress: Callable = lambda *_: None
 
 
 def hub_home() -> Path:
-    """Return the folder in which huggingface_hub keeps downloads."""
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
 def missing_in(folder: Path) -> str:
-    """Return a sentence that says why `folder` is not a release."""
     if (folder / BEFORE_IT).is_file():
         return (
             f"{folder} holds {BEFORE_IT}, which lacks the encoder and is a pickle: use "
@@ -119,7 +115,6 @@ def missing_in(folder: Path) -> str:
 
 
 def require_version(folder: Path, config: NeuCodecConfig) -> str:
-    """Return the SHA-256 of the file in `folder`. Raises KitError if `config` has another."""
     card = fetched(folder, [WEIGHTS_FILE])
     found = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
     if config.sha256 not in ("", found):
@@ -147,7 +142,6 @@ def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Return tensors on the meta device as the header of a safetensors file describes them."""
     found = {}
     with opened(path) as file:
         for name in file.keys():
@@ -169,7 +163,6 @@ def read_tensors(folder: Path, names: list[str]) -> dict[str, Tensor]:
 
 
 def opened(path: Path):
-    """Open the safetensors file at `path`. Raises KitError if it is none."""
     try:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError) as why:

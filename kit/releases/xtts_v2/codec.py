@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from kit.audio.clip import resampled
 from kit.audio.codec import Codec
 from kit.audio.fitting import FitSchedule
-from kit.audio.griffin_lim import GriffinLim
 from kit.audio.reference import require_reference
 from kit.audio.spectrogram import triangles
+from kit.audio.vocoder import GriffinLim
 from kit.base.config import require, require_within
 from kit.base.errors import KitError
-from kit.base.formatting import join_names
 from kit.base.tensor_file import describe_mismatch
 from kit.releases.xtts_v2.dvae import (
     DVAE,
@@ -34,14 +33,15 @@ from kit.releases.xtts_v2.dvae import (
     htk_hz,
     require_stats,
 )
-from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER
-from kit.releases.xtts_v2.speaker import SPEAKER_RATE, SpeakerEncoder
+from kit.releases.xtts_v2.names import MEL_STATS, SPEAKER, VOCODER, fill_module
 from kit.releases.xtts_v2.vocoder import (
     CODE_RATE,
     CODE_SAMPLES,
     FRAME_SAMPLES,
+    SPEAKER_RATE,
     VOCODER_RATE,
     HiFiGAN,
+    SpeakerEncoder,
     frames_of,
     to_frames,
 )
@@ -87,7 +87,6 @@ class XTTSCodecConfig:
 
     @property
     def frame_rate(self) -> float:
-        """Codes per second."""
         return CODE_RATE / CODE_SAMPLES
 
     def __post_init__(self):
@@ -126,10 +125,7 @@ class XTTSCodec(nn.Module, Codec):
 
     @property
     def context(self) -> int:
-        """Codes on either side that samples decoded from codes alone depend on.
-
-        Sound made of states depends on `state_context`, which is less.
-        """
+        """Codes on either side that samples decoded from codes alone depend on."""
         frames = self.griffin_lim.context + 2  # a frame is interpolated between two
         return DVAE.reach + math.ceil(frames / frames_of(1000) * 1000)
 
@@ -181,7 +177,6 @@ class XTTSCodec(nn.Module, Codec):
         return self.vocoder(states.to(device), speaker.to(device), first)
 
     def require_states(self, codes: Tensor, states: Tensor | None, speaker: Tensor | None) -> None:
-        """Raise KitError unless there is a state for each code and a speaker for each row."""
         expected = {
             "states": (*codes.shape, self.config.latent_width),
             "speaker": (len(codes), self.config.speaker_width),
@@ -226,25 +221,15 @@ class XTTSCodec(nn.Module, Codec):
 def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict) -> XTTSCodec:
     """Return the codec of a release, in eval mode, on the CPU.
 
-    `sound` and `dvae` are tensors by the release's names, as `load_xtts` returns them; `settings`
-    is its config.json. Every tensor must be used. Raises KitError for tensors that are missing,
-    misshapen, unknown or not finite, and for parts or rates that do not belong together.
+    `sound` and `dvae` are tensors by the release's names, as `load_xtts` has checked them;
+    `settings` is its config.json. Raises KitError for a DVAE that is missing or another, and for
+    parts or rates that do not belong together.
     """
     require_rates(settings)
-    unknown = [n for n in sound if n != MEL_STATS and not n.startswith((VOCODER, SPEAKER))]
-    if unknown:
-        raise KitError(
-            f"An XTTS-v2 has no {join_names(unknown)}: take all files from the same release."
-        )
     dvae_model = xtts_dvae(dvae)
     speaker_encoder = xtts_speaker_encoder(sound)
     vocoder = xtts_vocoder(sound)
-    encoder_layers = (
-        speaker_encoder.layer1,
-        speaker_encoder.layer2,
-        speaker_encoder.layer3,
-        speaker_encoder.layer4,
-    )
+    layers = [getattr(speaker_encoder, f"layer{number}") for number in range(1, 5)]
     config = XTTSCodecConfig(
         mel_stats=mel_stats_of(sound),
         codes=dvae_model.codebook.embed.shape[1],
@@ -253,7 +238,7 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
         latent_width=vocoder.conv_pre.in_channels,
         speaker_width=vocoder.cond_layer.in_channels,
         channels=vocoder.conv_pre.out_channels,
-        filters=tuple(layer[0].conv1.out_channels for layer in encoder_layers),
+        filters=tuple(layer[0].conv1.out_channels for layer in layers),
         attention_width=speaker_encoder.attention[0].out_channels,
     )
     if speaker_encoder.fc.out_features != config.speaker_width:
@@ -275,7 +260,6 @@ def xtts_codec(sound: dict[str, Tensor], dvae: dict[str, Tensor], settings: dict
 
 
 def require_rates(settings: dict) -> None:
-    """Raise KitError if a release's configuration has other rates than an XTTS-v2."""
     for section, rates in RATES.items():
         values = settings.get(section) or {}
         for name, rate in rates.items():
@@ -287,31 +271,14 @@ def require_rates(settings: dict) -> None:
 
 
 def mel_stats_of(sound: dict[str, Tensor]) -> tuple[float, ...]:
-    """Return the divisors of a release's log-mels."""
     stats = sound.get(MEL_STATS)
-    problem = ""
-    if stats is None:
-        problem = "missing"
-    elif stats.shape != (N_MELS,) or not stats.is_floating_point():
-        problem = f"{tuple(stats.shape)} of {stats.dtype}"
-    elif not bool((stats != 0).all()):
-        problem = "0 somewhere"
-    if problem:
+    if stats is None or stats.shape != (N_MELS,) or not stats.is_floating_point():
+        found = "missing" if stats is None else f"{tuple(stats.shape)} of {stats.dtype}"
         raise KitError(
-            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {problem}. Put the "
+            f"{MEL_STATS} must be {N_MELS} numbers, none of them 0; it is {found}. Put the "
             "release's mel_stats.pth beside its weights."
         )
-    require_finite({MEL_STATS: stats}, "The scale of the log-mels")
     return tuple(stats.float().tolist())
-
-
-def xtts_mels(sound: dict[str, Tensor]) -> tuple[XTTSMel, XTTSMel]:
-    """Return the log-mels of the DVAE, and those of the speaker conditioning."""
-    stats = mel_stats_of(sound)
-    return (
-        XTTSMel(XTTSMelConfig(n_fft=DVAE_FFT, mel_stats=stats)),
-        XTTSMel(XTTSMelConfig(n_fft=REFERENCE_FFT, mel_stats=stats)),
-    )
 
 
 def xtts_dvae(tensors: dict[str, Tensor]) -> DVAE:
@@ -331,7 +298,6 @@ def xtts_dvae(tensors: dict[str, Tensor]) -> DVAE:
 
 
 def xtts_speaker_encoder(sound: dict[str, Tensor]) -> SpeakerEncoder:
-    """Return the speaker encoder of model.pth, in fp32 and eval mode."""
     tensors = _without_prefix(SPEAKER, sound)
     filters = [_size(tensors, f"layer{i}.0.conv1.weight", 0) for i in range(1, 5)]
     sizes = {
@@ -354,7 +320,6 @@ def xtts_vocoder(sound: dict[str, Tensor]) -> HiFiGAN:
 
 
 def _without_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `prefix`, without it."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
@@ -365,34 +330,16 @@ def _size(tensors: dict[str, Tensor], name: str, dim: int) -> int | None:
 
 
 def fold_weight_norm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016).
-
-    One without the other stays as it is, to be reported as unknown.
-    """
+    """Replace each pair of norms and directions by the weight (Salimans and Kingma 2016)."""
     folded = dict(tensors)
     for norm_suffix, direction_suffix in WEIGHT_NORM:
         for name in tensors:
             layer = name.removesuffix(direction_suffix)
-            if not name.endswith(f".{direction_suffix}") or layer + norm_suffix not in folded:
-                continue
-            if f"{layer}weight" in folded:
-                raise KitError(f"{layer}weight is there twice: take a release's model.pth.")
-            norms = folded.pop(layer + norm_suffix)
-            folded[f"{layer}weight"] = _normalised_weight(layer, norms, folded.pop(name))
+            if name.endswith(f".{direction_suffix}") and layer + norm_suffix in folded:
+                norms = folded.pop(layer + norm_suffix).float()
+                v = folded.pop(name).float()
+                folded[f"{layer}weight"] = v * (norms / v.flatten(1).norm(dim=1).view(norms.shape))
     return folded
-
-
-def _normalised_weight(layer: str, norms: Tensor, directions: Tensor) -> Tensor:
-    """Return the weight of `layer`: norms (out, 1, ...) times unit directions (out, ...)."""
-    shape = (*directions.shape[:1], *[1] * (directions.ndim - 1))
-    numbers = norms.is_floating_point() and directions.is_floating_point()
-    if not numbers or directions.ndim < 2 or norms.shape != shape:
-        raise KitError(
-            f"{layer}weight cannot be computed from norms {tuple(norms.shape)}, {norms.dtype}, and "
-            f"directions {tuple(directions.shape)}, {directions.dtype}: download model.pth again."
-        )
-    v = directions.float()
-    return v * (norms.float() / v.flatten(1).norm(dim=1).view(shape))
 
 
 def _fill_module(
@@ -410,18 +357,4 @@ def _fill_module(
         raise KitError(
             f"{what} is not that of an XTTS-v2; {mismatch}. Take all files from the same release."
         )
-    require_finite(tensors, what)
-    # Copies: training the module must not change the tensors that are exported later.
-    copies = {
-        name: tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
-        for name, tensor in tensors.items()
-    }
-    module.load_state_dict(copies, assign=True)
-    return module.eval()
-
-
-def require_finite(tensors: dict[str, Tensor], what: str) -> None:
-    """Raise KitError, naming it, for a tensor that is not finite."""
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")
+    return fill_module(module, tensors, what)

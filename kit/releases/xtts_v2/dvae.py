@@ -1,9 +1,8 @@
 """The log-mels that an XTTS-v2 was trained on, and the discrete VAE that makes its codes of them.
 
-Log-mels: power spectra under a Hann window of 1024 samples, 80 mels to 8 kHz on HTK's scale, each
-divided by its own number (`mel_stats`). The DVAE and the speaker conditioning differ in `n_fft`.
-DVAE (Betker 2023; van den Oord et al. 2017): convolutions halve the frames twice, and the nearest
-entry of a codebook is the code. Layers have their names in the release's files.
+The DVAE and the speaker conditioning differ in `n_fft`. DVAE (Betker 2023; van den Oord et al.
+2017): convolutions halve the frames twice, and the nearest entry of a codebook is the code. Layers
+are named as in the release's files.
 
 Shapes: B batch, L samples, M mels, T mel frames, N codes (T / 4), C channels, V vocabulary.
 """
@@ -43,7 +42,6 @@ class XTTSMelConfig(MelConfig):
 
 
 def require_stats(config, n_mels: int) -> None:
-    """Raise KitError unless `config.mel_stats` are `n_mels` plausible divisors."""
     fix = f"give {n_mels} numbers, one for each mel, none of them 0: the release's own."
     require(len(config.mel_stats) == n_mels, config, "mel_stats", fix)
     for number in config.mel_stats:
@@ -76,8 +74,6 @@ def htk_hz(n_mels: int, top_hz: float) -> Tensor:
 
 
 class DVAEBlock(nn.Module):
-    """Residual block of three convolutions over time."""
-
     def __init__(self, width: int):
         super().__init__()
         self.net = nn.Sequential(
@@ -93,8 +89,6 @@ class DVAEBlock(nn.Module):
 
 
 class UpsampleBlock(nn.Module):
-    """Repeat every frame, then a convolution."""
-
     def __init__(self, width: int, out: int):
         super().__init__()
         self.conv = nn.Conv1d(width, out, 3, padding=1)
@@ -104,8 +98,6 @@ class UpsampleBlock(nn.Module):
 
 
 class Codebook(nn.Module):
-    """V vectors; a code is the index of the nearest."""
-
     def __init__(self, vocab_size: int, width: int):
         super().__init__()
         self.embed = nn.Buffer(torch.randn(width, vocab_size))

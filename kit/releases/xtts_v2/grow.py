@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from kit.base.errors import SpeechError
 from kit.base.files import write_atomic
 from kit.releases.xtts_v2.tokenizer import TAG, XTTSTokenizer, read_ids
-from kit.text.tokenizer_report import OFTEN
+from kit.text.train_tokenizer import OFTEN
 
 PIECES = 2000  # users found about this number best, 5,000 worse
 Pair = tuple[str, str]
@@ -28,9 +28,8 @@ def grow_xtts(
 ) -> XTTSTokenizer:
     """Write the vocabulary of `base`, extended by the tokens of `lines` (normalised), to `path`.
 
-    New are the language tag and all characters that it lacks, and up to `pieces` longer tokens,
-    fewer if `lines` has fewer that occur 100 times. Raises SpeechError if there is no text, or for
-    letters in which the release does not write this language.
+    New are the language tag, all characters that it lacks, and up to `pieces` longer tokens, seen
+    100 times. Raises SpeechError without text, or for letters that the release romanises.
     """
     lines = [base.spell(line) for line in lines if line.strip()]
     if not lines:
@@ -54,7 +53,6 @@ def grow_xtts(
 
 
 def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIECES) -> str:
-    """Return a sentence: what `grown` adds to `base`, and why it is fewer than `pieces`."""
     new = [grown.piece(number) for number in range(base.vocab_size, grown.vocab_size)]
     tags = [piece for piece in new if TAG.fullmatch(piece)]
     letters = [piece for piece in new if len(piece) == 1]
@@ -73,8 +71,8 @@ def describe_growth(base: XTTSTokenizer, grown: XTTSTokenizer, pieces: int = PIE
 def xtts_spellings(base: XTTSTokenizer, grown: XTTSTokenizer) -> dict[int, list[int]]:
     """For each id of `grown` that `base` has not: the ids in which `base` spells its piece.
 
-    A letter that `base` lacks is spelt by its name in Unicode, which for most letters begins with
-    its sound and for syllables is it (ETHIOPIC SYLLABLE BA); a tag by all tags that `base` has.
+    A letter that `base` lacks is spelt by its name in Unicode (ETHIOPIC SYLLABLE BA), a tag by all
+    tags that `base` has.
     """
     new = range(base.vocab_size, grown.vocab_size)
     return {number: _spelling(base, grown.piece(number)) for number in new}
@@ -89,7 +87,6 @@ def _spelling(base: XTTSTokenizer, piece: str) -> list[int]:
 
 
 def _sounds(base: XTTSTokenizer, char: str) -> str:
-    """Letters of `base` that are near `char`; `char` itself where there are none."""
     plain = unicodedata.normalize("NFD", char)[0]
     name = unicodedata.name(char, "").partition(" WITH ")[0]
     named = ""
@@ -102,10 +99,9 @@ def _sounds(base: XTTSTokenizer, char: str) -> str:
 
 
 def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
-    """The next merges for `words`, {pieces of a word: times}, each of a pair seen 100 times.
+    """Return the next merges for `words` {pieces of a word: times}, each of a pair seen 100 times.
 
-    No merge makes a piece that is in `known`. Ties are broken by the pieces: the same text always
-    teaches the same.
+    No merge makes a piece that is in `known`. Ties are broken by the pieces.
     """
     known = set(known)
     cut = [list(word) for word in words]
@@ -143,7 +139,6 @@ def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
 
 
 def _merged(word: list[str], pair: Pair) -> list[str]:
-    """`word` with every `pair` in it, from the left, as one piece."""
     found = []
     for piece in word:
         if found and (found[-1], piece) == pair:
@@ -154,7 +149,7 @@ def _merged(word: list[str], pair: Pair) -> list[str]:
 
 
 def _words(tokenizer: XTTSTokenizer, lines: list[str]) -> Counter:
-    """How often each word occurs, by its pieces; what no merge reaches across is between words."""
+    """How often each word occurs, by its pieces; no merge reaches across words."""
     split = tokenizer.model.pre_tokenizer
     texts = Counter(word for line in lines for word in line.split())
     words = Counter()
@@ -184,7 +179,6 @@ def _add_pieces(described: dict, pieces: list[str]) -> None:
 
 
 def _add_merges(described: dict, merges: list[Pair]) -> None:
-    """Append `merges` to the old ones, in the same format."""
     old = described["model"]["merges"]
     as_lists = bool(old) and isinstance(old[0], list)
     for pair in merges:

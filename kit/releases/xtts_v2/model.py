@@ -11,7 +11,6 @@ import errno
 import json
 from pathlib import Path
 
-import safetensors
 import torch
 from torch import Tensor
 
@@ -25,18 +24,11 @@ from kit.base.files import (
     write_atomic,
 )
 from kit.base.formatting import join_names, shorten
-from kit.base.tensor_file import checksum, describe_mismatch, is_finite, save_tensors
+from kit.base.tensor_file import checksum, describe_mismatch, is_finite, read, save_tensors
 from kit.base.torch_file import read_torch_file, require_backed
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
 from kit.releases.indextts2 import describe_indextts2, is_indextts2
-from kit.releases.xtts_v2.config import (
-    config_disagreements,
-    gpt_config,
-    model_args,
-    read_xtts_config,
-    updated_config,
-)
 from kit.releases.xtts_v2.names import (
     BATCHES,
     DVAE,
@@ -45,13 +37,20 @@ from kit.releases.xtts_v2.names import (
     SKIPPED,
     TRAINER,
     SoundSizes,
+    config_disagreements,
     current_name,
     empty_model,
+    fill_module,
     from_released,
+    gpt_config,
     gpt_shapes,
+    model_args,
+    read_xtts_config,
+    require_finite,
     sound_shapes,
     sound_sizes,
     to_released,
+    updated_config,
 )
 from kit.releases.xtts_v2.tokenizer import Vocabulary, load_vocabulary
 
@@ -127,9 +126,9 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
     notes += _fill_mel_stats(tensors, file.parent)
     _require_vocabulary_size(tensors, vocabulary, vocabulary_file, file)
     _require_tensors(tensors, gpt, args, file)
-    model = _build_model(gpt, tensors, file)
+    model = fill_module(empty_model(gpt), from_released(tensors, gpt), file)
     sound = {name: t.clone() for name, t in tensors.items() if not name.startswith(GPT)}
-    _require_finite(sound, file)
+    require_finite(sound, file)
     digest = file_digest(file)
     source = Provenance(
         path=str(file),
@@ -149,7 +148,6 @@ def load_xtts(path: Path, config: Path | None = None, vocabulary: Path | None = 
 
 
 def _weights_file(path: Path) -> Path:
-    """Return `path`, or the file of weights in the folder `path`."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -189,20 +187,17 @@ def _read_weights(file: Path) -> tuple[dict[str, Tensor], dict | None, list[str]
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, compared with its checksum if it has one."""
     try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            stored_checksum = (opened.metadata() or {}).get("tensors_sha256")
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        tensors, metadata = read(file)
+    except (OSError, KitError) as error:
         raise KitError(f"{file} is damaged ({shorten(error)}): copy it again.") from error
+    stored_checksum = metadata.get("tensors_sha256")
     if stored_checksum and stored_checksum != checksum(tensors):
         raise KitError(f"{file} is damaged: its tensors are not those it was written with.")
     return tensors
 
 
 def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
-    """Return the tensors and the configuration, if any, in the `content` of a .pth file."""
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         config = content.get("config")
         return content["model"], config if isinstance(config, dict) else None
@@ -218,7 +213,7 @@ def _split_checkpoint(content: object, file: Path) -> tuple[dict, dict | None]:
 
 
 def _read_settings(file: Path, config: Path | None, stored_config: dict | None) -> dict:
-    """Return the configuration at `config`, else beside `file`, else the one in `file` itself."""
+    """Return the configuration at `config`, else beside `file`, else the one in `file`."""
     beside = file.parent / CONFIG_FILE
     if config is not None or beside.is_file():
         return read_xtts_config(config or beside)
@@ -237,13 +232,11 @@ def _read_settings(file: Path, config: Path | None, stored_config: dict | None) 
 
 
 def _pop_dvae(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take the DVAE in a trainer's checkpoint out of `tensors`."""
     names = [name for name in tensors if name.startswith(DVAE)]
     return {name.removeprefix(DVAE): tensors.pop(name).clone() for name in names}
 
 
 def _read_dvae(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of dvae.pth in `folder`; {} if there is none."""
     file = folder / DVAE_FILE
     if not file.is_file():
         return {}
@@ -269,12 +262,11 @@ def _fill_mel_stats(tensors: dict[str, Tensor], folder: Path) -> list[str]:
 
 
 def _copy_tensor(name: str, value: object, file: Path) -> Tensor:
-    """Return a copy of `value`. Raises KitError unless it is a finite tensor."""
     try:
         tensor = require_backed(name, value).clone()
     except ValueError as error:
         raise KitError(f"{file} is of another kind: {error}. Download it again.") from error
-    _require_finite({name: tensor}, file)
+    require_finite({name: tensor}, file)
     return tensor
 
 
@@ -294,12 +286,8 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
     """Raise KitError, naming them, for tensors that are missing, misshapen or unknown."""
     renamed = {current_name(name): tensor for name, tensor in tensors.items()}
     sizes = {}
-    for field, name in (
-        ("latent_width", "decoder_input_dim"),
-        ("speaker_width", "d_vector_dim"),
-        ("speaker_everywhere", "cond_d_vector_in_each_upsampling_layer"),
-    ):
-        if type(args.get(name)) in (int, bool):
+    for field, name in (("latent_width", "decoder_input_dim"), ("speaker_width", "d_vector_dim")):
+        if type(args.get(name)) is int:
             sizes[field] = args[name]
     tensor_shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
     shapes = gpt_shapes(gpt) | sound_shapes(sound_sizes(tensor_shapes, SoundSizes(**sizes)))
@@ -317,24 +305,6 @@ def _require_tensors(tensors: dict[str, Tensor], gpt: GPTConfig, args: dict, fil
             f"{file} does not hold the XTTS-v2 its configuration describes; {problems}. "
             "Take weights, configuration and vocabulary from one place."
         )
-
-
-def _build_model(gpt: GPTConfig, tensors: dict[str, Tensor], file: Path) -> SpeechGPT:
-    """Return the GPT with the weights in `tensors`, in fp32 and eval mode."""
-    weights = from_released(tensors, gpt)
-    _require_finite(weights, file)
-    # Copies: Windows cannot overwrite a file that is still memory-mapped.
-    order = torch.contiguous_format
-    copies = {n: w.to(torch.float32, copy=True, memory_format=order) for n, w in weights.items()}
-    model = empty_model(gpt)
-    model.load_state_dict(copies, assign=True)
-    return model.eval()
-
-
-def _require_finite(tensors: dict[str, Tensor], file: Path) -> None:
-    for name, tensor in tensors.items():
-        if not is_finite(name, tensor):
-            raise KitError(f"{file} is damaged: {name} is not finite. Download it again.")
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -374,7 +344,6 @@ def save_xtts(xtts: XTTS, folder: Path, dtype: torch.dtype = torch.float32) -> P
 
 
 def _released_tensors(xtts: XTTS, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return all tensors of model.pth, contiguous."""
     weights = xtts.model.state_dict().items()
     stored = {name: weight.detach().to("cpu", dtype) for name, weight in weights}
     for name, weight in stored.items():
@@ -385,7 +354,6 @@ def _released_tensors(xtts: XTTS, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _write_torch(path: Path, value: object) -> None:
-    """Write `torch.save(value)` atomically; the same value gives the same bytes."""
     with atomic_path(path) as temporary:
         try:
             with open(temporary, "wb") as file:  # given a path, torch stores its name

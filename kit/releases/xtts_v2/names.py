@@ -1,19 +1,26 @@
-"""Names and shapes of the tensors in a released XTTS-v2 checkpoint.
+"""Names and shapes of the tensors in a released XTTS-v2 checkpoint, and its config.json.
 
-They are those of the state dict that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the kit's
-`SpeechGPT` under other names, with linear weights stored as (in, out), as in GPT-2.
+The names are those of the state dict that coqui-tts 0.28.0's `Xtts` loads strictly. Its GPT is the
+kit's `SpeechGPT` under other names, with linear weights stored as (in, out), as in GPT-2. The GPT's
+sizes are in `model_args`, text ids in the vocabulary; the rest is constant in coqui-tts, whatever a
+configuration says.
 """
 
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kit.base.errors import KitError
+from kit.base.formatting import shorten
+from kit.base.tensor_file import is_finite
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
-from kit.releases.xtts_v2.speaker import SpeakerEncoder
-from kit.releases.xtts_v2.vocoder import HiFiGAN
+from kit.releases.xtts_v2.tokenizer import Vocabulary
+from kit.releases.xtts_v2.vocoder import HiFiGAN, SpeakerEncoder
 
 Shape = tuple[int, ...]
 
@@ -58,7 +65,6 @@ _LINEAR = re.compile(r"gpt\.h\.\d+\.(attn|mlp)\.c_\w+\.weight")
 
 
 def released_name(name: str) -> str:
-    """The release's name of the kit's tensor `name`."""
     prefix = next(p for p in _PREFIXES if name.startswith(p))
     rest = name.removeprefix(prefix)
     if prefix == "conditioner.layers.":
@@ -87,7 +93,6 @@ def from_released(tensors: dict[str, Tensor], config: GPTConfig) -> dict[str, Te
 
 
 def gpt_shapes(config: GPTConfig) -> dict[str, Shape]:
-    """Return {the release's name: shape} for every tensor of a GPT."""
     return {n: tuple(t.shape) for n, t in to_released(empty_model(config).state_dict()).items()}
 
 
@@ -103,7 +108,6 @@ class SoundSizes:
 
     latent_width: int = 1024  # of the GPT's hidden states
     speaker_width: int = 512
-    speaker_everywhere: bool = True  # in every upsampling layer
     channels: int = 512  # halved by every upsampling layer
     filters: tuple[int, ...] = (32, 64, 128, 256)
 
@@ -113,31 +117,23 @@ def sound_sizes(shapes: dict[str, Shape], sizes: SoundSizes) -> SoundSizes:
 
     A missing or impossible tensor keeps the release's size; `sound_shapes` then does not match it.
     """
-    channels = _first_size(shapes, f"{VOCODER}conv_pre.weight")
+    names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
+    found = [shapes.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
+    channels, *filters = (shape[0] if shape else 0 for shape in found)
     if channels >= 16:
         sizes = dataclasses.replace(sizes, channels=channels)
-    names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
-    filters = tuple(_first_size(shapes, name) for name in names)
     if min(filters) >= 8:
-        sizes = dataclasses.replace(sizes, filters=filters)
+        sizes = dataclasses.replace(sizes, filters=tuple(filters))
     return sizes
 
 
-def _first_size(shapes: dict[str, Shape], name: str) -> int:
-    shape = shapes.get(name)
-    return shape[0] if shape else 0
-
-
 def sound_shapes(sizes: SoundSizes) -> dict[str, Shape]:
-    """Return names and shapes of the vocoder, the speaker encoder and the log-mels' scale."""
     with torch.device("meta"):
         vocoder = HiFiGAN(sizes.latent_width, sizes.speaker_width, sizes.channels)
         speaker = SpeakerEncoder(sizes.filters, speaker_width=sizes.speaker_width)
     shapes = {}
     for name, tensor in vocoder.state_dict().items():
         layer, _, leaf = name.rpartition(".")
-        if name.startswith("conds.") and not sizes.speaker_everywhere:
-            continue
         if leaf == "weight" and name.startswith(("ups.", "resblocks.")):
             norms = (len(tensor), *[1] * (tensor.ndim - 1))
             shapes[f"{VOCODER}{layer}.parametrizations.weight.original0"] = norms
@@ -156,3 +152,134 @@ def current_name(name: str) -> str:
         if name.endswith(f".{old}"):
             return f"{name.removesuffix(old)}parametrizations.weight.{new}"
     return name
+
+
+def fill_module(module: nn.Module, tensors: dict[str, Tensor], what: object) -> nn.Module:
+    """Return `module` in eval mode, with copies of `tensors` in fp32, which must be finite."""
+    require_finite(tensors, what)
+    order = torch.contiguous_format
+    copies = {}  # Windows cannot overwrite a file that is still memory-mapped
+    for name, tensor in tensors.items():
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        copies[name] = tensor.to(dtype, copy=True, memory_format=order)
+    module.load_state_dict(copies, assign=True)
+    return module.eval()
+
+
+def require_finite(tensors: dict[str, Tensor], what: object) -> None:
+    for name, tensor in tensors.items():
+        if not is_finite(name, tensor):
+            raise KitError(f"{what} is damaged: {name} is not finite. Download it again.")
+
+
+# --- config.json ----------------------------------------------------------------------------------
+
+# Constants of coqui-tts.
+FIXED = {
+    "latents": 32,
+    "cond_blocks": 6,
+    "perceiver_layers": 2,
+    "perceiver_heads": 8,
+    "perceiver_head_width": 64,
+    "n_mels": 80,
+}
+DROPOUT = 0.1  # of GPT-2: embedding, attention, residual
+# {field of GPTConfig: name in `model_args`}
+SIZES = {
+    "layers": "gpt_layers",
+    "width": "gpt_n_model_channels",
+    "heads": "gpt_n_heads",
+    "code_vocab": "gpt_num_audio_tokens",
+    "start_code_id": "gpt_start_audio_token",
+    "stop_code_id": "gpt_stop_audio_token",
+    "max_text": "gpt_max_text_tokens",
+    "max_code": "gpt_max_audio_tokens",
+}
+TEXT_IDS = ("gpt_number_text_tokens", "gpt_start_text_token", "gpt_stop_text_token")
+# Positions that coqui-tts adds to those of its configuration.
+EXTRA_POSITIONS = {"max_text": 2, "max_code": 3}
+MIN_WIDTH = 65  # of smaller models, coqui-tts normalises in fewer groups than the kit's 32
+
+
+def read_xtts_config(path: Path) -> dict:
+    try:
+        return json.loads(Path(path).read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise KitError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise KitError(f"{path} is no JSON ({shorten(error)}): copy it again.") from error
+
+
+def model_args(settings: dict, file: Path) -> dict:
+    """Return `model_args` of a configuration. Raises KitError if it is not of an XTTS-v2."""
+    args = settings.get("model_args") if isinstance(settings, dict) else None
+    if not isinstance(args, dict) or settings.get("model") not in ("xtts", None):
+        raise KitError(
+            f"The configuration of {file} is not XTTS's: it has no `model_args`, or its `model` is "
+            "another. Copy config.json from the same place as the weights."
+        )
+    if not args.get("gpt_use_perceiver_resampler"):
+        raise KitError(
+            f"{file} is XTTS v1 (`gpt_use_perceiver_resampler` is off): the kit reads v2, whose "
+            "speaker conditioning is different. Get XTTS-v2."
+        )
+    return args
+
+
+def gpt_config(args: dict, vocabulary: Vocabulary, file: Path) -> GPTConfig:
+    sizes = {}
+    for field, name in SIZES.items():
+        if type(args.get(name)) is not int:
+            raise KitError(
+                f"The configuration of {file} has `model_args.{name}` = {args.get(name)!r}, which "
+                "must be a whole number: copy config.json from the same place as the weights."
+            )
+        sizes[field] = args[name] + EXTRA_POSITIONS.get(field, 0)
+    try:
+        return GPTConfig(
+            text_vocab=vocabulary.size,
+            start_text_id=vocabulary.start,
+            stop_text_id=vocabulary.stop,
+            text_stop_input=False,
+            dropout=DROPOUT,
+            **sizes,
+            **FIXED,
+        )
+    except ValueError as error:
+        raise KitError(f"The configuration of {file} describes no model: {error}") from error
+
+
+def config_disagreements(args: dict, vocabulary: Vocabulary) -> list[str]:
+    """Return notes on ids that differ from the vocabulary's, which are used."""
+    return [
+        f"the configuration says {name} = {args[name]}, the vocabulary {number}, which is used"
+        for name, number in zip(TEXT_IDS, (vocabulary.size, vocabulary.start, vocabulary.stop))
+        if args.get(name) not in (None, number)
+    ]
+
+
+def updated_config(gpt: GPTConfig, vocabulary: Vocabulary) -> dict:
+    """Return the `model_args` of a GPT. Raises KitError if coqui-tts cannot build it."""
+    for field, value in FIXED.items():
+        if getattr(gpt, field) != value:
+            raise KitError(
+                f"XTTS-v2 has {field} = {value}, this model {getattr(gpt, field)}: coqui-tts could "
+                "not load it. Export it as a voice of the kit."
+            )
+    if gpt.width < MIN_WIDTH:
+        raise KitError(
+            f"coqui-tts normalises a width of {gpt.width} in other groups than the kit: at least "
+            f"{MIN_WIDTH} are needed. Export it as a voice of the kit."
+        )
+    ids = (vocabulary.size, vocabulary.start, vocabulary.stop)
+    if (gpt.text_vocab, gpt.start_text, gpt.stop_text) != ids:
+        raise KitError(
+            f"The model has {gpt.text_vocab} text ids, START {gpt.start_text} and STOP "
+            f"{gpt.stop_text}, the vocabulary {ids[0]}, {ids[1]} and {ids[2]}: use the vocabulary "
+            "that the model was trained with."
+        )
+    sizes = {
+        name: getattr(gpt, field.removesuffix("_id")) - EXTRA_POSITIONS.get(field, 0)
+        for field, name in SIZES.items()
+    }
+    return sizes | dict(zip(TEXT_IDS, ids)) | {"gpt_use_perceiver_resampler": True}

@@ -1,15 +1,14 @@
 """Vocabulary and tokenizer of a released XTTS-v2: vocab.json, read by Hugging Face's tokenizers.
 
-The kit's text normalisation is stricter than the release's: the release's own cleaning does not
-change its output, except for numbers, signs and abbreviations, which must be spelled out before. A
-language that the release does not have gets its own tag when the vocabulary is extended (grow.py),
-or uses the tag of another language. coqui-tts refuses an unknown tag: see `teach_language`.
+The release's own text cleaning does not change what the kit's normalisation returns, except for
+numbers, signs and abbreviations, which must be spelled out before. A language that the release does
+not have gets its own tag when the vocabulary is extended (grow.py), or uses that of another.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -56,12 +55,7 @@ class Vocabulary:
 
     @cached_property
     def size(self) -> int:
-        """Rows of the embedding: the highest id plus one."""
         return max(self.ids.values()) + 1
-
-    @cached_property
-    def holes(self) -> list[int]:
-        return sorted(set(range(self.size)) - set(self.ids.values()))
 
     @property
     def start(self) -> int:
@@ -76,7 +70,6 @@ class Vocabulary:
 
 
 def load_vocabulary(path: Path) -> Vocabulary:
-    """Read the vocabulary at `path`. Raises KitError if it is missing or damaged."""
     path = Path(path)
     if not path.is_file():
         raise KitError(
@@ -166,7 +159,6 @@ class XTTSTokenizer(BaseTokenizer):
         return self.model.encode(tag).ids
 
     def tags(self) -> list[str]:
-        """Return the languages that the vocabulary has tags for."""
         return sorted(match[1] for match in map(TAG.fullmatch, self.vocabulary.ids) if match)
 
     def spell(self, text: str) -> str:
@@ -216,32 +208,23 @@ def tag_of(language: str) -> str:
     return "zh-cn" if code == "zh" else code
 
 
-def teach_language(
-    coqui,
-    language: str,
-    clean: Callable[[str, str], str] = normalize,
-    character_limit: int = CHARACTER_LIMIT,
-) -> None:
+def teach_language(coqui, language: str) -> None:
     """Make coqui-tts's tokenizer `coqui` (an Xtts's `tokenizer`) accept texts in `language`.
 
-    Without it, `encode` raises NotImplementedError for an unknown tag. `clean(text, language)`
-    replaces its text cleaning; texts longer than `character_limit` cause a warning, or are split if
-    asked. `synthesize` also needs the tag in the `languages` of the model's configuration.
+    Without it, `encode` raises NotImplementedError for an unknown tag. `synthesize` also needs the
+    tag in the `languages` of the model's configuration.
     """
     tag = tag_of(language)
     clean_known = coqui.preprocess_text
 
     def preprocess_text(txt: str, lang: str) -> str:
-        if lang == tag:
-            return clean(txt, language)
-        return clean_known(txt, lang)
+        return normalize(txt, language) if lang == tag else clean_known(txt, lang)
 
     coqui.preprocess_text = preprocess_text
-    coqui.char_limits[tag] = character_limit
+    coqui.char_limits[tag] = CHARACTER_LIMIT
 
 
 def require_plain_bpe(described: dict, path: Path) -> None:
-    """Raise KitError unless the tokenizer splits texts as a release's does."""
     model = described["model"]
     others = [name for name, value in _PLAIN_BPE.items() if (model.get(name) or value) != value]
     if others:
@@ -255,35 +238,9 @@ def require_plain_bpe(described: dict, path: Path) -> None:
             f"{path} has no token for unknown characters (`unk_token` is "
             f"{shorten(repr(model.get('unk_token')), 40)}): take the vocab.json of the release."
         )
-    if not isinstance(model.get("merges"), list):
-        raise KitError(
-            f"{path} has no `merges`: it was truncated, or another program wrote it. Copy "
-            "vocab.json again from where the model was published."
-        )
-    for number, merge in enumerate(model["merges"]):
-        left, right = merge_parts(merge, path)
-        missing = [token for token in (left, right, left + right) if token not in model["vocab"]]
-        if missing:
-            raise KitError(
-                f"{path} is damaged: merge {number}, {shorten(left, 40)} and {shorten(right, 40)}, "
-                f"needs {shorten(missing[0], 40)}, which is not in its vocabulary. Take vocabulary "
-                "and merges from one file."
-            )
-
-
-def merge_parts(merge: object, path: Path) -> tuple[str, str]:
-    """Return the two tokens of a merge: "a b" in older files, ["a", "b"] in newer ones."""
-    parts = merge.split(" ") if isinstance(merge, str) else merge
-    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(p, str) for p in parts):
-        raise KitError(
-            f"{path} is damaged: {shorten(repr(merge), 60)} is not a merge of two tokens. Copy "
-            "vocab.json again from where the model was published."
-        )
-    return parts[0], parts[1]
 
 
 def _read(vocabulary: Vocabulary, path: Path):
-    """Return the file as a `tokenizers.Tokenizer`."""
     try:
         import tokenizers
     except ImportError as error:

@@ -11,8 +11,7 @@ import re
 from kit.text.numbers import SignWords, amount, plain_figures, read_digits, read_signs
 
 EXAMPLE = "ሠላም! በ2017 ዓ.ም. 15 ኪሎ"  # what 01_data_prep shows of all this
-# Numbers as words. Where speakers differ, one form is chosen and noted here: a voice that learns
-# one reading per figure learns it sooner.
+# Where speakers differ, one form is chosen and noted here: one reading is learned sooner than two.
 ONES = "ዜሮ አንድ ሁለት ሶስት አራት አምስት ስድስት ሰባት ስምንት ዘጠኝ".split()
 # 80 is also written ሰማኒያ, and 50 also said አምሳ.
 _TENS = "_ አስር ሀያ ሰላሳ አርባ ሀምሳ ስልሳ ሰባ ሰማንያ ዘጠና".split()

@@ -1,7 +1,6 @@
 """English: words for figures, signs and a few short forms.
 
-American number names without "and" (105: one hundred five). Years are read as amounts, decades (the
-1990s) as they are said: nineteen nineties.
+American number names without "and" (105: one hundred five). Years are read as amounts.
 """
 
 import re
@@ -44,6 +43,10 @@ SIGNS = SignWords(
     scales="hundred thousand million billion trillion",
 )
 _SCALE_LETTERS = {"k": "thousand", "m": "million", "bn": "billion", "tn": "trillion"}  # $5m
+# Not a date, a time, a score or a telephone number: 1-2-2016, 10:30-11:30, 3-1, 555-1234.
+_RANGE = re.compile(
+    r"(?<![\w.,/:-])(?!0\d|\d{3}-\d{4}(?!\d))(\d+(?:\.\d+)?)-(\d+(?:\.\d+)?)(?![\d/:-]|[.,]\d)"
+)
 _SHORT_FORM = re.compile(rf"(?<![^\W\d])({'|'.join(_SHORT)})\.")
 
 
@@ -67,6 +70,7 @@ def normalize(text: str) -> str:
         r"([$€£] ?\d+(?:\.\d+)?) ?(k|m|bn|tn)\b", lambda m: f"{m[1]} {_SCALE_LETTERS[m[2]]}", text
     )
     text = read_signs(text, SIGNS)
+    text = _RANGE.sub(_range, text)
     text = re.sub(r"(?<=\d) ?%", " percent ", text)
     text = re.sub(r"(?<![\d.])(\d\d)?([1-9]0|(?<=\d)00)'?s\b", _decade, text)
     text = re.sub(r"(?<!\d)(\d+)(?:st|nd|rd|th)\b", lambda m: f" {_ordinal(_say(m[1]))} ", text)
@@ -77,6 +81,11 @@ def normalize(text: str) -> str:
 
 def _say(digits: str) -> str:
     return read_digits(digits, number_to_words, _ONES)
+
+
+def _range(match: re.Match) -> str:
+    low, high = match.groups()
+    return f"{low} to {high}" if float(low) < float(high) else match[0]
 
 
 def _decimal(match: re.Match) -> str:

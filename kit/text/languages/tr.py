@@ -37,7 +37,9 @@ SIGNS = SignWords(
     scales="yüz bin milyon milyar trilyon",
     decimal=",",
 )
-_AMOUNT = r"\d+(?:,\d+)?"
+_AMOUNT = r"\d+(?:[.,]\d+)?"
+# A point before decimals, as much software writes it: 3.5 but neither 14.30, a time, nor a date.
+_DECIMAL = re.compile(r"(?<![\d.,:])(?!(?:[01]?\d|2[0-4])\.[0-5]\d(?!\d))(\d+)\.(\d+)(?![.,:]?\d)")
 _HARMONY = {"a": "ı", "e": "i", "o": "u", "ö": "ü"}  # after a vowel; the others follow themselves
 
 
@@ -63,9 +65,10 @@ def normalize(text: str) -> str:
     text = _SHORT_FORM.sub(lambda m: f"{_SHORT[m[1]]} ", text.replace("&", " ve "))
     text = read_signs(plain_figures(text, thousands="."), SIGNS)
     text = re.sub(rf"(?<!\d)% ?({_AMOUNT})", r"yüzde \1", text)
-    text = re.sub(rf"(?<![\d,])({_AMOUNT}) ?%", r"yüzde \1", text)
+    text = re.sub(rf"(?<![\d.,])({_AMOUNT}) ?%", r"yüzde \1", text)
     text = re.sub(r"(?<![\d.,:])(\d+)\.(?= ?[^\W\d])", lambda m: f" {_ordinal(m[1])} ", text)
     text = re.sub(r"(?<![\d,])(\d+),(\d+)(?![\d,])", lambda m: f"{_say(m[1])} virgül {m[2]}", text)
+    text = _DECIMAL.sub(lambda m: f"{_say(m[1])} nokta {m[2]}", text)
     text = re.sub(r"(?<=\d)[.:](?=\d)", " ", text)  # a date, a time
     text = re.sub(r"(?<!\d)(\d+)'([^\W\d]+)", lambda m: f" {_with_suffix(_say(m[1]), m[2])}", text)
     text = re.sub(r"(?<=[^\W\d])'(?=[^\W\d])", "", text)

@@ -1,1 +1,1 @@
-"""Stands in for Google Colab's own package: just enough to be noticed, and a Drive (drive.py)."""
+"""Stands in for Google Colab's own package: just what the kit calls, and a Drive (drive.py)."""

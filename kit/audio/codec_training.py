@@ -1,20 +1,24 @@
-"""Adversarial training of the networks that make sound, against spectrogram critics.
+"""Training of the networks that make sound: random crops of recordings, and spectrogram critics.
 
-An L1 loss on spectrograms alone is minimised by the median of what could be there, which fills the
-gaps between harmonics and sounds hoarse. So patch critics (Isola et al. 2017) with a hinge loss
-(Lim and Ye 2017) and feature matching (Kumar et al. 2019) are added to it.
+L1 loss on spectrograms alone fills the gaps between harmonics and sounds hoarse, so patch critics
+(Isola et al. 2017) with a hinge loss (Lim and Ye 2017) and feature matching (Kumar et al. 2019) are
+added.
 
-Shapes: B batch, F frequencies (bins or mels), T frames, C channels.
+Shapes: B batch, F frequencies (bins or mels), T frames, L samples, N codes, D width of a model's
+hidden states.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from kit.base.errors import TrainError
+from kit.audio.codec import ClipWithStates
+from kit.audio.fitting import Losses
+from kit.base.errors import KitError
 
 # Weights of the L1 loss and of feature matching, relative to the critics' scores. With a third of
 # the L1 weight and 2.5 times the rate, DNSMOS rises a third less; critics that also see the
@@ -67,14 +71,12 @@ def train_adversarial(
     compare: Callable[[], Comparison],
     steps: int,
     device: str,
-    seed: int,
     alternate: bool = False,
-) -> Iterator[tuple[int, float]]:
+) -> Losses:
     """Train `parameters` against critics for `steps`, yielding (step, L1 loss).
 
-    `compare()` runs the generator on a new batch. There is one critic per spectrogram of the
-    comparison, created here and discarded afterwards; with `alternate` each step uses only one of
-    them in turn. Raises TrainError when the loss is not finite.
+    `compare()` runs the generator on a new batch. There is one critic per spectrogram of it; with
+    `alternate` each step uses only one in turn. Raises KitError when the loss is not finite.
     """
     critics = None
     optimizer = torch.optim.AdamW(parameters, RATE, BETAS)
@@ -83,12 +85,11 @@ def train_adversarial(
         require_finite_error(error, step)
         if critics is None:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.manual_seed(0)
                 critics = nn.ModuleList(Critic() for _ in real).to(device)
             critic_optimizer = torch.optim.AdamW(critics.parameters(), RATE, BETAS)
-        warmup = min(1.0, step / WARMUP_STEPS)
-        critic_optimizer.param_groups[0]["lr"] = RATE * warmup
-        optimizer.param_groups[0]["lr"] = RATE * warmup * decay(step, steps)
+        critic_optimizer.param_groups[0]["lr"] = RATE * min(1.0, step / WARMUP_STEPS)
+        optimizer.param_groups[0]["lr"] = generator_rate(RATE, step, steps)
         pairs = list(zip(critics, real, generated, strict=True))
         if alternate:
             pairs = [pairs[step % len(pairs)]]
@@ -100,25 +101,24 @@ def train_adversarial(
 
 def train_generator(
     parameters: list[nn.Parameter], compare: Callable[[], Comparison], steps: int
-) -> Iterator[tuple[int, float]]:
+) -> Losses:
     """Train on the L1 loss alone, which is enough for synthetic speech; yields (step, loss)."""
     optimizer = torch.optim.AdamW(parameters, L1_RATE, BETAS)
     for step in range(1, steps + 1):
         error = compare()[2]
         require_finite_error(error, step)
-        warmup = min(1.0, step / WARMUP_STEPS)
-        optimizer.param_groups[0]["lr"] = L1_RATE * warmup * decay(step, steps)
+        optimizer.param_groups[0]["lr"] = generator_rate(L1_RATE, step, steps)
         take_step(optimizer, error)
         yield step, error.item()
 
 
-def decay(step: int, steps: int) -> float:
-    return 1 - (1 - FINAL_RATE) * step / steps
+def generator_rate(peak: float, step: int, steps: int) -> float:
+    return peak * min(1.0, step / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * step / steps)
 
 
 def require_finite_error(error: Tensor, step: int) -> None:
     if not torch.isfinite(error):
-        raise TrainError(
+        raise KitError(
             f"The loss was {error.item()} at step {step} of training the codec's decoder. Skip "
             "it with `--set codec.sharpen_steps=0 decoder_finetune.steps=0`, or look for a damaged "
             "recording."
@@ -144,3 +144,64 @@ def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     loss.backward()
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], CLIP_NORM)
     optimizer.step()
+
+
+# --- crops -----------------------------------------------------------------------------------
+
+
+class CropShape(NamedTuple):
+    codes: int
+    code_samples: int  # per code
+    samples: int  # from the centre of the first frame to that of the last
+    margin: int  # further samples on either side that a spectrogram of them needs
+
+
+class StateCrops(NamedTuple):
+    """Crops of recordings with their codes and a model's states."""
+
+    wave: Tensor  # (B, L), margins included
+    inner_wave: Tensor  # (B, L) without them
+    codes: Tensor  # (B, N)
+    states: Tensor  # (B, N, D), each the one that predicted its code
+    dropped: Tensor  # (B, 1, 1): rows to be decoded without states
+
+
+def state_crops(
+    clips: list[ClipWithStates],
+    shape: CropShape,
+    count: int,
+    generator: torch.Generator,
+    dropped_share: float,
+) -> StateCrops:
+    """Draw `count` crops; those of a clip that is too short repeat its last code, in silence."""
+    drawn = [_state_crop(clips, shape, generator) for _ in range(count)]
+    wave, codes, states = (torch.stack(part) for part in zip(*drawn, strict=True))
+    dropped = torch.rand(count, 1, 1, generator=generator) < dropped_share
+    return StateCrops(wave, wave[:, shape.margin : -shape.margin], codes, states, dropped)
+
+
+def _state_crop(
+    clips: list[ClipWithStates], shape: CropShape, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    clip = clips[int(torch.randint(len(clips), (), generator=generator))]
+    starts = max(1, len(clip.codes) - shape.codes + 1)
+    start = int(torch.randint(starts, (), generator=generator))
+    end = start + shape.codes
+    missing = max(0, end - len(clip.codes))
+    codes = torch.cat((clip.codes[start:end], clip.codes[-1:].expand(missing)))
+    states = torch.cat((clip.states[start:end], clip.states[-1:].expand(missing, -1))).float()
+    first = start * shape.code_samples - shape.margin
+    length = shape.samples + 2 * shape.margin
+    wave = F.pad(clip.wave, (max(0, -first), max(0, first + length - len(clip.wave))))
+    return wave[max(0, first) :][:length], codes, states
+
+
+def crops(waves: list[Tensor], samples: int, count: int, generator: torch.Generator) -> Tensor:
+    """Draw `count` crops of clips (L,), as (B, samples); shorter clips are padded with silence."""
+    drawn = []
+    for _ in range(count):
+        wave = waves[int(torch.randint(len(waves), (), generator=generator))]
+        wave = F.pad(wave, (0, max(0, samples - len(wave))))
+        start = int(torch.randint(len(wave) - samples + 1, (), generator=generator))
+        drawn.append(wave[start : start + samples])
+    return torch.stack(drawn)

@@ -2,9 +2,10 @@
 
 import pytest
 from debian_package import member, write_package
+from russian_corpus import extract_debian_data
 
 from kit.base.errors import DatasetError
-from kit.dataset.archive import ArchiveConfig, extract_debian_data, unpack
+from kit.dataset.archive import ArchiveConfig, unpack
 
 FILES = {"usr/share/a.txt": b"a" * 1001, "usr/share/b/c.wav": bytes(range(256))}
 

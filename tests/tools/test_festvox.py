@@ -1,14 +1,10 @@
 """A Festival voice's recordings as an LJSpeech folder."""
 
 import pytest
+from russian_corpus import find_festival_voice, move_to_ljspeech, read_festival_transcripts
 
 from kit.base.errors import DatasetError
 from kit.dataset.data_report import ManifestConfig
-from kit.dataset.fetch import (
-    find_festival_voice,
-    move_to_ljspeech,
-    read_festival_transcripts,
-)
 from kit.dataset.layouts import read_dataset
 
 TABLE = r"""( ru_0001 "+Окна вол+ос за ухо, 2+2." )

@@ -1,0 +1,407 @@
+"""Export a voice as programs that run without this kit, by `torch.export` or in onnxruntime.
+
+`export_program` writes `prefill.pt2`, which processes a text, and `decode_one.pt2`, which generates
+a code. `export_onnx` writes `prompt.onnx`, `step.onnx` and `sound.onnx`; beside them
+`speak_onnx.py` samples codes and speaks, without torch.
+
+Shapes: T text ids, K latents, P prompt, Q new positions, N positions of the cache or so far, D
+width, H heads, d = D / H, V code vocabulary.
+"""
+
+import contextlib
+import copy
+import importlib
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kit.audio.mel_codec import MelCodec
+from kit.audio.vocoder import RealGriffinLim, RealVocoder
+from kit.base.compiler import keep_device_guard
+from kit.base.errors import KitError
+from kit.base.files import atomic_folder, atomic_path, write_atomic
+from kit.base.formatting import nearest
+from kit.base.tensor_file import save_tensors
+from kit.inference.decoder import Decoder, mean_latents
+from kit.inference.export import prepare
+from kit.inference.sampling import GenerateConfig
+from kit.inference.voice import Voice
+from kit.model.gpt import SpeechGPT
+from kit.model.sequence import GPTConfig
+from kit.text.tokenizer import Tokenizer
+
+CARD = "voice-onnx.json"
+SCRIPT = "speak_onnx.py"
+FORMAT = 1  # of the folder
+WEIGHTS = ("fp32", "int8")
+INSTALL = "pip install onnx onnxscript onnxruntime"
+OPSET = 18
+MAX_BYTES = 2**31 - 2**24  # of an ONNX file, and room for its graph
+# Settings of `GenerateConfig` that speak_onnx.py has, and their types there.
+SAMPLING = dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float)
+SAMPLING |= dict.fromkeys(("top_k", "seed"), int)
+
+MANUAL = """# A speech GPT as two programs
+
+Text ids and a speaker in, codes out; fp32, CPU, one text at a time. Written with torch {torch}.
+A .pt2 file may hold pickles, which run code when loaded: only load files that you trust.
+
+```python
+import torch
+from safetensors.torch import load_file
+
+prefill = torch.export.load("prefill.pt2").module()
+decode_one = torch.export.load("decode_one.pt2").module()
+latents = load_file("latents.safetensors")  # of each speaker
+
+@torch.inference_mode()
+def speak(ids, speaker):
+    codes = []
+    prompt = len(ids) + {before}
+    logits, cache = prefill(torch.tensor(ids), latents[speaker])
+    for code_index in range(1, {codes}):
+        code = logits.argmax(-1)  # greedy; or sample
+        if code == {stop}:  # STOP; without it the text is truncated
+            break
+        codes.append(int(code))
+        input_pos = torch.tensor([prompt + code_index - 1])
+        logits, cache = decode_one(code, torch.tensor([code_index]), input_pos, cache)
+    return codes
+```
+
+| program | takes | gives |
+|---|---|---|
+| prefill | text (T,) int64, T from 1 to {longest}; latents {latents} float32 | logits, cache |
+| decode_one | code, code_index, input_pos (1,) int64 each; cache | logits, cache |
+
+`logits` (1, {vocabulary}) float32, START ({start}) is -inf; `cache` {cache} float32:
+layers, keys and values, batch, heads, positions, width. `decode_one` writes to it in place.
+`code_index` is the number of the code in the text, from 1; `input_pos` its position in the cache.
+
+Ids are those of tokenizer.model (SentencePiece), without START and STOP, for text normalised by
+`kit.text.normalize` (language `{language}`). The voice's codec decodes codes to audio.
+"""
+
+
+class Prefill(nn.Module):
+    """`Decoder.prompt` and `Decoder.prefill` for one row."""
+
+    def __init__(self, decoder: Decoder, model: SpeechGPT):
+        super().__init__()
+        self.decoder = decoder
+        self.config = model.config
+        self.text = nn.Buffer(model.text_embedding.weight.detach())
+        self.text_position = nn.Buffer(model.text_position.weight.detach())
+
+    def prompt(self, text: Tensor, latents: Tensor) -> Tensor:
+        """Return `latents | START text STOP | START` as embeddings (P, D)."""
+        c = self.config
+        ids = F.pad(F.pad(text, (1, 0), value=c.start_text), (0, 1), value=c.stop_text)
+        embedded = F.embedding(ids, self.text) + self.text_position[: ids.shape[0]]
+        start = self.decoder.embed(text.new_full((1,), c.start_code), 0)
+        return torch.cat((latents, embedded, start))
+
+    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+        c = self.config
+        decoder = self.decoder
+        x = self.prompt(text, latents)
+        cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
+        # An explicit causal mask: the length is dynamic.
+        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        for layer, (k, v) in zip(decoder.layers, cache):
+            x = layer(x, k, v, 0, later)
+        logits = decoder.code_head(decoder.final_state(x[-1:]))
+        return mask_start_code(logits, c), cache
+
+
+class DecodeOne(nn.Module):
+    """`Decoder.step` for one row, with fixed shapes."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, code: Tensor, code_index: Tensor, input_pos: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        layers = [(k, v) for k, v in cache]
+        logits = self.decoder.step(code, code_index, input_pos, layers, None)
+        return mask_start_code(logits, self.decoder.config), cache
+
+
+def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
+    """Set the logit of START, which is never generated, to -inf."""
+    logits[:, config.start_code].fill_(float("-inf"))
+    return logits
+
+
+def traceable_parts(voice: Voice) -> tuple[SpeechGPT, Decoder, dict[str, Tensor]]:
+    """Return the model and a decoder of its weights on the CPU, and each speaker's latents (K, D).
+
+    The decoder has no parts but those of a step.
+    """
+    model = voice.model
+    if model.final_norm.weight.device.type != "cpu":
+        model = copy.deepcopy(model).cpu()
+    decoder = Decoder(model, traceable=True)
+    decoder.conditioner = decoder.text_embedding = decoder.text_position = None
+    latents = {}
+    for name in voice.speakers:
+        segments = [mel.cpu() for mel in voice.reference_segments(name)]
+        latents[name] = mean_latents(model.conditioner, segments).contiguous()
+    return model, decoder, latents
+
+
+@torch.no_grad()
+def export_program(voice: Voice, folder: Path) -> Path:
+    """Write `voice`'s decoder to `folder` as `torch.export` programs, fp32, CPU, batch 1.
+
+    `latents.safetensors` holds each speaker's conditioning latents; README.md describes inputs,
+    shapes and a decoding loop. The kit never loads a .pt2: it may hold pickles.
+    """
+    folder = prepare(Path(folder))
+    model, decoder, latents = traceable_parts(voice)
+    c = model.config
+    with atomic_path(folder / "latents.safetensors") as file:
+        save_tensors(latents, file)
+    write_atomic(folder / "tokenizer.model", voice.tokenizer.file_bytes())
+    example = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
+    lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
+    save_program(folder / "prefill.pt2", Prefill(decoder, model), example, (lengths, None))
+    ones = torch.ones(
+        3, 1, dtype=torch.long
+    ).unbind()  # the same tensor three times would be one input
+    cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
+    save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
+    positions = decoder.max_positions
+    manual = MANUAL.format(
+        torch=torch.__version__,
+        language=voice.language,
+        longest=c.max_text - 2,
+        latents=f"({c.latents}, {c.width})",
+        before=c.latents + 3,
+        vocabulary=c.code_vocab,
+        start=c.start_code,
+        stop=c.stop_code,
+        codes=c.max_code,
+        cache=f"({c.layers}, 2, 1, {c.heads}, {positions}, {c.width // c.heads})",
+    )
+    write_atomic(folder / "README.md", manual)
+    return folder
+
+
+def save_program(
+    path: Path, module: nn.Module, example: tuple, dynamic: tuple | None = None
+) -> None:
+    """Trace `module` with `example` inputs and write it without them."""
+    keep_device_guard()
+    program = torch.export.export(module, example, dynamic_shapes=dynamic)
+    program.example_inputs = None
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        torch.export.save(program, file)
+
+
+# --- onnxruntime ---------------------------------------------------------------------------------
+
+
+class Prompt(Prefill):
+    """`Prefill` with a cache (P, layers, 2, H, d) of the prompt alone."""
+
+    def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.prompt(text, latents)
+        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        return run_layers(self.decoder, x, None, later)
+
+
+class Step(nn.Module):
+    """`Decoder.step` for one row: the caller appends `new` to the cache, which is not copied."""
+
+    def __init__(self, decoder: Decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self, code: Tensor, code_index: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return run_layers(self.decoder, self.decoder.embed(code, code_index), cache, None)
+
+
+def run_layers(
+    decoder: Decoder, x: Tensor, cache: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits (1, V), the state (1, D) and new keys and values (Q, layers, 2, H, d).
+
+    `x` (Q, D) are the new positions, `cache` (N, layers, 2, H, d) those before.
+    """
+    new = []
+    for index, layer in enumerate(decoder.layers):
+        q, *written = layer.qkv(x, 1)  # (1, H, Q, d)
+        new.append(torch.stack([part[0].transpose(0, 1) for part in written], dim=1))
+        if cache is not None:
+            before = cache[:, index].permute(1, 2, 0, 3)  # (2, H, N, d)
+            written = [torch.cat((old[None], part), dim=2) for old, part in zip(before, written)]
+        x = layer.add_heads(x, F.scaled_dot_product_attention(q, *written, attn_mask=mask))
+    state = decoder.final_state(x[-1:])
+    logits = mask_start_code(decoder.code_head(state), decoder.config)
+    return logits, state, torch.stack(new, dim=1)
+
+
+@torch.no_grad()
+def export_onnx(
+    voice: Voice, folder: Path, weights: str = "fp32", sampling: GenerateConfig | None = None
+) -> Path:
+    """Write `voice` to `folder` for onnxruntime, the GPT's matmuls as fp32 or int8.
+
+    `latents.npz` holds the speakers' conditioning latents (speakers, K, D). `sampling` are the
+    recommended settings (None: the defaults); guidance, candidates and retries do not apply.
+    Raises KitError for a missing package and for a voice that ONNX cannot hold.
+    """
+    if weights not in WEIGHTS:
+        known = " or ".join(WEIGHTS)
+        raise KitError(f"ONNX weights are {known}, not {weights!r}.{nearest(weights, WEIGHTS)}")
+    quantization = require_packages()
+    require_supported(voice)
+    model, decoder, latents = traceable_parts(voice)
+    c = model.config
+    one = torch.ones(1, dtype=torch.long)
+    prompt = {"text": one.repeat(5), "latents": torch.zeros(c.latents, c.width)}
+    cache = torch.zeros(9, c.layers, 2, c.heads, c.width // c.heads)
+    step = {"code": one, "code_index": one.clone(), "cache": cache}
+    sound = {"codes": one.repeat(1, 7)}
+    if voice.decodes_from_states:
+        sound["states"] = torch.zeros(1, 7, c.width)
+    outputs = ("logits", "state", "new")
+    with quiet(), atomic_folder(prepare(Path(folder)), (CARD,)) as new:
+        save_graph(new / "prompt.onnx", Prompt(decoder, model), prompt, outputs, {"text": 0})
+        save_graph(new / "step.onnx", Step(decoder), step, outputs, {"cache": 0})
+        lengths = dict.fromkeys(sound, 1)
+        save_graph(new / "sound.onnx", Sound(voice.codec), sound, ("wave",), lengths)
+        if weights == "int8":
+            for name in ("prompt.onnx", "step.onnx"):
+                quantize(quantization, new / name)
+        np.savez(new / "latents.npz", latents=torch.stack(list(latents.values())).numpy())
+        write_atomic(new / "tokenizer.model", voice.tokenizer.file_bytes())
+        shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
+        card = describe(voice, weights, sampling or GenerateConfig())
+        write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    return Path(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings of torch.onnx and onnxruntime about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def require_packages() -> ModuleType:
+    """Return onnxruntime's quantization. Raises KitError if a package is missing."""
+    try:
+        importlib.import_module("onnxscript")  # torch.onnx needs it
+        return importlib.import_module("onnxruntime.quantization")
+    except ImportError as error:
+        raise KitError(f"An ONNX export needs a package ({error}): {INSTALL}") from error
+
+
+def require_supported(voice: Voice) -> None:
+    """Raise KitError for a codec, tokenizer or size that the export does not support."""
+    if not isinstance(voice.codec, MelCodec):
+        kind = voice.codec.config.kind
+        raise KitError(f"The codec `{kind}` has no ONNX export, only the built-in codec `mel` has.")
+    if not isinstance(voice.tokenizer, Tokenizer):
+        raise KitError(
+            "The tokenizer of a released XTTS has no ONNX export, only SentencePiece models have."
+        )
+    if voice.tokenizer.phonemes:
+        raise KitError("A voice of phonemes needs espeak-ng to read: it has no ONNX export.")
+    size = sum(weight.numel() for weight in voice.model.parameters()) * 4
+    if size > MAX_BYTES:
+        raise KitError(f"An ONNX file holds up to 2 GB, the weights need {size / 1e9:.1f} GB.")
+
+
+def save_graph(
+    path: Path, module: nn.Module, inputs: dict, outputs: tuple[str, ...], dynamic: dict[str, int]
+) -> None:
+    """Write `module` as an ONNX graph; `dynamic` names the dimension of an input that varies."""
+    shapes = {name: {} for name in inputs}
+    for name, dimension in dynamic.items():
+        shapes[name] = {dimension: torch.export.Dim.DYNAMIC}
+    torch.onnx.export(
+        module.eval(),
+        kwargs=inputs,
+        f=path,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        dynamic_shapes=shapes,
+        opset_version=OPSET,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def quantize(quantization: ModuleType, path: Path) -> None:
+    """Replace the matmuls with weights in the graph at `path` by int8 ones, a scale per column."""
+    full = path.with_suffix(".fp32")
+    path.rename(full)
+    quantization.quantize_dynamic(
+        full,
+        path,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=True,  # 8 bits overflow on x86 processors without VNNI
+    )
+    full.unlink()
+
+
+def describe(voice: Voice, weights: str, sampling: GenerateConfig) -> dict:
+    """Return the contents of voice-onnx.json."""
+    c = voice.model.config
+    sampling = voice.within(sampling)
+    max_text = c.max_text - 2
+    return {
+        "format_version": FORMAT,
+        "language": voice.language,
+        "speakers": voice.speakers,
+        "sample_rate": voice.codec.sample_rate,  # Hz
+        "weights": weights,
+        "stop_code": c.stop_code,
+        "max_codes": c.max_code - 1,
+        "max_text_ids": min(voice.habits.longest_text or max_text, max_text),
+        "max_codes_per_text_id": sampling.max_codes_per_text_id,
+        "uses_states": voice.decodes_from_states,
+        "sampling": {name: kind(getattr(sampling, name)) for name, kind in SAMPLING.items()},
+    }
+
+
+class Sound(nn.Module):
+    """`MelCodec.decode` of one utterance in real numbers, for ONNX graphs.
+
+    Codes (1, N), states (1, N, D) -> waveform (1, L); transforms are convolutions with sines.
+    """
+
+    def __init__(self, codec: MelCodec):
+        super().__init__()
+        self.codec = copy.deepcopy(codec).cpu()
+        self.codec.griffin_lim = RealGriffinLim(self.codec.griffin_lim)
+        if self.codec.vocoder:
+            self.codec.vocoder = RealVocoder(self.codec.vocoder)
+
+    def forward(self, codes: Tensor, states: Tensor | None = None) -> Tensor:
+        log_magnitude = self.codec.log_magnitude_of(codes, states)
+        return (self.codec.vocoder or self.codec.by_griffin_lim)(log_magnitude)

@@ -1,0 +1,295 @@
+"""The recorder: sentences to read aloud one by one, each recording checked as it is made.
+
+The browser records (`SCRIPT`) and sends a 16-bit WAV file as base64: through a hidden Textarea, or
+on Colab, whose widgets lose messages over 1 MB, in parts to a callback of google.colab. Core
+ipywidgets only, the same code for 7.7.1 (Colab's) and 8.
+"""
+
+import base64
+import dataclasses
+import html
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+import ipywidgets as widgets
+from IPython.display import Javascript, display
+
+from kit.base.formatting import describe_error
+from kit.notebook.kernel import front_end
+from kit.notebook.panel.widgets import button, message
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Take:
+    """A recording that was checked; with problems it is saved only if a person wants it so."""
+
+    seconds: float
+    problems: tuple[str, ...] = ()  # each with what to do
+    usable: bool = True  # whether it may be saved in spite of them
+
+
+class Prompts(Protocol):
+    """What the recorder is given: sentences, and where their recordings go."""
+
+    folder: Path
+    sentences: list[str]
+
+    def done(self, sentence: str) -> bool:
+        """Whether `sentence` was recorded or skipped, now or before a restart."""
+
+    def progress(self) -> str:
+        """What is recorded so far, in a line."""
+
+    def check(self, sentence: str, wav: bytes) -> Take: ...
+    def save(self, sentence: str, wav: bytes) -> None: ...
+    def skip(self, sentence: str) -> None: ...
+
+
+class RecorderPanel:
+    """`panel.run()` shows the sentences of `prompts` that are left. `colab`: in Colab's page."""
+
+    def __init__(self, prompts: Prompts, colab: bool = False):
+        self.prompts = prompts
+        self.folder = prompts.folder
+        self.colab = colab
+        self.id = uuid.uuid4().hex[:8]  # of the elements that the script looks for
+        self.number = -1  # of the sentence that is shown
+        self.wav = b""  # of the last recording
+        self.parts: list[str] = []  # of the one that Colab is sending
+        self.place = widgets.HTML()
+        self.prompt = widgets.HTML()
+        self.control = widgets.HTML(CONTROL.replace("ID", self.id))
+        self.sent = widgets.Textarea(layout={"display": "none"})
+        self.sent.add_class(f"kit-sent-{self.id}")
+        self.buttons = {
+            "Keep": button("Keep", "check", "", "Save this recording in spite of what is said"),
+            "Back": button("Back", "backward", "", "The sentence before, to record it again"),
+            "Skip": button("Skip", "forward", "", "The next sentence, without recording this one"),
+        }
+        self.status = widgets.HTML()
+        self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
+        row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
+        row.layout.display = None if prompts.sentences else "none"
+        rows = [self.place, self.prompt, self.control, row, self.status, self.player, self.sent]
+        whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
+        self.box = widgets.VBox(rows, layout=whole)
+        self.sent.observe(self._sent, "value")
+        self.buttons["Keep"].on_click(lambda _: self._save())
+        self.buttons["Back"].on_click(lambda _: self._show(self.number - 1))
+        self.buttons["Skip"].on_click(lambda _: self._skip())
+        self.player.layout.display = "none"
+        self._next()
+
+    def run(self, mode: str | None = None) -> None:
+        """Show the panel; without a front end print what there is to record."""
+        if (mode or front_end()[0]) == "plain":
+            words = f"{len(self.prompts.sentences)} sentences to read, {self.prompts.progress()}"
+            print(f"{words} A notebook with a microphone records them into {self.folder}.")
+            return
+        if self.colab:
+            from google.colab import output
+
+            output.register_callback(f"kit.record.{self.id}", self.receive_part)
+        display(self.box)
+        display(Javascript(SCRIPT.replace("ID", self.id)))
+
+    def receive_part(self, text: str, last: bool) -> None:
+        """Take the next part of a recording, base64; the last one has it checked."""
+        self.parts.append(text)
+        if last:
+            whole = "".join(self.parts)
+            self.parts = []
+            self.receive(base64.b64decode(whole))
+
+    def receive(self, wav: bytes) -> None:
+        """Check a recording of the sentence that is shown, and save it if nothing is wrong."""
+        if self.over:
+            return
+        self.wav = wav
+        self.player.value = wav
+        self.player.layout.display = None
+        self.buttons["Keep"].disabled = True
+        try:
+            take = self.prompts.check(self.sentence, wav)
+        except Exception as error:
+            self.status.value = message(describe_error(error), "bad")
+            return
+        if take.problems:
+            self.buttons["Keep"].disabled = not take.usable
+            asked = "Record it again, or press Keep." if take.usable else "Record it again."
+            words = " ".join([*take.problems, asked])
+            self.status.value = message(words, "warn" if take.usable else "bad")
+        else:
+            self._save(f"{take.seconds:.1f} s")
+
+    @property
+    def over(self) -> bool:
+        return self.number >= len(self.prompts.sentences)
+
+    @property
+    def sentence(self) -> str:
+        return self.prompts.sentences[self.number]
+
+    def _sent(self, change: dict) -> None:
+        if change["new"]:
+            try:
+                self.receive(base64.b64decode(change["new"]))
+            finally:
+                self.sent.value = ""  # the script waits for this
+
+    def _save(self, seconds: str = "as it is") -> None:
+        try:
+            self.prompts.save(self.sentence, self.wav)
+        except Exception as error:
+            self.status.value = message(describe_error(error), "bad")
+            return
+        words = f"Saved, {seconds}: {self.sentence} (Back records it again.)"
+        self._next()
+        self.status.value = message(words, "good")
+
+    def _skip(self) -> None:
+        if not self.prompts.done(self.sentence):
+            self.prompts.skip(self.sentence)
+        self._next()
+
+    def _next(self) -> None:
+        """Show the next sentence that is neither recorded nor skipped."""
+        number = self.number + 1
+        while number < len(self.prompts.sentences) and self.prompts.done(
+            self.prompts.sentences[number]
+        ):
+            number += 1
+        self._show(number)
+
+    def _show(self, number: int) -> None:
+        self.number = number
+        self.status.value = ""
+        total = len(self.prompts.sentences)
+        self.buttons["Keep"].disabled = True
+        self.buttons["Back"].disabled = number == 0
+        self.buttons["Skip"].disabled = self.over
+        self.control.layout.display = "none" if self.over else None
+        if self.over:
+            words = f"No sentences left: {self.prompts.progress()} In {self.folder}"
+            self.place.value = message(
+                words if total else NO_SENTENCES, "good" if total else "warn"
+            )
+            self.prompt.value = ""
+            return
+        words = f"Sentence {number + 1} of {total}. {self.prompts.progress()}"
+        self.place.value = message(words, "info")
+        style = "font-size:22px;line-height:1.5;padding:10px 4px"
+        self.prompt.value = f'<div dir="auto" style="{style}">{html.escape(self.sentence)}</div>'
+
+
+NO_SENTENCES = (
+    "The kit has no sentences in this language to read aloud: write some into a text file, a "
+    "sentence a line, and name it in SENTENCES."
+)
+
+CONTROL = """<div style="display:flex;align-items:center;gap:12px;flex-wrap:wrap">
+<button class="jupyter-button widget-button mod-danger kit-record-ID" style="width:130px;margin:0"
+>Record</button><meter class="kit-level-ID" min="0" max="1" low="0.5" high="0.985" optimum="0.7"
+style="width:180px;height:16px"></meter><span class="kit-hint-ID"
+style="flex:1 1 300px;line-height:1.4">Press Record, wait a moment, read the sentence,
+wait again, press Stop.</span></div>"""
+
+# Samples leave the recorder uncompressed where the browser can (Chromium), else as Opus of 256
+# kbit/s. The tenth of a second at both ends is cut off: it has the clicks of the mouse.
+SCRIPT = """(() => {
+const RATE_HZ = 48000, MAX_S = 30, CLICK_S = 0.1, PART = 2 ** 18, MICROPHONE_OFF_MS = 60000;
+const find = name => document.querySelector(`.kit-${name}-ID`);
+const hint = text => { find("hint").textContent = text; };
+const colab = window.google?.colab?.kernel;
+let stream, recorder, off;
+
+async function start() {
+  if (!navigator.mediaDevices) throw Error("a page has a microphone only by https or at localhost");
+  clearTimeout(off);
+  if (!stream?.active) {
+    const plain = {echoCancellation: false, noiseSuppression: false, autoGainControl: false};
+    stream = await navigator.mediaDevices.getUserMedia({audio: {channelCount: 1, ...plain}});
+  }
+  const lossless = "audio/webm;codecs=pcm", parts = [];
+  const type = MediaRecorder.isTypeSupported(lossless) ? {mimeType: lossless} : {};
+  recorder = new MediaRecorder(stream, {...type, audioBitsPerSecond: 256000});
+  recorder.ondataavailable = event => parts.push(event.data);
+  recorder.onstop = () => attempt(() => finish(new Blob(parts)));
+  recorder.onstart = watch;
+  recorder.start();
+}
+
+function watch() {
+  const context = new AudioContext(), analyser = context.createAnalyser(), began = Date.now();
+  const wave = new Float32Array(analyser.fftSize);
+  context.createMediaStreamSource(stream).connect(analyser);
+  find("record").textContent = "Stop";
+  const timer = setInterval(() => {
+    const seconds = (Date.now() - began) / 1000;
+    if (seconds > MAX_S && recorder.state === "recording") recorder.stop();
+    if (recorder.state !== "recording") { clearInterval(timer); context.close(); return; }
+    analyser.getFloatTimeDomainData(wave);
+    const peak = wave.reduce((most, sample) => Math.max(most, Math.abs(sample)), 1e-3);
+    find("level").value = 1 + Math.log10(peak) / 3;  // 0 is -60 dB, 1 full scale
+    hint(`${seconds.toFixed(1)} s. Press Stop a moment after the last word.`);
+  }, 50);
+}
+
+async function finish(blob) {
+  off = setTimeout(() => stream.getTracks().forEach(track => track.stop()), MICROPHONE_OFF_MS);
+  hint("Checking. If this stays, a cell is running, or the kernel was restarted.");
+  const offline = new OfflineAudioContext(1, 1, RATE_HZ);
+  const sound = await offline.decodeAudioData(await blob.arrayBuffer());
+  const click = CLICK_S * RATE_HZ, all = sound.getChannelData(0);
+  const wave = all.length > 4 * click ? all.subarray(click, all.length - click) : all;
+  const reader = new FileReader();
+  await new Promise(done => { reader.onload = done; reader.readAsDataURL(wavFile(wave)); });
+  await send(reader.result.split(",")[1]);
+  hint("");
+}
+
+function wavFile(wave) {
+  const header = new DataView(new ArrayBuffer(44)), bytes = 2 * wave.length;
+  const text = (at, word) => [...word].forEach((c, i) => header.setUint8(at + i, c.charCodeAt(0)));
+  const wide = (at, value) => header.setUint32(at, value, true);
+  const short = (at, value) => header.setUint16(at, value, true);
+  text(0, "RIFF"); wide(4, 36 + bytes); text(8, "WAVEfmt "); wide(16, 16);
+  short(20, 1); short(22, 1);  // PCM, one channel
+  wide(24, RATE_HZ); wide(28, 2 * RATE_HZ); short(32, 2); short(34, 16);
+  text(36, "data"); wide(40, bytes);
+  const pcm = Int16Array.from(wave, s => Math.round(32767 * Math.max(-1, Math.min(1, s))));
+  return new Blob([header, pcm]);
+}
+
+async function send(text) {
+  if (colab) {
+    for (let i = 0; i < text.length; i += PART) {
+      const part = [text.slice(i, i + PART), i + PART >= text.length];
+      await colab.invokeFunction("kit.record.ID", part, {});
+    }
+    return;
+  }
+  const area = find("sent").querySelector("textarea");
+  area.value = text;
+  area.dispatchEvent(new Event("input", {bubbles: true}));
+  while (area.value) await new Promise(done => setTimeout(done, 50));
+}
+
+async function attempt(act) {
+  const button = find("record");
+  button.disabled = true;
+  try {
+    await act();
+  } catch (error) {
+    hint(`No recording: ${error.message}. Is there a microphone, and may this page use it?`);
+  }
+  button.disabled = false;
+  if (recorder?.state !== "recording") { button.textContent = "Record"; find("level").value = 0; }
+}
+
+document.addEventListener("click", event => {
+  if (!event.target.closest?.(".kit-record-ID")) return;
+  if (recorder?.state === "recording") recorder.stop(); else attempt(start);
+});
+})();"""

@@ -1,0 +1,337 @@
+"""Train or load a run's tokenizer, codec (with its vocoder) and recogniser; share them with ranks.
+
+Shapes: L samples.
+"""
+
+import dataclasses
+import os
+import random
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kit.audio.clip import load_wave
+from kit.audio.codec import Codec, CodecConfig, load_codec, make_codec, save_codec
+from kit.audio.fitting import FitSchedule
+from kit.audio.recognizer import (
+    Recognizer,
+    RecognizerConfig,
+    SpeechRecognizer,
+    alphabet_of,
+    cer,
+    load_recognizer,
+    recognizer_schedule,
+    save_recognizer,
+    train_recognizer,
+)
+from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
+from kit.base.errors import KitError
+from kit.base.files import digest, file_digest, write_atomic
+from kit.base.processes import WorkGroup
+from kit.base.run import read_run_file
+from kit.batches.encoding import EncodingTools
+from kit.dataset.data_report import Utterance, rows_in_split
+from kit.notebook.plots import measures
+from kit.notebook.progress_line import Ticker
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_source import RunSource
+from kit.recipes.shared_jobs import group_of
+from kit.recipes.trained_parts import TOKENIZER, load_base_tokenizer
+from kit.releases.whisper import (
+    WhisperRecognizer,
+    new_whisper,
+    save_whisper,
+    whisper_folder,
+    whisper_unavailable,
+)
+from kit.streams.open import require_known_format
+from kit.text.grow_tokenizer import grow_tokenizer
+from kit.text.tokenizer import BaseTokenizer, load_tokenizer
+from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+
+CODEC_CLIPS = 2000  # most recordings the codec is trained on
+HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
+WHISPERS = "whisper"  # a folder beside the runs, which share it
+REUSED = "the one of before, with these settings, is used again"
+
+
+def train_or_load_tokenizer(
+    run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
+) -> BaseTokenizer:
+    """Train a tokenizer on `lines` and the source's text, or extend the base voice's.
+
+    The one there is stays as long as texts and settings do.
+    """
+    path = run.path("tokenizer.model")
+    key_path = run.path("tokenizer.key")  # what `path` was made from
+    base = load_base_tokenizer(run, source.language)
+    made_from = [config, lines, source.language, text_stamp(source.text) or ""]
+    if base is not None:
+        made_from.append(file_digest(run.folder / TOKENIZER))
+    key = digest(*made_from)
+    if not path.exists() or read_run_file(key_path) != key:
+        more_text = Path(source.text) if source.text else None
+        if base is None:
+            train_fitted_tokenizer(lines, path, config, more_text, source.language)
+        else:
+            grow_tokenizer(base, lines, path, config, more_text, source.language)
+        write_atomic(key_path, key)
+    return load_tokenizer(path, source.language)
+
+
+def compare_tokenizers(reports: dict[str, dict]) -> Result:
+    """Compare tokenizers on the same held-out text; `reports` holds `tokenizer_report`s by name."""
+    lines = []
+    for name, report in reports.items():
+        lines.append(
+            f"{name}: {report['tokens_per_character']:.2f} pieces a character, "
+            f"{report['unknown_rate']:.1%} unknown, {report['byte_rate']:.1%} bare bytes, "
+            f"{report['covered']:.1%} of the letters have a piece, "
+            f"{report['round_trip']:.0%} of the texts come back as they were"
+        )
+    first = next(iter(reports.values()))
+    if first["uncovered"]:
+        lines.append(f"What it could not spell: {' '.join(first['uncovered'][:40])}")
+    scripts = ", ".join(f"{name} {share:.0%}" for name, share in first["scripts"].items())
+    lines.append(f"held-out letters: {scripts}")
+    panels = {
+        "pieces a character": {name: r["tokens_per_character"] for name, r in reports.items()},
+        "% unknown, bytes": {
+            name: 100 * (r["byte_rate"] + r["unknown_rate"]) for name, r in reports.items()
+        },
+        "% of letters it has": {name: 100 * r["covered"] for name, r in reports.items()},
+        "% of texts come back": {name: 100 * r["round_trip"] for name, r in reports.items()},
+    }
+    return Result(line="\n".join(lines), pictures=(measures(panels),))
+
+
+def train_or_load_codec(
+    run: ActiveRun, config: CodecConfig, rows: list[Utterance]
+) -> tuple[Codec, str]:
+    """Load the run's codec or, if its settings differ, train one on `rows`.
+
+    Returns it with a description of its origin. A released codec is downloaded, not trained; raises
+    KitError where that fails. Interrupted training resumes after its last
+    finished stage.
+    """
+    path = run.path("codec.safetensors")
+    codec = load_matching_codec(path, config)
+    if codec:
+        return codec, REUSED
+    torch.manual_seed(0)
+    codec = make_codec(config)
+    origin = codec.load_release(Ticker("bytes"))
+    if not origin:
+        held_out = [load_wave(row.audio, codec.input_sample_rate) for row in held_out_rows(rows)]
+        fit_schedule = codec.fit_schedule(held_out)
+        if fit_schedule is not None:
+            train = rows_in_split(rows, "train")
+            sample = random.Random(0).sample(train, min(CODEC_CLIPS, len(train)))
+            waves = [load_wave(row.audio, codec.input_sample_rate) for row in sample]
+            codec = trained_codec(run, codec, fit_schedule, waves)
+            return codec, describe_codec_training(run.report()["codec"])
+    save_codec(codec.eval(), path)
+    return codec, origin or "it needs no training"
+
+
+def trained_codec(
+    run: ActiveRun, codec: Codec, fit_schedule: FitSchedule, waves: list[Tensor]
+) -> Codec:
+    """Train `codec` on `waves` (L,) in up to three stages; record and save each.
+
+    What the first two leave is deleted when all are done.
+    """
+    device = run.hw.device
+
+    def fit(codec: Codec) -> dict:
+        steps = codec.fit(waves, device, run.precision.value, fit_schedule)
+        figures = fit_schedule.follow(steps, Ticker("codec step"))
+        return figures | {"ending": fit_schedule.ending}
+
+    def train_adversarial(codec: Codec) -> dict:
+        return {"sharpened": run_steps(codec.train_adversarial(waves, device), "sharpening step")}
+
+    def train_vocoder(codec: Codec) -> dict:
+        return {"vocoder": run_steps(codec.train_vocoder(waves, device), "vocoder step")}
+
+    fitted = run.path("codec-fitted.safetensors")
+    sharpened = run.path("codec-sharpened.safetensors")
+    last = run.path("codec.safetensors")
+    for train, stage in ((fit, fitted), (train_adversarial, sharpened), (train_vocoder, last)):
+        finished = load_matching_codec(stage, codec.config)
+        if finished:
+            codec = finished
+        else:
+            run.record(codec=train(codec))
+            save_codec(codec, stage)
+    fitted.unlink()
+    sharpened.unlink()
+    return codec
+
+
+def load_matching_codec(path: Path, config: CodecConfig) -> Codec | None:
+    """The codec at `path`; None where there is none or its settings differ."""
+    codec = load_codec(path) if path.exists() else None
+    return codec if codec and codec.config == config else None
+
+
+def describe_codec_training(figures: dict) -> str:
+    """How the codec was trained, from the figures in the run's record."""
+    text = figures["ending"]
+    if figures["held_out"] is not None:
+        text = f"held-out loss {figures['held_out']:.3f} {text}"
+    if figures.get("cut_short"):  # missing from records of older versions
+        minutes = max(30, 3 * figures.get("minutes", 0))
+        text += (
+            f" (for clearer sound set `--set codec.minutes={minutes:g}`, and run nothing else "
+            "meanwhile)"
+        )
+    if figures["sharpened"]["steps"]:
+        text += f"; its sound sharpened in {figures['sharpened']['steps']:,} steps"
+    if figures["vocoder"]["steps"]:
+        text += f"; its vocoder trained in {figures['vocoder']['steps']:,} steps"
+    return text
+
+
+def run_steps(training: Iterable[tuple[int, int]], what: str) -> dict:
+    """Run a training that yields (step, steps), with progress; return its steps and seconds."""
+    began_s = time.perf_counter()
+    step = 0
+    ticker = Ticker(what)
+    for step, steps in training:
+        ticker(step, steps)
+    return {"steps": step, "seconds": time.perf_counter() - began_s}
+
+
+def train_or_load_recognizer(
+    run: ActiveRun,
+    config: RecognizerConfig,
+    rows: list[Utterance],
+    front_end: Mel,
+    language: str,
+) -> tuple[SpeechRecognizer, str]:
+    """Load the run's recogniser or, if its settings differ, train one on `rows`.
+
+    Returns it with a description of its origin. With `config.whisper` it is that Whisper, if
+    installed.
+    """
+    if not config.whisper:
+        return trained_recognizer(run, config, rows, front_end)
+    missing = whisper_unavailable()
+    if not missing:
+        return whisper_recognizer(run, config.whisper, rows, language)
+    config = dataclasses.replace(config, whisper="")
+    model, origin = trained_recognizer(run, config, rows, front_end)
+    return model, f"{origin}. Whisper is not used: {missing}"
+
+
+def trained_recognizer(
+    run: ActiveRun, config: RecognizerConfig, rows: list[Utterance], front_end: Mel
+) -> tuple[Recognizer, str]:
+    """The kit's own recogniser: loaded or, if its settings differ, trained."""
+    path = run.path("recognizer.safetensors")
+    model = load_recognizer(path) if path.exists() else None
+    same_kind = isinstance(model, Recognizer)
+    if same_kind and (model.config, model.front_end.config) == (config, front_end.config):
+        return model, REUSED
+    train = rows_in_split(rows, "train")
+    sample = random.Random(1).sample(train, min(config.utterances, len(train)))
+    texts = [row.text for row in sample]
+    torch.manual_seed(0)
+    model = Recognizer(config, alphabet_of(texts), front_end.config)
+    mels = [load_mel(row.audio, front_end) for row in sample]
+    held_out = [(load_mel(row.audio, front_end), row.text) for row in held_out_rows(rows)]
+    fit_schedule = recognizer_schedule(model, held_out)
+    steps = train_recognizer(model, mels, texts, run.hw.device, run.precision.value, fit_schedule)
+    run.record(recognizer=fit_schedule.follow(steps, Ticker("recogniser step")))
+    save_recognizer(model, path)
+    return model, f"held-out errors {fit_schedule.figure:.1%} {fit_schedule.ending}"
+
+
+def whisper_recognizer(
+    run: ActiveRun, name: str, rows: list[Utterance], language: str
+) -> tuple[WhisperRecognizer, str]:
+    """The Whisper `name`; its error rate and speed on held-out recordings are recorded.
+
+    Raises KitError where its files cannot be had.
+    """
+    folder = whisper_folder(name, run.folder.parent / WHISPERS, Ticker("bytes"))
+    train = rows_in_split(rows, "train")
+    model = new_whisper(folder, language, alphabet_of([row.text for row in train]))
+    path = run.path("recognizer.safetensors")
+    saved = load_recognizer(path) if path.exists() else None
+    if saved and saved.fingerprint() == model.fingerprint():
+        return saved, REUSED
+    judged = held_out_rows(rows) or train[:HELD_OUT_CLIPS]
+    texts = [row.text for row in judged]
+    rate_hz = model.input_sample_rate
+    waves = [load_wave(row.audio, rate_hz) for row in judged]
+    began_s = time.perf_counter()
+    error = cer(model.transcribe_waves(waves, rate_hz), texts)
+    took_s = time.perf_counter() - began_s
+    factor = took_s / sum(len(wave) / rate_hz for wave in waves)
+    run.record(recognizer={"held_out": error, "whisper": name, "real_time_factor": factor})
+    save_whisper(model, path)
+    origin = (
+        f"Whisper ({name}) transcribes `{language}`: held-out errors {error:.1%}, "
+        f"{factor:.2f} s a second of sound"
+    )
+    return model, origin
+
+
+def held_out_rows(rows: list[Utterance]) -> list[Utterance]:
+    """Held-out recordings for judging codec and recogniser; neither is trained on them."""
+    return rows_in_split(rows, "held_out")[:HELD_OUT_CLIPS]
+
+
+def recognizer_group(run: ActiveRun) -> WorkGroup:
+    """The processes that share work with the run's recogniser."""
+    path = run.path("recognizer.safetensors").absolute()
+    return group_of(run, partial(load_rank_recognizer, path, run.hw.device))
+
+
+def encoding_group(run: ActiveRun, front_end: MelConfig, language: str) -> WorkGroup:
+    """The processes that share work with the run's codec and tokenizer, and `front_end`."""
+    codec = run.path("codec.safetensors").absolute()
+    tokenizer = run.path("tokenizer.model").absolute()
+    load = partial(load_encoding_tools, codec, front_end, tokenizer, language, run.hw.device)
+    return group_of(run, load)
+
+
+def load_rank_recognizer(path: Path, device: str) -> SpeechRecognizer:
+    return load_recognizer(path).to(rank_device(device))
+
+
+def load_encoding_tools(
+    codec: Path, front_end: MelConfig, tokenizer: Path, language: str, device: str
+) -> EncodingTools:
+    rank_own = rank_device(device)
+    return EncodingTools(
+        codec=load_codec(codec).to(rank_own),
+        front_end=make_front_end(front_end).to(rank_own),
+        tokenizer=load_tokenizer(tokenizer, language),
+    )
+
+
+def rank_device(device: str) -> str:
+    """This rank's device. With "cuda" each rank has its own GPU; ranks beyond them share."""
+    if device != "cuda":
+        return device
+    return f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"
+
+
+def text_stamp(text: str) -> tuple:
+    """The path, size and time of the file `text`: a cheap key that changes with it; (): none."""
+    if not text:
+        return ()
+    path = Path(text)
+    if not path.is_file():
+        raise KitError(f"There is no {path}. Check the name, and that its disk is mounted.")
+    require_known_format(path)
+    stat = path.stat()
+    return (str(path.absolute()), stat.st_size, stat.st_mtime_ns)

@@ -1,0 +1,383 @@
+"""The plan of a training: does it fit, how long does it take, which switches are on?"""
+
+import dataclasses
+import functools
+import pickle
+from collections.abc import Callable
+
+from kit.base.config import build, merge
+from kit.base.formatting import format_memory
+from kit.base.processes import run_in_process
+from kit.notebook.plots import memory_bars
+from kit.notebook.result import Result
+from kit.recipes.active_run import ActiveRun
+from kit.recipes.run_source import section_for_run
+from kit.recipes.trained_parts import (
+    describe_base_voice,
+    describe_finetuning,
+    describe_rehearsal,
+    finetuning_of,
+)
+from kit.recipes.training_data import TrainingData
+from kit.recipes.training_samples import recognizer_accuracy_lines, training_gate
+from kit.training.config import TrainConfig
+from kit.training.launch import TrainingProcess
+from kit.training.logs import read_log
+from kit.training.switches import LABELS, SpeedConfig, switches, wants_few_shapes
+from kit.tuning.memory_plan import count_parameters, count_trained, plan_bytes
+from kit.tuning.preflight import Verdict, Workload, largest_micro_batch, preflight
+from kit.tuning.recommend import load_choice
+from kit.tuning.session_plan import (
+    SessionLimits,
+    SessionPlan,
+    TimeBudget,
+    describe_epochs,
+    on_disk,
+    plan_session,
+    resolve_steps,
+    shortened,
+)
+from kit.tuning.trials import trial_rows
+
+TRIAL_STEPS = 8
+GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
+
+
+def once(step: Callable) -> Callable:
+    """A step whose result is kept: when it is called again it is shown, not done again."""
+
+    @functools.wraps(step)
+    def kept(self):
+        if step.__name__ not in self.results:
+            self.results[step.__name__] = step(self)
+        return self.results[step.__name__]
+
+    return kept
+
+
+class TrainingPlan:
+    """The plan of a run's training.
+
+    `max_steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
+    machine stays, `quota_gb` how much the run may store (0: what the disk has). With the `plan`
+    that a panel has settled (`start`) nothing is checked again.
+    """
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        max_steps: int = 0,
+        session_hours: float = 12.0,
+        quota_gb: float = 0,
+        plan: dict | None = None,
+    ):
+        self.active = run
+        run.fetch_checkpoints()  # a fresh machine continues what another one left
+        self.settled = plan
+        plan = plan or {}
+        self.asked_steps = max_steps
+        self.limits = SessionLimits(
+            session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
+        )
+        self.results: dict[str, Result] = {}  # of each step that was done, by its name
+        self.finetuning = finetuning_of(run)
+        self.data = TrainingData(run)
+        if "micro_batch" in plan:
+            self.data.with_passes_of(plan["micro_batch"])
+        self.model = self.data.model
+        self.process = TrainingProcess(run.folder)
+        self.rows_before = read_log(self.process.log)
+        self.previous_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
+        self.measured = load_choice(run.path("speed.yaml"))
+        asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
+        speed = merge(merge(run.section("speed"), self.measured), asked)
+        chosen = dict(plan.get("switches", {}))
+        if "grad_accum" in chosen:
+            self.data.config = self.data.config.split(chosen.pop("grad_accum"))
+        self.speed = build(SpeedConfig, merge(speed, chosen))
+        effects = measured_effects(run)
+        self.offered = [
+            dataclasses.replace(switch, measured=effects.get(switch.name, ""))
+            for switch in switches(self.speed, run.hw, self.model)
+        ]
+        config = build(TrainConfig, run.section("train"))
+        self.config = resolve_steps(config, self.data.epoch_steps, max_steps, self.previous_steps)
+        if "train" in plan:
+            self.config = build(TrainConfig, plan["train"])
+        self.finetuning.require_steps(self.config.max_steps)
+
+    def checks(self) -> tuple[Callable[[], Result], ...]:
+        """Every step of the plan, in the order in which they build on each other."""
+        return (self.size, self.fits, self.in_time, self.switches, self.judge)
+
+    def will_pad(self, speed: SpeedConfig) -> bool:
+        """Whether a run with these switches will pad its rows to fixed lengths."""
+        run = self.active
+        precision = run.precision.value if speed.mixed_precision else "fp32"
+        available = {switch.name for switch in self.offered if switch.available}
+        compiled = speed.compile and "compile" in available
+        return wants_few_shapes(run.hw.device, precision, compiled)
+
+    @once
+    def size(self) -> Result:
+        """The model and the data in numbers, and how long it trains."""
+        data = self.data
+        config = self.config
+        parameters = f"{count_parameters(self.model):,}"
+        guide = "none"
+        if config.guided_attention_weight:
+            guide = (
+                f"weight {config.guided_attention_weight:g} at first, gone after "
+                f"{config.guided_attention_steps:,} steps"
+            )
+        figures = {
+            "parameters": parameters,
+            "layers": self.model.layers,
+            "width": self.model.width,
+            "effective batch": data.config.effective_batch,
+            "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
+            f"schedule {config.schedule}",
+            "guided attention": guide,
+            "utterances to learn from": data.rows("train"),
+            "utterances held out": data.rows("held_out"),
+        }
+        length = describe_epochs(config, data.epoch_steps, data.hours)
+        lines = [
+            f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
+            describe_base_voice(self.active, data.tokenizer),
+            describe_finetuning(self.model, self.finetuning),
+            describe_rehearsal(data.rehearsal_figures()),
+        ]
+        return Result(line="\n".join(filter(None, lines)), figures=figures)
+
+    def steps_kept(self) -> str:
+        """Where the setting `train.max_steps` differs from the number the run began with, say so.
+
+        A run keeps its number, so that its schedule does not jump; only MAX_STEPS changes it.
+        """
+        steps = self.config.max_steps
+        setting = self.active.settings.get("train", {}).get("max_steps", steps)
+        if not self.previous_steps or self.asked_steps or setting == steps:
+            return ""
+        return (
+            f" This run was started with {steps:,} steps and keeps them, whatever "
+            f"`train.max_steps` says ({setting:,}): set MAX_STEPS, or give --max-steps."
+        )
+
+    @once
+    def fits(self) -> Result:
+        """One real step at the longest lengths. Raises KitError where not even one row fits.
+
+        Where it does not fit, the largest micro-batch that does is searched; accumulation fills the
+        rest, so the effective batch and the gradients stay. Tried in a process of its own.
+        """
+        work = self.workload()
+        if self.process.running:
+            self.verdict = Verdict(
+                fits=True,
+                micro_batch=work.data.micro_batch,
+                planned_bytes=work.planned_bytes,
+                measured_bytes=None,
+                limit_bytes=int(work.max_memory_fraction * work.hw.memory_bytes),
+                tried=False,
+                change="",
+                untried_reason="the run is training at this moment",
+            )
+            return Result(line=str(self.verdict))
+        verdict = in_process(preflight, work)
+        lines = [str(verdict)]
+        if not verdict.fits:
+            verdict = in_process(largest_micro_batch, work)
+            work = work.with_rows(verdict.micro_batch)
+            self.data.with_passes_of(verdict.micro_batch)
+            lines.append(f"{verdict} {work.data.grad_accum} of them make a step.")
+        self.verdict = verdict
+        planned = plan_bytes(self.model, work.step)
+        picture = memory_bars(
+            planned.parts,
+            planned.peak_bytes,
+            measured_bytes=verdict.measured_bytes,
+            limit_bytes=verdict.limit_bytes,
+            device_bytes=work.hw.memory_bytes,
+            title=f"{work.hw.name}, fullest at {planned.fullest}",
+        )
+        return Result(line="\n".join(lines), pictures=(picture,))
+
+    def workload(self, speed: SpeedConfig | None = None) -> Workload:
+        """What a step with the switches `speed` (None: the run's) must hold in memory."""
+        run = self.active
+        speed = speed or self.speed
+        return Workload(
+            model=self.model,
+            train=self.config,
+            finetuning=self.finetuning,
+            speed=speed,
+            data=self.data.padded(self.will_pad(speed)),
+            hw=run.hw,
+            precision=run.precision.value,
+            **self.data.longest_row,
+            **run.section("memory"),
+        )
+
+    @once
+    def in_time(self) -> Result:
+        """How long training takes here, and whether sessions and disk are enough for it.
+
+        A resumed run is judged by its own log, a new one by a few steps of a temporary model. A
+        preset may have a time budget: on a slow machine training takes fewer steps, unless a person
+        set their number or the run is resumed.
+        """
+        self.fits()
+        run = self.active
+        self.config, line = shortened(
+            self.config,
+            self.session_plan().per_step_s,
+            build(TimeBudget, section_for_run(run, "time_budget")),
+            f"{run.threads.reason}; {run.precision.reason}",
+            fixed=bool(self.asked_steps or self.previous_steps),
+        )
+        plan = self.session_plan()
+        return Result(line="\n".join([line, *plan.advice]), figures=plan.table)
+
+    def session_plan(self) -> SessionPlan:
+        """The plan of the steps to go, from what steps have taken here."""
+        rows = self.rows_before
+        resumed = any(row.get("wall_s") for row in rows)
+        parts = plan_bytes(self.model, self.workload().step).parts
+        saved = count_trained(self.model, self.finetuning).trained
+        sizes = on_disk(
+            count_parameters(self.model), parts["optimizer"], self.speed.ema, saved=saved
+        )
+        return plan_session(
+            rows if resumed else self.trial_rows,
+            self.config,
+            sizes,
+            self.active.folder / "checkpoints",
+            self.limits,
+            done=rows[-1]["step"] if resumed else 0,
+        )
+
+    @functools.cached_property
+    def trial_rows(self) -> list[dict]:
+        """Log rows of a few real steps of a temporary model, on batches of usual length.
+
+        Each batch is used twice, and its second step counts: the first one has a new length and
+        allocates memory, and takes up to half as long again.
+        """
+        speed = dataclasses.replace(self.speed, compile=False)
+        usual = list(self.data.stream(few_shapes=self.will_pad(speed)).usual(TRIAL_STEPS))
+        rows = in_process(
+            trial_rows,
+            self.model,
+            self.config,
+            speed,
+            self.active.hw,
+            self.finetuning,
+            [*usual, *usual],
+            int(self.active.threads.value),
+        )
+        return rows[len(usual) :]
+
+    @once
+    def switches(self) -> Result:
+        """Every optimisation: on or off, what it does here, or why it cannot."""
+        source = "measured by 05_benchmark" if self.measured else "of the preset"
+        figures = {}
+        for switch in self.offered:
+            words = ("on" if switch.on else "off", switch.measured, switch.reason)
+            figures[switch.label] = "; ".join(filter(None, words))
+        lengths = self.data.padded(few_shapes=True).grid_lengths
+        when = "Kernels are compiled for each length here, so"
+        if not self.will_pad(self.speed):
+            when = "If compiled,"
+        line = (
+            f"Switches: {source}. {when} rows are padded to {len(lengths)} lengths, {lengths[0]} "
+            f"to {lengths[-1]} tokens."
+        )
+        if self.model.text_dropout:
+            line += (
+                f" {self.model.text_dropout:.0%} of the rows come without their text: a voice that "
+                "knows both can be guided by its text (`generate.guidance_scale`)."
+            )
+        return Result(line=line, figures=figures)
+
+    @once
+    def judge(self) -> Result:
+        """The gate: held-out sentences are spoken every so often, and the recogniser transcribes.
+
+        Its errors decide which checkpoint is kept, and when to end. With it, how well the
+        recogniser itself understands recordings, as 01_data_prep measured.
+        """
+        self.gate, line = training_gate(self.active, self.data, self.config.gate_every)
+        return Result(line="\n".join([line, *recognizer_accuracy_lines(self.active)]))
+
+    def numbers(self) -> dict[str, int]:
+        """What the panel offers beside the switches."""
+        return {
+            "grad_accum": self.data.config.grad_accum,
+            "recompute_every": self.speed.recompute_every,
+        }
+
+    def values(self) -> dict:
+        """Switches and numbers before any change in the panel."""
+        return {switch.name: switch.on for switch in self.offered} | self.numbers()
+
+    def planned(self, values: dict) -> tuple[str, bool]:
+        """The memory of a step with these switches and numbers, and whether it is there.
+
+        From the plan alone: nothing is allocated. Raises KitError for a `grad_accum` that does
+        not divide the effective batch.
+        """
+        limit_bytes = self.verdict.limit_bytes
+        planned_bytes = self.workload_of(values).planned_bytes
+        changed_bytes = planned_bytes - self.workload_of(self.values()).planned_bytes
+        sizes = f"{format_memory(planned_bytes)} of the {format_memory(limit_bytes)} it may use"
+        change = f" ({format_memory(changed_bytes, '+')} by your changes)" if changed_bytes else ""
+        fits = planned_bytes <= limit_bytes
+        advice = "" if fits else " That is too much: Start tries a step and says what to change."
+        return f"Memory planned: {sizes}{change}.{advice}", fits
+
+    def workload_of(self, values: dict) -> Workload:
+        """The workload with a panel's switches and numbers."""
+        switches = dict(values)
+        grad_accum = switches.pop("grad_accum")
+        switches.pop(GPUS, None)
+        work = self.workload(build(SpeedConfig, switches))
+        return dataclasses.replace(work, data=work.data.split(grad_accum))
+
+
+def in_process(function: Callable, *arguments):
+    """What `function(*arguments)` returns in a process of its own; this one keeps no memory.
+
+    Tensors travel as bytes: shared memory is too small for them in many containers.
+    """
+    packed = pickle.dumps((function, arguments))
+    return pickle.loads(run_in_process(_unpack_and_call, packed, preload=(__name__,)))
+
+
+def _unpack_and_call(packed: bytes) -> bytes:
+    function, arguments = pickle.loads(packed)
+    return pickle.dumps(function(*arguments))
+
+
+def measured_effects(run: ActiveRun) -> dict[str, str]:
+    """The measured effect of each switch alone: {"sdpa": "1.08x, -0.20 GiB here"}.
+
+    {} before notebook 05 has run; a switch that did not run has no entry.
+    """
+    bench = run.report().get("bench", {}).get("preset", {})
+    variants = bench.get("variants", {})
+    same_device = bench.get("device") == run.hw.name
+    where = "here" if same_device else f"on {bench.get('device', 'another machine')}"
+    pairs = {name: (name, "baseline") for name in LABELS}
+    pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
+    effects = {}
+    for name, (on, off) in pairs.items():
+        after = variants.get(on, {})
+        before = variants.get(off, {})
+        if "steps_per_s" not in after or "steps_per_s" not in before:
+            continue
+        times = after["steps_per_s"] / before["steps_per_s"]
+        more_bytes = after["peak_memory_bytes"] - before["peak_memory_bytes"]
+        effects[name] = f"{times:.2f}x, {format_memory(more_bytes, '+')} {where}"
+    return effects

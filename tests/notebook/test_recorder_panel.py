@@ -1,0 +1,123 @@
+"""The recorder's Python side: what is saved, what is explained, what comes next."""
+
+import base64
+import sys
+from types import ModuleType
+
+import pytest
+
+from kit.notebook.panel.recorder_panel import RecorderPanel, Take
+
+GOOD = Take(seconds=2.0)
+NOISY = Take(seconds=2.0, problems=("Noisy: find a quieter room.",))
+SILENT = Take(seconds=2.0, problems=("Silent: is it on?",), usable=False)
+
+
+class Made:
+    """Sentences whose recordings are judged by their bytes."""
+
+    folder = "recordings"
+
+    def __init__(self, *sentences: str):
+        self.sentences = list(sentences)
+        self.saved = {}
+        self.skipped = []
+
+    def done(self, sentence):
+        return sentence in self.saved or sentence in self.skipped
+
+    def progress(self):
+        return f"{len(self.saved)} recorded."
+
+    def check(self, sentence, wav):
+        return {b"good": GOOD, b"noisy": NOISY, b"silent": SILENT}[wav]
+
+    def save(self, sentence, wav):
+        if sentence == "full disk":
+            raise OSError("No space left on device")
+        self.saved[sentence] = wav
+
+    def skip(self, sentence):
+        self.skipped.append(sentence)
+
+
+def send(panel: RecorderPanel, wav: bytes) -> str:
+    """Send a recording as the script does in JupyterLab; the status afterwards."""
+    panel.sent.value = base64.b64encode(wav).decode()
+    assert panel.sent.value == "", "the script waits for this"
+    return panel.status.value
+
+
+def test_a_good_recording_is_saved_and_the_next_sentence_shown():
+    made = Made("one", "two <b>")
+    panel = RecorderPanel(made)
+    assert "one" in panel.prompt.value and panel.buttons["Back"].disabled
+    assert "Saved, 2.0 s: one" in send(panel, b"good")
+    assert made.saved == {"one": b"good"} and "two &lt;b&gt;" in panel.prompt.value
+    assert bytes(panel.player.value) == b"good" and "1 recorded." in panel.place.value
+    send(panel, b"good")
+    assert "No sentences left" in panel.place.value and panel.control.layout.display == "none"
+    send(panel, b"silent")
+    assert made.saved["two <b>"] == b"good", "there is nothing left to record"
+
+
+def test_a_doubtful_recording_waits_for_the_person_and_an_unusable_one_is_refused():
+    made = Made("one", "two")
+    panel = RecorderPanel(made)
+    assert "Silent: is it on?" in send(panel, b"silent") and panel.buttons["Keep"].disabled
+    assert "find a quieter room" in send(panel, b"noisy") and not made.saved
+    panel.buttons["Keep"].click()
+    assert made.saved == {"one": b"noisy"} and panel.buttons["Keep"].disabled
+    panel.buttons["Back"].click()
+    assert "one" in panel.prompt.value
+    send(panel, b"good")
+    assert made.saved == {"one": b"good"} and "two" in panel.prompt.value
+
+
+def test_skipped_and_recorded_sentences_are_not_shown_again():
+    made = Made("one", "two", "three")
+    RecorderPanel(made).buttons["Skip"].click()
+    made.saved["two"] = b"good"
+    panel = RecorderPanel(made)
+    assert made.skipped == ["one"] and "three" in panel.prompt.value
+    panel.buttons["Back"].click()
+    panel.buttons["Skip"].click()
+    assert made.skipped == ["one"], "two was recorded"
+
+
+def test_what_goes_wrong_is_a_sentence(capsys):
+    panel = RecorderPanel(Made("full disk"))
+    assert "No space left on device" in send(panel, b"good")
+    assert "KeyError" in send(panel, b"neither")
+    RecorderPanel(Made("full disk")).run("plain")
+    assert "1 sentences to read, 0 recorded." in capsys.readouterr().out
+    assert "SENTENCES" in RecorderPanel(Made()).place.value
+
+
+def test_on_colab_a_recording_comes_in_parts(monkeypatch):
+    called = {}
+    output = ModuleType("google.colab.output")
+    output.register_callback = called.__setitem__
+    colab = ModuleType("google.colab")
+    colab.output = output
+    for name, module in (("google.colab", colab), ("google.colab.output", output)):
+        monkeypatch.setitem(sys.modules, name, module)
+    made = Made("one")
+    panel = RecorderPanel(made, colab=True)
+    panel.run("live")
+    (receive,) = called.values()
+    text = base64.b64encode(b"good").decode()
+    receive(text[:3], False)
+    assert not made.saved
+    receive(text[3:], True)
+    assert made.saved == {"one": b"good"}
+
+
+@pytest.mark.parametrize("name", ["record", "level", "hint", "sent"])
+def test_the_script_finds_what_it_looks_for(name):
+    from kit.notebook.panel import recorder_panel
+
+    panel = RecorderPanel(Made("one"))
+    classes = (panel.control.value, *panel.sent._dom_classes)
+    assert any(f"kit-{name}-{panel.id}" in text for text in classes)
+    assert f'find("{name}")' in recorder_panel.SCRIPT
