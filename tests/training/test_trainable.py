@@ -307,7 +307,7 @@ def test_the_gate_evaluates_plain_weights(tmp_path):
     [
         ({"method": "qlora"}, "choose full, lora or auto"),
         ({"tables": "none"}, "choose new or all"),
-        ({"tables_first": -1}, "must lie in 0 to"),
+        ({"tables_first": -1}, "must be 0 or more"),
         ({"methd": "lora"}, "Did you mean .*method"),
     ],
 )
