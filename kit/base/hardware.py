@@ -195,6 +195,8 @@ def format_capability(capability: tuple) -> str:
 PRODUCT = {"cpu": (1024, 256, 1024), "cuda": (8192, 1024, 4096)}
 QUICK_ROWS = 64  # of a matmul that shows within milliseconds whether bf16 is emulated
 HOPELESS = 0.25  # of fp32's speed: a larger matmul need not be timed
+LOAD_SAMPLES = 12  # of what other processes compute
+LOAD_SAMPLE_S = 0.5
 
 
 def matmul_seconds(
@@ -296,7 +298,7 @@ def choose_preset(hw: Hardware) -> Choice:
     return Choice(value=name, reason=has)
 
 
-def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice:
+def free_cores(hw: Hardware) -> Choice:
     """Count the cores that no other process keeps busy in the quietest sample; at least one.
 
     Niced work does not count. On an idle machine the first sample is enough.
@@ -304,15 +306,16 @@ def free_cores(hw: Hardware, samples: int = 12, sample_s: float = 0.5) -> Choice
     import psutil
 
     busy = float(hw.cores)
-    for _ in range(samples):
-        shares = psutil.cpu_times_percent(sample_s)
+    for _ in range(LOAD_SAMPLES):
+        shares = psutil.cpu_times_percent(LOAD_SAMPLE_S)
         idle = min(100.0, shares.idle + getattr(shares, "nice", 0.0)) / 100
         busy = min(busy, hw.cores * (1 - idle))
         free = max(1, round(hw.cores - busy))
         if free == hw.cores:
             return Choice(value=str(free), reason=f"{free} cores, {busy:.1f} of them busy just now")
+    watched_s = LOAD_SAMPLES * LOAD_SAMPLE_S
     reason = (
-        f"{hw.cores} cores, {busy:.1f} of them busy for {samples * sample_s:g} s: close what else "
+        f"{hw.cores} cores, {busy:.1f} of them busy for {watched_s:g} s: close what else "
         "computes and run this cell again to have them all"
     )
     return Choice(value=str(free), reason=reason)

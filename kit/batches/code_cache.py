@@ -168,13 +168,13 @@ def speaker_references(cache: CodeCache, split: str = "train") -> dict[str, Tens
     return {name: torch.from_numpy(cache.references[i]).float() for name, i in rows.items()}
 
 
-def longest_text(cache: CodeCache, split: str = "train") -> int:
-    """Return the 95th percentile of text ids: what a voice learns to say at once."""
-    rows = cache.histogram("texts", split).cumsum()
+def longest_text(cache: CodeCache) -> int:
+    """Return the 95th percentile of text ids in training: what a voice learns to say at once."""
+    rows = cache.histogram("texts", "train").cumsum()
     return int(np.searchsorted(rows, math.ceil(0.95 * (rows[-1] - 1)), side="right"))
 
 
-def slowest_pace(cache: CodeCache, split: str = "train") -> float:
-    """Return the 99th percentile of codes per text id, of at most SAMPLE_ROWS rows."""
-    rows = cache.sample_of_split(split)
+def slowest_pace(cache: CodeCache) -> float:
+    """Return the 99th percentile of codes per text id, of at most SAMPLE_ROWS training rows."""
+    rows = cache.sample_of_split("train")
     return float(np.quantile(cache.lengths(rows, "codes") / cache.lengths(rows, "texts"), 0.99))

@@ -38,6 +38,7 @@ from kit.batches.batching import (
 from kit.batches.code_cache import REHEARSAL, CodeCache
 
 # What a position must agree in, and how to say that it does not.
+TIMED_BATCHES = 10
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
 
 
@@ -283,11 +284,11 @@ def validation_batches(stream: CodeStream) -> list:
     ]
 
 
-def timed_batches(stream: CodeStream, count: int = 10) -> tuple:
-    """The first batch of `stream`, and the seconds that each of the first `count` takes to make."""
+def timed_batches(stream: CodeStream) -> tuple:
+    """The first batch of `stream`, and the seconds that each of TIMED_BATCHES takes to make."""
     began_s = time.perf_counter()
-    batches = list(itertools.islice(stream, count))
-    return batches[0], (time.perf_counter() - began_s) / count
+    batches = list(itertools.islice(stream, TIMED_BATCHES))
+    return batches[0], (time.perf_counter() - began_s) / TIMED_BATCHES
 
 
 def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> Choice:

@@ -18,6 +18,7 @@ from kit.text.tokenizer import Tokenizer
 
 PERCENTILES = (50, 90, 95, 99, 99.5, 100)
 MAX_TOKEN_CHARACTERS = 16  # SentencePiece's own limit
+LENGTH_MULTIPLE = 8  # of fixed lengths, in tokens
 MAX_PADDING = 0.04  # share of tokens that fixed lengths may add
 
 
@@ -144,15 +145,15 @@ def fixed_lengths(cache: CodeCache) -> tuple[int, ...]:
     return fewest_lengths(np.pad(rows, (EXTRA_TOKENS, 0)))
 
 
-def padding_lengths(lengths: Sequence[int], multiple: int = 8) -> tuple[int, ...]:
-    """Return the fewest lengths, multiples of `multiple`, that add at most MAX_PADDING."""
-    return fewest_lengths(np.bincount(lengths), multiple)
+def padding_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the fewest lengths, multiples of LENGTH_MULTIPLE, that add at most MAX_PADDING."""
+    return fewest_lengths(np.bincount(lengths))
 
 
-def fewest_lengths(histogram: np.ndarray, multiple: int = 8) -> tuple[int, ...]:
+def fewest_lengths(histogram: np.ndarray) -> tuple[int, ...]:
     """Return `padding_lengths` of a histogram of rows with 0, 1, 2... tokens."""
     max_cells = (1 + MAX_PADDING) * int(histogram @ np.arange(len(histogram)))
-    for grid, cells in best_grids(histogram, multiple):
+    for grid, cells in best_grids(histogram, LENGTH_MULTIPLE):
         best = grid
         if cells <= max_cells:
             break

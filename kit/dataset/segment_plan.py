@@ -14,6 +14,7 @@ EDGE_S = 0.1  # a boundary this near to an end of the recording needs no pause
 NEAR_S = 0.4  # a pause further from a word has something else in between
 LOSS_COST = 10.0  # of a second in no clip; a clip that ends within a sentence costs 1
 JOIN_COST = 0.2  # of each further sentence in one clip
+EXCERPT_WORDS = 12  # in the reason of a loss
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,6 +204,6 @@ def _unused_words(
             run = []
 
 
-def _excerpt(tokens: list[Token], numbers: range, max_words: int = 12) -> str:
+def _excerpt(tokens: list[Token], numbers: range) -> str:
     words = [tokens[n].text for n in numbers]
-    return " ".join(words[:max_words]) + (" …" if len(words) > max_words else "")
+    return " ".join(words[:EXCERPT_WORDS]) + (" …" if len(words) > EXCERPT_WORDS else "")

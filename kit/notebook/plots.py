@@ -27,6 +27,7 @@ from kit.notebook.style import (
     tidy,
 )
 
+HEATMAP_COLUMNS = 4
 CELL = {"align": "edge", "edgecolor": "white", "linewidth": 0.4}  # of a token
 
 
@@ -136,11 +137,11 @@ def memory_bars(
     return figure
 
 
-def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str, columns: int = 4) -> Figure:
+def heatmaps(maps: dict[str, np.ndarray], xlabel: str, ylabel: str) -> Figure:
     """Grids (ys, xs) of numbers from 0 up by name, one picture each, on one colour scale."""
     highest = max(float(grid.max()) for grid in maps.values())
-    lines = math.ceil(len(maps) / columns)
-    columns = min(columns, len(maps))
+    lines = math.ceil(len(maps) / HEATMAP_COLUMNS)
+    columns = min(HEATMAP_COLUMNS, len(maps))
     figure = new_figure(max(4.0, 2.6 * columns), 2.4 * lines)
     all_axes = [axes for line in figure.subplots(lines, columns, squeeze=False) for axes in line]
     for axes in all_axes:

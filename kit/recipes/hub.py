@@ -218,10 +218,10 @@ def licence_in(export: Path) -> str:
     return read_card(export).licence
 
 
-def voice_folder(name: str, runs: Path | None = None) -> Path:
+def voice_folder(name: str) -> Path:
     """Return the folder of the exported voice `name`: a folder, or `hf://OWNER/NAME[@REVISION]`.
 
-    Downloads it once for all runs in `runs`. Raises KitError if there is none, KitError and
+    Downloads it once for all runs. Raises KitError if there is none, KitError and
     DiskError if the download fails.
     """
     if not name.startswith(HUB):
@@ -231,7 +231,7 @@ def voice_folder(name: str, runs: Path | None = None) -> Path:
         return folder
     repository, _, revision = name.removeprefix(HUB).rstrip("/").partition("@")
     listing = list_files(repository, revision or "main")
-    folder = copy_of(repository, listing[0], runs or run_folder().parent)
+    folder = copy_of(repository, listing[0], run_folder().parent)
     fetch_once(repository, listing[0], folder, EXPORT_FILES, BESIDE_THEM, listing)
     return folder
 

@@ -45,6 +45,7 @@ TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".list")
 QUIET_PEAK = 0.06  # of full scale, -24 dB
 NOISY_DB = 20.0  # with less between speech and noise, the voice learns the noise
 MAX_CHARACTERS_PER_S = 25.0  # between the silences; 15 are usual
+MAX_LISTED = 5000  # files of a folder that are counted
 EDGE_S = 0.06  # sound throughout the first or last of a recording: a word is cut off
 # What to do about what `own_faults` finds.
 FIXES = {
@@ -267,13 +268,13 @@ def receive(folder: Path, file: Path) -> None:
         raise DatasetError(f"{file.name} is no recording, table or archive: expected {kinds}.")
 
 
-def describe_folder(folder: Path, most: int = 5000) -> str:
+def describe_folder(folder: Path) -> str:
     """Return how many recordings and which tables are in `folder`, and what can be done with it."""
     folder = folder.resolve()
-    files = list(itertools.islice(folder.rglob("*"), most))
+    files = list(itertools.islice(folder.rglob("*"), MAX_LISTED))
     audio = sum(file.suffix.lower() in SUFFIXES for file in files)
     tables = [file.name for file in files if file.suffix.lower() in TABLES]
-    more = " or more" if len(files) == most else ""
+    more = " or more" if len(files) == MAX_LISTED else ""
     if not audio:
         return f"No recordings in {folder} yet."
     if tables:

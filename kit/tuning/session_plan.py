@@ -93,8 +93,8 @@ def plan_session(
     config: TrainConfig,
     sizes: DiskSizes,
     folder: Path,
-    limits: SessionLimits = SessionLimits(),
-    done: int = 0,
+    limits: SessionLimits,
+    done: int,
 ) -> SessionPlan:
     """The plan for `config` after `done` steps, from `rows` of the log or of trial steps.
 

@@ -117,13 +117,11 @@ class DVAE(nn.Module):
 
     reach = 2 * RESIDUAL_BLOCKS + 1  # codes to either side that a decoded frame depends on
 
-    def __init__(
-        self, vocab_size: int = 1024, width: int = 512, code_width: int = 512, n_mels: int = N_MELS
-    ):
+    def __init__(self, vocab_size: int = 1024, width: int = 512, code_width: int = 512):
         super().__init__()
         wide = 2 * width
         self.encoder = nn.Sequential(
-            nn.Sequential(nn.Conv1d(n_mels, width, 3, stride=2, padding=1), nn.ReLU()),
+            nn.Sequential(nn.Conv1d(N_MELS, width, 3, stride=2, padding=1), nn.ReLU()),
             nn.Sequential(nn.Conv1d(width, wide, 3, stride=2, padding=1), nn.ReLU()),
             *(DVAEBlock(wide) for _ in range(RESIDUAL_BLOCKS)),
             nn.Conv1d(wide, code_width, 1),
@@ -134,7 +132,7 @@ class DVAE(nn.Module):
             *(DVAEBlock(wide) for _ in range(RESIDUAL_BLOCKS)),
             nn.Sequential(UpsampleBlock(wide, wide), nn.ReLU()),
             nn.Sequential(UpsampleBlock(wide, width), nn.ReLU()),
-            nn.Conv1d(width, n_mels, 1),
+            nn.Conv1d(width, N_MELS, 1),
         )
 
     def encode(self, mel: Tensor) -> Tensor:
