@@ -170,11 +170,11 @@ def _open(path: Path, framework: str, tensors: bool = True) -> tuple[dict, dict[
     try:
         with safetensors.safe_open(path, framework=framework) as file:
             metadata = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
+            values = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}
     # TypeError: of a type that NumPy lacks; RuntimeError: too large a shape.
     except (safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
         raise KitError(shorten(error)) from error
-    return found, metadata
+    return values, metadata
 
 
 def _header_and_sha256(metadata: dict[str, str]) -> tuple[dict, str | None]:

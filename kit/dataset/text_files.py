@@ -66,9 +66,7 @@ def read_text_files(
                 name = recordings.id_of(audio)
                 reason = f"no text: neither {Path(name).name}.txt nor a list names it"
                 cure = "write it, or let `python -m kit transcribe` do it"
-                yield Finding(
-                    file=folder.name, line=1, id=name, kind="row", reason=reason, cure=cure
-                )
+                yield bad_row(folder.name, 1, name, reason, cure=cure)
 
 
 def _text_paths(folder: Path) -> Iterator[Path]:
@@ -83,9 +81,9 @@ def _text_paths(folder: Path) -> Iterator[Path]:
 def _ending(path: Path) -> str:
     """Return the ending of a text's name; ENDINGS[1] for those of lists without one."""
     name = path.name.lower()
-    found = [ending for ending in ENDINGS if name.endswith(ending)]
-    if found:
-        return max(found, key=len)
+    endings = [ending for ending in ENDINGS if name.endswith(ending)]
+    if endings:
+        return max(endings, key=len)
     return ENDINGS[1] if path.suffix.lower() in LIST_SUFFIXES else ENDINGS[-1]
 
 

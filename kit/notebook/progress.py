@@ -41,10 +41,10 @@ def outlook(left_s: float | None, session_hours: float | None) -> tuple[str, boo
     if left_s is None or session_hours is None:
         return "", True
     rest_s = max(0.0, session_hours * 3600 - session_age_s())
-    said = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
+    text = f"{clock(left_s)} to go, {clock(rest_s)} left of a {session_hours:g} h session."
     if left_s <= rest_s:
-        return said, True
-    return f"{said} When the session ends, run the notebook again: training resumes.", False
+        return text, True
+    return f"{text} When the session ends, run the notebook again: training resumes.", False
 
 
 def progress_texts(row: dict, pace: Pace) -> dict[str, str]:

@@ -412,7 +412,7 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
     """Return what is in no clip, with the reason: clips and gaps cover `total_s` exactly."""
     edges = [0.0, *(edge for clip in clips for edge in (clip.start_s, clip.end_s)), total_s]
     spoken = [(a.end_s, b.start_s) for a, b in zip(pauses, pauses[1:])]
-    found = []
+    spans = []
     for start_s, end_s in zip(edges[::2], edges[1::2]):
         if end_s - start_s < 1e-6:
             continue
@@ -421,8 +421,8 @@ def gaps(clips: list[Span], pauses: list[Pause], total_s: float) -> list[Span]:
         if seconds:
             limits = f"{CUTS.min_s:.0f} to {CUTS.max_s:.0f} s"
             reason = f"no pauses make a clip of {limits} with {sum(seconds):.1f} s of sound"
-        found.append(Span(start_s=start_s, end_s=end_s, reason=reason))
-    return found
+        spans.append(Span(start_s=start_s, end_s=end_s, reason=reason))
+    return spans
 
 
 def proofread(out: str | Path) -> ProofreadPanel:

@@ -95,9 +95,10 @@ class RecordingFolder:
     def __init__(self, folder: Path, language: str, sentences: str = "", count: int = OFFERED):
         self.folder = make_folder(folder)
         self.language = language_code(language)
-        pool = (
-            own_sentences(sentences, self.language) if sentences else kit_sentences(self.language)
-        )
+        if sentences:
+            pool = own_sentences(sentences, self.language)
+        else:
+            pool = kit_sentences(self.language)
         self.texts = read_texts(folder)  # by id
         skipped = folder / "skipped.txt"
         self.skipped = set(open_source(skipped)) if skipped.is_file() else set()
@@ -161,28 +162,28 @@ class RecordingFolder:
 
 def doubts(measure: ClipMeasure, wave: np.ndarray, rate_hz: int, characters: int) -> list[str]:
     """Return what is doubtful about a recording that can be trained on, each with what to do."""
-    found = []
+    problems = []
     spoken_s = measure.seconds - measure.leading_s - measure.trailing_s
     if characters > MAX_CHARACTERS_PER_S * spoken_s:
-        found.append(f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}")
+        problems.append(f"It is short for this sentence ({spoken_s:.1f} s). {FIXES['pace']}")
     if measure.clipped > ManifestConfig().clipped_share / 10:
-        found.append(f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}")
+        problems.append(f"It is partly clipped ({measure.clipped:.2%}). {FIXES['clipped']}")
     if measure.peak < QUIET_PEAK:
-        found.append(f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up.")
+        problems.append(f"It is quiet (peak {measure.peak:.2f} of 1). Move nearer, or speak up.")
     if measure.snr_db is not None and measure.snr_db < NOISY_DB:
         noise = f"Speech is only {measure.snr_db:.0f} dB above the noise."
-        found.append(f"{noise} Find a quieter room, or move nearer.")
+        problems.append(f"{noise} Find a quieter room, or move nearer.")
     size = round(rate_hz * FRAME_S)
     frames = wave[: len(wave) // size * size].reshape(-1, size)
     loud = ~quiet_frames(torch.from_numpy(frames.std(axis=1)).clamp(min=1e-4).log())
     edge = round(EDGE_S / FRAME_S)
-    for frames, place, fix in (
+    for edge_frames, place, fix in (
         (loud[:edge], "starts", "wait a moment before you read."),
         (loud[-edge:], "ends", "press Stop a moment after the last word."),
     ):
-        if bool(frames.all()):
-            found.append(f"It {place} within a sound: {fix}")
-    return found
+        if bool(edge_frames.all()):
+            problems.append(f"It {place} within a sound: {fix}")
+    return problems
 
 
 def _sentence(text: str) -> str:
@@ -192,11 +193,11 @@ def _sentence(text: str) -> str:
 def kit_sentences(code: str) -> list[str]:
     """Return the sentences of configs/ in the language `code`, perhaps none."""
     files = [CONFIGS / "sentences" / f"{name}.yaml" for name in ("rehearsal", "everyday")]
-    found = [text for file in files for text in sentences_in(file).get(code, [])]
+    sentences = [text for file in files for text in sentences_in(file).get(code, [])]
     if (WORDS / f"{code}.yaml").is_file():
         grammar = Grammar(load_words(code), random.Random(0))
-        found += [" ".join(grammar.sentence(9)) for _ in range(MADE)]
-    return found
+        sentences += [" ".join(grammar.sentence(9)) for _ in range(MADE)]
+    return sentences
 
 
 def own_sentences(path: str, language: str) -> list[str]:

@@ -140,24 +140,24 @@ def add_row(rows: list[dict], row: dict) -> None:
 
 def held_out_losses(rows: list[dict]) -> dict[str, tuple[list, list]]:
     """(steps, losses) of the validations by weights: "raw", and "EMA" where an average was kept."""
-    found = {}
+    losses = {}
     for name, key in (("raw", "val_loss"), ("EMA", "ema_val_loss")):
         marks = [row for row in rows if row[key] is not None]
         if marks:
-            found[name] = ([row["step"] for row in marks], [row[key] for row in marks])
-    return found
+            losses[name] = ([row["step"] for row in marks], [row[key] for row in marks])
+    return losses
 
 
 def scalars(row: dict) -> dict[str, float]:
     """The finite numbers of a row by name, `gate/cer` for one inside another; not its place."""
-    found = {}
+    numbers = {}
     for name, value in row.items():
         if isinstance(value, dict):
             for inner, number in scalars(value).items():
-                found[f"{name}/{inner}"] = number
+                numbers[f"{name}/{inner}"] = number
         elif type(value) in (int, float) and math.isfinite(value):
-            found[name] = value
-    return {k: v for k, v in found.items() if k not in ("step", "steps", "unix_s")}
+            numbers[name] = value
+    return {k: v for k, v in numbers.items() if k not in ("step", "steps", "unix_s")}
 
 
 def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | None, str]:

@@ -249,15 +249,15 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
     """What to set to come from `work` to `other`: ["micro_batch 4 -> 2", "sdpa on"]."""
     before = {"micro_batch": work.data.micro_batch} | vars(work.speed)
     after = {"micro_batch": other.data.micro_batch} | vars(other.speed)
-    found = []
+    changes = []
     for name, value in after.items():
         if value == before[name]:
             continue
         if isinstance(value, bool):
-            found.append(f"{name} {'on' if value else 'off'}")
+            changes.append(f"{name} {'on' if value else 'off'}")
         else:
-            found.append(f"{name} {before[name]} -> {value}")
-    return found
+            changes.append(f"{name} {before[name]} -> {value}")
+    return changes
 
 
 class PeakMemory(NamedTuple):

@@ -191,11 +191,11 @@ def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
     """'844 steps = 20 epochs over 3 hours', and what may end them before."""
     epochs = config.max_steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
-    whole = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
+    text = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
     if not config.end_patience:
-        return whole
+        return text
     judged = "gate evaluations" if config.gate_every else "validations"
-    return f"{whole}; {config.end_patience} {judged} with none better end it before"
+    return f"{text}; {config.end_patience} {judged} with none better end it before"
 
 
 def shortened(
@@ -214,25 +214,25 @@ def shortened(
     clear = min(budget.min_steps, 2 * fitting)
     beyond = f", but {fitting:,} steps would teach it too little" if clear > fitting else ""
     fewer = min(steps, max(fitting, clear, 2 * config.warmup_steps, 1))
-    said = (
+    text = (
         f"Training: {steps:,} steps would take {time} here, over the budget of "
         f"{budget.minutes:g} minutes{beyond}. Training {fewer:,} instead "
         f"({clock(fewer * step_s)}); expect a less clear voice. Set MAX_STEPS = {steps} in "
         f"02_train to train them all. What is slow here: {slow}."
     )
     if fewer < TOO_FEW * steps:
-        said += f" {TINY_INSTEAD}"
-    return config.for_steps(fewer), said
+        text += f" {TINY_INSTEAD}"
+    return config.for_steps(fewer), text
 
 
 def forecast(config: TrainConfig, step_s: float, budget: TimeBudget, slow: str) -> str:
     """Return a sentence: how long training and the whole demo take, before any training."""
-    taken, said = shortened(config, step_s, budget, slow)
+    taken, text = shortened(config, step_s, budget, slow)
     if not budget.other_steps:
-        return said
+        return text
     other_s = budget.other_steps * step_s
     all_s = taken.max_steps * step_s + other_s
-    return f"{said} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
+    return f"{text} The other notebooks: about {clock(other_s)}. In all about {clock(all_s)}."
 
 
 def on_disk(parameters: int, optimizer_bytes: int, ema: bool, saved: int = 0) -> DiskSizes:

@@ -17,7 +17,7 @@ from IPython.display import Javascript, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import button, message
+from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,7 @@ class RecorderPanel:
         row = widgets.HBox(list(self.buttons.values()), layout={"flex_flow": "row wrap"})
         row.layout.display = None if prompts.sentences else "none"
         rows = [self.place, self.prompt, self.control, row, self.status, self.player, self.sent]
-        whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox(rows, layout=whole)
+        self.box = widgets.VBox(rows, layout=PANEL_LAYOUT)
         self.sent.observe(self._sent, "value")
         self.buttons["Keep"].on_click(lambda _: self._save())
         self.buttons["Back"].on_click(lambda _: self._show(self.number - 1))
@@ -98,9 +97,9 @@ class RecorderPanel:
         """Take the next part of a recording, base64; the last one has it checked."""
         self.parts.append(text)
         if last:
-            whole = "".join(self.parts)
+            recording = "".join(self.parts)
             self.parts = []
-            self.receive(base64.b64decode(whole))
+            self.receive(base64.b64decode(recording))
 
     def receive(self, wav: bytes) -> None:
         """Check a recording of the sentence that is shown, and save it if nothing is wrong."""
@@ -155,10 +154,9 @@ class RecorderPanel:
 
     def _next(self) -> None:
         """Show the next sentence that is neither recorded nor skipped."""
+        sentences = self.prompts.sentences
         number = self.number + 1
-        while number < len(self.prompts.sentences) and self.prompts.done(
-            self.prompts.sentences[number]
-        ):
+        while number < len(sentences) and self.prompts.done(sentences[number]):
             number += 1
         self._show(number)
 
@@ -172,9 +170,7 @@ class RecorderPanel:
         self.control.layout.display = "none" if self.over else None
         if self.over:
             words = f"No sentences left: {self.prompts.progress()} In {self.folder}"
-            self.place.value = message(
-                words if total else NO_SENTENCES, "good" if total else "warn"
-            )
+            self.place.value = message(words, "good") if total else message(NO_SENTENCES, "warn")
             self.prompt.value = ""
             return
         words = f"Sentence {number + 1} of {total}. {self.prompts.progress()}"

@@ -14,7 +14,7 @@ from IPython.display import Audio, display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import button, message, uploaded_files
+from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message, uploaded_files
 
 
 class SpeakPanel:
@@ -46,8 +46,7 @@ class SpeakPanel:
         row = widgets.HBox([*self.choices.values(), self.button], layout={"flex_flow": "row wrap"})
         asked = [self.recording.box] if self.recording else []
         rows = [self.text, row, *asked, self.status, self.player]
-        whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox(rows, layout=whole)
+        self.box = widgets.VBox(rows, layout=PANEL_LAYOUT)
         self.button.on_click(lambda _: self._clicked())
 
     def run(self, mode: str | None = None) -> None:

@@ -305,9 +305,9 @@ class TrainPanel:
     def _draw(self) -> None:
         if not self.rows:
             return
-        said = self.profile() if self.profile is not None else ""
+        profile = self.profile() if self.profile is not None else ""
         curve = self.picture.png(self.rows)
-        self.view.show(self.rows, self._texts(), curve, self.players(), said)
+        self.view.show(self.rows, self._texts(), curve, self.players(), profile)
         self.view.stop.disabled = self.stopping
         if self.stopping:
             return self.view.say("Stopping after this step...")

@@ -13,7 +13,7 @@ from IPython.display import display
 
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import front_end
-from kit.notebook.panel.widgets import button, message, uploaded_files
+from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message, uploaded_files
 
 FOLDERS = 300  # of a Drive, offered at most: listing them takes its time
 
@@ -59,8 +59,7 @@ class UploadPanel:
             )
             self.drive.observe(self._chosen, "value")
             rows.append(self.drive)
-        whole = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
-        self.box = widgets.VBox([*rows, self.status], layout=whole)
+        self.box = widgets.VBox([*rows, self.status], layout=PANEL_LAYOUT)
 
     def run(self, mode: str | None = None) -> None:
         """Show the panel; without a front end print what is in the folder."""

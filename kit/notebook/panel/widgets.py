@@ -12,6 +12,7 @@ import ipywidgets as widgets
 from kit.notebook.style import BLUE, GREEN, ORANGE, RED
 
 MOST = 2**31 - 1  # of a number that has no limit of its own
+PANEL_LAYOUT = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
 
 
@@ -27,8 +28,8 @@ class View:
     ):
         self.boxes = {s.name: _checkbox(s) for s in switches}
         self.fixed = {s.name for s in switches if not s.available}
-        most = largest or {}
-        self.numbers = {n: _number_box(n, v, most.get(n, MOST)) for n, v in numbers.items()}
+        largest = largest or {}
+        self.numbers = {n: _number_box(n, v, largest.get(n, MOST)) for n, v in numbers.items()}
         self.start = button("Start", "play", "success", "Start training with these switches")
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
@@ -41,8 +42,8 @@ class View:
         curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
         self.image = widgets.Image(format="png", layout=curve)
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
-        whole = {"overflow": "hidden"}  # no scroll bars for a pixel too many
-        cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=whole) for s in switches]
+        cell = {"overflow": "hidden"}  # no scroll bars for a pixel too many
+        cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=cell) for s in switches]
         options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
         pressed = [self.start, self.stop, *([self.profile] if profile else [])]
         buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
