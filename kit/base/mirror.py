@@ -272,7 +272,7 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
     Leaves out the folders `apart` and the working files of processes: names that begin with a dot,
     locks and claims.
     """
-    found = {}
+    stamps_by_path = {}
     folder = Path(folder)
     for place, below, names in os.walk(folder, onerror=_unless_missing):
         if Path(place) == folder:
@@ -282,8 +282,8 @@ def stamps(folder: Path, apart: tuple[str, ...] = ()) -> dict[str, Stamp]:
             of_work = name.startswith(".") or ".lock" in name or name.endswith(".claim")
             about = None if of_work else stamp(path)
             if about is not None:
-                found[path.relative_to(folder).as_posix()] = about
-    return found
+                stamps_by_path[path.relative_to(folder).as_posix()] = about
+    return stamps_by_path
 
 
 def is_same(before: Stamp | None, now: Stamp) -> bool:
@@ -340,16 +340,16 @@ def reason(error: OSError) -> str:
 
 def changes(before: dict, now: dict) -> dict:
     """Return the values of `now` that are new or differ from `before`, section by section."""
-    found = {}
+    changed = {}
     for key, value in now.items():
         old = before.get(key)
         if isinstance(value, dict) and isinstance(old, dict):
             value = changes(old, value)
             if value:
-                found[key] = value
+                changed[key] = value
         elif value != old or key not in before:
-            found[key] = value
-    return found
+            changed[key] = value
+    return changed
 
 
 def read_record(path: Path) -> dict:

@@ -78,8 +78,8 @@ def read_torch_file(path: Path, classes: Iterable[str] = ()) -> object:
     allowed = [(PickledContents, name) for name in classes]
     try:
         with torch.serialization.safe_globals(allowed):
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        return _plain(found)
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return _plain(contents)
     except pickle.UnpicklingError as why:
         called = _CALLS.search(str(why))
         what = f"asks for `{called[1]}`" if called else "holds instructions"

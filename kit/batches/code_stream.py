@@ -117,11 +117,11 @@ class CodeStream(IterableDataset):
 
         Early versions wrote no mark of either, and no group, where an epoch is one group.
         """
-        found = dict(position)
-        if self.groups > 1 and "batch" in found and "group" not in found:
-            found["order"] = "of an epoch in one group"
+        saved = dict(position)
+        if self.groups > 1 and "batch" in saved and "group" not in saved:
+            saved["order"] = "of an epoch in one group"
         for mark, what in MARKS.items():
-            if found.get(mark, self.identity[mark]) != self.identity[mark]:
+            if saved.get(mark, self.identity[mark]) != self.identity[mark]:
                 raise DamagedFileError(
                     f"This position in the data is of {what}: resuming from it would repeat some "
                     "utterances and leave others out. Restore the data as it was, or start from "
@@ -255,11 +255,11 @@ def corpus_mark(
     """8 hex digits that change with the utterances: their ids, lengths and order."""
     rows = rehearsed if groups > 1 else np.concatenate([members[:], rehearsed]).astype(np.int64)
     marks = b"\n".join(cache.encoded_ids(rows))
-    found = hashlib.sha256(marks)
-    found.update(cache.lengths(rows).tobytes())
+    sha256 = hashlib.sha256(marks)
+    sha256.update(cache.lengths(rows).tobytes())
     if groups > 1:  # the index's own mark instead of all members
-        found.update(f"{split} {cache.index.corpus}".encode())
-    return found.hexdigest()[:8]
+        sha256.update(f"{split} {cache.index.corpus}".encode())
+    return sha256.hexdigest()[:8]
 
 
 def order_mark(config: DataConfig, rehearsal: float, groups: int) -> str:

@@ -223,12 +223,13 @@ class TokenizeJob:
     part: Path | None
 
     def run(self, tools: EncodingTools, _tell) -> list[np.ndarray]:
-        found = [np.array(tools.tokenizer.encode(text), dtype=np.int32) for text in self.texts]
+        encode = tools.tokenizer.encode
+        ids_of_texts = [np.array(encode(text), dtype=np.int32) for text in self.texts]
         if self.part is not None:
-            counts = np.array([len(ids) for ids in found], dtype=np.int64)
-            ids = np.concatenate([np.zeros(0, dtype=np.int32), *found])
+            counts = np.array([len(ids) for ids in ids_of_texts], dtype=np.int64)
+            ids = np.concatenate([np.zeros(0, dtype=np.int32), *ids_of_texts])
             write_atomic(self.part, pack_tensors({"ids": ids, "counts": counts}))
-        return found
+        return ids_of_texts
 
 
 def write_index(

@@ -115,8 +115,7 @@ class Prefill(nn.Module):
         decoder = self.decoder
         x = self.prompt(text, latents)
         cache = x.new_zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
-        # An explicit causal mask: the length is dynamic.
-        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
+        later = causal_mask(x)
         for layer, (k, v) in zip(decoder.layers, cache):
             x = layer(x, k, v, 0, later)
         logits = decoder.code_head(decoder.final_state(x[-1:]))
@@ -136,6 +135,11 @@ class DecodeOne(nn.Module):
         layers = [(k, v) for k, v in cache]
         logits = self.decoder.step(code, code_index, input_pos, layers, None)
         return mask_start_code(logits, self.decoder.config), cache
+
+
+def causal_mask(x: Tensor) -> Tensor:
+    """Return what is added to the scores (P, P) of a prompt; explicit, for P is dynamic."""
+    return torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
 
 
 def mask_start_code(logits: Tensor, config: GPTConfig) -> Tensor:
@@ -177,9 +181,8 @@ def export_program(voice: Voice, folder: Path) -> Path:
     example = (torch.zeros(5, dtype=torch.long), torch.zeros(c.latents, c.width))
     lengths = {0: torch.export.Dim("text_ids", min=1, max=c.max_text - 2)}
     save_program(folder / "prefill.pt2", Prefill(decoder, model), example, (lengths, None))
-    ones = torch.ones(
-        3, 1, dtype=torch.long
-    ).unbind()  # the same tensor three times would be one input
+    # Three tensors: the same one three times would be one input.
+    ones = torch.ones(3, 1, dtype=torch.long).unbind()
     cache = torch.zeros(c.layers, 2, 1, c.heads, decoder.max_positions, c.width // c.heads)
     save_program(folder / "decode_one.pt2", DecodeOne(decoder), (*ones, cache))
     positions = decoder.max_positions
@@ -218,8 +221,7 @@ class Prompt(Prefill):
 
     def forward(self, text: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = self.prompt(text, latents)
-        later = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)
-        return run_layers(self.decoder, x, None, later)
+        return run_layers(self.decoder, x, None, causal_mask(x))
 
 
 class Step(nn.Module):

@@ -34,8 +34,6 @@ STALE = (
     f"the codec decodes without hidden states, because {SOUND} was trained with other weights: run "
     "`sound()` of notebook 02_train to train it again"
 )
-
-
 VECTORS = "__speakers__"  # the tensor (speakers, S), in the order of the header
 RESERVED = ("__metadata__", VECTORS)  # the first is safetensors' own
 MAX_MELS = 256
@@ -81,7 +79,7 @@ def load_voice(
         )
     files = {
         "model": folder / weights,
-        "codec": folder / "codec.safetensors",
+        "codec": folder / CODEC,
         "tokenizer": folder / "tokenizer.model",
         "references": folder / "references.safetensors",
     }

@@ -115,9 +115,8 @@ def train_or_load_codec(
 ) -> tuple[Codec, str]:
     """Load the run's codec or, if its settings differ, train one on `rows`.
 
-    Returns it with a description of its origin. A released codec is downloaded, not trained; raises
-    KitError where that fails. Interrupted training resumes after its last
-    finished stage.
+    Returns it with a description of its origin. Interrupted training resumes after its last
+    finished stage. A released codec is downloaded, not trained; raises KitError where that fails.
     """
     path = run.path("codec.safetensors")
     codec = load_matching_codec(path, config)

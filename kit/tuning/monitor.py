@@ -151,9 +151,9 @@ class _Card:
             self.no_load = f"load is not read: {type(error).__name__}: {error}"
 
     def read(self) -> Sample:
-        free, whole = torch.cuda.mem_get_info()
+        free, total = torch.cuda.mem_get_info()
         load = None if self.no_load else torch.cuda.utilization() / 100
-        return Sample(memory_bytes=whole - free, load=load)
+        return Sample(memory_bytes=total - free, load=load)
 
 
 class StepProfiler:

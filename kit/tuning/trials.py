@@ -113,20 +113,20 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     refused = {s.name: s.reason for s in offered if not s.available}
     for name in config.leave_out:
         refused.setdefault(name, LEFT_OUT)
-    found = [Variant(kind="baseline", label="Baseline")]
+    listed = [Variant(kind="baseline", label="Baseline")]
     for name in TRIED:
         reason = refused.get(name, "")
-        found.append(Variant(kind="alone", label=LABELS[name], on=(name,), reason=reason))
+        listed.append(Variant(kind="alone", label=LABELS[name], on=(name,), reason=reason))
     tried = tuple(name for name in TRIED if name not in refused)
     for count in range(2, len(tried)):
         label = f"+ {LABELS[tried[count - 1]]}"
-        found.append(Variant(kind="added", label=label, on=tried[:count]))
+        listed.append(Variant(kind="added", label=label, on=tried[:count]))
     if len(tried) > 1:
-        found.append(Variant(kind="all", label="All on", on=tried))
+        listed.append(Variant(kind="all", label="All on", on=tried))
     for count, name in enumerate(COSTS, 1):
         reason = refused.get(name, "")
-        found.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
-    return found
+        listed.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
+    return listed
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:

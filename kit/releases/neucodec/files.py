@@ -116,15 +116,15 @@ def missing_in(folder: Path) -> str:
 
 def require_version(folder: Path, config: NeuCodecConfig) -> str:
     card = fetched(folder, [WEIGHTS_FILE])
-    found = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
-    if config.sha256 not in ("", found):
+    sha256 = card["files"][WEIGHTS_FILE]["sha256"] if card else file_digest(folder / WEIGHTS_FILE)
+    if config.sha256 not in ("", sha256):
         raise KitError(
             f"{folder / WEIGHTS_FILE} is another NeuCodec than this codec was taken from (SHA-256 "
-            f"{found[:12]}, not {config.sha256[:12]}): its codes may mean something else. Name the "
-            "folder of that one as `codec.folder`, or its commit as `codec.revision`; or prepare a "
-            "new run with this."
+            f"{sha256[:12]}, not {config.sha256[:12]}): its codes may mean something else. Name "
+            "the folder of that one as `codec.folder`, or its commit as `codec.revision`; or "
+            "prepare a new run with this."
         )
-    return found
+    return sha256
 
 
 def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
@@ -142,24 +142,24 @@ def require_release_tensors(folder: Path, wanted: dict[str, Tensor]) -> None:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    found = {}
+    tensors = {}
     with opened(path) as file:
         for name in file.keys():
             entry = file.get_slice(name)
             kind = FLOATS.get(entry.get_dtype(), torch.int64)
-            found[name] = torch.empty(entry.get_shape(), dtype=kind, device="meta")
-    return found
+            tensors[name] = torch.empty(entry.get_shape(), dtype=kind, device="meta")
+    return tensors
 
 
 def read_tensors(folder: Path, names: list[str]) -> dict[str, Tensor]:
     """Read the tensors `names` of the file in fp32. Raises KitError for one that is not finite."""
     path = folder / WEIGHTS_FILE
     with opened(path) as file:
-        found = {name: file.get_tensor(name).float() for name in names}
-    for name, tensor in found.items():
+        tensors = {name: file.get_tensor(name).float() for name in names}
+    for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise KitError(f"{path} is damaged: {name} is not finite. Download it again.")
-    return found
+    return tensors
 
 
 def opened(path: Path):

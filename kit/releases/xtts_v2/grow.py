@@ -139,13 +139,13 @@ def learned_merges(words: Counter, most: int, known: set[str]) -> list[Pair]:
 
 
 def _merged(word: list[str], pair: Pair) -> list[str]:
-    found = []
+    pieces = []
     for piece in word:
-        if found and (found[-1], piece) == pair:
-            found[-1] += piece
+        if pieces and (pieces[-1], piece) == pair:
+            pieces[-1] += piece
         else:
-            found.append(piece)
-    return found
+            pieces.append(piece)
+    return pieces
 
 
 def _words(tokenizer: XTTSTokenizer, lines: list[str]) -> Counter:

@@ -118,8 +118,8 @@ def sound_sizes(shapes: dict[str, Shape], sizes: SoundSizes) -> SoundSizes:
     A missing or impossible tensor keeps the release's size; `sound_shapes` then does not match it.
     """
     names = [f"{SPEAKER}layer{layer}.0.conv1.weight" for layer in range(1, 5)]
-    found = [shapes.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
-    channels, *filters = (shape[0] if shape else 0 for shape in found)
+    kernels = [shapes.get(name) for name in (f"{VOCODER}conv_pre.weight", *names)]
+    channels, *filters = (shape[0] if shape else 0 for shape in kernels)
     if channels >= 16:
         sizes = dataclasses.replace(sizes, channels=channels)
     if min(filters) >= 8:
