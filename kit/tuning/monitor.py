@@ -162,7 +162,7 @@ class StepProfiler:
     A listener to step events: it skips two steps, warms the profiler up for two, records six, and
     writes a trace for Perfetto or TensorBoard and the top operators. The trainer's thread runs its
     steps inside `with profiler:`, so that a profile is closed, and marked as incomplete, if the run
-    ends during it. The error of a failed profile is in `said`; it never ends the run.
+    ends during it. The error of a failed profile is in `status`; it never ends the run.
     """
 
     def __init__(self, folder: Path):
@@ -173,7 +173,7 @@ class StepProfiler:
         self.first = 0  # of the profile in progress: the step at which it was requested
         self.steps = 0  # finished since then
         self.result: dict | None = None  # what the newest profile found, as in its JSON
-        self.said = ""  # its status, for the panel
+        self.status = ""  # a sentence
 
     def request(self) -> None:
         """Profile the steps to come; from any thread, the first time from that of the imports.
@@ -204,7 +204,7 @@ class StepProfiler:
             work()
         except Exception as error:  # a profile is optional: the run continues
             self.profile = None
-            self.said = f"The profile failed. {describe_error(error)}"
+            self.status = f"The profile failed. {describe_error(error)}"
 
     def _begin(self, step: int) -> None:
         self.asked.clear()
@@ -213,7 +213,7 @@ class StepProfiler:
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
         self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
         self.profile.start()
-        self.said = f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on."
+        self.status = f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on."
 
     def _step(self) -> None:
         self.steps += 1
@@ -230,7 +230,7 @@ class StepProfiler:
         ended.stop()
         recorded = self.steps - WAIT - WARMUP
         if recorded < 1:
-            self.said = "The profile is incomplete: the run ended before the first recorded step."
+            self.status = "The profile is incomplete: the run ended before the first recorded step."
             return
         first = self.first + WAIT + WARMUP + 1
         name = f"step-{first:07d}"
@@ -248,7 +248,7 @@ class StepProfiler:
             "operators": operators,
         }
         write_atomic(self.folder / f"{name}.operators.json", json.dumps(self.result, indent=1))
-        self.said = self.describe()
+        self.status = self.describe()
 
     def describe(self) -> str:
         """What the newest profile found."""

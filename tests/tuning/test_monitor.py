@@ -167,7 +167,7 @@ def test_it_waits_warms_up_and_records_six_steps(done):
     assert done.result["steps"] == [first, first + ACTIVE - 1] and done.result["complete"]
     calls = {o["name"]: o["calls"] for o in done.result["operators"]}
     assert calls["Optimizer.step#AdamW.step"] == ACTIVE
-    assert f"Profile of steps {first} to {first + ACTIVE - 1}: aten::" in done.said
+    assert f"Profile of steps {first} to {first + ACTIVE - 1}: aten::" in done.status
 
 
 def test_the_trace_opens_and_holds_the_recorded_steps(done):
@@ -190,7 +190,7 @@ def test_the_table_is_beside_the_trace_and_has_the_matmuls(done):
 def test_without_a_request_nothing_is_left(tmp_path):
     profiler = StepProfiler(tmp_path / "profile")
     run(profiler, steps=3, ask_at=0)
-    assert profiler.profile is None and not profiler.said
+    assert profiler.profile is None and not profiler.status
     assert not (tmp_path / "profile").exists()
 
 
@@ -198,7 +198,7 @@ def test_a_run_that_ends_while_recording_leaves_an_incomplete_profile(tmp_path):
     profiler = StepProfiler(tmp_path)
     run(profiler, steps=2 + WAIT + WARMUP + 3)
     assert profiler.result["steps"] == [7, 9] and not profiler.result["complete"]
-    assert "incomplete" in profiler.said
+    assert "incomplete" in profiler.status
     assert any(event.get("name") == "aten::addmm" for event in trace_of(profiler))
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_ends_before_recording_says_so(tmp_path, more, recwarn):
     profiler = StepProfiler(tmp_path)
     run(profiler, steps=2 + more)
     assert profiler.result is None and profiler.profile is None
-    assert "ended before the first recorded step" in profiler.said
+    assert "ended before the first recorded step" in profiler.status
     assert not list(tmp_path.iterdir())
     assert not [w for w in recwarn if "profiler" in str(w.filename)]
 
@@ -216,7 +216,7 @@ def test_an_error_of_the_run_closes_the_profile_and_is_not_hidden(tmp_path):
     profiler = StepProfiler(tmp_path)
     for times in (1, 2):  # and another one can begin
         (error,) = run(profiler, steps=40, breaks_at=2 + WAIT + WARMUP + 2)
-        assert str(error) == "broken" and "incomplete" in profiler.said
+        assert str(error) == "broken" and "incomplete" in profiler.status
         assert len(profiler.result["operators"]) > 10, times
 
 
@@ -225,10 +225,10 @@ def test_a_profile_that_fails_is_reported_and_the_run_continues(tmp_path, monkey
     blocked.write_text("not a folder")
     profiler = StepProfiler(blocked)
     assert run(profiler, steps=2 + WAIT + WARMUP + 1) == []  # closed at the end
-    assert profiler.said.startswith("The profile failed.")
+    assert profiler.status.startswith("The profile failed.")
     monkeypatch.setattr("kit.tuning.monitor.schedule", lambda **_: 1 / 0)
     assert run(profiler, steps=5) == []
-    assert profiler.said.startswith("The profile failed.")
+    assert profiler.status.startswith("The profile failed.")
 
 
 def test_nothing_alarming_is_printed(tmp_path):
@@ -237,7 +237,7 @@ def test_nothing_alarming_is_printed(tmp_path):
         "import sys; from test_monitor import *\n"
         "from pathlib import Path\n"
         "profiler = StepProfiler(Path(sys.argv[1])); profiler.request()\n"
-        "run(profiler, steps=WAIT + WARMUP + 3, ask_at=0); print(profiler.said)"
+        "run(profiler, steps=WAIT + WARMUP + 3, ask_at=0); print(profiler.status)"
     )
     paths = {"PYTHONPATH": python_path(__file__), "KIT_RUNS": str(tmp_path)}
     command = [sys.executable, "-c", body, str(tmp_path)]
