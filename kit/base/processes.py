@@ -88,7 +88,7 @@ class WorkGroup:
     """The processes that share work, seen from the one that distributes it: here just this one."""
 
     size = 1  # processes
-    here = 1  # of them on this machine, whose cores they share
+    local_size = 1  # of them on this machine, whose cores they share
 
     def split_by_key(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[list[Item]]:
         """Return the items of each process, by a hash of `key(item)` whatever others there are."""

@@ -72,7 +72,7 @@ def measure_clips(
                 paths=share,
                 cache=part if number else cache,
                 decode_s=decode_s,
-                workers=workers or max(1, _cores() // group.here),
+                workers=workers or max(1, _cores() // group.local_size),
                 processes=processes,
                 before=before,
                 total=total,

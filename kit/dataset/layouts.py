@@ -183,7 +183,7 @@ def recognise(source: Path, below: bool = True) -> tuple[DatasetLayout, list[Pat
                 return layout, [source]
     content = "no such file or folder"
     if source.is_dir():
-        names = sorted(p.name + "/" * p.is_dir() for p in source.iterdir())
+        names = sorted(f"{p.name}/" if p.is_dir() else p.name for p in source.iterdir())
         content = join_names(names, 8) or "an empty folder"
     elif source.exists():
         content = f"a file {source.name}"
@@ -331,13 +331,13 @@ def _jsonl(tables: list[Path], config: ManifestConfig) -> Iterator[Record | Find
             speaker = _value(values, SPEAKER_KEYS, "speaker")
             if os.path.isabs(audio) and Path(audio).is_relative_to(base.absolute()):
                 audio = str(Path(audio).relative_to(base.absolute()))
-            name = os.path.splitext(audio)[0] if stays_inside(audio) and "\\" not in audio else ""
-            if name:
-                name = label.removesuffix(table.name) + name
+            usual_id = ""
+            if stays_inside(audio) and "\\" not in audio:
+                usual_id = label.removesuffix(table.name) + os.path.splitext(audio)[0]
             yield Record(
                 file=label,
                 line=number,
-                id=str(values.get("id") or name),
+                id=str(values.get("id") or usual_id),
                 audio=audio,
                 base=base,
                 text=_value(values, TEXT_KEYS, "text"),

@@ -67,8 +67,9 @@ def has_known_split(name: str) -> bool:
 def split_of(table: Path, tables: list[Path]) -> str:
     """Return the split that a table's name says it holds, or its folder's; "" for none."""
     label = label_of(table, tables)
-    if split_of_folders(label):
-        return split_of_folders(label)
+    split = split_of_folders(label)
+    if split:
+        return split
     if ("/" in label or len(tables) == 1) and not has_known_split(table.stem):
         return ""
     return split_of_table(table.stem)

@@ -117,17 +117,17 @@ class Noise:
         self.device = device
         self.steps = steps
         self.block = torch.empty(0)
-        self.at = 0
+        self.used = 0  # of the block's steps
 
     def next(self) -> Tensor:
         """Noise (B, K) of one step."""
-        if self.at == len(self.block):
+        if self.used == len(self.block):
             shape = (self.steps, self.width)
             rows = [torch.empty(shape).exponential_(generator=g) for g in self.generators]
             self.block = torch.stack(rows, dim=1).to(self.device, non_blocking=True)
-            self.at = 0
-        self.at += 1
-        return self.block[self.at - 1]
+            self.used = 0
+        self.used += 1
+        return self.block[self.used - 1]
 
     def keep(self, rows: Tensor) -> None:
         """Continue with only the rows of this mask (B,)."""

@@ -134,7 +134,8 @@ def learn_sound(data: TrainingData) -> Result:
     codec = data.codec.with_state_inputs(data.model.width)
     if codec is None:
         return Result(line="This codec's decoder cannot be trained on hidden states.")
-    weights = [path for path in (run.folder / name for name in WEIGHTS.values()) if path.is_file()]
+    paths = [run.folder / name for name in WEIGHTS.values()]
+    weights = [path for path in paths if path.is_file()]
     models = [load_model(path) for path in weights]
     held_out = clips_with_states(data, models, "held_out", SOUND_HELD_OUT_CLIPS)
     existing = load_finetuned_codec(run.folder, weights)

@@ -78,7 +78,7 @@ class RankGroup(WorkGroup):
         self.ranks = ranks
         self.load = load
         self.size = ranks.world
-        self.here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def do(self, jobs: Sequence[Job], tools, progress: Callable[[float], None]):
         ranks = self.ranks

@@ -42,9 +42,9 @@ def indextts2_in(path: Path) -> Path | None:
     if not file.is_file() or file.suffix != ".pth":
         return None
     try:
-        found = read_torch_file(file)
+        contents = read_torch_file(file)
     except DamagedFileError:
         return None
-    if isinstance(found, dict) and isinstance(found.get("model"), dict):
-        found = found["model"]
-    return file if isinstance(found, dict) and is_indextts2(map(str, found)) else None
+    if isinstance(contents, dict) and isinstance(contents.get("model"), dict):
+        contents = contents["model"]
+    return file if isinstance(contents, dict) and is_indextts2(map(str, contents)) else None
