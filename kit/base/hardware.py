@@ -388,6 +388,16 @@ def peak_memory_bytes(device: str) -> int:
     return torch.cuda.max_memory_allocated() if device == "cuda" else peak_resident_bytes()
 
 
+def memory_in_use(device: str) -> dict[str, int]:
+    """`memory_now_bytes` beside `peak_memory_bytes`; of a GPU also `reserved_bytes`."""
+    if device == "cuda":
+        reserved = torch.cuda.memory_reserved()
+        return {"memory_now_bytes": torch.cuda.memory_allocated(), "reserved_bytes": reserved}
+    import psutil
+
+    return {"memory_now_bytes": psutil.Process().memory_info().rss}
+
+
 def reset_peak_memory(device: str) -> None:
     """Reset `peak_memory_bytes`; on a CPU it is that of the process's whole life."""
     if device == "cuda":

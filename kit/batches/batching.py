@@ -34,6 +34,7 @@ class DataConfig:
     reference_frames: int = 86  # mel frames of the reference clip (86 is a second at 22 050 Hz)
     shard: int = 2000  # utterances per cache file
     max_cache_gib: float = 50.0  # of the cache's folder; the least recently used files are removed
+    workers: int = 0  # processes that make training batches ahead; 0: the training process itself
     seed: int = 0
 
     def __post_init__(self):
@@ -46,7 +47,7 @@ class DataConfig:
         require(self.max_cache_gib > 0, self, "max_cache_gib", "must be above 0.")
         rising = list(self.grid_lengths) == sorted({*self.grid_lengths})
         require(rising, self, "grid_lengths", "must rise from short to long.")
-        require_least(self, 0, "effective_tokens", "max_cache_gib")
+        require_least(self, 0, "effective_tokens", "max_cache_gib", "workers")
         require_within(self, 0, MAX_SEED, "seed")
 
     @property

@@ -10,17 +10,17 @@ Shapes: B batch, M mels, T reference frames.
 import hashlib
 import itertools
 import math
+import multiprocessing
 import random
-import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from kit.base.errors import DamagedFileError
 from kit.base.files import digest
-from kit.base.hardware import Choice, Hardware
+from kit.base.hardware import Hardware
 from kit.batches.batching import (
     EXTRA_TOKENS,
     GROUP_ROWS,
@@ -38,7 +38,6 @@ from kit.batches.batching import (
 from kit.batches.code_cache import REHEARSAL, CodeCache
 
 # What a position must agree in, and how to say that it does not.
-TIMED_BATCHES = 10
 MARKS = {"corpus": "other utterances", "order": "other batches (seed, sizes, sorting, rehearsal)"}
 
 
@@ -284,29 +283,30 @@ def validation_batches(stream: CodeStream) -> list:
     ]
 
 
-def timed_batches(stream: CodeStream) -> tuple:
-    """The first batch of `stream`, and the seconds that each of TIMED_BATCHES takes to make."""
-    began_s = time.perf_counter()
-    batches = list(itertools.islice(stream, TIMED_BATCHES))
-    return batches[0], (time.perf_counter() - began_s) / TIMED_BATCHES
+def made_ahead(stream: CodeStream, workers: int) -> Iterable:
+    """`stream`, its batches made ahead by `workers` processes; the same ones in the same order."""
+    if not workers:
+        return stream
+    # Not forked: threads and a CUDA context do not survive it.
+    start = multiprocessing.get_context("spawn")
+    return DataLoader(
+        stream,
+        batch_size=None,
+        collate_fn=unchanged,
+        num_workers=workers,
+        multiprocessing_context=start,
+    )
 
 
-def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> Choice:
-    """How many DataLoader workers suit batches that take `batch_s` to make, and steps of `step_s`.
+def unchanged(batch):
+    return batch
 
-    As many as keep up with the steps with a half to spare; at most what RAM (a worker is a process
-    of some 0.5 GB) and cores allow; none while batches cost less than a fiftieth of the step.
+
+def loader_workers(hw: Hardware, batch_s: float, step_s: float) -> int:
+    """How many workers keep up with steps of `step_s` where a batch takes `batch_s` to make.
+
+    With a half to spare; at most what cores and RAM (a worker is a process of 0.5 GB) allow.
     """
-    share = batch_s / step_s
-    ram_gib = hw.ram_bytes / 2**30
-    cost = f"a batch takes {1000 * batch_s:.1f} ms to make, {share:.1%} of a step"
-    if share < 0.02:
-        return Choice(value="0", reason=f"{cost}: not worth a process")
-    if hw.cores <= 2:
-        reason = f"{cost}, but {hw.cores} cores leave none beside the training"
-        return Choice(value="0", reason=reason)
-    # A 16 GB machine reports a little less than 16 GiB.
+    ram_gib = hw.ram_bytes / 2**30  # a 16 GB machine reports a little less than 16
     by_ram = next(n for floor, n in ((30, 8), (15, 4), (7, 2), (0, 1)) if ram_gib >= floor)
-    workers = min(math.ceil(1.5 * share), by_ram, hw.cores - 1)
-    reason = f"{cost}; {ram_gib:.0f} GiB of RAM allow {by_ram}, {hw.cores} cores {hw.cores - 1}"
-    return Choice(value=str(workers), reason=reason)
+    return max(1, min(math.ceil(1.5 * batch_s / step_s), by_ram, hw.cores - 1))

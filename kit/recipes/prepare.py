@@ -22,7 +22,7 @@ from kit.base.hardware import on_device
 from kit.base.run import read_run_file
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, neighbours_waste, padding_waste
 from kit.batches.code_cache import CodeCache
-from kit.batches.code_stream import CodeStream, loader_workers, timed_batches
+from kit.batches.code_stream import CodeStream
 from kit.batches.encoding import build_cache, cache_key
 from kit.batches.lengths import fit_positions, fixed_lengths, length_report, manifest_limits
 from kit.dataset.alignment import AlignConfig, Alignment, align_clips_cached, match, worst
@@ -75,7 +75,6 @@ from kit.text.normalize import language_example, normalize, unicode_script
 from kit.text.train_tokenizer import TokenizerConfig, count_tokens, tokenizer_report
 from kit.training.trainable import FinetuneConfig
 
-STEP_S = 0.2  # an average training step: loading a batch is compared with it
 WORST_DRAWN = 100  # clips in the picture of the alignment
 WORST_PLAYED = 3  # of them with a player
 LOWEST_DRAWN = -5.0  # nats a character: a text that cannot be aligned scores minus infinity
@@ -433,20 +432,19 @@ class Preparation:
         waste = padding_waste(self.stream.lengths, config)
         padded = dataclasses.replace(config, grid_lengths=fixed_lengths(self.cache))
         waste["neighbours, fixed lengths"] = neighbours_waste(self.stream.lengths, padded)
-        first, batch_s = timed_batches(self.stream)
+        first = next(iter(self.stream))
         self.active_run.record(
             data={
                 "padding": waste["neighbours in length"],
                 "padding_any_order": waste["any order"],
                 "padding_fixed_lengths": waste["neighbours, fixed lengths"],
-                "batch_s": batch_s,
             }
         )
         grid = tuple(first.micro[0].tokens.shape)
         percent = [100 * share for share in waste.values()]
         return Result(
             line=f"first micro-batch {grid}, {first.tokens} tokens in the batch; position after it "
-            f"{first.position}\n{loader_workers(self.active_run.hw, batch_s, STEP_S).reason}",
+            f"{first.position}",
             pictures=[bars(list(waste), percent, unit="%", title="Padding in a batch")],
         )
 

@@ -17,7 +17,7 @@ from kit.base.errors import KitError
 from kit.base.files import write_atomic
 from kit.base.run import read_run_file
 from kit.batches.batching import DataConfig
-from kit.batches.code_stream import validation_batches
+from kit.batches.code_stream import made_ahead, validation_batches
 from kit.model.gpt import SpeechGPT
 from kit.model.text_attention import AlignmentHead, find_alignment_head
 from kit.model.weights import WEIGHTS, load_model
@@ -37,7 +37,6 @@ from kit.recipes.training_samples import (
     attention_maps,
     board_listeners,
     monitor_fields,
-    newest_profile,
     progress_lines,
     spoken_samples,
 )
@@ -55,7 +54,8 @@ from kit.training.logs import summary as run_figures
 from kit.training.ranks import Ranks
 from kit.training.run import TrainingRun, finished_steps
 from kit.training.switches import SpeedConfig, wants_few_shapes
-from kit.tuning.monitor import Monitor, StepProfiler
+from kit.tuning.doctor import diagnose, step_shares
+from kit.tuning.monitor import STATUS, Monitor, StepProfiler
 from kit.tuning.preflight import Verdict, check_changes, limit_memory
 
 ALIGNED_ROWS = 4  # training rows that show which head follows the text
@@ -96,7 +96,8 @@ class Training(TrainingPlan):
 
     def batches(self, position: dict | None = None):
         """Endless training batches from `position` on (None: the beginning)."""
-        return self.data.stream("train", position, few_shapes=self.pads())
+        stream = self.data.stream("train", position, few_shapes=self.pads())
+        return made_ahead(stream, self.data.config.workers)
 
     def pads(self) -> bool:
         """Whether the trainer, once it is there, pads its rows to fixed lengths."""
@@ -126,7 +127,7 @@ class Training(TrainingPlan):
             players=SamplePlayers(
                 self.active.folder / SPOKEN, sentences[0].text if sentences else ""
             ),
-            profile=partial(newest_profile, self.active.folder / PROFILES),
+            profile=partial(read_run_file, self.active.folder / PROFILES / STATUS),
             session_hours=self.limits.session_hours,
             largest={GPUS: max_processes(self.active)},
         )
@@ -309,6 +310,7 @@ class Training(TrainingPlan):
         self.data.save_references(head)
         figures = run_figures(self.rows())
         ran = self.active.figure("train", "ran") or {}
+        advice = self.advice(self.rows())
         finetuning = finetuning_figures(self.model, self.finetuning)
         finetuning["rehearsal"] = self.data.rehearsal_figures()
         self.active.record(
@@ -317,13 +319,20 @@ class Training(TrainingPlan):
                 "finished": self.finished,
                 "alignment_head": head and head._asdict(),
                 "finetune": finetuning,
+                "step_shares": step_shares(self.rows()),
+                "advice": advice,
             }
         )
         line = (
             f"{figures['steps']:,} steps at {figures['steps_per_s']:.3g} a second, held-out loss "
             f"{figures['val_loss']:.3f}"
         )
-        return Result(line=line, figures=figures | ran)
+        return Result(line="\n".join([line, *advice]), figures=figures | ran)
+
+    def advice(self, rows: list[dict]) -> list[str]:
+        """What holds the steps of a log back, each with the setting that changes it."""
+        on = [switch.name for switch in self.offered if switch.on]
+        return list(diagnose(rows, self.active.hw, on, self.data.config.workers).values())
 
     def alignment_head(self) -> AlignmentHead | None:
         """The head of the finished model that follows the text, by a few rows; None: none does."""

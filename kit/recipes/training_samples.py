@@ -6,7 +6,6 @@ Shapes: L samples, N codes, T text tokens with START and STOP.
 import dataclasses
 import html
 import io
-import json
 import os
 import warnings
 from collections.abc import Callable
@@ -41,7 +40,7 @@ from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig
 from kit.training.logs import Listener, tensorboard_log, trackio_log, wandb_log
 from kit.training.trainer import Trainer
-from kit.tuning.monitor import Monitor, StepProfiler
+from kit.tuning.monitor import Monitor
 
 BOARD_PROJECT = "voicekit"  # in W&B and trackio
 GATE_SENTENCES = 24  # held-out sentences that the gate speaks each time
@@ -243,16 +242,6 @@ def board_listeners(
     if "trackio" in names:
         boards.append(trackio_log(BOARD_PROJECT, run.name, shown))
     return boards
-
-
-def newest_profile(folder: Path) -> str:
-    """Describe the newest profile; "" if there is none."""
-    saved = sorted(folder.glob("step-*.operators.json"))
-    if not saved:
-        return ""
-    profiler = StepProfiler(folder)
-    profiler.result = json.loads(saved[-1].read_text(encoding="utf-8"))
-    return profiler.describe()
 
 
 def monitor_fields(monitor: Monitor) -> dict:

@@ -131,6 +131,17 @@ class StepEvent:
     tokens: int  # real tokens in the effective batch
     step_s: float  # wall seconds of the step
     memory_bytes: int  # peak so far: GPU allocator, or resident memory on the CPU
+    memory_now_bytes: int = 0  # at the end of the step, as above; 0: unknown
+    reserved_bytes: int = 0  # what the GPU allocator holds, with cached blocks; 0: no GPU
+    # Where the step's time went (see step_clock.py); of a GPU: the device's own seconds.
+    data_s: float = 0.0  # waiting for the batch
+    copy_s: float = 0.0  # to the device
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    reduce_s: float = 0.0  # summing the gradients of several ranks
+    update_s: float = 0.0  # clipping, optimizers, average; on a GPU of the step before
+    sync_s: float = 0.0  # of these, the CPU waited for the GPU
+    eval_s: float = 0.0  # validation and gate, after the step
     unix_s: float = 0.0  # when it ended, with validation; 0: unknown
     val_loss: float | None = None  # raw weights, on validation steps
     ema_val_loss: float | None = None  # averaged weights

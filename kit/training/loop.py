@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
-from kit.base.hardware import autocast, is_oom, peak_memory_bytes, release_memory
+from kit.base.hardware import autocast, is_oom, memory_in_use, peak_memory_bytes, release_memory
 from kit.model.gpt import weighted_loss
 from kit.model.sequence import EffectiveBatch
 from kit.model.text_attention import max_text_tokens
@@ -38,21 +38,26 @@ def train(
     """
     config = trainer.config
     ranks = trainer.ranks
+    clock = trainer.clock
     batches = start_stream(batches)
     skipped = 0
     while trainer.step < config.max_steps and not trainer.settled and not ranks.any(stop()):
         started = time.perf_counter()
+        clock.mark("data")
         batch = next(batches, None)
         if batch is None:
             raise KitError(f"The data ended at step {trainer.step} of {config.max_steps}.")
         lr = trainer.set_rates()
         trainer.set_phase()
         loss = accumulate(trainer, batch)
+        clock.mark("reduce")
         ranks.sum_gradients(trainer.trainable.parameters.values())
+        clock.mark("update")
         loss, norm = clip(trainer, loss)
         loss, tokens = ranks.sums(loss, batch.tokens)
         finite = math.isfinite(loss) and math.isfinite(norm)
         update(trainer, finite)
+        clock.mark("")
         trainer.step += 1
         trainer.position = batch.position
         if finite:
@@ -63,6 +68,7 @@ def train(
             raise diverged(trainer, skipped)
         step_s = time.perf_counter() - started
         judged = validate_when_due(trainer, validate, evaluate)
+        eval_s = time.perf_counter() - started - step_s
         yield StepEvent(
             step=trainer.step,
             steps=config.max_steps,
@@ -72,7 +78,10 @@ def train(
             tokens=tokens,
             step_s=step_s,
             unix_s=time.time(),
+            eval_s=eval_s,
             memory_bytes=peak_memory_bytes(trainer.hw.device),
+            **memory_in_use(trainer.hw.device),
+            **clock.read(),
             note=trainer.pop_notes(),
             epoch=(batch.position or {}).get("epoch"),
             **judged,
@@ -129,12 +138,16 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     loss = torch.zeros((), device=trainer.hw.device)
     for micro in cut(batch, trainer.micro_rows):
         text_width = max_text_tokens(trainer.model.config, micro) if guide else 0
+        trainer.clock.mark("copy")
+        micro = micro.to(trainer.hw.device)
+        trainer.clock.mark("forward")
         with autocast(trainer.hw.device, trainer.applied.precision):
-            sums = trainer.model(micro.to(trainer.hw.device), text_width)
+            sums = trainer.model(micro, text_width)
         part = weighted_loss(trainer.model.config, sums, *totals)
         loss += part.detach()
         if guide:
             part = part + guide * sums[2] / totals[1]
+        trainer.clock.mark("backward")
         trainer.scaler.scale(part).backward()
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         trainer.scaler.scale(torch.zeros((), device=trainer.hw.device))
@@ -168,7 +181,7 @@ def clip(trainer: Trainer, loss: Tensor) -> tuple[float, float]:
         trainer.scaler.unscale_(optimizer)
     params = [p for p in trainer.model.parameters() if p.grad is not None]
     total = nn.utils.get_total_norm([p.grad for p in params])
-    loss, norm = torch.stack((loss, total)).tolist()
+    loss, norm = trainer.clock.wait_for(torch.stack((loss, total)))
     limit, note = trainer.adaptation.clip_norm(trainer.config, norm)
     if norm > limit:
         nn.utils.clip_grads_with_norm_(params, limit, total)

@@ -29,6 +29,7 @@ from kit.training.optim import (
     moments_of,
 )
 from kit.training.ranks import ALONE, Ranks, random_states, restore_random_states
+from kit.training.step_clock import StepClock
 from kit.training.switches import SpeedConfig, apply, compile_layers
 from kit.training.trainable import FULL, Finetuning, Trainable, round_frozen
 
@@ -89,6 +90,7 @@ class Trainer:
         self.position = None
         self.micro_rows = 0  # limit on rows of a pass since memory ran out; 0: none
         self.notes: list[str] = []  # for the next event
+        self.clock = StepClock(hw.device)
 
     def _average(self) -> EMA | None:
         if not self.speed.ema:

@@ -1,5 +1,6 @@
 """Watch a training run: a thread that samples the device, and PyTorch's profiler at one click."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -23,6 +24,7 @@ WAIT = 2
 WARMUP = 2
 ACTIVE = 6  # steps
 TOP = 25  # operators in the table
+STATUS = "status.txt"  # in the folder of profiles: a sentence on the newest one
 EXTRAS = {"profile_memory": True, "acc_events": True}  # one cycle only: nothing accumulates
 
 
@@ -204,7 +206,7 @@ class StepProfiler:
             work()
         except Exception as error:  # a profile is optional: the run continues
             self.profile = None
-            self.status = f"The profile failed. {describe_error(error)}"
+            self._report(f"The profile failed. {describe_error(error)}")
 
     def _begin(self, step: int) -> None:
         self.asked.clear()
@@ -213,7 +215,7 @@ class StepProfiler:
         plan = schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
         self.profile = profile(activities=_activities(), schedule=plan, **EXTRAS)
         self.profile.start()
-        self.status = f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on."
+        self._report(f"Profiling: {WAIT + WARMUP + ACTIVE} steps from step {step + 1:,} on.")
 
     def _step(self) -> None:
         self.steps += 1
@@ -230,7 +232,7 @@ class StepProfiler:
         ended.stop()
         recorded = self.steps - WAIT - WARMUP
         if recorded < 1:
-            self.status = "The profile is incomplete: the run ended before the first recorded step."
+            self._report("The profile is incomplete: the run ended before the first recorded step.")
             return
         first = self.first + WAIT + WARMUP + 1
         name = f"step-{first:07d}"
@@ -248,20 +250,19 @@ class StepProfiler:
             "operators": operators,
         }
         write_atomic(self.folder / f"{name}.operators.json", json.dumps(self.result, indent=1))
-        self.status = self.describe()
-
-    def describe(self) -> str:
-        """What the newest profile found."""
-        trace = self.folder / self.result["trace"]
-        first, last = self.result["steps"]
-        # The words name operators alone; torch's own marks (Optimizer.step#...) stay in the file.
-        operators = [o for o in self.result["operators"] if "#" not in o["name"]]
-        most = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operators[:3])
-        cut = "" if self.result["complete"] else " (incomplete: the run ended)"
-        return (
-            f"Profile of steps {first:,} to {last:,}{cut}: {most or 'no operator ran'}. "
-            f"{trace} opens in ui.perfetto.dev."
+        # torch's own marks (Optimizer.step#...) stay in the file.
+        longest = [f"{o['name']} {o['share']:.0%}" for o in operators if "#" not in o["name"]][:3]
+        incomplete = "" if self.result["complete"] else " (incomplete: the run ended)"
+        self._report(
+            f"Profile of steps {first:,} to {first + recorded - 1:,}{incomplete}: "
+            f"{', '.join(longest) or 'no operator ran'}. {self.folder / trace} opens in "
+            "ui.perfetto.dev."
         )
+
+    def _report(self, status: str) -> None:
+        self.status = status
+        with contextlib.suppress(OSError):  # a full disk, which ends the run elsewhere
+            write_atomic(self.folder / STATUS, status)
 
 
 def _activities() -> list[ProfilerActivity]:

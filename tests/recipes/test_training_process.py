@@ -17,10 +17,10 @@ from torch.distributed.run import parse_args as torchrun_options
 from kit.__main__ import parser
 from kit.recipes import training_plan
 from kit.recipes.train import Training, gpus_offered
-from kit.recipes.training_samples import newest_profile
 from kit.training import checkpoint
 from kit.training.launch import ANOTHER_ENDED, PROFILE, STOP, TrainingProcess
 from kit.training.logs import read_log
+from kit.tuning.monitor import STATUS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LONG = {
@@ -109,7 +109,7 @@ def test_a_killed_kernel_leaves_the_training_running_and_a_new_panel_stops_it(tm
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) < 3000
     tree, notes = checkpoint.load_newest(folder / "checkpoints")
     assert not notes and tree["run"]["step"] == rows[-1]["step"]
-    assert "Profile of steps" in newest_profile(folder / "profile")
+    assert "Profile of steps" in (folder / "profile" / STATUS).read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,125 @@
+"""What holds a training back is named with the setting that changes it; a healthy one is let be."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+from helpers import CPU, TRAIN, random_batches, tiny_model
+
+from kit.training.loop import train
+from kit.training.run import listen
+from kit.training.step_clock import PHASES, StepClock
+from kit.training.switches import SpeedConfig
+from kit.training.trainer import Trainer
+from kit.tuning.doctor import diagnose, step_shares
+
+GPU = dataclasses.replace(CPU, device="cuda", memory_bytes=10**10)
+STEP = {"step_s": 1.0, "wall_s": 1.1, "eval_s": 0.0, "tokens": 1000, "sync_s": 0.5}
+STEP |= {"data_s": 0.02, "copy_s": 0.01, "forward_s": 0.3, "backward_s": 0.6, "reduce_s": 0.0}
+STEP |= {"update_s": 0.07, "memory_bytes": 6 * 10**9, "reserved_bytes": 7 * 10**9}
+
+
+def log(steps: int = 150, **changes) -> list[dict]:
+    """A log whose first step was slow; `changes` apply to its newer half."""
+    rows = [STEP | {"wall_s": None, "step_s": 30.0}] + [dict(STEP) for _ in range(steps - 1)]
+    for row in rows[steps // 2 :]:
+        row.update(changes)
+    return rows
+
+
+CASES = [
+    ({"data_s": 0.3}, "data", "workers"),
+    ({"sync_s": 0.001}, "launch", "torch.compile"),
+    ({"copy_s": 0.1}, "copy", "Pinned memory"),
+    ({"reduce_s": 0.4}, "reduce", "effective_batch"),
+    ({"wall_s": 1.5}, "disk", "save_steps"),
+    ({"wall_s": 2.0, "eval_s": 0.95}, "evaluation", "gate_every"),
+    ({"reserved_bytes": 9 * 10**9}, "fragmentation", "length_multiple"),
+    ({"step_s": 2.0, "wall_s": 2.1, "sync_s": 1.0}, "slowdown", "nvidia-smi"),
+]
+
+
+@pytest.mark.parametrize("changes, cause, setting", CASES, ids=[case[1] for case in CASES])
+def test_each_cause_is_named_with_its_setting_and_no_other(changes, cause, setting):
+    found = diagnose(log(400, **changes), GPU)
+    assert list(found) == [cause]
+    assert setting in found[cause]
+
+
+def test_a_healthy_training_is_let_be():
+    assert diagnose(log(), GPU) == {}
+    assert diagnose(log(12, data_s=0.9), GPU) == {}, "too few steps to judge"
+    older = [{k: v for k, v in row.items() if k not in ("forward_s", "data_s")} for row in log()]
+    assert diagnose(older, GPU) == {} and step_shares(older) == {}
+
+
+def test_advice_follows_what_is_on_already():
+    assert "micro_batch" in diagnose(log(400, sync_s=0.0), GPU, on=["compile"])["launch"]
+    assert "to 3 (now 2)" in diagnose(log(400, data_s=0.3), GPU, workers=2)["data"]
+
+
+def trained(delay_s: float) -> list[dict]:
+    config = dataclasses.replace(TRAIN, max_steps=20)
+    trainer = Trainer(tiny_model(), config, SpeedConfig(), CPU)
+
+    batches = list(itertools.islice(random_batches(trainer.model.config), 20))
+
+    def slow_batches():
+        for batch in batches:
+            time.sleep(delay_s)
+            yield batch
+
+    rows = []
+    for event in listen(train(trainer, slow_batches())):
+        wall_s = event.unix_s - rows[-1]["unix_s"] if rows else None
+        rows.append(dataclasses.asdict(event) | {"wall_s": wall_s})
+    return rows
+
+
+def test_a_slow_loader_is_found_in_a_real_training():
+    rows = trained(delay_s=0.1)
+    assert "workers" in diagnose(rows, CPU)["data"]
+    assert all(row["data_s"] > 0.09 for row in rows[1:])
+    assert "data" not in diagnose(trained(delay_s=0.0), CPU)
+
+
+def test_phases_make_up_the_step():
+    for row in trained(delay_s=0.0)[1:]:
+        parts_s = sum(row[f"{phase}_s"] for phase in PHASES)
+        assert 0.8 * row["step_s"] < parts_s <= 1.01 * row["step_s"]
+        assert row["forward_s"] > 0 and row["backward_s"] > 0 and row["update_s"] > 0
+        assert 0 < row["memory_now_bytes"] <= 1.1 * row["memory_bytes"]
+
+
+class Event:
+    """A CUDA event that happens when the clock says so."""
+
+    now_ms = 0.0
+    reached_ms = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at_ms = Event.now_ms
+
+    def query(self):
+        return self.at_ms <= Event.reached_ms
+
+    def elapsed_time(self, other):
+        return other.at_ms - self.at_ms
+
+
+def test_a_gpu_is_never_waited_for(monkeypatch):
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    clock = StepClock("cuda")
+    seconds = []
+    for _ in range(2):
+        for phase, ms in (("data", 5), ("forward", 20), ("update", 10), ("", 0)):
+            clock.mark(phase)
+            Event.now_ms += ms
+        Event.reached_ms = Event.now_ms - 5  # the update is not over
+        seconds.append(clock.read())
+    assert [s["forward_s"] for s in seconds] == [0.02, 0.02]
+    assert [s["update_s"] for s in seconds] == [0.0, 0.01], "of the step before"
