@@ -74,7 +74,7 @@ class Command:
         own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
         if self.needs_run:
             own.add_argument("--preset", help="a file of configs/ (KIT_PRESET, or what fits here)")
-            own.add_argument("--use", help=f"balanced, speed, quality, low_memory; {SAVED}")
+            own.add_argument("--use", help=f"balanced, speed, quality, low_memory, debug; {SAVED}")
             value = {"metavar": "SECTION.KEY=VALUE", "help": f"such as train.lr=1e-4; {SAVED}"}
             own.add_argument("--set", action="extend", nargs="+", **value)
         own.add_argument("--tables", action="store_true", help="also print the steps' tables")
@@ -247,6 +247,7 @@ RECORDINGS = (
 )
 DURATION = (
     ("max_steps", int, "N", "in total; a finished run trains on if it is raised (the preset's)"),
+    ("num_train_epochs", float, "E", "the same in passes over the data (the preset's)"),
     ("session_hours", float, "H", "until this machine is taken away (12)"),
     ("quota_gb", float, "GB", "how much disk the run may use (all that is free)"),
 )
@@ -261,6 +262,7 @@ COMMANDS = (  # in the order in which they are used
             ("max_rejected_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
             ("max_clip_seconds", float, "S", "reject longer clips (the model's positions)"),
             ("text", str, "FILE", "of any size, to train the tokenizer on (the recordings' texts)"),
+            ("tokenizer", str, "FILE", "a SentencePiece model, taken as it is (one is trained)"),
             ("phonemes", str, "CODE", "train it on phonemes: espeak-ng's en-us (letters)"),
             ("base_model", str, "PATH", "a base model: an export, another run (none)"),
             ("accept_license", str, "CPML", "that of a released XTTS-v2 as base model (not yet)"),

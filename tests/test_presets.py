@@ -14,7 +14,7 @@ from kit.batches.batching import EXTRA_TOKENS, DataConfig
 from kit.inference.sampling import GenerateConfig
 from kit.model.sequence import GPTConfig
 from kit.training.config import TrainConfig
-from kit.training.switches import SpeedConfig
+from kit.training.switches import LABELS, SpeedConfig
 from kit.tuning.memory_plan import count_parameters
 from kit.tuning.preflight import Workload, change
 from kit.tuning.recommend import recommend
@@ -112,7 +112,7 @@ def test_no_gpu_tier_has_a_value_of_the_cpu_demo(name):
         assert key not in preset["train"]
 
 
-@pytest.mark.parametrize("use", ["", *OVERLAYS])
+@pytest.mark.parametrize("use", ["", *(use for use in OVERLAYS if use != "debug")])
 @each_tier
 def test_every_gpu_tier_makes_its_batches_ahead(name, use):
     """Whatever it is used for. The CPU's presets leave it out: there is no GPU to wait for."""
@@ -130,11 +130,32 @@ def test_the_values_of_a_gpu_tier_lie_where_their_reasons_say(name):
     assert 40 < codec.frame_rate < 50 and model.max_code_s(codec.frame_rate) > 13.9
     assert 30 <= trials.steps <= 50 and trials.warmup_steps >= 10
     assert preset["text"]["fitted"] and 1000 <= preset["text"]["vocab_size"] <= 4000
-    assert train.epochs and train.min_steps >= 1000
+    assert train.num_train_epochs and train.min_steps >= 1000
     assert train.gate_every and train.gate_patience and train.early_stopping_patience
     assert preset["infer"]["formats"][0] == "fp32"  # what the others are held against
     assert set(preset["infer"]["compiled"]) <= {"fp16", "bf16"}
     assert preset["infer"]["lengths"][-1] + model.stop_targets < model.max_code
+
+
+@pytest.mark.parametrize("use", ["", *OVERLAYS])
+@each_tier
+def test_every_gpu_tier_adapts_to_spikes_and_plateaus(name, use):
+    """On a plateau the rates are halved before early stopping ends the run."""
+    train = build(TrainConfig, laid_over(load_preset(name), use)["train"])
+    assert train.spike > 1
+    assert 0 < train.lr_plateau_patience < train.early_stopping_patience
+
+
+@pytest.mark.parametrize("name", ["tiny", "cpu", *GPU_PRESETS])
+def test_debugging_turns_every_optimisation_off(name):
+    debug = laid_over(load_preset(name), "debug")
+    speed = dataclasses.asdict(build(SpeedConfig, debug["speed"]))
+    assert not any(speed[switch] for switch in LABELS)
+    assert build(TrainConfig, debug["train"]).detect_anomaly
+    for use in ("", *OVERLAYS):
+        if use != "debug":
+            other = laid_over(load_preset(name), use)
+            assert not build(TrainConfig, other["train"]).detect_anomaly
 
 
 @each_tier

@@ -36,6 +36,7 @@ RENAMED = {
     "train.val_every": "train.eval_steps",
     "train.val_patience": "train.early_stopping_patience",
     "train.clip_norm": "train.max_grad_norm",
+    "train.epochs": "train.num_train_epochs",
     "train.plateau": "train.lr_plateau_patience",
     "train.guide": "train.guided_attention_weight",
     "train.guide_steps": "train.guided_attention_steps",

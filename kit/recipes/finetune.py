@@ -80,9 +80,9 @@ class FineTune:
     """A run that starts from the model `base_model`; `run()` is every step of it.
 
     `base_model`, `data`, `language` and `accept_license` are as `Preparation` takes them;
-    `max_steps`, `session_hours` and `quota_gb` as `Training` does. `rehearsal` is the share of an
-    epoch's rows in which the voice repeats sentences of its base model's languages (None: the run's
-    setting).
+    `max_steps`, `num_train_epochs`, `session_hours` and `quota_gb` as `Training` does. `rehearsal`
+    is the share of an epoch's rows in which the voice repeats sentences of its base model's
+    languages (None: the run's setting).
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class FineTune:
         session_hours: float = 12.0,
         quota_gb: float = 0,
         rehearsal: float | None = None,
+        num_train_epochs: float = 0.0,
     ):
         if rehearsal is not None:
             run = run.save_settings({"finetune": {"rehearsal": rehearsal}})
@@ -103,6 +104,7 @@ class FineTune:
         self.accept_license = accept_license
         self.duration = {
             "max_steps": max_steps,
+            "num_train_epochs": num_train_epochs,
             "session_hours": session_hours,
             "quota_gb": quota_gb,
         }

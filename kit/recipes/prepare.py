@@ -55,6 +55,7 @@ from kit.recipes.prepare_parts import (
     compare_tokenizers,
     encoding_group,
     recognizer_group,
+    require_own_tokenizer,
     text_stamp,
     train_or_load_codec,
     train_or_load_recognizer,
@@ -107,7 +108,8 @@ class Preparation:
     `columns` names those of a table, in order, where it does not show: "audio|text|speaker".
 
     The tokenizer is trained on the recordings' texts and on the file `text`, which may be of any
-    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes.
+    size; `phonemes` is a language of espeak-ng such as "en-us" to train it on phonemes. `tokenizer`
+    is a SentencePiece model to take as it is instead.
     `base_model` is a folder with a base voice, an export or another run: its codec is used as it
     is, and its tokenizer is extended. A released XTTS-v2 needs `accept_license` "CPML".
     """
@@ -124,6 +126,7 @@ class Preparation:
         base_model: str = "",
         accept_license: str = "",
         columns: str = "",
+        tokenizer: str = "",
     ):
         run = start_from_base(run, base_model, accept_license)
         self.active_run = run
@@ -133,8 +136,10 @@ class Preparation:
             language=language,
             text=text,
             phonemes=phonemes or pieces.get("phonemes", ""),
+            tokenizer=tokenizer,
         )
         self.source, self.source_line = choose_source(run, asked)
+        require_own_tokenizer(run, self.source)
         self.pieces = build(TokenizerConfig, pieces, phonemes=self.source.phonemes)
         self.model = build(GPTConfig, run.section("model"))
         self.codec_config = codec_config(self.source.codec_settings(run))
@@ -226,7 +231,7 @@ class Preparation:
         return Result(line=line)
 
     def train_tokenizer(self) -> Result:
-        """Train the tokenizer, or extend the base voice's; judge it on held-out text.
+        """Train, extend (with a base voice) or take over the tokenizer; judge it on held-out text.
 
         It is trained again only when the texts or the settings have changed.
         """
@@ -243,6 +248,10 @@ class Preparation:
         size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
         line = f"{self.tokenizer.vocab_size} ids; vocabulary advice: {size}, {reason}"
         pictures = ()
+        if self.source.tokenizer:
+            fitness = compare_tokenizers({f"{self.source.tokenizer}, as it is": report})
+            line = f"{fitness.line}\n{line}"
+            pictures = fitness.pictures
         if base is not None:
             before = tokenizer_report(base, held_out)
             spelling = compare_tokenizers({"its own pieces": before, "with new ones": report})

@@ -30,7 +30,7 @@ from kit.audio.recognizer import (
 )
 from kit.audio.spectrogram import Mel, MelConfig, load_mel, make_front_end
 from kit.base.errors import KitError
-from kit.base.files import digest, file_digest, write_atomic
+from kit.base.files import digest, file_digest, file_kind, write_atomic
 from kit.base.processes import WorkGroup
 from kit.base.run import read_run_file
 from kit.batches.encoding import EncodingTools
@@ -41,7 +41,7 @@ from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import RunSource
 from kit.recipes.shared_jobs import group_of
-from kit.recipes.trained_parts import TOKENIZER, load_base_tokenizer
+from kit.recipes.trained_parts import START_FROM, TOKENIZER, load_base_tokenizer
 from kit.releases.whisper import (
     WhisperRecognizer,
     new_whisper,
@@ -51,8 +51,13 @@ from kit.releases.whisper import (
 )
 from kit.streams.open import require_known_format
 from kit.text.grow_tokenizer import grow_tokenizer
-from kit.text.tokenizer import BaseTokenizer, load_tokenizer
-from kit.text.train_tokenizer import TokenizerConfig, train_fitted_tokenizer
+from kit.text.tokenizer import BaseTokenizer, Tokenizer, load_tokenizer
+from kit.text.train_tokenizer import (
+    MAX_UNKNOWN_RATE,
+    TokenizerConfig,
+    tokenizer_report,
+    train_fitted_tokenizer,
+)
 
 CODEC_CLIPS = 2000  # most recordings the codec is trained on
 HELD_OUT_CLIPS = 32  # held-out recordings that codec and recogniser are judged on
@@ -63,11 +68,13 @@ REUSED = "the one of before, with these settings, is used again"
 def train_or_load_tokenizer(
     run: ActiveRun, config: TokenizerConfig, lines: list[str], source: RunSource
 ) -> BaseTokenizer:
-    """Train a tokenizer on `lines` and the source's text, or extend the base voice's.
+    """Train a tokenizer on `lines` and the source's text, extend or take over another one.
 
     The one there is stays as long as texts and settings do.
     """
     path = run.path("tokenizer.model")
+    if source.tokenizer:
+        return own_tokenizer(path, Path(source.tokenizer), lines)
     key_path = run.path("tokenizer.key")  # what `path` was made from
     base = load_base_tokenizer(run, source.language)
     made_from = [config, lines, source.language, text_stamp(source.text) or ""]
@@ -82,6 +89,57 @@ def train_or_load_tokenizer(
             grow_tokenizer(base, lines, path, config, more_text, source.language)
         write_atomic(key_path, key)
     return load_tokenizer(path, source.language)
+
+
+def require_own_tokenizer(run: ActiveRun, source: RunSource) -> None:
+    """Raise KitError where `source.tokenizer` cannot be used, or leaves another setting no use."""
+    if not source.tokenizer:
+        return
+    others = {
+        "TEXT": source.text,
+        "PHONEMES": source.phonemes,
+        "BASE_MODEL": read_run_file(run.folder / START_FROM),
+    }
+    for name, value in others.items():
+        if value:
+            raise KitError(
+                f"TOKENIZER is {source.tokenizer}, which is taken as it is, and {name} is {value}: "
+                "leave one of them empty. TEXT and PHONEMES are for a tokenizer that is trained "
+                "here, and a base voice has its own."
+            )
+    if not run.path("tokenizer.model").exists():
+        load_own_tokenizer(Path(source.tokenizer))
+
+
+def load_own_tokenizer(given: Path) -> Tokenizer:
+    """The SentencePiece model `given`. Raises KitError for another file."""
+    if not given.is_file():
+        raise KitError(f"TOKENIZER: there is no {given}. Check name and disk.")
+    try:
+        return Tokenizer(given)
+    except KitError as error:
+        raise KitError(
+            f"TOKENIZER must be a SentencePiece model, as spm_train writes it: {given} is not "
+            f"one, or damaged ({file_kind(given) or 'of an unknown kind'})."
+        ) from error
+
+
+def own_tokenizer(path: Path, given: Path, lines: list[str]) -> Tokenizer:
+    """Copy the SentencePiece model `given` to `path` if it can spell `lines`, else KitError.
+
+    Later the copy is enough.
+    """
+    if given.is_file() or not path.exists():
+        report = tokenizer_report(load_own_tokenizer(given), lines)
+        if report["unknown_rate"] > MAX_UNKNOWN_RATE:
+            raise KitError(
+                f"TOKENIZER: {given} cannot spell these texts: {report['unknown_rate']:.2%} of the "
+                f"pieces are unknown, at most {MAX_UNKNOWN_RATE:.1%} may be. It lacks "
+                f"{' '.join(report['uncovered'][:40])}. Give one that was trained on text with "
+                "these, or with byte_fallback; or begin a new run that trains its own."
+            )
+        write_atomic(path, given.read_bytes())
+    return Tokenizer(path)
 
 
 def compare_tokenizers(reports: dict[str, dict]) -> Result:

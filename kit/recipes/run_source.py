@@ -16,6 +16,7 @@ class RunSource:
     language: str = "am"
     text: str = ""  # a file of more text than the recordings'; "": theirs alone
     phonemes: str = ""  # a language by espeak-ng's name; "": letters
+    tokenizer: str = ""  # a SentencePiece model to take as it is; "": one is trained
 
     def __str__(self) -> str:
         parts = [self.data or "the built-in corpus", f"language {self.language}"]
@@ -23,6 +24,8 @@ class RunSource:
             parts.append(f"pieces of {self.text}")
         if self.phonemes:
             parts.append(f"phonemes of {self.phonemes}")
+        if self.tokenizer:
+            parts.append(f"tokenizer {self.tokenizer}")
         return ", ".join(parts)
 
     def begin(self, run: ActiveRun) -> None:

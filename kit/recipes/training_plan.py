@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import math
 import pickle
 from collections.abc import Callable
 
 from kit.base.config import build, merge
+from kit.base.errors import KitError
 from kit.base.formatting import format_memory
 from kit.base.processes import run_in_process
 from kit.notebook.plots import memory_bars
@@ -58,9 +60,10 @@ def once(step: Callable) -> Callable:
 class TrainingPlan:
     """The plan of a run's training.
 
-    `max_steps` 0 leaves their number to the preset and the data; `session_hours` is how long this
-    machine stays, `quota_gb` how much the run may store (0: what the disk has). With the `plan`
-    that a panel has settled (`start`) nothing is checked again.
+    `max_steps`, or `num_train_epochs` passes over the data, is how long it trains; 0 leaves that to
+    the preset and the data. `session_hours` is how long this machine stays, `quota_gb` how much the
+    run may store (0: what the disk has). With the `plan` that a panel has settled (`start`) nothing
+    is checked again.
     """
 
     def __init__(
@@ -70,12 +73,12 @@ class TrainingPlan:
         session_hours: float = 12.0,
         quota_gb: float = 0,
         plan: dict | None = None,
+        num_train_epochs: float = 0.0,
     ):
         self.active = run
         run.fetch_checkpoints()  # a fresh machine continues what another one left
         self.settled = plan
         plan = plan or {}
-        self.asked_steps = max_steps
         self.limits = SessionLimits(
             session_hours=session_hours, quota_bytes=int(quota_gb * 1e9) or None
         )
@@ -88,7 +91,8 @@ class TrainingPlan:
         self.process = TrainingProcess(run.folder)
         self.rows_before = read_log(self.process.log)
         self.previous_steps = self.rows_before[-1]["steps"] if self.rows_before else 0
-        self.measured = load_choice(run.path("speed.yaml"))
+        # `debug` is for a run without any optimisation, whatever was measured.
+        self.measured = {} if run.use == "debug" else load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
         chosen = dict(plan.get("switches", {}))
@@ -101,7 +105,9 @@ class TrainingPlan:
             for switch in switches(self.speed, run.hw, self.model)
         ]
         config = build(TrainConfig, run.section("train"))
-        self.config = resolve_steps(config, self.data.epoch_steps, max_steps, self.previous_steps)
+        epoch_steps = self.data.epoch_steps
+        self.asked_steps = steps_asked(max_steps, num_train_epochs, epoch_steps)
+        self.config = resolve_steps(config, epoch_steps, self.asked_steps, self.previous_steps)
         if "train" in plan:
             self.config = build(TrainConfig, plan["train"])
         self.finetuning.require_steps(self.config.max_steps)
@@ -135,6 +141,8 @@ class TrainingPlan:
             "layers": self.model.layers,
             "width": self.model.width,
             "effective batch": data.config.effective_batch,
+            "validation": f"every {self.interval(config.eval_steps)}",
+            "checkpoint": f"every {self.interval(config.save_steps)}",
             "learning rate": f"{config.lr:g} after {config.warmup_steps:,} steps of warm-up, "
             f"schedule {config.schedule}",
             "guided attention": guide,
@@ -144,11 +152,17 @@ class TrainingPlan:
         length = describe_epochs(config, data.epoch_steps, data.hours)
         lines = [
             f"A model of {parameters} parameters. {length}.{self.steps_kept()}",
+            f"Validation every {self.interval(config.eval_steps)}, a checkpoint every "
+            f"{self.interval(config.save_steps)}.",
             describe_base_voice(self.active, data.tokenizer),
             describe_finetuning(self.model, self.finetuning),
             describe_rehearsal(data.rehearsal_figures()),
         ]
         return Result(line="\n".join(filter(None, lines)), figures=figures)
+
+    def interval(self, steps: int) -> str:
+        """So many steps, and what they are in epochs."""
+        return f"{steps:,} steps ({steps / self.data.epoch_steps:.2g} epochs)"
 
     def steps_kept(self) -> str:
         """Where the setting `train.max_steps` differs from the number the run began with, say so.
@@ -344,6 +358,18 @@ class TrainingPlan:
         switches.pop(GPUS, None)
         work = self.workload(build(SpeedConfig, switches))
         return dataclasses.replace(work, data=work.data.split(grad_accum))
+
+
+def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> int:
+    """The steps that a person asked for, as such or as epochs; 0: neither."""
+    if max_steps and num_train_epochs:
+        raise KitError(
+            f"max_steps = {max_steps} and num_train_epochs = {num_train_epochs:g} both say how "
+            "long to train: give one of them."
+        )
+    if not 0 <= num_train_epochs < 1e6:
+        raise KitError(f"num_train_epochs = {num_train_epochs:g}: must be 0 or more.")
+    return max_steps or math.ceil(num_train_epochs * epoch_steps)
 
 
 def in_process(function: Callable, *arguments):

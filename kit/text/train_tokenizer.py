@@ -25,6 +25,7 @@ _MAX_FITTINGS = 3  # reductions of a vocabulary: with fewer merges the counts ch
 OFTEN = 100  # examples a piece should have (Gowda and May 2020, Findings of EMNLP)
 _OFTEN_SHARE = 0.95  # of the learned pieces that should have them (same paper)
 _SHORT_PIECES = 2  # characters; below this a piece is hardly more than a letter
+MAX_UNKNOWN_RATE = 0.001  # of the pieces of a text, beyond which a tokenizer cannot spell it
 _RARE = 5  # a character seen fewer times than this is hardly learned
 
 

@@ -9,8 +9,9 @@ CHECKPOINTS = ("full", "weights")  # everything; only weights and average, in ha
 BOARDS = ("tensorboard", "wandb", "trackio")  # programs that show curves: see logs.py
 AT_LEAST_ONE = ("max_steps", "min_steps", "muon_steps", "eval_steps", "save_steps")
 AT_LEAST_ONE += ("save_total_limit", "guided_attention_steps")
-NOT_NEGATIVE = ("epochs", "warmup_steps", "spike", "gate_every", "gate_patience", "patience")
-NOT_NEGATIVE += ("rollbacks", "lr_plateau_patience", "early_stopping_patience")
+NOT_NEGATIVE = ("num_train_epochs", "eval_epochs", "save_epochs", "warmup_steps", "spike")
+NOT_NEGATIVE += ("gate_every", "gate_patience", "patience", "rollbacks")
+NOT_NEGATIVE += ("lr_plateau_patience", "early_stopping_patience")
 
 
 def constant(done: float) -> float:
@@ -35,9 +36,9 @@ SCHEDULES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    max_steps: int = 900  # optimiser steps; with `epochs`, at most
-    epochs: float = 0.0  # passes over the data, which set the steps; 0: `max_steps`
-    min_steps: int = 1  # with `epochs`, for little data
+    max_steps: int = 900  # optimiser steps; with `num_train_epochs`, at most
+    num_train_epochs: float = 0.0  # passes over the data, which set the steps; 0: `max_steps`
+    min_steps: int = 1  # with `num_train_epochs`, for little data
     optimizer: str = "adamw"  # or "muon": Muon for the trunk's matrices, AdamW for the rest
     lr: float = 2e-3  # peak learning rate of AdamW
     muon_lr: float = 0.02  # peak learning rate of Muon
@@ -56,14 +57,17 @@ class TrainConfig:
     spike: float = 0.0  # a gradient norm of so many times the average tightens clipping; 0: never
     ema_decay: float = 0.999
     eval_steps: int = 100  # steps between two validations
+    eval_epochs: float = 0.0  # the same in passes over the data; 0: `eval_steps`
     gate_every: int = 0  # steps between two evaluations of the quality gate; 0: no gate
     gate_patience: int = 0  # evaluations without a better one before the run ends; 0: never
     early_stopping_patience: int = 0  # the same for validations, without a gate
     save_steps: int = 100  # steps between two checkpoints
+    save_epochs: float = 0.0  # the same in passes over the data; 0: `save_steps`
     save_total_limit: int = 2  # newest checkpoints; the best one is kept too
     checkpoint: str = "full"  # or "weights", a quarter as large: the optimizer then starts again
     patience: int = 5  # non-finite steps in a row before returning to a checkpoint
     rollbacks: int = 2  # times to return to a checkpoint with half the learning rate
+    detect_anomaly: bool = False  # a NaN ends the run with the name of its operator; slow
     boards: tuple[str, ...] = ("tensorboard",)  # of BOARDS, beside the kit's own curves
     seed: int = 0
 
@@ -73,7 +77,7 @@ class TrainConfig:
         require(self.optimizer in ("adamw", "muon"), self, "optimizer", "choose adamw or muon.")
         require_least(self, 1, *AT_LEAST_ONE)
         require_least(self, 0, *NOT_NEGATIVE)
-        within = not self.epochs or self.min_steps <= self.max_steps
+        within = not self.num_train_epochs or self.min_steps <= self.max_steps
         require(within, self, "min_steps", f"must not be above `max_steps` ({self.max_steps}).")
         require_least(self, 1e-9, "max_grad_norm")
         require(self.checkpoint in CHECKPOINTS, self, "checkpoint", "choose full or weights.")
@@ -98,21 +102,31 @@ class TrainConfig:
         """Adapt these settings to a run of another length.
 
         The warm-up takes at most a tenth of it and guided attention four tenths. Validations and
-        evaluations are as many as in the longer run, but at most ten.
+        evaluations are as many as in the longer run, but at most ten, unless `eval_epochs` is set.
         """
         if steps == self.max_steps:
             return self
         tenth = max(1, steps // 10)
         share = steps / self.max_steps
+        eval_steps = min(self.eval_steps, max(tenth, round(self.eval_steps * share)))
         return dataclasses.replace(
             self,
             max_steps=steps,
-            epochs=0.0,
+            num_train_epochs=0.0,
             warmup_steps=min(self.warmup_steps, tenth),
             guided_attention_steps=min(self.guided_attention_steps, 4 * tenth),
-            eval_steps=min(self.eval_steps, max(tenth, round(self.eval_steps * share))),
+            eval_steps=self.eval_steps if self.eval_epochs else eval_steps,
             gate_every=min(self.gate_every, max(tenth, round(self.gate_every * share))),
         )
+
+    def intervals_in_steps(self, epoch_steps: int) -> "TrainConfig":
+        """Convert `eval_epochs` and `save_epochs` for a corpus of `epoch_steps` steps a pass."""
+        steps = {}
+        if self.eval_epochs:
+            steps["eval_steps"] = max(1, round(self.eval_epochs * epoch_steps))
+        if self.save_epochs:
+            steps["save_steps"] = max(1, round(self.save_epochs * epoch_steps))
+        return dataclasses.replace(self, **steps) if steps else self
 
     def without_gate(self) -> "TrainConfig":
         """These settings without the quality gate: only the validation loss counts."""

@@ -6,10 +6,14 @@ Several ranks take every step together and decide together before the weights ch
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kit.base.compiler import compiler_error, compiler_errors
 from kit.base.errors import Diverged, KitError
@@ -21,6 +25,8 @@ from kit.training import checkpoint
 from kit.training.config import StepEvent
 from kit.training.micro_batches import cut, start_stream
 from kit.training.trainer import Trainer
+
+KIT = Path(__file__).parents[1]  # the folder of the kit's code
 
 
 def train(
@@ -104,7 +110,8 @@ def accumulate(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
         failed = ""
         oom = False
         try:
-            loss = forward_backward(trainer, batch)
+            with nan_detection(trainer):
+                loss = forward_backward(trainer, batch)
         except (MemoryError, *compiler_errors()) as error:
             compiled = trainer.applied.on("compile")
             oom = is_oom(error)
@@ -152,6 +159,49 @@ def forward_backward(trainer: Trainer, batch: EffectiveBatch) -> Tensor:
     if not batch.micro:  # a scaler that has scaled nothing cannot step with the others
         trainer.scaler.scale(torch.zeros((), device=trainer.hw.device))
     return loss
+
+
+@contextmanager
+def nan_detection(trainer: Trainer) -> Iterator[None]:
+    """With `train.detect_anomaly`, raise KitError at the first NaN and name its operator.
+
+    `FirstNan` watches all operators. torch's anomaly mode prints which line of the forward pass
+    belongs to one of the backward pass, and finds the NaN where that runs in threads of its own.
+    """
+    if not trainer.config.detect_anomaly:
+        yield
+        return
+    try:
+        with torch.autograd.set_detect_anomaly(True), FirstNan(trainer.step + 1):
+            yield
+    except RuntimeError as error:
+        if "returned nan values" not in str(error):
+            raise
+        raise KitError(f"Step {trainer.step + 1}: {error}") from error
+
+
+class FirstNan(TorchDispatchMode):
+    """Raises KitError at the first operator whose result holds a NaN."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if "empty" in str(operator):  # memory that nothing was written to yet
+            return result
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            if bool(tensor.isnan().any()):
+                frames = traceback.extract_stack()[:-1]
+                line = [frame for frame in frames if Path(frame.filename).is_relative_to(KIT)][-1]
+                raise KitError(
+                    f"Step {self.step}: the operator {operator} returned a NaN of shape "
+                    f"{tuple(tensor.shape)}, at {line.filename}:{line.lineno}: {line.line}"
+                )
+        return result
 
 
 def halve(trainer: Trainer, batch: EffectiveBatch) -> None:

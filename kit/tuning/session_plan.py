@@ -175,16 +175,19 @@ def resolve_steps(
     """`config` with its number of steps for a corpus of `epoch_steps` steps a pass.
 
     `asked` by a person comes first, then the `previous` number of a resumed run (0: neither), else
-    `epochs` passes, between `min_steps` and `max_steps`. A small corpus is validated more often.
+    `num_train_epochs` passes, between `min_steps` and `max_steps`. A small corpus is validated more
+    often, unless `eval_epochs` says how often.
     """
     require_types(TrainConfig, {"max_steps": asked})
     steps = asked or previous
-    if not steps and config.epochs:
-        passes = math.ceil(config.epochs * epoch_steps)
+    if not steps and config.num_train_epochs:
+        passes = math.ceil(config.num_train_epochs * epoch_steps)
         steps = min(config.max_steps, max(config.min_steps, passes))
     config = config.for_steps(steps or config.max_steps)
     often = max(VALIDATED_STEPS, VALIDATED_PASSES * epoch_steps)
-    return config if config.eval_steps <= often else dataclasses.replace(config, eval_steps=often)
+    if config.eval_steps > often:
+        config = dataclasses.replace(config, eval_steps=often)
+    return config.intervals_in_steps(epoch_steps)
 
 
 def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:

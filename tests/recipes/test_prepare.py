@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
-from shutil import make_archive
+from pathlib import Path
+from shutil import copy, make_archive
 
 import pytest
+import sentencepiece as spm
 import torch
 from helpers import CORPUS, RATE, corpus, dataset, speech
 
@@ -24,6 +26,7 @@ from kit.recipes.prepare_parts import (
 from kit.recipes.run_source import RunSource, choose_source, sampling_of
 from kit.recipes.start import start
 from kit.text.normalize import language_example, normalize
+from kit.text.tokenizer import Tokenizer
 
 RECORDED = {
     "data": "hours utterances refused refused_percent language positions alignment codes padding "
@@ -326,6 +329,65 @@ def test_phonemes_and_text_from_elsewhere_belong_to_the_run(tmp_path):
     gone.checked = more.checked
     with pytest.raises(KitError, match=r"There is no .*gone\.txt"):
         gone.train_tokenizer()
+
+
+def sentencepiece(path: Path, lines: list[str], **options) -> Path:
+    """A model as people have them: with SentencePiece's own normalisation, without bytes."""
+    with open(path, "wb") as file:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            minloglevel=2,
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+            **options,
+        )
+    return path
+
+
+def test_a_tokenizer_of_ones_own_is_taken_as_it_is_and_kept(prepared, tmp_path):
+    lines = [row.text for row in prepared[0].checked.kept]
+    own = sentencepiece(tmp_path / "my.model", lines, vocab_size=200)
+    run = start("own-tokenizer")
+    preparation = Preparation(run, str(corpus()), tokenizer=str(own))
+    preparation.check()
+    result = preparation.train_tokenizer()
+    assert "my.model" in str(result) and "0.0% unknown" in str(result) and result.pictures
+    assert run.path("tokenizer.model").read_bytes() == own.read_bytes()
+    assert preparation.tokenizer.file_bytes() == own.read_bytes(), "what an export writes"
+    size = Tokenizer(own).vocab_size
+    assert preparation.tokenizer.vocab_size == size == run.figure("text", "vocab_size")
+
+    other = copy(own, tmp_path / "other.model")
+    own.unlink()
+    again = Preparation(start("own-tokenizer"), str(corpus()))
+    assert again.source.tokenizer == str(own)
+    again.check()
+    again.train_tokenizer()
+    assert again.tokenizer.file_bytes() == preparation.tokenizer.file_bytes()
+    with pytest.raises(KitError, match="tokenizer"):
+        Preparation(start("prepared"), str(corpus()), tokenizer=str(other)).check()
+
+
+def test_a_tokenizer_that_is_none_or_cannot_spell_the_texts_is_refused(tmp_path):
+    def given(tokenizer: Path, **more) -> Preparation:
+        return Preparation(start("own-refused"), str(corpus()), tokenizer=str(tokenizer), **more)
+
+    other = tmp_path / "tokenizer.json"
+    other.write_text('{"model": {}}', encoding="utf-8")
+    for path, reason in ((other, "SentencePiece.*json"), (tmp_path / "gone.model", "there is no")):
+        with pytest.raises(KitError, match=reason):
+            given(path)
+    lines = ["the old man read a long story"] * 9
+    latin = sentencepiece(tmp_path / "latin.model", lines, vocab_size=18)
+    for more in ({"phonemes": "am"}, {"text": str(other)}):
+        with pytest.raises(KitError, match="leave one of them empty"):
+            given(latin, **more)
+    preparation = given(latin)
+    preparation.check()
+    with pytest.raises(KitError, match=r"latin\.model cannot spell.* \d+\.\d+% of the pieces"):
+        preparation.train_tokenizer()
+    assert not preparation.active_run.path("tokenizer.model").exists()
 
 
 def test_how_much_is_fetched_and_unpacked_is_a_setting_of_the_run(tmp_path, monkeypatch):

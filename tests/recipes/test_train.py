@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import CPU, code_index, manifest, unchecked, world
 
-from kit.base.config import RENAMED, load_preset, merge
+from kit.base.config import CONFIGS, RENAMED, load_preset, merge
 from kit.base.errors import KitError, Note
 from kit.base.formatting import clock
 from kit.base.hardware import Choice
@@ -86,11 +86,69 @@ def interrupted_at(monkeypatch, step: int) -> None:
 
 
 def test_steps_follow_from_the_hours_where_the_preset_counts_epochs(tmp_path):
-    train = {"epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
+    train = {"num_train_epochs": 3.0, "min_steps": 1, "max_steps": 10_000}
     training = Training(active(tmp_path, train=train))
     assert training.config.max_steps == 3 * training.data.epoch_steps
     assert "3.0 epochs" in str(training.size())
     assert training.size().figures["learning rate"].endswith("schedule linear")
+
+
+def test_a_run_counted_in_epochs_is_the_run_counted_in_steps(tmp_path):
+    epoch_steps = Training(active(tmp_path / "any")).data.epoch_steps
+    assert epoch_steps > 4
+    steps = 2 * epoch_steps
+    half = round(epoch_steps / 2)
+    # Of a length that needs no adapting to so short a run.
+    same = {"warmup_steps": 1, "guided_attention_steps": 4, "save_total_limit": 9}
+    intervals = same | {"eval_steps": half, "save_steps": half}
+    runs = {
+        "steps": active(tmp_path / "steps", train=intervals | {"max_steps": steps}),
+        "epochs": active(
+            tmp_path / "epochs",
+            train=same
+            | {
+                "max_steps": 10 * steps,
+                "num_train_epochs": 2,
+                "eval_epochs": 0.5,
+                "save_epochs": 0.5,
+            },
+        ),
+    }
+    logs = {}
+    for name, run in runs.items():
+        training = Training(run)
+        assert training.config.max_steps == steps
+        assert f"every {half} steps ({half / epoch_steps:.2g} epochs)" in str(training.size())
+        training.fit()
+        columns = ("step", "steps", "loss", "lr", "val_loss", "ema_val_loss", "epoch")
+        rows = read_log(run.folder / "train.jsonl")
+        logs[name] = [tuple(row[column] for column in columns) for row in rows]
+        saved_files = (run.folder / "checkpoints").glob("*.safetensors")
+        logs[name].append(sorted(path.stem for path in saved_files))
+    assert logs["epochs"] == logs["steps"]
+    assert len(logs["steps"][-1]) >= 4
+
+    asked = Training(active(tmp_path / "asked"), num_train_epochs=2)
+    assert asked.config == Training(active(tmp_path / "asked"), max_steps=steps).config
+    with pytest.raises(KitError, match="give one of them"):
+        Training(active(tmp_path / "asked"), max_steps=5, num_train_epochs=2)
+    with pytest.raises(KitError, match="num_train_epochs = -1"):
+        Training(active(tmp_path / "asked"), num_train_epochs=-1)
+
+
+def test_debugging_trains_in_fp32_without_any_switch_whatever_was_measured(tmp_path):
+    debug = load_preset("debug", CONFIGS / "use")
+    del debug["why"]
+    debug["data"]["micro_batch"] = 4
+    run = dataclasses.replace(active(tmp_path, precision="bf16", **debug), use="debug")
+    run.path("speed.yaml").write_text("speed:\n  sdpa: true\n", encoding="utf-8")
+    training = Training(run)
+    assert not any(switch.on for switch in training.offered)
+    training.fit()
+    assert len(read_log(run.folder / "train.jsonl")) == 6
+    ran = run.figure("train", "ran")
+    assert ran["Mixed precision"].startswith("fp32") and ran["torch.compile"].startswith("off")
+    assert ran["Fused attention (SDPA)"].startswith("explicit softmax")
 
 
 def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path, capsys):

@@ -222,6 +222,40 @@ def poisoned():
     return effective_batch(GPT, (texts, codes, cond * float("nan")))
 
 
+def test_anomaly_detection_leaves_the_losses_and_names_the_operator_of_a_nan(baseline):
+    config = dataclasses.replace(TRAIN, detect_anomaly=True)
+    assert losses(run(state(config))) == baseline
+    assert not torch.is_anomaly_enabled()
+
+    with pytest.raises(KitError, match=r"Step 1: the operator aten\.\w+\.\w+ .*kit.*\.py:\d+: "):
+        run(state(config), iter([poisoned()]))
+
+    s = state(config)
+    with torch.no_grad():
+        s.model.code_head.weight[0, 0] = math.nan
+    with pytest.raises(KitError, match=r"aten\.t\.default .*gpt\.py:\d+: logits = head"):
+        run(s)
+
+
+def test_anomaly_detection_names_the_operator_of_a_gradient(monkeypatch):
+    class Sick(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 0 / 0
+
+    s = state(dataclasses.replace(TRAIN, detect_anomaly=True))
+    s.model.gpt.h[1].register_forward_hook(lambda layer, args, result: Sick.apply(result))
+    with (
+        pytest.warns(UserWarning, match="SickBackward"),
+        pytest.raises(KitError, match=r"operator aten\.div"),
+    ):
+        run(s)
+
+
 def test_a_step_that_is_not_finite_is_skipped_and_says_so():
     s = state(dataclasses.replace(TRAIN, max_steps=3), ema=True)
     first, *_ = batches = list(itertools.islice(random_batches(GPT), 3))

@@ -55,7 +55,12 @@ def make(folder, rows=None, config=CONFIG, limits=None):
 # Steps from the data.
 
 EPOCHS = TrainConfig(
-    max_steps=20_000, epochs=16, min_steps=4000, warmup_steps=500, eval_steps=250, gate_every=1000
+    max_steps=20_000,
+    num_train_epochs=16,
+    min_steps=4000,
+    warmup_steps=500,
+    eval_steps=250,
+    gate_every=1000,
 )
 
 
@@ -73,7 +78,7 @@ def test_explicit_settings_win_and_a_started_run_keeps_its_own():
     with pytest.raises(KitError, match=r"TrainConfig\.max_steps must be int, got '300'"):
         resolve_steps(EPOCHS, 500, asked="300")
     with pytest.raises(KitError, match=r"TrainConfig\.min_steps = 4000"):
-        TrainConfig(max_steps=1000, epochs=16, min_steps=4000)
+        TrainConfig(max_steps=1000, num_train_epochs=16, min_steps=4000)
 
 
 def test_warm_up_and_judgements_fit_the_steps_there_are():
