@@ -376,6 +376,13 @@ def main(words: list[str] | None = None) -> int:
         return run_command(options, interrupts)
     except KeyboardInterrupt:
         return interrupts.leave()
+    except ModuleNotFoundError as error:
+        print(
+            f"This command needs the package `{error.name}`: install it, or the kit with all that "
+            "it needs (pip install without --no-deps).",
+            file=sys.stderr,
+        )
+        return 2
     except (ValueError, RuntimeError, OSError) as error:
         if not type(error).__module__.startswith("kit."):
             raise

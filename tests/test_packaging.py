@@ -241,3 +241,7 @@ def test_the_command_runs_away_from_the_repository(wheel, tmp_path):
     shown = f"import sys; from {module} import {function}; sys.argv[1:] = ['--help']; {function}()"
     ended = subprocess.run([python, "-c", shown], cwd=work, env=variables, capture_output=True)
     assert b"prepare" in ended.stdout
+    speaks = f"{module}.{function}(['speak', '--voice', '.', '--text', '.'])"
+    without = f"import sys, {module}; sys.modules['yaml'] = None; sys.exit({speaks})"
+    ended = subprocess.run([python, "-c", without], cwd=work, env=variables, capture_output=True)
+    assert ended.returncode == 2 and b"`yaml`" in ended.stderr and b"pip" in ended.stderr

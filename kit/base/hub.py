@@ -19,6 +19,7 @@ from kit.base.files import disk_errors, file_digest, make_folder, require_disk, 
 from kit.base.formatting import join_names, shorten
 
 CARD = "download.json"  # what was fetched, and from where: written last
+MAX_CARD_BYTES = 2**24
 PIECE_BYTES = 2**20
 TRIES = 3  # in a row that fetched nothing
 PAUSE_S = 2.0  # between them
@@ -67,7 +68,8 @@ def fetch_file(
     if bytes_on_disk(path) == file.size_bytes:
         yield file.size_bytes
         return
-    path.unlink(missing_ok=True)
+    with disk_errors(path):
+        path.unlink(missing_ok=True)
     make_folder(path.parent)
     yield from _fetch_bytes(address, file, part, source, token)
     if file.sha256:
@@ -186,12 +188,14 @@ def fetch_model(
 
 def fetched(folder: Path, names: Sequence[str]) -> dict:
     """The card in `folder` if all of `names` have been fetched there, else {}."""
+    if not 0 < bytes_on_disk(folder / CARD) <= MAX_CARD_BYTES:
+        return {}
     try:
         card = json.loads((folder / CARD).read_bytes())
         complete = all(
             bytes_on_disk(folder / name) == card["files"][name]["bytes"] for name in names
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return card if complete else {}
 

@@ -64,9 +64,10 @@ README = """# A voice
     Path("speech.wav").write_bytes(wav_bytes(speech, voice.codec.sample_rate))
 
 `kit` is the training kit that wrote this folder. To install it with all that training needs:
-`pip install git+https://github.com/voicekit/voicekit-notebooks`. Speaking needs only torch, numpy,
-safetensors and sentencepiece: install these, then the kit with `pip install --no-deps` and the same
-address. Loading checks every file and executes none.
+`pip install git+https://github.com/voicekit/voicekit-notebooks`. Then these commands work, too:
+`voicekit speak --voice FOLDER --text "..." --out speech.wav` and `voicekit serve --voice FOLDER`.
+The lines above need only torch, numpy, safetensors and sentencepiece: install these, then the kit
+with `pip install --no-deps` and the same address. Loading checks every file and executes none.
 
 | file | what it is |
 |---|---|

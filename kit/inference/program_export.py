@@ -28,12 +28,13 @@ from kit.audio.mel_codec import MelCodec
 from kit.audio.vocoder import RealGriffinLim, RealVocoder
 from kit.base.compiler import keep_device_guard
 from kit.base.errors import KitError
-from kit.base.files import atomic_folder, atomic_path, write_atomic
+from kit.base.files import atomic_folder, atomic_path, file_digest, write_atomic
 from kit.base.formatting import nearest
 from kit.base.tensor_file import save_tensors
 from kit.inference.decoder import Decoder, mean_latents
 from kit.inference.export import prepare
 from kit.inference.sampling import GenerateConfig
+from kit.inference.speak_onnx import FILES, SUMS
 from kit.inference.voice import Voice
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import GPTConfig
@@ -295,6 +296,8 @@ def export_onnx(
         shutil.copyfile(Path(__file__).with_name(SCRIPT), new / SCRIPT)
         card = describe(voice, weights, sampling or GenerateConfig())
         write_atomic(new / CARD, json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+        sums = "".join(f"{file_digest(new / name)}  {name}\n" for name in FILES)
+        write_atomic(new / SUMS, sums)
     return Path(folder)
 
 

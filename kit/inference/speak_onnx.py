@@ -4,6 +4,7 @@ Text is only composed (NFC) and lower-cased: write figures, abbreviations and si
 """
 
 import argparse
+import hashlib
 import json
 import re
 import unicodedata
@@ -13,9 +14,14 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
+SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
+FILES = ("prompt.onnx", "step.onnx", "sound.onnx", "latents.npz", "tokenizer.model")
+FILES += ("voice-onnx.json",)
+
 
 class Voice:
     def __init__(self, folder):
+        verify(folder)
         import onnxruntime  # the kit itself does not need it
 
         self.card = json.loads((folder / "voice-onnx.json").read_text(encoding="utf-8"))
@@ -31,10 +37,22 @@ class Voice:
         lacking = {c for c in text for i in self.tokens.encode(c) if any(test(i) for test in raw)}
         ids = self.tokens.encode(" ".join("".join(c for c in text if c not in lacking).split()))
         unknown = "".join(filter(str.isalnum, lacking))
-        if unknown or not any(map(str.isalnum, text)) or len(ids) > self.card["max_text_ids"]:
-            why = f"{len(ids)} tokens, at most {self.card['max_text_ids']}; unknown: {unknown!r}"
-            raise SystemExit(f"Cannot say {text!r} in one sentence ({why}).")
+        if unknown or not any(map(str.isalnum, text)):
+            raise SystemExit(f"Cannot say {text!r}: no letters, or unknown ones ({unknown!r}).")
         return ids
+
+    def parts(self, text):
+        """Yield the ids of each sentence; one longer than those of training is halved."""
+        for sentence in re.split(r"(?<=[.!?።])\s+|\s*\n\s*", text.strip()):
+            ids, words = self.ids(sentence), sentence.split()
+            if len(ids) <= self.card["max_text_ids"]:
+                yield ids
+            elif len(words) == 1:
+                raise SystemExit(f"Cannot say {sentence!r}: a word of {len(ids)} tokens.")
+            else:
+                middle = len(words) // 2
+                yield from self.parts(" ".join(words[:middle]))
+                yield from self.parts(" ".join(words[middle:]))
 
     def codes(self, ids, speaker, settings):
         """Return codes and the states that predicted them."""
@@ -55,12 +73,26 @@ class Voice:
 
     def speak(self, text, speaker, settings):
         waves = []
-        for sentence in re.split(r"(?<=[.!?።])\s+|\s*\n\s*", text.strip()):
-            codes, states = self.codes(self.ids(sentence), speaker, settings)
+        for ids in self.parts(text):
+            codes, states = self.codes(ids, speaker, settings)
             more = {"states": np.stack(states, 1)} if codes and self.card["uses_states"] else {}
             waves += list(self.sound.run(None, {"codes": [codes]} | more)[0]) if codes else []
             waves.append(np.zeros(self.card["sample_rate"] // 4, np.float32))  # a pause
         return np.concatenate(waves)
+
+
+def verify(folder):
+    """Raise SystemExit for a file that is missing or not as it was exported."""
+    for name in (SUMS, *FILES):
+        if not (folder / name).is_file():
+            raise SystemExit(f"There is no {folder / name}: copy the folder again.")
+    with open(folder / SUMS, "rb") as file:
+        sums = file.read(10_000).splitlines()
+    for name in FILES:
+        with open(folder / name, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if f"{sha256}  {name}".encode() not in sums:
+            raise SystemExit(f"{folder / name} is damaged (see {SUMS}): copy the folder again.")
 
 
 def sample(logits, codes, settings, rng):
@@ -75,16 +107,28 @@ def sample(logits, codes, settings, rng):
     return int(order[np.argmax(probs / rng.exponential(size=len(probs)))])
 
 
-if __name__ == "__main__":
-    voice = Voice(Path(__file__).parent)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("text")
-    parser.add_argument("--out", default="speech.wav")
-    parser.add_argument("--speaker", choices=voice.latents, default=voice.card["speakers"][0])
-    for name, value in voice.card["sampling"].items():
-        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
-    options = vars(parser.parse_args())
-    samples = voice.speak(options["text"], options["speaker"], options)
+def main():
+    folder = Path(__file__).parent
+    try:
+        voice = Voice(folder)
+        parser = argparse.ArgumentParser()
+        parser.add_argument("text")
+        parser.add_argument("--out", default="speech.wav")
+        parser.add_argument("--speaker", choices=voice.latents, default=voice.card["speakers"][0])
+        for name, value in voice.card["sampling"].items():
+            parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+        options = vars(parser.parse_args())
+        samples = voice.speak(options["text"], options["speaker"], options)
+    except ImportError:
+        raise
+    except Exception as error:
+        reason = repr(error)[:400]
+        raise SystemExit(f"Cannot speak with {folder} ({reason}): copy it again.") from error
     with wave.open(options["out"], "wb") as file:
         file.setparams((1, 2, voice.card["sample_rate"], 0, "NONE", ""))
         file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+    print(f"{options['out']}: {len(samples) / voice.card['sample_rate']:.1f} s of speech")
+
+
+if __name__ == "__main__":
+    main()

@@ -213,8 +213,10 @@ def licence_in(export: Path) -> str:
     """
     readme = export / "README.md"
     in_header = f"license_name: {CPML['license_name']}\n"
-    if readme.is_file() and in_header in readme.read_text(encoding="utf-8", errors="replace"):
-        return LICENCE
+    if readme.is_file():
+        with open(readme, encoding="utf-8", errors="replace") as file:
+            if in_header in file.read(2**16):
+                return LICENCE
     return read_card(export).licence
 
 

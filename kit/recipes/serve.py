@@ -78,7 +78,9 @@ def serve(folder: Path, host: str = "127.0.0.1", port: int = 7860, api_key: str 
         raise KitError(PACKAGES) from error
     voice = load_export(folder, detect().device)
     speech = SpeechQueue(voice)
-    app = make_app(speech, read_card(folder).settings, Path(folder).resolve().name, api_key)
+    path = Path(folder).resolve()
+    name = path.parent.name if path.name == "export" else path.name  # the run's
+    app = make_app(speech, read_card(folder).settings, name, api_key)
     print(f"Open http://{host}:{port}/ in a browser; Ctrl-C stops.", flush=True)
     print(f"Programs: POST http://{host}:{port}/v1/audio/speech", flush=True)
     if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
@@ -143,8 +145,13 @@ def make_app(speech: SpeechQueue, settings: GenerateConfig, name: str, api_key: 
         ],
         exception_handlers={KitError: on_error, RuntimeError: on_error},
     )
-    auth = (lambda user, password: password == api_key) if api_key else None
-    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", auth=auth)
+    login = {}
+    if api_key:
+        login["auth"] = lambda user, password: hmac.compare_digest(
+            password.encode(), api_key.encode()
+        )
+        login["auth_message"] = "Any user name; the password is the API key."
+    return gradio.mount_gradio_app(app, page(speech, settings, name), path="/", **login)
 
 
 async def read_body(request) -> dict:

@@ -64,6 +64,21 @@ def test_what_is_there_is_not_asked_for_again(hub, into):
     assert (into / "config.json").read_bytes() == b"{}" and not sent(hub, "model.pth")
 
 
+@pytest.mark.parametrize("target", ["/dev/zero", "download.json"])
+def test_a_record_that_is_no_file_is_written_again(hub, into, target):
+    first = fetch_model(NAME, "v2", WANTED, into)
+    (into / "download.json").unlink()
+    (into / "download.json").symlink_to(target)
+    assert fetch_model(NAME, "v2", WANTED, into) == first
+    assert not (into / "download.json").is_symlink()
+
+
+def test_a_folder_in_place_of_a_file_is_named(hub, into):
+    (into / "config.json").mkdir(parents=True)
+    with pytest.raises(DiskError, match=r"config\.json"):
+        fetch_model(NAME, "v2", WANTED, into)
+
+
 def test_what_is_optional_may_lack(hub, into):
     card = fetch_model(NAME, "v2", WANTED, into, optional=("README.md", "LICENSE.txt"))
     assert (into / "README.md").is_file() and "LICENSE.txt" not in card["files"]

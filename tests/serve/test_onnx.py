@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import wave
@@ -15,6 +16,7 @@ from helpers import CODEC, LINES, opinionated_voice
 from kit.__main__ import main
 from kit.audio.codec import make_codec
 from kit.base.errors import KitError
+from kit.base.files import file_digest
 from kit.inference import speak_onnx
 from kit.inference.export import export_voice
 from kit.inference.program_export import export_onnx
@@ -143,11 +145,45 @@ def test_the_script_speaks_without_torch(voice, exported, tmp_path):
     assert len(samples) > len(first) + voice.codec.sample_rate // 4
 
 
-@pytest.mark.parametrize("text, reported", [("日本", "日"), ("...", "..."), (LINES[0] * 9, "15")])
+def test_a_long_sentence_is_spoken_in_parts(exported):
+    voice = speak_onnx.Voice(exported)
+    text = " ".join(LINES * 4)
+    parts = list(voice.parts(text))
+    assert len(parts) > 1 and max(map(len, parts)) <= voice.card["max_text_ids"]
+    assert [i for part in parts for i in part] == voice.ids(text)
+
+
+LONG_WORD = "".join(LINES[0].split()) * 9
+
+
+@pytest.mark.parametrize("text, reported", [("日本", "日"), ("...", "..."), (LONG_WORD, LONG_WORD)])
 def test_the_script_says_what_it_cannot_say(exported, text, reported, tmp_path):
     done = run_script(exported, text, "--out", str(tmp_path / "speech.wav"))
     assert done.returncode and reported in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "speech.wav").exists()
+
+
+def test_a_damaged_folder_is_named(exported, tmp_path):
+    for name in (*speak_onnx.FILES, speak_onnx.SUMS):
+        folder = shutil.copytree(exported, tmp_path / name)
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+        done = run_script(folder, LINES[0], "--out", str(tmp_path / "speech.wav"))
+        assert done.returncode == 1 and speak_onnx.SUMS in done.stderr, name
+        assert "Traceback" not in done.stderr
+        (folder / name).unlink()
+        done = run_script(folder, LINES[0], "--out", str(tmp_path / "speech.wav"))
+        assert name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_onnxruntime_refuses_ends_in_a_sentence(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "onnx")
+    (folder / "step.onnx").write_bytes(b"no graph")
+    sums = [f"{file_digest(folder / name)}  {name}\n" for name in speak_onnx.FILES]
+    (folder / speak_onnx.SUMS).write_text("".join(sums))
+    done = run_script(folder, LINES[0])
+    assert done.returncode == 1 and "step.onnx" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_int8_speaks(tmp_path, capsys):

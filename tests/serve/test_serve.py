@@ -169,11 +169,15 @@ def test_a_part_without_an_end_is_an_error_where_nothing_was_sent(client, monkey
 
 
 def test_the_page_speaks(voice):
-    """In Chromium: a text, a click, a player with sound in it; what is wrong is shown."""
+    """In Chromium: the key, a text, a click, a player with sound in it; what is wrong is shown."""
     if missing():
         pytest.skip(missing())
-    with serving(voice) as address, browser() as driver:
+    with serving(voice, api_key="secret") as address, browser() as driver:
         driver.get(address)
+        wait(lambda: len(driver.find_elements("css selector", "input")) == 2, "the login")
+        for field in driver.find_elements("css selector", "input"):
+            field.send_keys("secret")
+        driver.find_element("xpath", "//button[contains(., 'Login')]").click()
         text = wait(lambda: driver.find_elements("css selector", "textarea"), "the page")[0]
         button = "//button[normalize-space()='Speak']"
         text.send_keys("xyz")
