@@ -241,6 +241,9 @@ PYTHON_VERSION = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version
 test-gpu-session: $(STAMP) .venv-gpu/.installed  ## rehearse the GPU session without a GPU
 	@$(BIN)/python -m pytest tests/gpu_session $(ARGS)
 
+tour: $(STAMP)  ## write docs/tour.md from the notebooks that `make demo` ran
+	@$(BIN)/python tests/tools/make_tour.py "$(KIT_RUNS)/$(RUN)"
+
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 lint: $(STAMP)  ## check code, wording and that notebooks have no outputs; changes nothing
 	@$(BIN)/ruff check

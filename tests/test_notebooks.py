@@ -220,3 +220,13 @@ def test_a_notebook_alone_without_a_kit_says_how_to_bring_it(tmp_path):
     _, error, printed = run_first_cell(tmp_path, tmp_path / "none", tmp_path / "input")
     assert "SystemExit" in error and "upload a zip" in error and "voicekit.zip" in error
     assert "Traceback" not in printed
+
+
+@each
+def test_it_begins_with_its_place_and_ends_with_what_to_remember(path):
+    first, last = read(path).cells[0], read(path).cells[-1]
+    for words in ("**You will have**", "**You need**", "**It takes**"):
+        assert words in first.source
+    picture = re.search(r"!\[.{20,}\]\(attachment:(.+?)\)", first.source)
+    assert picture and picture[1] in first.attachments, "a picture with a description"
+    assert last.cell_type == "markdown" and last.source.count("\n- ") == 3

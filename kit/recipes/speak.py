@@ -1,6 +1,7 @@
 """Notebook 04: say a sentence, measure what each way of running the voice costs, and export it."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -151,8 +152,15 @@ class Speaking:
         picture = mel_picture(waves, self.rate_hz, self.voice.front_end)
         return dataclasses.replace(result, pictures=[picture], grid=grid)
 
-    def speech(self, text: str, speaker: str, dtype: str = "", reference: str = "") -> Speech:
-        """Speak `text` with the preset's settings, in the number format `dtype`.
+    def speech(
+        self,
+        text: str,
+        speaker: str,
+        dtype: str = "",
+        reference: str = "",
+        sampling: GenerateConfig | None = None,
+    ) -> Speech:
+        """Speak `text` with `sampling` (None: the preset's), in the number format `dtype`.
 
         Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
         path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
@@ -163,19 +171,37 @@ class Speaking:
         voice = self.voices[dtype] if dtype else self.voice
         if reference:
             voice, speaker = with_reference(voice, reference)
-        return voice.speak([text], speaker, self.sampling)[0]
+        return voice.speak([text], speaker, sampling or self.sampling)[0]
 
     def panel(self) -> None:
-        """Show a text box, the voices, the number formats, an upload for a reference, a button."""
-        choices = {"voice": self.voice.speakers, "weights": list(self.voices)}
+        """Show a text box, voices, formats, sampling, an upload for a reference, a button."""
+        sampling = self.sampling
+        choices = {
+            "voice": self.voice.speakers,
+            "weights": list(self.voices),
+            "temperature": (0.0, 1.5, float(sampling.temperature)),
+            "candidates": (1, 32, sampling.best_of),
+        }
+        if self.voice.decoder.config.text_dropout:
+            choices["guidance"] = (1.0, 5.0, float(sampling.guidance_scale))
+        choices["key-value cache"] = sampling.kv_cache
         SpeakPanel(self.panel_speech, self.sentence, choices, reference=True).run()
 
-    def panel_speech(
-        self, text: str, choice: dict[str, str], reference: str = ""
-    ) -> tuple[bytes, str]:
-        """`text` as a WAV file, and a note if something went wrong, else ""."""
-        speech = self.speech(text, choice["voice"], choice["weights"], reference)
-        return sound_of(self.voice, speech).wav_bytes(), remark(speech, self.sampling)
+    def panel_speech(self, text: str, choice: dict, reference: str = "") -> tuple[bytes, str]:
+        """`text` as a WAV file; how long that took, and what went wrong."""
+        sampling = dataclasses.replace(
+            self.sampling,
+            temperature=choice["temperature"],
+            best_of=choice["candidates"],
+            guidance_scale=choice.get("guidance", 1.0),
+            kv_cache=choice["key-value cache"],
+        )
+        began_s = time.perf_counter()
+        speech = self.speech(text, choice["voice"], choice["weights"], reference, sampling)
+        took_s = time.perf_counter() - began_s
+        seconds = len(speech.wave) / self.rate_hz
+        line = f"{seconds:.1f} s of speech, made in {took_s:.2g} s. {remark(speech, sampling)}"
+        return sound_of(self.voice, speech).wav_bytes(), line.strip()
 
     def settings(self) -> Result:
         """The sampling settings with their meanings."""

@@ -31,6 +31,20 @@ def test_speaking_fills_the_player_and_errors_are_sentences():
     assert not panel.button.disabled
 
 
+def test_sliders_and_switches_hand_on_their_values():
+    asked = []
+    kinds = {"temperature": (0.0, 1.0, 0.3), "candidates": (1, 8, 32), "cache": True}
+    panel = SpeakPanel(lambda text, choices: asked.append(choices) or WAV, "selam", kinds)
+    panel.button.click()
+    panel.choices["temperature"].value = 0.7
+    panel.choices["cache"].value = False
+    panel.button.click()
+    assert asked == [
+        {"temperature": 0.3, "candidates": 32, "cache": True},
+        {"temperature": 0.7, "candidates": 32, "cache": False},
+    ]
+
+
 def test_an_ipython_audio_is_taken_too():
     panel = SpeakPanel(lambda text, choices: Audio(data=WAV), "selam")
     panel.button.click()

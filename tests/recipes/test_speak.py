@@ -101,7 +101,9 @@ def test_whoever_is_recorded_is_spoken_like(speaking, tmp_path):
     recording = next(row.audio for row in manifest() if row.split == "held_out")
     said = speaking.say(reference=recording)
     assert len(said.sounds[0].wave) > 1000
-    wav, _ = speaking.panel_speech("ሰላም", {"voice": "", "weights": "fp32"}, recording)
+    choice = {"voice": "", "weights": "fp32", "temperature": 0.0, "candidates": 2}
+    wav, line = speaking.panel_speech("ሰላም", choice | {"key-value cache": False}, recording)
+    assert "s of speech, made in" in line
     assert wav.startswith(b"RIFF")
     with pytest.raises(SpeechError, match="Who is to speak: 'voice0' of this voice, or who speaks"):
         speaking.say(speaker="voice0", reference=recording)

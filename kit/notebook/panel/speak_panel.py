@@ -20,7 +20,8 @@ from kit.notebook.panel.widgets import PANEL_LAYOUT, button, message, uploaded_f
 class SpeakPanel:
     """`panel.run()` shows it. `speak(text, choices)` returns WAV bytes or an IPython Audio.
 
-    Or either with a remark, which is shown beside the player. A ValueError of `speak` is shown as
+    Or either with a remark, which is shown beside the player. `choices` are a list to choose from,
+    (least, most, value) for a slider, or a bool for a switch. A ValueError of `speak` is shown as
     the sentence it is, any other exception with its type. With `reference` it is called with a
     third argument, the path of a recording that was uploaded or named, "" where there is none.
     """
@@ -29,7 +30,7 @@ class SpeakPanel:
         self,
         speak: Callable,
         sentence: str,
-        choices: dict[str, list] | None = None,
+        choices: dict[str, list | tuple | bool] | None = None,
         reference: bool = False,
     ):
         self.speak = speak
@@ -38,7 +39,7 @@ class SpeakPanel:
         self.text = widgets.Textarea(
             value=sentence, rows=3, layout=wide, placeholder="Text to speak"
         )
-        self.choices = {name: _dropdown(name, some) for name, some in (choices or {}).items()}
+        self.choices = {name: _control(name, some) for name, some in (choices or {}).items()}
         self.button = button("Speak", "volume-up", "success", "Speak the text above")
         self.player = widgets.Audio(value=b"", format="wav", autoplay=False, loop=False)
         self.player.layout.display = "none"
@@ -125,7 +126,14 @@ class Recording:
             raise ValueError("There is no recording yet: upload one, or write its path.")
 
 
-def _dropdown(name: str, options: list) -> widgets.Dropdown:
-    layout = {"width": "240px"}
-    style = {"description_width": "initial"}
-    return widgets.Dropdown(options=options, description=name, layout=layout, style=style)
+def _control(name: str, options: list | tuple | bool) -> widgets.Widget:
+    look = {"layout": {"width": "260px"}, "style": {"description_width": "initial"}}
+    if isinstance(options, bool):
+        return widgets.Checkbox(value=options, description=name, indent=False, **look)
+    if isinstance(options, tuple):
+        low, high, value = options
+        step = 1 if isinstance(value, int) else 0.05
+        kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
+        limits = {"min": low, "max": max(high, value), "step": step}
+        return kind(value=value, description=name, **limits, **look)
+    return widgets.Dropdown(options=options, description=name, **look)

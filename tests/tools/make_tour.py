@@ -1,0 +1,111 @@
+"""Write docs/tour.md from the executed notebooks of a run: what every notebook shows, to look at.
+
+python tests/tools/make_tour.py runs/demo
+
+Texts come from notebooks/ as they are, pictures and sounds from the run, matched by cell id.
+"""
+
+import base64
+import io
+import re
+import sys
+from html import unescape
+from pathlib import Path
+
+import nbformat
+import soundfile
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "docs" / "tour"  # pictures and sounds
+MAX_LINES = 6  # of what a cell prints
+MAX_SOUNDS = 2  # of a cell
+WIDTH_PX = 900
+DATA = re.compile(r"<(img|audio)[^>]*?src='data:[a-z]+/[a-z]+;base64,([^']+)'[^>]*>")
+TAG = re.compile(r"<(?:br|/p|/tr|/h\d)[^>]*>")
+
+
+def save_picture(data: bytes, name: str, caption: str) -> str:
+    """Save a PNG of few colours; returns the Markdown that shows it."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    if picture.width > WIDTH_PX:
+        height = round(picture.height * WIDTH_PX / picture.width)
+        picture = picture.resize((WIDTH_PX, height), Image.Resampling.LANCZOS)
+    picture.quantize(64).save(FOLDER / f"{name}.png", optimize=True)
+    return f"![{caption}](tour/{name}.png)"
+
+
+def save_sound(data: bytes, name: str, caption: str) -> str:
+    """Save a WAV file as MP3; returns a link to it."""
+    wave, rate_hz = soundfile.read(io.BytesIO(data))
+    soundfile.write(FOLDER / f"{name}.mp3", wave, rate_hz, format="MP3")
+    return f"[listen: {len(wave) / rate_hz:.1f} s](tour/{name}.mp3 '{caption}')"
+
+
+def plain(html: str) -> str:
+    """The first line of an HTML output, without tables."""
+    text = re.sub(r"<table.*?</table>", "", html, flags=re.DOTALL)
+    text = re.sub(r"<[^>]+>", "", TAG.sub("\n", text))
+    return next((line.strip() for line in unescape(text).splitlines() if line.strip()), "")
+
+
+def shown(outputs: list, name: str) -> list[str]:
+    """Markdown of a code cell's outputs: its sentence, pictures, sounds."""
+    lines, printed, sounds = [], [], 0
+    for output in outputs:
+        data = output.get("data", {})
+        html = data.get("text/html", "")
+        sentence = plain(DATA.sub("", html)) if html else ""
+        lines += filter(None, [sentence])
+        caption = re.sub(r"['\[\]]", "", sentence or "A picture of the cell before")
+        contents = [("img", data["image/png"])] if "image/png" in data else DATA.findall(html)
+        for kind, content in contents:
+            save = save_picture if kind == "img" else save_sound
+            sounds += kind == "audio"
+            if kind == "img" or sounds <= MAX_SOUNDS:
+                lines.append(save(base64.b64decode(content), f"{name}-{len(lines)}", caption))
+        if output.output_type == "stream" and output.name == "stdout":
+            printed += output.text.splitlines()
+    if printed and not any(line.startswith("![") for line in lines):
+        lines.insert(0, "\n".join(["```text", *printed[-MAX_LINES:], "```"]))
+    return lines
+
+
+def tour_of(path: Path, executed: Path) -> list[str]:
+    """A notebook's headings, the first sentence before each cell, and what the cell showed."""
+    outputs = {
+        cell.id: cell.outputs
+        for cell in nbformat.read(executed, as_version=4).cells
+        if cell.cell_type == "code"
+    }
+    notebook = nbformat.read(path, as_version=4)
+    title, *paragraphs = notebook.cells[0].source.split("\n\n")
+    lines = [f"#{title}", f"[The notebook](../notebooks/{path.name})", paragraphs[2]]
+    text = ""
+    for number, cell in enumerate(notebook.cells[1:-1], 1):
+        if cell.cell_type == "markdown":
+            text = cell.source
+            continue
+        found = shown(outputs.get(cell.id, []), f"{path.stem[:2]}-{number:02d}")
+        if any(line.startswith(("![", "[listen")) for line in found):
+            lines += [re.sub(r"^##", "###", text), *found]
+    return [*lines, notebook.cells[-1].source.replace("## ", "### ")]
+
+
+def main(run: Path) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.iterdir():
+        old.unlink()
+    parts = ["# A tour of the notebooks", "What `make demo` showed, for those who only look."]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        executed = run / "notebooks" / path.name
+        if executed.exists():
+            parts += tour_of(path, executed)
+    text = "\n\n".join(parts).replace(str(run.resolve()), f"runs/{run.name}")
+    (ROOT / "docs" / "tour.md").write_text(f"{text}\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in FOLDER.iterdir())
+    print(f"docs/tour.md, with {size / 1e6:.1f} MB of pictures and sounds")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
