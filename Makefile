@@ -110,7 +110,7 @@ demo: $(STAMP)  ## train a voice with notebooks 00 to 04 on the CPU; writes runs
 	touch "$$home/demo-finished"; \
 	printf '\nDone in %s s. Listen and look:\n' $$(($$(date +%s) - started)); \
 	printf '  report     %s\n' "$$home/report.html"; \
-	find "$$home" -name '*.wav' -path '*sample*' | sort | head -n 8 | sed 's/^/  sample     /'; \
+	find "$$home/samples" -name '*-best.wav' | sort | sed 's/^/  sample     /'; \
 	printf '  notebooks  %s\n' "$$out"
 
 # The demo's steps for your own recordings, one command each. The first that stops ends it, and the

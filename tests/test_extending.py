@@ -1,5 +1,7 @@
 """docs/extending.md does as it says, and what README and docs point to is there."""
 
+import ast
+import json
 import math
 import re
 from pathlib import Path
@@ -9,7 +11,7 @@ import yaml
 from clips import TEXT
 
 from kit.__main__ import parser
-from kit.base.config import load_preset
+from kit.base.config import load_preset, rename_settings
 from kit.base.errors import Note
 from kit.dataset import layouts
 from kit.dataset.data_report import ManifestConfig
@@ -26,7 +28,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # What was measured keeps the names of files and commands of its day.
 CURRENT = [page for page in PAGES if page.name != "measurements-archive.md"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 GUIDE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def sources(notebook: Path, kind: str) -> str:
+    """The cells of one kind, `code` or `markdown`."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind)
 
 
 def blocks(heading: str, kind: str = "python") -> list[str]:
@@ -138,6 +147,16 @@ def test_the_preset_is_one(tmp_path):
     for section, values in yaml.safe_load(source).items():
         if section != "extends":
             check_settings({section: values}, load_preset("cpu"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_every_setting_and_parameter_that_a_notebook_names_is_one(path):
+    prose = sources(path, "markdown")
+    for settings in map(ast.literal_eval, re.findall(r'`(\{"\w+": \{.*?\}\})`', prose)):
+        check_settings(settings, load_preset("tiny"))
+        assert rename_settings(settings) == settings  # no former names
+    code = "\n".join(sources(each, "code") for each in NOTEBOOKS)
+    assert {*re.findall(r"`([A-Z_]{4,})`", prose)} <= {*re.findall(r"\b[A-Z_]{4,}\b", code)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -117,13 +117,22 @@ def figure_text(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+SAMPLE_KINDS = (
+    "recording: the original. held_out raw and ema: the last and the averaged weights, with one "
+    "candidate. All others: the voice as it speaks, with the best of several candidates."
+)
+
+
 def report_page(report: dict, folder: Path) -> str:
     """Return the record of the run in `folder` as one self-contained HTML page."""
-    players = "".join(_player(sample, folder) for sample in report.get("samples", []))
-    samples = f"<h2>Samples</h2>{players}" if players else ""
+    samples = report.get("samples", [])
+    texts = [sample["text"] for sample in samples]
+    together = sorted(samples, key=lambda sample: texts.index(sample["text"]))
+    players = "".join(_player(sample, folder) for sample in together)
+    players = f"<h2>Samples</h2><p>{SAMPLE_KINDS}</p>{players}" if players else ""
     head = "<!doctype html><meta charset=utf-8><title>Run record</title>"
     head += f"<style>{PAGE_STYLE}</style>"
-    return f"{head}<h1>{html.escape(folder.name)}</h1>{table_html(report)}{samples}"
+    return f"{head}<h1>{html.escape(folder.name)}</h1>{players}<h2>Figures</h2>{table_html(report)}"
 
 
 def _player(sample: dict, folder: Path) -> str:
@@ -138,5 +147,5 @@ def _player(sample: dict, folder: Path) -> str:
     if not path.is_file():
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
-    text = html.escape(f"{sample['text']} ({sample['split']}, {Path(sample['wav']).stem})")
+    text = html.escape(f"{sample['text']} ({Path(sample['wav']).stem})")
     return f"<p>{text}<audio controls src='data:audio/wav;base64,{data}'></audio></p>"

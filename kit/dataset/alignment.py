@@ -324,7 +324,7 @@ def match(rows: list[Utterance], alignments: list[Alignment], config: AlignConfi
             mismatched.append(refuse(row, "mismatch", reason, row.seconds))
         elif limit == -math.inf:
             unjudged += 1
-    note = f"{len(mismatched)} of {len(rows):,} clips do not hold what their text says"
+    note = f"{len(mismatched)} of {len(rows):,} clips do not match their text"
     if unjudged:
         note += (
             f"; {unjudged:,} that the recogniser was not trained on could not be judged: their "

@@ -12,6 +12,8 @@ from IPython.display import display
 from kit.base.formatting import clock
 from kit.notebook.kernel import front_end
 
+ESTIMATE_AFTER_S = 3.0  # earlier, the time left is mostly start-up, multiplied
+
 
 class Ticker:
     """`tick(done, total)` after each piece of work; `tick.follow(pairs, total)` round a loop."""
@@ -31,8 +33,11 @@ class Ticker:
         self._show(self.line(done, total, now_s - self.began_s, detail))
 
     def line(self, done: int, total: int, took_s: float, detail: str = "") -> str:
-        left_s = took_s * (total - done) / done if done else 0.0
-        ending = f"{clock(left_s)} left" if done < total else f"done in {clock(took_s)}"
+        ending = ""
+        if done >= total:
+            ending = f"done in {clock(took_s)}"
+        elif done and took_s >= ESTIMATE_AFTER_S:
+            ending = f"{clock(took_s * (total - done) / done)} left"
         parts = [
             f"{self.label}: {done:,.0f} of {total:,.0f}",
             f"{100 * done / total:.0f} %",

@@ -76,7 +76,7 @@ class ActiveRun(Run):
             f"run {self.name} in {self.folder}, preset {self.preset_name}, "
             + (f"use {self.use}, " if self.use else "")
             + (f"set {self.first_settings()}, " if self.settings else "")
-            + f"{self.hw.name}, {self.precision.value}, {self.threads.value} threads"
+            + f"{self.hw.name}, {self.precision.value}, threads: {self.threads.value}"
         )
 
     def first_settings(self) -> str:

@@ -140,7 +140,7 @@ def learn_sound(data: TrainingData) -> Result:
     held_out = clips_with_states(data, models, "held_out", SOUND_HELD_OUT_CLIPS)
     existing = load_finetuned_codec(run.folder, weights)
     if existing is not None:
-        line = "The sound knows the states of these weights already."
+        line = "The decoder was trained on hidden states of these weights before."
         return dataclasses.replace(compare_sounds(data, existing, held_out), line=line)
     start_s = time.perf_counter()
     clips = clips_with_states(data, models, "train", config.clips)
@@ -208,7 +208,7 @@ def clips_with_states(
     references = speaker_references(data.cache, split)
     models = [model.to(data.run.hw.device) for model in models]
     clips = []
-    tick = Ticker("states of")
+    tick = Ticker("hidden states")
     for number, first in enumerate(range(0, len(existing), STATES_BATCH)):
         batch = existing[first : first + STATES_BATCH]
         mels = torch.stack([references[data.cache.rows[i]["speaker"]].float() for i in batch])

@@ -110,7 +110,7 @@ class Benchmark:
             "rounds": self.config.rounds,
         }
         hw = self.active.hw
-        return Result(line=f"{hw.device}: {hw.name}, {task.threads} threads", figures=figures)
+        return Result(line=f"{hw.device}: {hw.name}, threads: {task.threads}", figures=figures)
 
     def measure(self) -> Result:
         """Train every variant that was not measured before.

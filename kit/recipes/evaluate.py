@@ -100,7 +100,7 @@ class Evaluation:
         waves = {
             "recording": recording,
             "codec": data.codec.round_trip(recording),
-            "raw, read once": once.wave,
+            "raw, one candidate": once.wave,
             self.best_of(self.weights): spoken.wave,
         }
         (transcript,) = transcribe(data.recognizer, [spoken.wave], data.rate_hz)
@@ -121,7 +121,7 @@ class Evaluation:
         """Every sentence spoken once with the last weights, and with their average if any."""
         scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
         figures = {f"cer_{name}": score.cer for name, score in scores.items()}
-        line = f"CER read once: {error_rates(scores)}"
+        line = f"CER with one candidate: {error_rates(scores)}"
         return self.record(line, figures, self.error_bars(scores), scores_table(scores))
 
     def best_of_several(self) -> Result:
@@ -131,7 +131,9 @@ class Evaluation:
         chosen = self.data.spoken["held_out"].scores
         scores = {name: spoken.scores for name, spoken in self.data.by_weights.items()}
         figures = chosen.figures() | {"weights": best, "candidates": self.data.sampling.best_of}
-        line = f"CER {scores[best].cer:.2%} read once, {chosen.cer:.2%} {self.best_of(best)}"
+        line = (
+            f"CER with one candidate {scores[best].cer:.2%}, {self.best_of(best)} {chosen.cer:.2%}"
+        )
         scores[self.best_of(best)] = chosen
         return self.record(line, figures, self.error_bars(scores), scores_table(scores))
 
@@ -187,7 +189,7 @@ class Evaluation:
         if "EMA" in final:
             percent = 100 * (1 - final["EMA"] / final["raw"])
             where = "below" if percent >= 0 else "above"
-            line += f"\nAt the end EMA is {abs(percent):.1f} % {where} raw."
+            line += f"\nThe loss of EMA is {abs(percent):.1f} % {where} that of raw."
         return self.record(line, figures, curves(lines, "step", "held-out loss"))
 
     def word_errors(self) -> Result:
@@ -224,7 +226,7 @@ class Evaluation:
         judged = self.active_run.report().get("judges", {})
         if not judged:
             command = f"make judges RUN={self.active_run.name}"
-            line = f"Not judged by others (Whisper, DNSMOS, speaker similarity): {command}"
+            line = f"Not yet judged by Whisper, DNSMOS and speaker similarity: run {command}"
             return Result(line=line)
         scores = judged["heard"]
         errors = ", ".join(f"{name} {score['cer']:.1%}" for name, score in scores.items())

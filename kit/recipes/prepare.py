@@ -220,7 +220,7 @@ class Preparation:
         self.checked.before_segmentation().require_usable(self.rules, self.data_report_path)
         rows = self.checked.kept
         fixed = write_fixed(rows, self.active_run.path("fixed.jsonl"), root=self.folder)
-        line = f"{len(rows):,} rows in {fixed}"
+        line = f"The {len(rows):,} clips that are kept: {fixed}"
         too_long = self.checked.too_long
         if too_long:
             minutes = sum(finding.seconds for finding in too_long) / 60
@@ -246,7 +246,7 @@ class Preparation:
         base = load_base_tokenizer(run, language)
         counts = count_tokens(self.tokenizer, lines)
         size, reason = grown_vocabulary_advice(self.tokenizer, counts, base)
-        line = f"{self.tokenizer.vocab_size} ids; vocabulary advice: {size}, {reason}"
+        line = f"{self.tokenizer.vocab_size} tokens; recommended: {size}. {reason}"
         pictures = ()
         if self.source.tokenizer:
             fitness = compare_tokenizers({f"{self.source.tokenizer}, as it is": report})
@@ -331,8 +331,8 @@ class Preparation:
             caption = f"{alignment.score:.2f}, most at {alignment.worst_at_s:.1f} s | {row.text}"
             sounds += players_of({caption: wave}, self.codec.sample_rate)
         return Result(
-            line=f"{self.matched.note}\n{len(self.aligned.kept):,} utterances stay, "
-            f"{self.aligned.lost_percent:.2f} % of the hours are refused",
+            line=f"{self.matched.note}\n{len(self.aligned.kept):,} clips are kept, "
+            f"{self.aligned.lost_percent:.2f} % of the hours are rejected",
             pictures=[curves(lines, "clip, the worst first", "fit (nats a character)")],
             sounds=sounds,
         )
@@ -345,7 +345,7 @@ class Preparation:
             self.cut = self.aligned
             line = "Nothing is cut: the recogniser is not good enough to find the words."
             if too_long:
-                line += f" Refused as too long for a row: {len(too_long):,} of the recordings."
+                line += f" Rejected as too long: {len(too_long):,} of the recordings."
             return Result(line=line)
         cutter = Segmenter(
             recognizer=self.recognizer,
@@ -360,6 +360,8 @@ class Preparation:
                 rows, run.path("long"), Ticker("seconds aligned"), recognizer_group(run)
             )
         self.cut = self.aligned.with_clips(clips)
+        if not too_long:
+            return Result(line="No recording is too long.")
         return Result(line=f"{len(clips)} clips from {len(too_long)} recordings that were too long")
 
     def fit_positions(self) -> Result:
@@ -382,7 +384,7 @@ class Preparation:
         self.active_run.record(data=figures)
         return Result(
             line=f"{self.model.max_text} text positions, {self.model.max_code} code positions; "
-            f"{len(beyond)} rows are too long for them",
+            f"{len(beyond)} clips are too long for them",
             figures=figures,
         )
 
@@ -421,9 +423,9 @@ class Preparation:
             "tokens": (self.cache.lengths(sample) + EXTRA_TOKENS).tolist(),
         }
         return Result(
-            line=f"limit {report.limit_codes} codes, {report.limit_tokens} tokens; "
-            f"{len(report.beyond)} rows ({report.beyond_share:.2%}) are longer\n"
-            f"fixed lengths for torch.compile: {', '.join(map(str, fixed))} tokens",
+            line=f"{len(report.beyond)} examples ({report.beyond_share:.2%}) exceed the limit of "
+            f"{report.limit_codes} codes or {report.limit_tokens} tokens for one fixed shape\n"
+            f"{len(fixed)} fixed lengths for compiled kernels: {fixed[0]} to {fixed[-1]} tokens",
             pictures=[histogram(lengths, marks={"tokens": fixed})],
             figures=report.table(),
         )

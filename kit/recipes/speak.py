@@ -99,7 +99,7 @@ class Speaking:
         note = self.voice.audio_note()
         return (
             f"voices {self.voice.speakers}, {self.weights} weights, "
-            f"{self.active_run.threads.value} threads, {self.active_run.hw.name}"
+            f"threads: {self.active_run.threads.value}, {self.active_run.hw.name}"
             + (f"; {note}" if note else "")
         )
 
@@ -501,14 +501,14 @@ class SpeakingCosts:
         texts = [row.text for row in own.held_out[:10]]
         as_preset = real_time_factor(self.fp32_voice, texts, own.sampling)
         once = real_time_factor(self.fp32_voice, texts, own.read_once)
-        factors = {"fp32, as the preset says": as_preset, "fp32, read once": once}
+        factors = {"fp32, as the preset says": as_preset, "fp32, one candidate": once}
         best = once
         if chosen != "fp32":
             best = real_time_factor(own.voices[chosen], texts, own.read_once)
-            factors[f"{chosen}, read once"] = best
+            factors[f"{chosen}, one candidate"] = best
         return self.record(
             "real_time_factor",
-            f"{as_preset:.3f} s of work per second of speech; {once:.3f} s when read once",
+            f"{as_preset:.3f} s of work per second of speech; {once:.3f} s with one candidate",
             [bars(list(factors), factors.values(), "seconds of work per second of speech")],
             {
                 "real_time_factor": as_preset,

@@ -295,7 +295,7 @@ class TrainingPlan:
     @once
     def switches(self) -> Result:
         """Every optimisation: on or off, what it does here, or why it cannot."""
-        source = "measured by 05_benchmark" if self.measured else "of the preset"
+        source = "measured by 05_benchmark" if self.measured else "the preset's"
         figures = {}
         for switch in self.offered:
             words = ("on" if switch.on else "off", switch.measured, switch.reason)
@@ -305,13 +305,13 @@ class TrainingPlan:
         if not self.will_pad(self.speed):
             when = "If compiled,"
         line = (
-            f"Switches: {source}. {when} rows are padded to {len(lengths)} lengths, {lengths[0]} "
-            f"to {lengths[-1]} tokens."
+            f"Switches: {source}. {when} examples are padded to {len(lengths)} lengths, "
+            f"{lengths[0]} to {lengths[-1]} tokens."
         )
         if self.model.text_dropout:
             line += (
-                f" {self.model.text_dropout:.0%} of the rows come without their text: a voice that "
-                "knows both can be guided by its text (`generate.guidance_scale`)."
+                f" {self.model.text_dropout:.0%} of the examples come without their text: a voice "
+                "that learnt both can be guided by its text (`generate.guidance_scale`)."
             )
         return Result(line=line, figures=figures)
 

@@ -204,11 +204,11 @@ def training_gate(run: ActiveRun, data: TrainingData, every: int) -> tuple[Calla
     """
     sentences = data.held_out_sentences(GATE_SENTENCES) if every else []
     if not sentences:
-        return None, "no gate"
+        return None, "quality gate: off"
     recognizer = load_recognizer(run.path("recognizer.safetensors"))
     config = sampling_of(run, best_of=1)
     gate = gate_evaluator(data.voice(), sentences, recognizer, config)
-    return gate, f"gate: {len(sentences)} sentences every {every} steps"
+    return gate, f"quality gate: {len(sentences)} sentences every {every} steps"
 
 
 def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:

@@ -230,7 +230,7 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
     rare = sum(pieces.get(i, 0) < OFTEN and text not in parts for i, text in learned.items())
     if rare > (1 - _OFTEN_SHARE) * len(learned):
         return size - len(learned) + often, (
-            f"Too large for this text: {rare} of {len(learned)} pieces longer than a character "
+            f"Too large for this text: {rare} of {len(learned)} tokens longer than a character "
             f"occur fewer than {OFTEN} times, too few to learn how they sound."
         )
     kept = {i: n for i, n in pieces.items() if not tokenizer.is_fixed(i)}
@@ -238,11 +238,11 @@ def vocabulary_advice(tokenizer: BaseTokenizer, pieces: dict[int, int]) -> tuple
     length = characters / max(1, sum(kept.values()))  # the mark of a word's start included
     if length < _SHORT_PIECES:
         return size + max(len(learned), size // 4), (
-            f"Rather small: a piece holds {length:.1f} characters on average, so sequences are "
-            f"long, and all but {len(learned) - often} of {len(learned)} longer pieces occur "
-            f"{OFTEN} times or more: there is room for more of them."
+            f"Rather small: a token is {length:.1f} characters on average, so sequences are long, "
+            f"and {often} of {len(learned)} longer tokens occur {OFTEN} times or more: there is "
+            "room for more."
         )
-    return size, f"Fits: {often} of {len(learned)} longer pieces occur {OFTEN} times or more."
+    return size, f"Fits: {often} of {len(learned)} longer tokens occur {OFTEN} times or more."
 
 
 def substrings(texts: list[str]) -> set[str]:

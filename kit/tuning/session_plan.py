@@ -191,14 +191,14 @@ def resolve_steps(
 
 
 def describe_epochs(config: TrainConfig, epoch_steps: int, hours: float) -> str:
-    """'844 steps = 20 epochs over 3 hours', and what may end them before."""
+    """'844 steps = 20 epochs over 3 hours', and what may end them early."""
     epochs = config.max_steps / epoch_steps
     few = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"
     text = f"{config.max_steps:,} steps = {few} epochs over {hours:.3g} hours"
     if not config.end_patience:
         return text
     judged = "gate evaluations" if config.gate_every else "validations"
-    return f"{text}; {config.end_patience} {judged} with none better end it before"
+    return f"{text}; {config.end_patience} {judged} without improvement end it early"
 
 
 def shortened(

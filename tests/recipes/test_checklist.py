@@ -14,7 +14,7 @@ SOUND = {
         "utterances": 18373,
         "refused": 7,
         "refused_percent": 0.02,
-        "alignment": "0 of 1,500 clips do not hold what their text says",
+        "alignment": "0 of 1,500 clips do not match their text",
     },
     "text": {"byte_rate": 0.0, "round_trip": 1.0},
     "setup": {"preset for this machine": "cpu"},

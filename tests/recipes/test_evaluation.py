@@ -73,7 +73,7 @@ def evaluated(run) -> tuple[Evaluation, dict]:
 def test_the_voice_is_shown_with_sound_and_spectrogram_beside_the_recording(evaluated):
     result = evaluated[1]["hear"]
     captions = [sound.caption for sound in result.sounds]
-    assert captions == ["recording", "codec", "raw, read once", "ema, best of 2"]
+    assert captions == ["recording", "codec", "raw, one candidate", "ema, best of 2"]
     assert len(result.pictures[0].axes) == 4 and " | transcript: " in str(result)
     drawn = result._repr_html_()
     assert drawn.index("<img") < drawn.index("<audio")

@@ -71,7 +71,7 @@ def test_it_is_not_learnt_twice(learnt):
     run, result = learnt
     before = file_digest(run.folder / SOUND)
     again = learn_sound(TrainingData(run))
-    assert str(again) == "The sound knows the states of these weights already."
+    assert str(again) == "The decoder was trained on hidden states of these weights before."
     assert file_digest(run.folder / SOUND) == before
     assert [sound.wav_bytes() for sound in again.sounds] == [s.wav_bytes() for s in result.sounds]
 

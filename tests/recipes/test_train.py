@@ -156,7 +156,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     lines = [str(result) for result in results]
     assert all(isinstance(result, Result) for result in results)
     assert any(line.startswith("It fits. micro_batch 8: planned") for line in lines)
-    assert any("Training: 6 steps of" in line for line in lines) and "no gate" in lines[4]
+    assert any("Training: 6 steps of" in line for line in lines) and "gate: off" in lines[4]
     assert lines[-4] == "Trained to step 6 of 6." and "step 1 / 6" in capsys.readouterr().out
     left = {path.name for path in tmp_path.iterdir()}
     assert {"model-raw.safetensors", "model-ema.safetensors", "references.safetensors"} <= left
@@ -171,7 +171,7 @@ def test_nobody_watches_and_a_voice_is_left_which_is_not_trained_again(tmp_path,
     log = (tmp_path / "train.jsonl").read_bytes()
     again = [str(result) for result in Training(active(tmp_path)).run()]
     assert again[0] == "Trained to step 6 of 6." and len(again) == 4
-    assert again[2] == "The sound knows the states of these weights already."
+    assert again[2] == "The decoder was trained on hidden states of these weights before."
     assert (tmp_path / "train.jsonl").read_bytes() == log
     assert json.loads((tmp_path / "report.json").read_bytes())["train"] == train
 
@@ -243,7 +243,7 @@ def test_the_panel_takes_the_steps_that_were_left_out(tmp_path, capsys):
     training = Training(saved(tmp_path))
     training.panel("plain")
     said = capsys.readouterr().out
-    for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: of the pre"):
+    for words in ("parameters. 6 steps =", "It fits.", "Training: 6 steps", "Switches: the pre"):
         assert words in said
     assert training.wait().line == "Trained to step 6 of 6."
     assert "<img" in training.curves()._repr_html_() and "<img" in training.fits()._repr_html_()
@@ -367,7 +367,8 @@ def test_the_gate_evaluates_held_out_sentences_when_it_is_on(tmp_path, monkeypat
     training = Training(run)
     line = str(training.judge())
     some = len(training.data.held_out_sentences(24))
-    assert 0 < some <= len(held_out) and line.startswith(f"gate: {some} sentences every 3 steps")
+    assert 0 < some <= len(held_out)
+    assert line.startswith(f"quality gate: {some} sentences every 3 steps")
     assert "own CER on recordings: 40.0%" in line and "cannot tell whether a voice" in line
     assert training.gate is not None
     assert "Fused attention (SDPA)" in training.switches().figures
@@ -464,7 +465,7 @@ def test_a_compiled_run_pads_its_rows_to_the_fixed_lengths_of_01(tmp_path):
 def test_a_run_in_bf16_on_a_cpu_pads_its_rows_too(tmp_path):
     training = Training(active(tmp_path, precision="bf16", speed={"mixed_precision": True}))
     fixed = fixed_lengths(training.data.cache)
-    assert f"so rows are padded to {len(fixed)} lengths" in str(training.switches())
+    assert f"so examples are padded to {len(fixed)} lengths" in str(training.switches())
     assert training.workload().step.length == fixed[-1]
     for precision, pads in (("bf16", True), ("fp32", False)):
         applied = SimpleNamespace(precision=precision, on=lambda name: False)
