@@ -6,14 +6,15 @@ their command runs, so that --help does not wait for torch.
 
 import argparse
 import dataclasses
+import importlib
 import json
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kit.base.answer import Answer
 from kit.base.errors import KitError
-from kit.base.files import write_atomic
 
 INTRODUCTION = """\
 Recordings in, a voice out. The commands are the notebooks, in the order in which they are used:
@@ -28,7 +29,12 @@ repeated: after an interruption, give the same command again. Ctrl-C stops at th
 with a checkpoint; a second Ctrl-C stops at once. Several processes can share the work of prepare
 and train: torchrun --standalone --nproc-per-node=2 -m -- kit prepare --run NAME
 
-Exit codes: 0 done, 2 something must be changed (the message says what), 130 stopped by Ctrl-C."""
+With --json, stdout gets one JSON object at the end, with all figures, and nothing else: progress
+goes to stderr, and an error is the object's "error".
+
+Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
+voice does not pass, 130 stopped by Ctrl-C."""
+GATE_FAILED = 3
 
 # Former names of options, which are still taken.
 FORMER = {
@@ -44,33 +50,31 @@ SAVED = "later commands need not repeat it"
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A subcommand: `steps(run, **options)`, NAME_steps, yields the results of the recipe.
+    """A subcommand. An option is an argument of the recipe: name, type, placeholder and help.
 
-    Its docstring says what the command writes. An option is an argument of the recipe: name, type,
-    placeholder and help. Options that are not given are left to the recipe's defaults.
+    Options that are not given are left to the recipe's defaults.
     """
 
-    steps: Callable[..., Iterable]
+    name: str
+    # Called with the run and the options, it yields results, or what it returns does in its run().
+    recipe: Callable[..., Iterable] | str  # a function of this file, or MODULE.NAME of kit.recipes
     purpose: str
+    writes: str
     options: tuple[tuple[str, Callable, str, str], ...] = ()
     example: str = ""  # options that most people need
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
-    needs_run: bool = True  # False: `steps` gets the name of the run, which need not exist
-
-    @property
-    def name(self) -> str:
-        return self.steps.__name__.removesuffix("_steps")
+    needs_run: bool = True  # False: `recipe` gets the name of the run, which need not exist
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
         own = subparsers.add_parser(
             self.name,
-            description=f"{self.purpose[0].upper()}{self.purpose[1:]}. {self.steps.__doc__}",
+            description=f"{self.purpose[0].upper()}{self.purpose[1:]}. Writes {self.writes}.",
             epilog="Defaults are in brackets.",
             argument_default=argparse.SUPPRESS,
         )
-        own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False)
+        own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False, json=False)
         own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
         if self.needs_run:
             own.add_argument("--preset", help="a file of configs/ (KIT_PRESET, or what fits here)")
@@ -78,6 +82,7 @@ class Command:
             value = {"metavar": "SECTION.KEY=VALUE", "help": f"such as train.lr=1e-4; {SAVED}"}
             own.add_argument("--set", action="extend", nargs="+", **value)
         own.add_argument("--tables", action="store_true", help="also print the steps' tables")
+        own.add_argument("--json", action="store_true", help="only one JSON object on stdout")
         for name, kind, metavar, help in self.options:
             flag = "--" + name.replace("_", "-")
             own.add_argument(flag, type=kind, metavar=metavar, help=help)
@@ -88,7 +93,12 @@ class Command:
     def results(self, run, options: argparse.Namespace) -> Iterable:
         """Run the recipe with those of its own options that were given."""
         own = {name for name, *_ in self.options}
-        return self.steps(run, **{k: value for k, value in vars(options).items() if k in own})
+        recipe = self.recipe
+        if isinstance(recipe, str):
+            module, name = recipe.split(".")
+            recipe = getattr(importlib.import_module(f"kit.recipes.{module}"), name)
+        steps = recipe(run, **{k: value for k, value in vars(options).items() if k in own})
+        return steps.run() if hasattr(steps, "run") else steps
 
 
 class FormerOption(argparse.Action):
@@ -116,84 +126,7 @@ def yes(text: str) -> bool:
     return text == "yes"
 
 
-def setup_steps(run) -> Iterable:
-    """Writes the choices for this machine to the run's report."""
-    from kit.recipes.setup import Setup
-
-    return Setup(run).run()
-
-
-def prepare_steps(run, **options) -> Iterable:
-    """Writes the data report (rejected clips and why), tokenizer, codec, recogniser and codes."""
-    from kit.recipes.prepare import Preparation
-
-    return Preparation(run, **options).run()
-
-
-def benchmark_steps(run, **options) -> Iterable:
-    """Writes speed.yaml, the switches that pay off, for `train`; finished trials are reused."""
-    from kit.recipes.benchmark import Benchmark
-
-    return Benchmark(run, **options).run()
-
-
-def train_steps(run, **options) -> Iterable:
-    """Writes weights, checkpoints and the log; resumes from the newest intact checkpoint."""
-    from kit.recipes.train import Training
-
-    return Training(run, **options).run()
-
-
-def finetune_steps(run, **options) -> Iterable:
-    """Writes what prepare and train do, what was forgotten, export/, and coqui/ for coqui-tts."""
-    from kit.recipes.finetune import FineTune
-
-    return FineTune(run, **options).run()
-
-
-def evaluate_steps(run, **options) -> Iterable:
-    """Writes error rates beside those of the recordings, samples, and whether the voice passes."""
-    from kit.recipes.evaluate import Evaluation
-
-    return Evaluation(run, **options).run()
-
-
-def speak_steps(
-    run, text: str | None = None, out: Path | None = None, voice: str = "", **how
-) -> Iterable:
-    """Writes the WAV file; without --text figures, samples and export/, the voice in one folder."""
-    if voice:
-        return speak_with(voice, text, out, **how)
-    from kit.recipes.speak import Speaking
-
-    if text is None and (out or how):
-        raise KitError("--reference, --speaker, --dtype and --out need a --text to say.")
-    speaking = Speaking(run)
-    if text is None:
-        return speaking.run()
-    return [written(speaking.say(text, **how), out or run.path("spoken.wav"))]
-
-
-def speak_with(voice: str, text: str | None, out: Path | None, dtype: str = "", **how) -> Iterable:
-    """Say `text` with an exported voice, without a run."""
-    from kit.recipes.hub import voice_folder
-    from kit.recipes.speak import say_with
-
-    if text is None:
-        raise KitError("--voice needs a --text to say.")
-    if dtype:
-        raise KitError("--dtype is for a run's voice: an exported one has its number format.")
-    return [written(say_with(voice_folder(voice), text, **how), out or Path("spoken.wav"))]
-
-
-def written(result, path: Path):
-    """Write the sound of `result` to `path`; return it with a line that says so."""
-    write_atomic(path, result.sounds[0].wav_bytes())
-    return dataclasses.replace(result, line=f"{result.line}\nWritten: {path}")
-
-
 def serve_steps(run: str, voice: str = "", **how) -> Iterable:
-    """Writes nothing: it serves runs/NAME/export, or the exported voice that --voice names."""
     from kit.recipes.serve import serve
 
     serve(exported_voice(run, voice), **how)
@@ -211,7 +144,6 @@ def exported_voice(run: str, voice: str) -> Path:
 def transcribe_steps(
     run: str, data: str = "", out: str = "", language: str = "am", whisper: str = "small"
 ) -> Iterable:
-    """Writes clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out."""
     from kit.base.run import run_folder
     from kit.recipes.more_data import load_whisper, transcribe
 
@@ -221,24 +153,15 @@ def transcribe_steps(
 
 
 def onnx_steps(run: str, voice: str = "", **how) -> Iterable:
-    """Writes onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names."""
     from kit.recipes.speak import export_for_onnxruntime
 
     return [export_for_onnxruntime(exported_voice(run, voice), **how)]
 
 
 def push_steps(run, to: str = "", **how) -> Iterable:
-    """Writes a repository on the Hugging Face hub: the voice, samples and a model card."""
     from kit.recipes.hub import push
 
     return [push(run, to, **how)]
-
-
-def checklist_steps(run) -> Iterable:
-    """Writes nothing: it reads the run's report."""
-    from kit.recipes.evaluate import Checklist
-
-    return [Checklist(run).result()]
 
 
 RECORDINGS = (
@@ -253,10 +176,17 @@ DURATION = (
 )
 
 COMMANDS = (  # in the order in which they are used
-    Command(setup_steps, "what suits this machine, and whether the run fits"),
     Command(
-        prepare_steps,
+        "setup",
+        "setup.Setup",
+        "what suits this machine, and whether the run fits",
+        "the choices for this machine to the run's report",
+    ),
+    Command(
+        "prepare",
+        "prepare.Preparation",
         "check, tokenizer, codec, codes on disk",
+        "the data report (rejected clips and why), tokenizer, codec, recogniser and codes",
         (
             *RECORDINGS,
             ("max_rejected_percent", float, "P", "of the hours that may be rejected; 100: all (5)"),
@@ -273,8 +203,10 @@ COMMANDS = (  # in the order in which they are used
         own_gpu=False,
     ),
     Command(
-        benchmark_steps,
+        "benchmark",
+        "benchmark.Benchmark",
         "which switches pay off here (optional)",
+        "speed.yaml, the switches that pay off, for `train`; finished trials are reused",
         (
             ("steps", int, "N", "optimiser steps timed in a round (the preset's)"),
             ("rounds", int, "N", "interleaved; their median counts (the preset's)"),
@@ -283,14 +215,18 @@ COMMANDS = (  # in the order in which they are used
         ),
     ),
     Command(
-        train_steps,
+        "train",
+        "train.Training",
         "the model; resumes where it stopped",
+        "weights, checkpoints and the log; resumes from the newest intact checkpoint",
         (*DURATION, ("plan", json_object, "JSON", "what a panel has checked (checked here)")),
         shared=True,
     ),
     Command(
-        finetune_steps,
+        "finetune",
+        "finetune.FineTune",
         "prepare and train, from a released XTTS-v2",
+        "what prepare and train do, what was forgotten, export/, and coqui/ for coqui-tts",
         (
             *RECORDINGS,
             ("base_model", str, "PATH", "its folder, or hf://OWNER/NAME (hf://coqui/XTTS-v2)"),
@@ -300,26 +236,33 @@ COMMANDS = (  # in the order in which they are used
         example="--accept-license CPML",
     ),
     Command(
-        evaluate_steps,
+        "evaluate",
+        "evaluate.Evaluation",
         "is it intelligible?",
+        "error rates, samples, and whether the voice passes (if not, the exit code is 3)",
         (("sentences", int, "N", "held-out sentences to speak (the preset's)"),),
     ),
     Command(
-        speak_steps,
+        "speak",
+        "speak_file.speak",
         "a sentence as a WAV file; what speech costs",
+        "the WAV file; those of --file, and index.csv; without both figures, samples and export/",
         (
             ("text", str, "TEXT", "say only this (measure every way to speak, and export)"),
-            ("speaker", str, "NAME", "the speaker, with --text (the first)"),
-            ("reference", str, "FILE", "with --text: a recording of another person's voice"),
-            ("dtype", str, "FORMAT", "with --text: fp32, bf16, int8 (fp32)"),
-            ("out", Path, "FILE", "with --text (spoken.wav in the run's folder)"),
-            ("voice", str, "FOLDER", "with --text: an exported voice, or hf://OWNER/NAME"),
+            ("file", Path, "FILE", "say its lines, a sentence or id|text each; finished ones stay"),
+            ("out", Path, "PATH", "of the WAV file (spoken.wav); with --file its folder"),
+            ("speaker", str, "NAME", "who says it (the first)"),
+            ("reference", str, "FILE", "a recording of another person, to sound like that"),
+            ("dtype", str, "FORMAT", "in which the run's voice says it: fp32, bf16, int8 (fp32)"),
+            ("voice", str, "FOLDER", "that says it: an exported voice, or hf://OWNER/NAME"),
         ),
         example='--text "..."',
     ),
     Command(
+        "serve",
         serve_steps,
         "the voice in a browser, and OpenAI's speech API",
+        "nothing: it serves runs/NAME/export, or the exported voice that --voice names",
         (
             ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
             ("host", str, "ADDRESS", "0.0.0.0 lets other machines in (127.0.0.1)"),
@@ -329,8 +272,10 @@ COMMANDS = (  # in the order in which they are used
         needs_run=False,
     ),
     Command(
+        "transcribe",
         transcribe_steps,
         "clips and texts from recordings without text",
+        "clips, metadata.csv, transcripts.csv (with confidences) and losses.jsonl to --out",
         (
             ("data", str, "FOLDER", "the recordings, of any length; they are only read"),
             ("out", str, "FOLDER", "an LJSpeech folder, made or continued"),
@@ -341,8 +286,10 @@ COMMANDS = (  # in the order in which they are used
         needs_run=False,
     ),
     Command(
+        "onnx",
         onnx_steps,
         "the voice for onnxruntime, without torch",
+        "onnx/ in the folder of the exported voice: runs/NAME/export, or what --voice names",
         (
             ("voice", str, "FOLDER", "an exported voice, or hf://OWNER/NAME (the run's export/)"),
             ("dtype", str, "FORMAT", "of the GPT's matmuls: fp32, int8 (fp32)"),
@@ -350,8 +297,10 @@ COMMANDS = (  # in the order in which they are used
         needs_run=False,
     ),
     Command(
+        "push",
         push_steps,
         "the exported voice to the Hugging Face hub",
+        "a repository on the Hugging Face hub: the voice, samples and a model card",
         (
             ("to", str, "OWNER/NAME", "the repository, yours; new ones are private"),
             ("public", yes, "yes", "make a new repository public (no)"),
@@ -362,7 +311,12 @@ COMMANDS = (  # in the order in which they are used
         ),
         example="--to OWNER/NAME",
     ),
-    Command(checklist_steps, "what was checked, and what is left to do"),
+    Command(
+        "checklist",
+        "evaluate.Checklist",
+        "what was checked, and what is left to do",
+        "nothing: it reads the run's report",
+    ),
 )
 
 
@@ -371,23 +325,47 @@ def main(words: list[str] | None = None) -> int:
     options = parser().parse_args(words)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # for terminals without Ethiopic
+    answer = Answer({"command": options.command.name})
+    if not options.json:
+        return run_safely(options, answer)
+    with answer.on_stdout():
+        answer.fields["exit_code"] = run_safely(options, answer)
+    return answer.fields["exit_code"]
+
+
+def run_safely(options: argparse.Namespace, answer: Answer) -> int:
+    """Run the command; returns the exit code. An error of the kit is printed and answered."""
     interrupts = Interrupts()
     try:
-        return run_command(options, interrupts)
+        code = run_command(options, interrupts, answer)
     except KeyboardInterrupt:
-        return interrupts.leave()
+        code = interrupts.leave()
     except ModuleNotFoundError as error:
-        print(
+        needed = (
             f"This command needs the package `{error.name}`: install it, or the kit with all that "
-            "it needs (pip install without --no-deps).",
-            file=sys.stderr,
+            "it needs (pip install without --no-deps)."
         )
-        return 2
+        print(needed, file=sys.stderr)
+        answer.fields["error"] = needed
+        code = 2
     except (ValueError, RuntimeError, OSError) as error:
         if not type(error).__module__.startswith("kit."):
             raise
         print(error, file=sys.stderr)
-        return 2
+        answer.fields["error"] = str(error)
+        code = 2
+    if interrupts.signals:
+        answer.fields["error"] = "Stopped by a signal. The same command resumes."
+    return code
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose errors --json also prints as an object."""
+
+    def error(self, message: str):
+        if "--json" in sys.argv:
+            print(json.dumps({"error": message, "exit_code": 2}, ensure_ascii=False))
+        super().error(message)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -396,7 +374,7 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         example = f": {command.example}" if command.example else ""
         lines.append(f"  python -m kit {command.name:10}  {command.purpose}{example}")
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="voicekit" if Path(sys.argv[0]).stem == "voicekit" else "python -m kit",
         description=INTRODUCTION.format(commands="\n".join(lines)),
         epilog=AFTERWARDS,
@@ -408,7 +386,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
+def run_command(
+    options: argparse.Namespace, interrupts: "Interrupts", answer: Answer | None = None
+) -> int:
     """Run the recipe's steps and print each result, until the end or an interrupt.
 
     Under torchrun the first process does this; the others wait for its orders.
@@ -416,9 +396,11 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     from kit.recipes.start import set_thread_waiting, start
 
     set_thread_waiting()
+    answer = answer or Answer({})
     if not options.command.needs_run or "voice" in options:
         for result in options.command.results(options.run, options):
             print_result(result, options.tables)
+            answer.add(result)
         return 0
     from kit.base.hardware import allow_expandable_segments
     from kit.recipes.settings import parse_settings
@@ -428,6 +410,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     allow_expandable_segments()
     ranks = join_ranks(options.command.own_gpu)
     interrupts.ranks = ranks
+    answer.is_main = ranks.is_main
     if not ranks.is_main:
         interrupts.ignore()  # the main process receives them, and stops all
         follow_orders(ranks)
@@ -441,8 +424,10 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     run = start(options.run, options.preset, options.use, parse_settings(options.set))
     run = dataclasses.replace(run, ranks=ranks)
     print(run, flush=True)
+    answer.fields |= {"run": run.name, "folder": str(run.folder)}
     for result in options.command.results(run, options):
         print_result(result, options.tables)
+        answer.add(result)
         if interrupts.signals:
             break
     if ranks.several:
@@ -451,7 +436,7 @@ def run_command(options: argparse.Namespace, interrupts: "Interrupts") -> int:
     if interrupts.signals:
         return interrupts.leave()
     print(f"Report: {run.folder / 'report.html'}")
-    return 0
+    return GATE_FAILED if answer.failed else 0
 
 
 def print_result(result, tables: bool) -> None:

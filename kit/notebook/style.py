@@ -6,6 +6,7 @@ figure that a second thread corrupts. Okabe and Ito's palette, safe for the colo
 
 import io
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -35,6 +36,12 @@ def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def pixels(figure: Figure) -> np.ndarray:
+    """`figure` as a picture (height, width, RGB), 0 to 255."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()
 
 
 def shown_width_px(figure: Figure) -> int:

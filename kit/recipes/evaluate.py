@@ -219,7 +219,8 @@ class Evaluation:
         grid = [("", "asked of a voice", "found", "wanted")]
         for check in checks:
             grid.append(("✗" if check.problem else "✓", check.what, check.found, check.wanted))
-        return self.record(line, {"gate": problems or "passed"}, grid=grid)
+        result = self.record(line, {"gate": problems or "passed"}, grid=grid)
+        return dataclasses.replace(result, failed=bool(problems))
 
     def judges(self) -> Result:
         """The scores of independent models, if `make judges` has been run."""
@@ -350,6 +351,9 @@ class Checklist:
         self.report = run.report()
         manifest = build(ManifestConfig, run.section("manifest"))
         self.max_rejected_percent = manifest.max_rejected_percent
+
+    def run(self) -> Iterator[Result]:
+        yield self.result()
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""

@@ -165,13 +165,17 @@ class Speaking:
         Empty `dtype` is the default of this device (`Voice.in_format`). With `reference`, the
         path of a recording, its speaker replaces `speaker`. Raises SpeechError and DatasetError.
         """
-        if dtype and dtype not in self.voices:
-            hint = nearest(dtype, self.voices)
-            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
-        voice = self.voices[dtype] if dtype else self.voice
+        voice = self.voice_in(dtype)
         if reference:
             voice, speaker = with_reference(voice, reference)
         return voice.speak([text], speaker, sampling or self.sampling)[0]
+
+    def voice_in(self, dtype: str) -> Voice:
+        """Return the voice in the number format `dtype`, "" the device's. Raises SpeechError."""
+        if dtype and dtype not in self.voices:
+            hint = nearest(dtype, self.voices)
+            raise SpeechError(f"This voice is not ready in the format {dtype!r}.{hint}")
+        return self.voices[dtype] if dtype else self.voice
 
     def panel(self) -> None:
         """Show a text box, voices, formats, sampling, an upload for a reference, a button."""

@@ -235,11 +235,14 @@ class Training(TrainingPlan):
         trainer = lambda: self.job.trainer  # noqa: E731
         listeners = [AttentionLog(trainer, self.data.middle_row(), run.folder / ATTENTION)]
         sentences = self.data.held_out_sentences(1)
+        spoken = None
         if sentences:
             sampling = sampling_of(run, best_of=1)
             voice = self.data.voice()
-            listeners.append(SampleLog(trainer, voice, sentences[0], sampling, run.folder / SPOKEN))
-        for board, why in board_listeners(run, self.config, self.rows_before):
+            spoken = SampleLog(trainer, voice, sentences[0], sampling, run.folder / SPOKEN)
+            listeners.append(spoken)
+        newest_sample = lambda: spoken and spoken.newest  # noqa: E731
+        for board, why in board_listeners(run, self.config, self.rows_before, newest_sample):
             print(why)
             if board is not None:
                 listeners.append(board)

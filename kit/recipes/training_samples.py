@@ -33,12 +33,20 @@ from kit.model.text_attention import head_diagonality, text_attention_maps
 from kit.notebook.plots import Figure, heatmaps, spectrograms
 from kit.notebook.progress import Lines, Pace, newest, progress_texts
 from kit.notebook.result import Result, Sound, sound_html
+from kit.notebook.style import pixels
 from kit.recipes.active_run import ActiveRun
 from kit.recipes.run_source import sampling_of
 from kit.recipes.training_data import TrainingData
 from kit.training import checkpoint
 from kit.training.config import StepEvent, TrainConfig
-from kit.training.logs import Listener, tensorboard_log, trackio_log, wandb_log
+from kit.training.logs import (
+    Listener,
+    NewestSample,
+    SpokenSample,
+    tensorboard_log,
+    trackio_log,
+    wandb_log,
+)
 from kit.training.trainer import Trainer
 from kit.tuning.monitor import Monitor
 
@@ -134,6 +142,7 @@ class SampleLog:
         self.row = row
         self.config = config
         self.folder = folder
+        self.newest: SpokenSample | None = None
 
     def __call__(self, event: StepEvent) -> None:
         if event.step == 1:
@@ -147,7 +156,7 @@ class SampleLog:
         return len(list(self.folder.glob("step-*.wav"))) > 1
 
     def speak(self, step: int) -> None:
-        """Save what the model says now as a WAV file, named by the step."""
+        """Save what the model says now as a WAV file, named by the step, and as `newest`."""
         state = self.state()
         before = checkpoint.random_state()
         state.model.eval()
@@ -160,6 +169,14 @@ class SampleLog:
         rate_hz = voice.codec.sample_rate
         sound = Sound(caption="", wave=speech.wave.numpy(), sample_rate_hz=rate_hz)
         write_atomic(self.folder / f"step-{step:07}.wav", sound.wav_bytes())
+        picture = mel_picture({self.row.speaker: speech.wave}, rate_hz, voice.front_end)
+        self.newest = SpokenSample(
+            step=step,
+            text=self.row.text,
+            wave=sound.wave,
+            sample_rate_hz=rate_hz,
+            spectrogram=pixels(picture),
+        )
 
 
 def spoken_samples(folder: Path) -> list[Sound]:
@@ -224,9 +241,12 @@ def recognizer_accuracy_lines(run: ActiveRun) -> list[str]:
 
 
 def board_listeners(
-    run: ActiveRun, config: TrainConfig, rows: list[dict]
+    run: ActiveRun, config: TrainConfig, rows: list[dict], newest_sample: NewestSample
 ) -> list[tuple[Listener | None, str]]:
-    """The listener of each of `train.boards` or None, and the reason; `rows` are the log so far."""
+    """The listener of each of `train.boards` or None, and the reason; `rows` are the log so far.
+
+    Each also shows `newest_sample()` at the step that it is from.
+    """
     names = config.boards
     project = os.environ.get("WANDB_PROJECT")
     if project and "wandb" not in names:
@@ -236,11 +256,12 @@ def board_listeners(
     shown = dataclasses.asdict(config) | {"preset": run.preset_name}
     boards = []
     if "tensorboard" in names:
-        boards.append(tensorboard_log(run.folder / "tensorboard", rows))
+        boards.append(tensorboard_log(run.folder / "tensorboard", rows, newest_sample))
     if "wandb" in names:
-        boards.append(wandb_log(project or BOARD_PROJECT, run.name, shown, run.folder / "wandb"))
+        own = (project or BOARD_PROJECT, run.name, shown, run.folder / "wandb")
+        boards.append(wandb_log(*own, newest_sample))
     if "trackio" in names:
-        boards.append(trackio_log(BOARD_PROJECT, run.name, shown))
+        boards.append(trackio_log(BOARD_PROJECT, run.name, shown, newest_sample))
     return boards
 
 

@@ -1,7 +1,8 @@
 """The log of a run: one JSON line a step, from which every figure and picture comes.
 
 `jsonl_log` writes it, `read_log` reads it as it is after kills and resumes. TensorBoard, W&B and
-trackio are optional listeners to the same events, available if their packages are installed.
+trackio are optional listeners to the same events, available if their packages are installed: they
+get every number of an event, and each sample that the model speaks with its spectrogram.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from kit.base.errors import DiskError, Note
 
 # Fields of an event that are numbers, or null.
@@ -23,6 +26,20 @@ NUMBERS = ("steps", "loss", "lr", "grad_norm", "tokens", "step_s", "memory_bytes
 NUMBERS += ("val_loss", "ema_val_loss", "wall_s")
 
 Listener = Callable[[object], None]  # gets one StepEvent after the other
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpokenSample:
+    """What the model said after a step."""
+
+    step: int
+    text: str
+    wave: np.ndarray  # (L,) in -1 to 1
+    sample_rate_hz: int
+    spectrogram: np.ndarray  # a picture (height, width, RGB), 0 to 255
+
+
+NewestSample = Callable[[], SpokenSample | None]
 
 
 def jsonl_log(path: Path) -> Listener:
@@ -160,14 +177,16 @@ def scalars(row: dict) -> dict[str, float]:
     return {k: v for k, v in numbers.items() if k not in ("step", "steps", "unix_s")}
 
 
-def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | None, str]:
-    """Return a listener that writes scalars and notes for TensorBoard or None, and the reason.
+def tensorboard_log(
+    folder: Path, rows: list[dict] = (), newest_sample: NewestSample = lambda: None
+) -> tuple[Listener | None, str]:
+    """Return a listener that writes numbers, notes and samples for TensorBoard or None, and why.
 
     A `folder` without events first gets `rows`, what `read_log` found so far.
     """
     if importlib.util.find_spec("tensorboard") is None:
         return None, "TensorBoard is not installed (pip install tensorboard)"
-    write = _Board(Path(folder))
+    write = _Board(Path(folder), newest_sample)
     if not list(Path(folder).glob("events.out.tfevents.*")):
         for row in rows:
             write(row)
@@ -178,8 +197,9 @@ def tensorboard_log(folder: Path, rows: list[dict] = ()) -> tuple[Listener | Non
 class _Board:
     """Rows or events into TensorBoard's files, a new file wherever steps go back."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, newest_sample: NewestSample):
         self.folder = folder
+        self.newest_sample = newest_sample
         self.writer = None
         self.step = math.inf
 
@@ -192,6 +212,13 @@ class _Board:
             self.writer.add_scalar(name, value, self.step)
         if row.get("note"):
             self.writer.add_text("note", row["note"], self.step)
+        sample = self.newest_sample()
+        if sample and sample.step == self.step:
+            rate_hz = sample.sample_rate_hz
+            self.writer.add_audio("sample", sample.wave[None], self.step, sample_rate=rate_hz)
+            picture = sample.spectrogram
+            self.writer.add_image("sample/mel", picture, self.step, dataformats="HWC")
+            self.writer.add_text("sample/text", sample.text, self.step)
         if self.step == row["steps"]:
             self.flush()
 
@@ -214,9 +241,14 @@ class _Board:
 
 
 def wandb_log(
-    project: str, name: str, config: dict, folder: Path, mode: str = "offline"
+    project: str,
+    name: str,
+    config: dict,
+    folder: Path,
+    newest_sample: NewestSample = lambda: None,
+    mode: str = "offline",
 ) -> tuple[Listener | None, str]:
-    """Return a listener that logs scalars to W&B or None, and the reason.
+    """Return a listener that logs numbers and samples to W&B or None, and the reason.
 
     `config` are plain values to show with the run `name`. `mode` is "offline" (files under
     `folder`; `wandb sync` uploads them), "online" or "disabled"; WANDB_MODE wins.
@@ -228,17 +260,19 @@ def wandb_log(
     settings = {"project": project, "group": name, "config": config}
     settings |= {"dir": str(folder), "mode": mode}
     reason = f"W&B {mode}, project {project}, group {name}, files in {folder}"
-    return _Tracker("wandb", settings), reason
+    return _Tracker("wandb", settings, newest_sample), reason
 
 
-def trackio_log(project: str, name: str, config: dict) -> tuple[Listener | None, str]:
-    """Return a listener that logs scalars to trackio or None, and the reason."""
+def trackio_log(
+    project: str, name: str, config: dict, newest_sample: NewestSample = lambda: None
+) -> tuple[Listener | None, str]:
+    """Return a listener that logs numbers and samples to trackio or None, and the reason."""
     if importlib.util.find_spec("trackio") is None:
         return None, "trackio is not installed (pip install trackio)"
     # `embed` would start a server and show its page in the cell that trains.
     settings = {"project": project, "group": name, "config": config, "embed": False}
     reason = f'trackio, project {project}, group {name} (trackio show --project "{project}")'
-    return _Tracker("trackio", settings), reason
+    return _Tracker("trackio", settings, newest_sample), reason
 
 
 class _Tracker:
@@ -247,20 +281,28 @@ class _Tracker:
     Neither can take a step back, so each start, and each step back, is a run of its own there.
     """
 
-    def __init__(self, module: str, settings: dict):
+    def __init__(self, module: str, settings: dict, newest_sample: NewestSample):
         self.module = module
         self.settings = settings
+        self.newest_sample = newest_sample
         self.run = None
         self.step = math.inf
 
     def __call__(self, event) -> None:
+        board = importlib.import_module(self.module)
         if event.step <= self.step:
             if self.run is not None:
                 self.run.finish()
             title = f"{self.settings['group']} from step {event.step}"
-            self.run = importlib.import_module(self.module).init(name=title, **self.settings)
+            self.run = board.init(name=title, **self.settings)
         self.step = event.step
-        self.run.log(scalars(dataclasses.asdict(event)), step=self.step)
+        values = scalars(dataclasses.asdict(event))
+        sample = self.newest_sample()
+        if sample and sample.step == self.step:
+            rate_hz = sample.sample_rate_hz
+            values["sample"] = board.Audio(sample.wave, sample_rate=rate_hz, caption=sample.text)
+            values["sample/mel"] = board.Image(sample.spectrogram, caption=sample.text)
+        self.run.log(values, step=self.step)
         if self.step == event.steps:
             self.run.finish()
             self.run = None

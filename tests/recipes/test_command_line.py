@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, Terminal
 
-from kit.__main__ import parser
+from kit.__main__ import main, parser
 
 COMMANDS = (
     "setup",
@@ -70,7 +71,7 @@ def test_help_tells_the_way_without_waiting_for_torch():
         (("setup", "--run", "a/b"), "RUN = 'a/b' cannot name a folder"),
         (("setup", "--preset", "cpus"), "There is no preset `cpus`"),
         (("train",), "run 01_data_prep first"),
-        (("speak", "--speaker", "alma"), "--dtype and --out need a --text"),
+        (("speak", "--speaker", "alma"), "--speaker: add a --text to say"),
     ],
     ids=["set", "licence", "run", "preset", "too early", "no text"],
 )
@@ -83,8 +84,8 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_2(words, reported, terminal
 def test_make_voice_gives_commands_that_there_are():
     called = ["make", "-n", "voice", "DATA=my clips", "RUN=mine", "LANGUAGE=en", "ARGS=--use speed"]
     said = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [line.removesuffix("\\").removesuffix("&& ") for line in said.splitlines()]
-    given = [shlex.split(line)[1:] for line in lines if line.strip().startswith("$kit ")]
+    parts = re.split(r"&&|;|\{|\n", said.replace("\\\n", " "))
+    given = [shlex.split(part)[1:] for part in parts if part.strip().startswith("$kit ")]
     assert [words[0] for words in given] == ["setup", "prepare", "train", "evaluate", "checklist"]
     options = [parser().parse_args(words) for words in given]
     assert {each.run for each in options} == {"mine"} and options[0].use == "speed"
@@ -116,6 +117,20 @@ def test_make_takes_the_former_name_of_the_base_model():
     assert '--base-model "my voice"' in said
 
 
+@pytest.mark.parametrize("code, checklist", [(0, True), (3, True), (2, False)])
+def test_make_voice_fails_with_the_voice_but_prints_the_checklist(code, checklist, tmp_path):
+    python = tmp_path / "python"  # stands in for the kit: `evaluate` ends with `code`
+    python.write_text(f'#!/bin/sh\necho "ran $3"\n[ "$3" = evaluate ] && exit {code}\nexit 0\n')
+    python.chmod(0o755)
+    words = [f"BIN={tmp_path}", f"KIT_RUNS={tmp_path}", "DATA=clips", "RUN=mine"]
+    called = ["make", *NO_INSTALL, "voice", *words]
+    found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True)
+    assert ("ran checklist" in found.stdout) == checklist
+    assert found.returncode == (2 if code else 0) and (f"Error {code}" in found.stderr) == bool(
+        code
+    )
+
+
 def test_make_voice_asks_for_recordings_and_a_name():
     for words in (["RUN=mine"], ["DATA=clips"]):
         called = ["make", *NO_INSTALL, "voice", *words]
@@ -130,6 +145,41 @@ def test_the_demo_says_on_the_terminal_what_its_cells_found(tmp_path):
     found = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert "In all about" in found.stdout and "It fits." in found.stdout
+
+
+def test_json_is_all_that_stdout_gets(terminal, runs):
+    answer = json.loads(terminal.done("setup", "--run", "plain", "--json"))
+    assert (answer["command"], answer["run"], answer["exit_code"]) == ("setup", "plain", 0)
+    assert answer["folder"] == str(runs / "plain")
+    lines = [result["line"] for result in answer["results"]]
+    assert answer["figures"]["preset"] == "tiny" and any("It fits." in line for line in lines)
+    for words, reported in (
+        (("train", "--run", "early", "--json"), "run 01_data_prep first"),
+        (("speak", "--text", "a", "--voice", str(runs), "--json"), "no exported voice"),
+        (("train", "--json", "--max-step", "x"), "max-step"),
+    ):
+        code, out, err = terminal.run(*words)
+        answer = json.loads(out)
+        assert code == answer["exit_code"] == 2
+        assert reported in answer["error"] and answer["error"] in err
+
+
+def test_every_command_takes_json_and_help_has_the_exit_codes():
+    top = parser()
+    for name in (*COMMANDS, "serve", "transcribe", "onnx", "push"):
+        assert top.parse_args([name, "--json"]).json and not top.parse_args([name]).json
+    assert "3 `evaluate`" in " ".join(top.format_help().split())
+
+
+def test_an_error_that_is_not_the_kits_is_answered_too(monkeypatch, capfd, tmp_path):
+    def break_down(*_given):
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("kit.__main__.run_command", break_down)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "--json"])
+    answer = json.loads(capfd.readouterr().out)
+    assert answer["exit_code"] == 1 and answer["error"] == "ZeroDivisionError: by nothing"
 
 
 def test_setup_prints_a_line_a_step_and_tables_when_asked(terminal, runs):
@@ -183,8 +233,19 @@ def test_ctrl_c_stops_training_with_a_checkpoint_and_the_command_resumes(termina
 
 
 def test_evaluate_speak_and_checklist_follow(terminal, runs):
-    terminal.done("evaluate", "--run", "mine", "--sentences", "2")
-    assert report(runs, "mine")["eval"]["sentences"] == 2
+    code, out, err = terminal.run("evaluate", "--run", "mine", "--sentences", "2", "--json")
+    answer = json.loads(out)
+    assert code == answer["exit_code"] == 3, err
+    assert (answer["command"], answer["run"]) == ("evaluate", "mine") and "error" not in answer
+    figures = report(runs, "mine")["eval"]
+    assert figures["sentences"] == answer["figures"]["sentences"] == 2
+    assert answer["figures"]["gate"] == figures["gate"] and "CER" in err
+    verdict = next(result for result in answer["results"] if "gate" in result["figures"])
+    assert verdict["line"].startswith("Not yet: ") and verdict["table"][0][1:] == [
+        "asked of a voice",
+        "found",
+        "wanted",
+    ]
     path = runs / "said.wav"
     out = terminal.done("speak", "--run", "mine", "--text", "ሰላም ለሁሉም", "--out", str(path))
     assert f"Written: {path}" in out and path.read_bytes()[:4] == b"RIFF"
@@ -192,4 +253,10 @@ def test_evaluate_speak_and_checklist_follow(terminal, runs):
     recording = max(clips, key=lambda clip: clip.stat().st_size)
     how = ("--text", "ሰላም", "--reference", str(recording), "--out", str(runs / "like.wav"))
     assert f"Written: {runs / 'like.wav'}" in terminal.done("speak", "--run", "mine", *how)
+    texts = runs / "texts.txt"
+    texts.write_text("one|ሰላም\ntwo|ሰላም ለሁሉም\n", encoding="utf-8")
+    how = ("--file", str(texts), "--out", str(runs / "said"), "--json")
+    first, second = (json.loads(terminal.done("speak", "--run", "mine", *how)) for _ in "12")
+    assert first["figures"]["spoken_now"] == 2 and second["figures"]["spoken_now"] == 0
+    assert {path.name for path in (runs / "said").iterdir()} == {"one.wav", "two.wav", "index.csv"}
     assert "train longer" in terminal.done("checklist", "--run", "mine", "--tables")

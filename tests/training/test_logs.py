@@ -1,19 +1,26 @@
 """The one log: written through kills and full disks, read back, and shown to TensorBoard."""
 
+import dataclasses
 import errno
 import importlib.util
+import io
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
+import soundfile
 from paths import python_path
 
 from kit.base.errors import DiskError
 from kit.training.config import StepEvent
 from kit.training.logs import (
+    SpokenSample,
     held_out_losses,
     jsonl_log,
     read_log,
@@ -24,6 +31,9 @@ from kit.training.logs import (
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
+needs_trackio = pytest.mark.skipif(
+    importlib.util.find_spec("trackio") is None, reason="trackio is not installed"
 )
 needs_wandb = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None, reason="wandb is not installed"
@@ -185,6 +195,42 @@ def test_tensorboard_shows_what_the_log_holds(tmp_path):
 
 
 @needs_tensorboard
+def test_every_number_of_an_event_reaches_the_board_by_its_name(tmp_path):
+    names = {f.name for f in dataclasses.fields(StepEvent)} - {"step", "steps", "unix_s"}
+    names -= {"gate", "note"}
+    tensorboard_log(tmp_path)[0](event(10, **dict.fromkeys(names, 0.5)))
+    assert set(accumulated(tmp_path).Tags()["scalars"]) == names
+
+
+@needs_tensorboard
+def test_a_spoken_sample_has_its_sound_and_picture_at_its_step(tmp_path):
+    sample = spoken_sample(step=2)
+    board, _ = tensorboard_log(tmp_path, newest_sample=lambda: sample)
+    for step in (1, 2, 10):
+        board(event(step))
+    found = accumulated(tmp_path)
+    (sound,), (picture,) = found.Audio("sample"), found.Images("sample/mel")
+    assert (sound.step, picture.step) == (2, 2)
+    wave, rate_hz = soundfile.read(io.BytesIO(sound.encoded_audio_string))
+    assert rate_hz == 8000 and np.allclose(wave, sample.wave, atol=1e-4)
+    assert (picture.width, picture.height) == (30, 20)
+    pixels = np.asarray(PIL.Image.open(io.BytesIO(picture.encoded_image_string)))
+    assert (pixels == sample.spectrogram).all()
+    assert found.Tensors("sample/text/text_summary")[0].tensor_proto.string_val == [b"a text"]
+
+
+def spoken_sample(step: int) -> SpokenSample:
+    draw = np.random.default_rng(0)
+    return SpokenSample(
+        step=step,
+        text="a text",
+        wave=draw.uniform(-0.5, 0.5, 800).astype(np.float32),
+        sample_rate_hz=8000,
+        spectrogram=draw.integers(0, 255, (20, 30, 3), dtype=np.uint8),
+    )
+
+
+@needs_tensorboard
 @pytest.mark.parametrize("same_process", [True, False])
 def test_a_resumed_run_leaves_no_doubled_and_no_stale_point(tmp_path, same_process):
     board, _ = tensorboard_log(tmp_path)
@@ -229,11 +275,31 @@ def test_what_is_not_installed_is_stated(tmp_path, monkeypatch):
 @needs_wandb
 def test_wandb_writes_offline_without_an_account(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    log, reason = wandb_log("kit", "demo", {"lr": 1e-4}, tmp_path, mode="online")
+    sample = spoken_sample(step=10)
+    given = ("kit", "demo", {"lr": 1e-4}, tmp_path, lambda: sample)
+    log, reason = wandb_log(*given, mode="online")
     assert "offline" in reason
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    media = list(tmp_path.glob("wandb/offline-run-*/files/media/**/*.*"))
+    assert sorted(path.suffix for path in media) == [".png", ".wav"]
+
+
+@needs_trackio
+def test_trackio_keeps_numbers_and_samples(tmp_path):
+    code = (
+        "from test_logs import event, spoken_sample, trackio_log\n"
+        "sample = spoken_sample(step=10)\n"
+        "log, _ = trackio_log('kit', 'demo', {'lr': 1e-4}, lambda: sample)\n"
+        "for step in (1, 10):\n"
+        "    log(event(step))\n"
+    )
+    env = dict(os.environ, TRACKIO_DIR=str(tmp_path))
+    env["PYTHONPATH"] = os.pathsep.join([python_path(__file__), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env=env, timeout=300, check=True)
+    kept = [path.suffix for path in tmp_path.rglob("*.*")]
+    assert ".wav" in kept and ".png" in kept
 
 
 def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, monkeypatch):
@@ -246,10 +312,13 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
         "class Run:\n"
         "    def log(self, metrics, step): calls.append(('log', metrics, step))\n"
         "    def finish(self): calls.append(('finish',))\n"
+        "def Audio(wave, sample_rate, caption): return (len(wave), sample_rate, caption)\n"
+        "def Image(picture, caption): return (picture.shape, caption)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
-    log, reason = trackio_log("kit", "demo", {"lr": 1e-4})
+    sample = spoken_sample(step=2)
+    log, reason = trackio_log("kit", "demo", {"lr": 1e-4}, lambda: sample)
     assert "trackio show" in reason and "trackio" not in sys.modules
     for step in (1, 2, 2, 10):  # back once: two runs
         log(event(step))
@@ -258,7 +327,9 @@ def test_trackio_gets_a_run_for_each_start_and_is_imported_only_then(tmp_path, m
     started = [call[1] for call in calls if call[0] == "init"]
     assert started[0]["project"] == "kit" and started[0]["config"] == {"lr": 1e-4}
     assert [each["name"] for each in started] == ["demo from step 1", "demo from step 2"]
-    assert calls[1][1]["loss"] == 5.0 and calls[1][2] == 1
+    assert calls[1][1]["loss"] == 5.0 and calls[1][2] == 1 and "sample" not in calls[1][1]
+    assert calls[2][1]["sample"] == (800, 8000, "a text")
+    assert calls[2][1]["sample/mel"] == ((20, 30, 3), "a text")
 
 
 def test_held_out_losses_are_those_of_the_weights_there_are():
