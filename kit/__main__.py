@@ -164,6 +164,21 @@ def push_steps(run, to: str = "", **how) -> Iterable:
     return [push(run, to, **how)]
 
 
+def compare_steps(run: str, **options) -> Iterable:
+    from kit.base.files import write_atomic
+    from kit.base.formatting import text_grid
+    from kit.recipes.compare import Compare, existing_run
+
+    if not options.get("with"):
+        raise KitError("Name the run to compare with: --with NAME.")
+    first = existing_run(run)
+    result = Compare(first, options["with"]).result()
+    page = first.folder / f"compare-{options['with']}.html"
+    write_atomic(page, f"<!doctype html><meta charset='utf-8'>{result._repr_html_()}")
+    line = f"{result.line}\n{text_grid(result.grid)}\nWith the loss curves: {page}"
+    return [dataclasses.replace(result, line=line, grid=())]
+
+
 RECORDINGS = (
     ("data", str, "PATH", "a folder, table, archive or hf:// name (espeak-ng's speech)"),
     ("language", str, "CODE", "of the texts, such as am, en, tr (am)"),
@@ -316,6 +331,15 @@ COMMANDS = (  # in the order in which they are used
         "evaluate.Checklist",
         "what was checked, and what is left to do",
         "nothing: it reads the run's report",
+    ),
+    Command(
+        "compare",
+        compare_steps,
+        "two runs side by side",
+        "compare-B.html to the run's folder: curves, figures, and the settings that differ",
+        (("with", str, "NAME", "the other run"),),
+        example="--with other",
+        needs_run=False,
     ),
 )
 

@@ -6,6 +6,7 @@ are refused in the data report.
 
 import dataclasses
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -62,7 +63,7 @@ def manifest_limits(model: GPTConfig, frame_rate: float, max_clip_s: float = 0.0
 
 
 def fit_positions(
-    model: GPTConfig, rows: list[Utterance], tokenizer: Tokenizer, frame_rate: float
+    model: GPTConfig, rows: Sequence[Utterance], tokenizer: Tokenizer, frame_rate: float
 ) -> tuple[GPTConfig, list[Finding]]:
     """Return `model` with positions for the longest of `rows`, and findings for rows too long.
 
@@ -70,8 +71,8 @@ def fit_positions(
     """
     max_ids = longest(model).max_text - TEXT_EXTRA
     max_s = longest(model).max_code_s(frame_rate)
-    ids = [len(tokenizer.encode(row.text)) for row in rows]
-    codes = [math.ceil(row.speech_s * frame_rate) + 1 for row in rows]
+    ids = array("L", (len(tokenizer.encode(row.text)) for row in rows))
+    codes = (math.ceil(row.speech_s * frame_rate) + 1 for row in rows)
     refused = []
     for row, count in zip(rows, ids):
         if count > max_ids:
@@ -80,7 +81,7 @@ def fit_positions(
         elif row.speech_s > max_s:
             reason = f"{row.speech_s:.1f} s, the model has positions for {max_s:.1f} s"
             refused.append(refuse(row, "too long", reason, row.seconds))
-    fitting = [count for count in ids if count <= max_ids]
+    fitting = (count for count in ids if count <= max_ids)
     return model.with_positions(max(fitting, default=0), max(codes, default=0)), refused
 
 

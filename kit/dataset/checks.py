@@ -9,18 +9,28 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import unicodedata
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from kit.audio.clip import KEPT_SILENCE_S, ClipMeasure
 from kit.base.processes import SINGLE_PROCESS, WorkGroup
 from kit.dataset.clip_stats import measure_clips
-from kit.dataset.data_report import DataReport, Finding, ManifestConfig, Utterance, refuse
+from kit.dataset.data_report import (
+    DataReport,
+    Finding,
+    ManifestConfig,
+    Utterance,
+    refuse,
+    rows_where,
+)
 from kit.dataset.layouts import read_dataset
 from kit.dataset.manifest import write_data_report
 from kit.dataset.splits import hold_out, require_training_rows
+from kit.dataset.spool import Spool
 from kit.text.normalize import letters, unicode_script
 
 # Sample rates of speech: below it is inaudible, above the header is wrong.
@@ -47,7 +57,7 @@ def check_dataset(
     into = Path(into)
     dataset = read_dataset(source, config)
     require_training_rows(dataset.rows)
-    paths = [row.audio for row in dataset.rows]
+    paths = (row.audio for row in dataset.rows)
     cache = into / "measures.jsonl"
     measures = measure_clips(
         paths, cache, config.max_clip_s, workers, progress=progress, group=group
@@ -67,33 +77,35 @@ def check_dataset(
 
 
 def judge_rows(
-    rows: list[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
-) -> tuple[list[Utterance], list[Finding], list[Finding]]:
+    rows: Sequence[Utterance], measures: dict[str, ClipMeasure | str], config: ManifestConfig
+) -> tuple[Sequence[Utterance], list[Finding], list[Finding]]:
     """Return kept rows with their seconds, refusals and warnings, each in the order of `rows`.
 
     `measures` holds, by path of the recording, its measure or the reason why there is none.
     """
-    readable = [r for r in rows if isinstance(measures[r.audio], ClipMeasure)]
+    readable = rows_where(rows, lambda row: isinstance(measures[row.audio], ClipMeasure))
     stats = dataset_stats(readable, measures, config)
-    kept = []
     refused = []
     warned = []
-    for row in rows:
-        measure = measures[row.audio]
-        if isinstance(measure, str):
-            refused.append(refuse(row, "unreadable", measure))
-            continue
-        problems = list(own_faults(row, measure, config)) or list(outliers(row, measure, stats))
-        if problems:
-            reason = "; ".join(text for _, text in problems)
-            refused.append(refuse(row, problems[0][0], reason, measure.seconds))
-            continue
-        edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)  # trim_silence removes them
-        silence_s = round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
-        kept.append(dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s))
-        for kind, reason in row_warnings(row, measure, stats, config):
-            warned.append(refuse(row, kind, reason, measure.seconds))
-    return kept, refused, warned
+
+    def kept() -> Iterator[Utterance]:
+        for row in rows:
+            measure = measures[row.audio]
+            if isinstance(measure, str):
+                refused.append(refuse(row, "unreadable", measure))
+                continue
+            problems = list(own_faults(row, measure, config)) or list(outliers(row, measure, stats))
+            if problems:
+                reason = "; ".join(text for _, text in problems)
+                refused.append(refuse(row, problems[0][0], reason, measure.seconds))
+                continue
+            edges_s = (measure.leading_s or 0.0, measure.trailing_s or 0.0)  # they are trimmed
+            silence_s = round(sum(max(edge_s - KEPT_SILENCE_S, 0.0) for edge_s in edges_s), 2)
+            yield dataclasses.replace(row, seconds=measure.seconds, silence_s=silence_s)
+            for kind, reason in row_warnings(row, measure, stats, config):
+                warned.append(refuse(row, kind, reason, measure.seconds))
+
+    return Spool(kept()), refused, warned
 
 
 def own_faults(
@@ -145,48 +157,60 @@ class DatasetStats:
     most_repeats: float
 
 
-def dataset_stats(rows: list[Utterance], measures: dict, config: ManifestConfig) -> DatasetStats:
-    by_audio = collections.defaultdict(list)
-    by_text = collections.defaultdict(list)
-    for row in rows:
-        if measures[row.audio].digest:
-            by_audio[measures[row.audio].digest].append(row)
-        by_text[row.speaker, row.text].append(row)
-    texts = [row.text for row in rows]
+def dataset_stats(
+    rows: Sequence[Utterance], measures: dict, config: ManifestConfig
+) -> DatasetStats:
+    rates_hz = collections.Counter(measures[row.audio].rate_hz for row in rows)
+    not_trained = {row.text for row in rows if row.split != "train"}
+    trained = {row.text for row in rows if row.split == "train" and row.text in not_trained}
     return DatasetStats(
-        pace=usual_paces([pace_of(r, measures[r.audio]) for r in rows], config.pace_deviations),
-        odd_rates_hz=_odd_rates([measures[r.audio].rate_hz for r in rows], config.odd_share),
-        odd_scripts=_odd_scripts(texts, config.odd_share),
-        rare_letters=_rare_letters(texts),
-        same_audio={digest: same for digest, same in by_audio.items() if len(same) > 1},
-        same_text={key: same for key, same in by_text.items() if len(same) > 1},
-        training_texts={row.text for row in rows if row.split == "train"},
+        pace=usual_paces((pace_of(r, measures[r.audio]) for r in rows), config.pace_deviations),
+        odd_rates_hz=_odd_rates(rates_hz, config.odd_share),
+        odd_scripts=_odd_scripts((row.text for row in rows), config.odd_share),
+        rare_letters=_rare_letters(rows),
+        same_audio=groups_of_several(rows, lambda row: measures[row.audio].digest),
+        same_text=groups_of_several(rows, lambda row: (row.speaker, row.text)),
+        training_texts=trained,
         most_repeats=config.most_repeats or math.inf,
     )
 
 
-def usual_paces(paces: list[float], deviations: float) -> tuple[float, float]:
+def groups_of_several(rows: Sequence[Utterance], key: Callable) -> dict:
+    """Return {key: rows} where several rows have the same key, which is not None or "".
+
+    Only these are held in memory.
+    """
+    hashes = array("q", (hash(key(row)) for row in rows if key(row)))
+    values, counts = np.unique(hashes, return_counts=True)
+    several = set(values[counts > 1].tolist())
+    groups = collections.defaultdict(list)
+    for row in rows if several else ():
+        if key(row) and hash(key(row)) in several:
+            groups[key(row)].append(row)
+    return {name: same for name, same in groups.items() if len(same) > 1}
+
+
+def usual_paces(paces: Iterable[float], deviations: float) -> tuple[float, float]:
     """Return the lowest and highest pace that is usual, from the median deviation of its log.
 
     No limits below 30 clips. One deviation counts as at least 15 %, the variation of one calm
     reader: otherwise a very even dataset would lose all its short sentences.
     """
-    logs = [math.log(pace) for pace in paces if pace > 0]
+    logs = array("d", (math.log(pace) for pace in paces if pace > 0))
     if len(logs) < 30:
         return 0.0, math.inf
-    median = statistics.median(logs)
-    deviation = 1.4826 * statistics.median(abs(value - median) for value in logs)
+    median = float(np.median(logs))
+    deviation = 1.4826 * float(np.median(np.abs(np.asarray(logs) - median)))
     width = min(deviations * max(deviation, 0.15), 700.0)  # exp of more overflows
     return math.exp(median - width), math.exp(median + width)
 
 
-def _odd_rates(rates_hz: list[int], share: float) -> dict[int, int]:
-    counts = collections.Counter(rates_hz)
+def _odd_rates(counts: collections.Counter, share: float) -> dict[int, int]:
     usual_hz = counts.most_common(1)[0][0] if counts else 0
-    return {rate: usual_hz for rate, n in counts.items() if n < share * len(rates_hz)}
+    return {rate: usual_hz for rate, n in counts.items() if n < share * counts.total()}
 
 
-def _odd_scripts(texts: list[str], share: float) -> set[str]:
+def _odd_scripts(texts: Iterable[str], share: float) -> set[str]:
     counts = collections.Counter()
     for letter, count in collections.Counter(itertools.chain.from_iterable(texts)).items():
         counts[script(letter)] += count
@@ -202,11 +226,11 @@ def script(letter: str) -> str:
     return unicode_script(letter)
 
 
-def _rare_letters(texts: list[str]) -> set[str]:
+def _rare_letters(rows: Sequence[Utterance]) -> set[str]:
     """Return letters that only one or two texts have, out of a thousand or more."""
-    if len(texts) < 1000:
+    if len(rows) < 1000:
         return set()
-    counts = collections.Counter(itertools.chain.from_iterable(map(set, texts)))
+    counts = collections.Counter(itertools.chain.from_iterable(set(row.text) for row in rows))
     return {letter for letter, count in counts.items() if count <= 2 and letter.isalpha()}
 
 
@@ -219,7 +243,7 @@ def outliers(
     if other_text:
         place = _place(other_text[0])
         yield "same recording", f"the same recording as {place}, under another text"
-    elif same and same[0] is not row:
+    elif same and same[0] != row:
         yield "same recording", f"the same recording as {_place(same[0])}"
     usual_hz = stats.odd_rates_hz.get(measure.rate_hz)
     if usual_hz:
@@ -246,7 +270,7 @@ def row_warnings(
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, reason) of warnings about a kept row; a repeated text is reported once."""
     repeats = stats.same_text.get((row.speaker, row.text), [])
-    if repeats and repeats[0] is row:
+    if repeats and repeats[0] == row:
         yield "repeated text", f"said {len(repeats)} times by {row.speaker}"
     if max(measure.leading_s, measure.trailing_s) > config.edge_silence_s:
         ends = f"{measure.leading_s:.1f} s before, {measure.trailing_s:.1f} s after"

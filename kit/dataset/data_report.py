@@ -6,14 +6,16 @@ which, by the limits in `ManifestConfig`.
 
 import collections
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kit.audio.clip import ClipMeasure
 from kit.base.config import require, require_least, require_within
 from kit.base.errors import DatasetError
 from kit.base.formatting import shorten
+from kit.dataset.spool import Spool
 
 # How to fix each kind of finding, refusals first.
 FIXES = {
@@ -123,7 +125,7 @@ class DataReport:
     """Every row of a dataset, kept or refused."""
 
     layout: str  # description of its layout and tables
-    kept: list[Utterance]
+    kept: Sequence[Utterance]
     refused: list[Finding]
     warned: list[Finding]  # about rows that are kept
     # By path; for charts.
@@ -163,7 +165,7 @@ class DataReport:
     def without(self, findings: list[Finding]) -> "DataReport":
         """Return the report with the rows of `findings` refused as well."""
         ids = {finding.id for finding in findings}
-        kept = [row for row in self.kept if row.id not in ids]
+        kept = rows_where(self.kept, lambda row: row.id not in ids) if ids else self.kept
         return dataclasses.replace(self, kept=kept, refused=self.refused + findings)
 
     def digests(self, rows: list[Utterance]) -> list[str | None]:
@@ -202,7 +204,8 @@ class DataReport:
                 finding = dataclasses.replace(finding, seconds=left_s, reason=reason)
             if not used_s or finding.seconds > 0:
                 refused.append(finding)
-        return dataclasses.replace(self, kept=[*self.kept, *clips], refused=refused)
+        kept = Spool(itertools.chain(self.kept, clips)) if clips else self.kept
+        return dataclasses.replace(self, kept=kept, refused=refused)
 
     def require_usable(self, config: ManifestConfig, where: Path) -> None:
         """Raise DatasetError when too much was refused; `where` is the file with the findings."""
@@ -230,8 +233,14 @@ class DataReport:
         return "\n  ".join(lines)
 
 
-def rows_in_split(rows: Iterable[Utterance], split: str) -> list[Utterance]:
-    return [row for row in rows if row.split == split]
+def rows_in_split(rows: Iterable[Utterance], split: str) -> Sequence[Utterance]:
+    return rows_where(rows, lambda row: row.split == split)
+
+
+def rows_where(
+    rows: Iterable[Utterance], wanted: Callable[[Utterance], bool]
+) -> Sequence[Utterance]:
+    return rows.where(wanted) if isinstance(rows, Spool) else list(filter(wanted, rows))
 
 
 def refuse(row: Utterance, kind: str, reason: str, seconds: float = 0.0) -> Finding:

@@ -11,8 +11,10 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from kit.base.errors import DatasetError, KitError
 from kit.base.formatting import join_names, non_utf8_problem, shorten
@@ -35,6 +37,7 @@ from kit.dataset.splits import (
     split_of,
     split_of_table,
 )
+from kit.dataset.spool import Spool
 from kit.dataset.tables import (
     SAMPLE_ROWS,
     TABLE_SUFFIXES,
@@ -66,7 +69,7 @@ class Dataset:
     """The rows of a dataset's tables, before any recording is opened."""
 
     layout: str  # its name and its tables
-    rows: list[Utterance]
+    rows: Spool
     refused: list[Finding]
 
 
@@ -93,8 +96,18 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
     folder is gone.
     """
     layout, tables = recognise(Path(source))
+    refused: list[Finding] = []
+    notes: list[str] = []
+
+    def read_records() -> Iterator[Record]:
+        for line in layout.read(tables, config):
+            if isinstance(line, Record):
+                yield line
+            else:
+                (refused if isinstance(line, Finding) else notes).append(line)
+
     try:
-        lines = list(layout.read(tables, config))
+        records = Spool(read_records())
     except KitError as error:
         raise DatasetError(str(error)) from error
     except OSError as error:
@@ -102,41 +115,70 @@ def read_dataset(source: Path, config: ManifestConfig) -> Dataset:
             f"{error.filename or tables[0]} cannot be read: {error.strerror}. Is its disk mounted, "
             "and may this user read it?"
         ) from error
-    records = [line for line in lines if isinstance(line, Record)]
-    refused = [line for line in lines if isinstance(line, Finding)]
-    notes = [line for line in lines if isinstance(line, str)]
-    speakers = speakers_of_folders([record.file for record in records])
-    if speakers and not any(record.speaker for record in records):
-        records = [dataclasses.replace(r, speaker=speakers[r.file]) for r in records]
+    speakers = speakers_of_folders({record.file for record in records})
+    if speakers and any(record.speaker for record in records):
+        speakers = {}
+    if speakers:
         notes.append(f"speakers are folders: {join_names(sorted(set(speakers.values())), 8)}")
     if not records and not refused:
         raise DatasetError(_no_rows_message(layout, tables))
-    folders = {record.base: Recordings(record.base) for record in records}
+    bases = dict.fromkeys(record.base for record in records)
+    folders = {base: Recordings(base) for base in bases}
     for base in folders:
         if not base.is_dir():
             raise DatasetError(
                 f"{base} is gone: a drive unplugged, a mount that ended, a wrong `audio_root`? "
                 "Nothing was written; connect it again and run again."
             )
-    kept: dict[str, Utterance] = {}
-    repeated = []
-    for record in records:
-        row = check_record(record, folders[record.base], config)
-        if isinstance(row, Finding):
-            refused.append(row)
-        elif row.id in kept:
-            first = kept[row.id]
-            reason = f"this id is already used in {first.file}, line {first.line}"
-            cure = "give every line an id of its own"
-            repeated.append(bad_row(row.file, row.line, row.id, reason, cure))
-        else:
-            kept[row.id] = row
+    rows = Spool(_valid_rows(records, speakers, folders, config, refused))
+    rows, repeated = first_of_each_id(rows)
     names = join_names([label_of(table, tables) for table in tables], 8)
     return Dataset(
         layout="; ".join([f"{layout.name}: {names}", *notes]),
-        rows=hold_out(list(kept.values()), config),
+        rows=hold_out(rows, config),
         refused=refused + repeated,
     )
+
+
+def _valid_rows(
+    records: Iterable[Record],
+    speakers: dict[str, str],
+    folders: dict[Path, Recordings],
+    config: ManifestConfig,
+    refused: list[Finding],
+) -> Iterator[Utterance]:
+    """Yield the rows of valid records; findings about the others are added to `refused`.
+
+    `speakers` are those of the tables, {} where the records name them.
+    """
+    for record in records:
+        if speakers:
+            record = dataclasses.replace(record, speaker=speakers[record.file])
+        row = check_record(record, folders[record.base], config)
+        if isinstance(row, Finding):
+            refused.append(row)
+        else:
+            yield row
+
+
+def first_of_each_id(rows: Spool) -> tuple[Spool, list[Finding]]:
+    """Return the first row of each id, and findings about the others."""
+    hashes = np.fromiter((hash(row.id) for row in rows), np.int64, len(rows))
+    values, counts = np.unique(hashes, return_counts=True)
+    several = set(values[counts > 1].tolist())  # hashes of ids that may be repeated
+    if not several:
+        return rows, []
+    first: dict[str, tuple[int, Utterance]] = {}
+    repeated = {}  # by number
+    for number, row in enumerate(rows):
+        if hash(row.id) in several:
+            own, place = first.setdefault(row.id, (number, row))
+            if own != number:
+                reason = f"this id is already used in {place.file}, line {place.line}"
+                cure = "give every line an id of its own"
+                repeated[number] = bad_row(row.file, row.line, row.id, reason, cure)
+    unique = (row for number, row in enumerate(rows) if number not in repeated)
+    return Spool(unique), list(repeated.values())
 
 
 def _no_rows_message(layout: DatasetLayout, tables: list[Path]) -> str:

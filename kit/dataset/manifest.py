@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.base.errors import DatasetError
-from kit.base.files import write_atomic
+from kit.base.files import atomic_path
 from kit.base.formatting import shorten
 from kit.dataset.data_report import DataReport, Utterance
 
@@ -22,16 +22,17 @@ def write_data_report(report: DataReport, into: Path) -> None:
     _write_lines(Path(into) / "warnings.jsonl", map(vars, report.warned))
 
 
-def write_manifest(rows: list[Utterance], folder: Path) -> None:
+def write_manifest(rows: Iterable[Utterance], folder: Path) -> None:
     """Write manifest.jsonl; recordings below `folder` get relative paths, so it can be moved."""
     folder = Path(os.path.abspath(folder))
-    lines = []
-    for row in rows:
+
+    def line(row: Utterance) -> dict:
         path = Path(os.path.abspath(row.audio))
         inside = path.is_relative_to(folder)
         audio = path.relative_to(folder).as_posix() if inside else str(path)
-        lines.append(dict(vars(row), audio=audio))
-    _write_lines(folder / "manifest.jsonl", lines)
+        return dict(vars(row), audio=audio)
+
+    _write_lines(folder / "manifest.jsonl", map(line, rows))
 
 
 def read_manifest(folder: Path) -> list[Utterance]:
@@ -63,7 +64,7 @@ def _utterance(values: dict) -> Utterance:
     return row
 
 
-def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
+def write_fixed(kept: Iterable[Utterance], path: Path, root: Path) -> Path:
     """Write the kept rows as a JSONL manifest for other tools, with normalised texts and splits.
 
     Paths are relative to `root`, the dataset's folder (or a table in it); `read_dataset(path,
@@ -76,14 +77,16 @@ def write_fixed(kept: list[Utterance], path: Path, root: Path) -> Path:
     if path.resolve().is_relative_to(root.resolve()):
         raise DatasetError(f"{path} is among the originals in {root}; choose another folder.")
     keys = ("id", "text", "speaker", "split", "seconds")
-    lines = []
-    for row in kept:
-        line = {"audio": os.path.relpath(os.path.abspath(row.audio), root)}
-        line.update((key, getattr(row, key)) for key in keys)
-        lines.append(line)
-    _write_lines(path, lines)
+
+    def line(row: Utterance) -> dict:
+        audio = os.path.relpath(os.path.abspath(row.audio), root)
+        return {"audio": audio} | {key: getattr(row, key) for key in keys}
+
+    _write_lines(path, map(line, kept))
     return path
 
 
 def _write_lines(path: Path, values: Iterable[dict]) -> None:
-    write_atomic(path, "".join(json.dumps(v, ensure_ascii=False) + "\n" for v in values))
+    with atomic_path(path) as part, open(part, "wb") as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")

@@ -12,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from kit.audio.container import SUFFIXES
 from kit.dataset.data_report import Finding, ManifestConfig, Utterance
+from kit.dataset.spool import Spool
 from kit.text.normalize import letters, normalize
 
 # Of recordings, in the order of preference. The last ones are rare, but readable by their content.
@@ -97,7 +100,10 @@ class Recordings:
 
     def paths(self) -> list[str]:
         """Return the paths of all recordings."""
-        return sorted(path for tails in self._index.values() for path in tails.values())
+        paths = {}
+        for relative in self._index.paths:
+            paths.setdefault(tuple(_parts(relative)), os.path.join(self.base, relative))
+        return sorted(paths.values())
 
     def id_of(self, path: str) -> str:
         """Return the path below `base` without its suffix."""
@@ -150,17 +156,16 @@ class Recordings:
 
     def _same_name(self, parts: Sequence[str]) -> dict[tuple[str, ...], str]:
         """Return {parts below `base`: path} of the recordings whose name is the last of `parts`."""
-        return self._index.get(parts[-1], {}) if parts else {}
+        tails: dict[tuple[str, ...], str] = {}
+        for relative in self._index.find(parts[-1]) if parts else ():
+            tail = tuple(_parts(relative))
+            if tail[-1] == parts[-1]:
+                tails.setdefault(tail, os.path.join(self.base, relative))
+        return tails
 
     @cached_property
-    def _index(self) -> dict[str, dict[tuple[str, ...], str]]:
-        """{stem: {parts below `base`: path}}, stem and parts as `_parts` spells them."""
-        index: dict[str, dict[tuple[str, ...], str]] = {}
-        for relative in _walk(self.base):
-            if os.path.splitext(relative)[1].lower() in KNOWN_SUFFIXES:
-                tail = tuple(_parts(relative))
-                index.setdefault(tail[-1], {}).setdefault(tail, os.path.join(self.base, relative))
-        return index
+    def _index(self) -> "PathIndex":
+        return PathIndex(self.base)
 
     @cached_property
     def _unreadable(self) -> dict[str, str]:
@@ -172,12 +177,32 @@ class Recordings:
         return paths
 
 
+class PathIndex:
+    """The paths of the recordings below `base`, found by their stems; of millions, too."""
+
+    def __init__(self, base: Path):
+        suffixes = KNOWN_SUFFIXES
+        names = (p for p in _walk(base) if os.path.splitext(p)[1].lower() in suffixes)
+        self.paths = Spool(names)  # relative, in the order of `_walk`
+        stems = (hash(_parts(path)[-1]) for path in self.paths)
+        hashes = np.fromiter(stems, np.int64, len(self.paths))
+        self.order = np.argsort(hashes, kind="stable").astype(np.uint32)
+        self.hashes = hashes[self.order]
+
+    def find(self, stem: str) -> list[str]:
+        """Return the paths with this stem, as `_parts` spells it, and rarely one of another."""
+        first, end = (np.searchsorted(self.hashes, hash(stem), side) for side in ("left", "right"))
+        return [self.paths[int(i)] for i in self.order[first:end]]
+
+
 def _walk(base: Path) -> Iterator[str]:
     """Yield the files below `base` as relative paths, in order, without hidden ones."""
     order = {suffix: i for i, suffix in enumerate(KNOWN_SUFFIXES)}
     for folder, subfolders, files in os.walk(base):
         subfolders[:] = sorted(s for s in subfolders if not s.startswith((".", "__MACOSX")))
-        for file in sorted(files, key=lambda f: (order.get(os.path.splitext(f)[1].lower(), 99), f)):
+        files.sort()
+        files.sort(key=lambda f: order.get(os.path.splitext(f)[1].lower(), 99))
+        for file in files:
             if not file.startswith("."):
                 yield os.path.relpath(os.path.join(folder, file), base)
 

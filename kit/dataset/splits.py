@@ -3,13 +3,16 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from kit.base.errors import DatasetError
 from kit.base.formatting import join_names
-from kit.dataset.data_report import ManifestConfig, Utterance
+from kit.dataset.data_report import ManifestConfig, Utterance, rows_in_split
 from kit.dataset.recordings import label_of
+from kit.dataset.spool import Spool
 from kit.streams.stream import is_held_out, stable_hash
 from kit.text.normalize import letters
 
@@ -81,7 +84,7 @@ def split_of_folders(label: str) -> str:
     return canonical_split(names[-1]) if names else ""
 
 
-def speakers_of_folders(labels: list[str]) -> dict[str, str]:
+def speakers_of_folders(labels: Iterable[str]) -> dict[str, str]:
     """Return {label of a table or text: its folder}, where the folders can be speakers.
 
     That is the first folder in which the paths differ, without those of splits and of chapters.
@@ -99,14 +102,16 @@ def speakers_of_folders(labels: list[str]) -> dict[str, str]:
     return {}
 
 
-def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> list[Utterance]:
+def hold_out(
+    rows: Sequence[Utterance], config: ManifestConfig, count: int = 0
+) -> Sequence[Utterance]:
     """Return `rows`, some of `train` held out where no held-out row can be spelled by training.
 
     A stable hash of the id chooses `held_out_percent` of them; of few recordings at least
     MIN_HELD_OUT or a tenth, whichever is less, and one of two. `count` is the number of training
     rows before some were rejected. Rows with a letter that no other row has stay in training.
     """
-    train = [row for row in rows if row.split == "train"]
+    train = rows_in_split(rows, "train")
     known = collections.Counter()
     for row in train:
         known.update(_letters(row))
@@ -116,18 +121,28 @@ def hold_out(rows: list[Utterance], config: ManifestConfig, count: int = 0) -> l
     count = max(count, len(train))
     minimum = min(MIN_HELD_OUT, max(count // 10, count > 1)) if percent else 0
     chosen: set[str] = set()
-    for row in sorted(train, key=lambda row: (stable_hash(row.id), row.id)):
+    for row in _by_hash(train):
         if len(chosen) >= minimum and not is_held_out(row.id, percent):
             break
         own = _letters(row)
         if len(chosen) < len(train) - 1 and all(known[letter] > 1 for letter in own):
             chosen.add(row.id)
             known.subtract(own)
-    held_out = []
-    for row in rows:
-        moved = row.split == "train" and row.id in chosen
-        held_out.append(dataclasses.replace(row, split="held_out") if moved else row)
-    return held_out
+
+    def moved(row: Utterance) -> Utterance:
+        if row.split != "train" or row.id not in chosen:
+            return row
+        return dataclasses.replace(row, split="held_out")
+
+    return Spool(map(moved, rows))
+
+
+def _by_hash(rows: Sequence[Utterance]) -> Iterator[Utterance]:
+    """Yield `rows` in the order of their stable hashes and ids; only those asked for are read."""
+    hashes = np.fromiter((stable_hash(row.id) for row in rows), np.uint16, len(rows))
+    for value in np.unique(hashes):
+        same = (rows[int(i)] for i in np.flatnonzero(hashes == value))
+        yield from sorted(same, key=lambda row: row.id)
 
 
 def _letters(row: Utterance) -> set[str]:

@@ -6,11 +6,15 @@ hold a separator or a line end. A table is only taken for a quoted one if that g
 equal length.
 """
 
+import bisect
 import collections
 import csv
 import dataclasses
+import io
 import itertools
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 from kit.base.errors import DatasetError
@@ -34,6 +38,7 @@ QUOTED = (";", ",")  # separators with which texts are always quoted
 SAMPLE_ROWS = 400  # a table's rows that are looked at, from its beginning to its end
 HEAD_BYTES = 65536  # looked at, to see whether a file is a table of recordings
 CORRECT_ENCODING = "save the table as UTF-8 (in Excel: CSV UTF-8)"
+Lines = Callable[[], Iterator[str]]  # each call reads the file again
 UNIX_ENDS = "save the table with the line ends of Unix, or of Windows"
 
 
@@ -53,19 +58,30 @@ class RawTable:
 
     path: Path
     separator: str
-    rows: list[TableRow]
     width: int
+    count: int  # of rows
+    split: Callable[[], Iterator[TableRow]]  # reads the file again: rows may be millions
 
-    @property
-    def good(self) -> list[TableRow]:
-        """The rows that have all columns, and no others."""
-        return [row for row in self.rows if not row.problem and len(row.cells) == self.width]
+    def rows(self) -> Iterator[TableRow]:
+        """Yield every row, without empty cells behind the last column."""
+        for row in self.split():
+            if len(row.cells) > self.width and not any(row.cells[self.width :]):
+                row = dataclasses.replace(row, cells=row.cells[: self.width])
+            yield row
 
+    def good(self) -> Iterator[TableRow]:
+        """Yield the rows that have all columns, and no others."""
+        return (row for row in self.rows() if not row.problem and len(row.cells) == self.width)
+
+    @cached_property
+    def good_count(self) -> int:
+        return sum(1 for _ in self.good())
+
+    @cached_property
     def sample(self) -> list[list[str]]:
-        """Return the cells of some good rows, spread over the table."""
-        good = self.good
-        step = max(1, len(good) // SAMPLE_ROWS)
-        return [row.cells for row in good[::step]]
+        """The cells of some good rows, spread over the table."""
+        step = max(1, self.good_count // SAMPLE_ROWS)
+        return [row.cells for row in itertools.islice(self.good(), None, None, step)]
 
     def most_recordings(self, sample: list[list[str]], is_recording: IsRecording) -> int:
         """Return how many values name a recording, in the column with the most of them."""
@@ -86,21 +102,21 @@ def read_tables(tables: list[Path], config: ManifestConfig) -> Iterator[Record |
         folders = _folders(path, config)
         is_recording = checks.setdefault(folders, _recording_check(*folders))
         raw = read_table(path, is_recording, len(parse_columns(config.columns)))
-        first = [cell.lower() for cell in raw.rows[0].cells] if raw.rows else []
+        first = [cell.lower() for row in itertools.islice(raw.rows(), 1) for cell in row.cells]
         header = first if names_columns(first) else []
         groups.setdefault((raw.separator, raw.width, *header), []).append(raw)
     for group in groups.values():
         is_recording = checks[_folders(group[0].path, config)]
         columns = None
-        usable = [raw for raw in group if raw.width > 1 and raw.good]
+        usable = [raw for raw in group if raw.width > 1 and raw.good_count]
         if usable:
-            first = usable[0].good[0].cells
-            sample = [cells for raw in usable for cells in raw.sample()]
+            first = next(usable[0].good()).cells
+            sample = [cells for raw in usable for cells in raw.sample]
             columns = find_columns(usable[0].path, sample, first, config.columns, is_recording)
             yield from _description(usable[0], columns)
         for raw in group:
             if columns is None:
-                for row in raw.rows:
+                for row in raw.rows():
                     yield _wrong_width(row, raw, None, label_of(raw.path, tables))
             else:
                 yield from _records(raw, columns, tables, config, is_recording)
@@ -136,17 +152,17 @@ def _records(
     label = label_of(raw.path, tables)
     split = split_of(raw.path, tables)
     folder, usual = _folders(raw.path, config)
-    names = [cells[columns.audio] for cells in raw.sample()]
+    names = [cells[columns.audio] for cells in raw.sample]
     base, in_subfolders = choose_base(usual, folder, names)
     prefix = label.removesuffix(raw.path.name)
 
     def cell(row: TableRow, index: int | None) -> str:
         return "" if index is None else row.cells[index]
 
-    has_header = bool(columns.header) and tuple(raw.rows[0].cells) == columns.header
-    rows = raw.rows[1:] if has_header else raw.rows
+    has_header = bool(columns.header) and tuple(next(raw.rows()).cells) == columns.header
     audio_folder = has_header and columns.header[columns.audio].lower() == "file_name"
-    for row, following in itertools.zip_longest(rows, rows[1:]):
+    rows = itertools.chain(itertools.islice(raw.rows(), has_header, None), [None])
+    for row, following in itertools.pairwise(rows):
         if not row.problem and following and _continues(row, following, raw, is_recording):
             reason = f"line {following.line} looks like the rest of its text"
             cure = "write the text in one line, or in double quotes"
@@ -212,7 +228,7 @@ def tables_of_recordings(files: list[Path]) -> list[Path]:
             raw = read_table(path, is_recording, max_bytes=HEAD_BYTES)
         except (DatasetError, OSError):
             continue
-        sample = raw.sample()[1:] or raw.sample()  # without a header
+        sample = raw.sample[1:] or raw.sample  # without a header
         if raw.width > 1 and 2 * raw.most_recordings(sample, is_recording) >= len(sample) > 0:
             tables.append(path)
     return tables
@@ -231,87 +247,96 @@ def read_table(
     are any; with `max_bytes` only its beginning is read. Raises DatasetError for a file that cannot
     be a table.
     """
-    lines = read_lines(path, max_bytes)
+    lines = partial(iter_lines, path, max_bytes)
     ways = [_split_table(path, lines, separator, is_recording) for separator in SEPARATORS]
     if width and any(way.width == width for way in ways):
         ways = [way for way in ways if way.width == width]
     rates = [_rate(way, is_recording) for way in ways]
     if max(rates) > 0:
         return ways[rates.index(max(rates))]
-    several = [way for way in ways if way.width > 1 and len(way.good) == len(way.rows)]
+    several = [way for way in ways if way.width > 1 and way.good_count == way.count]
     return (several or ways)[0]
 
 
 def _rate(table: RawTable, is_recording: IsRecording) -> float:
-    sample = table.sample()
-    if table.width < 2 or not sample:
+    if table.width < 2 or not table.sample:
         return 0.0
-    named = names_columns(table.good[0].cells)
-    share = table.most_recordings(sample, is_recording) / len(sample)
-    return (named + share) * len(table.good) / len(table.rows)
+    named = names_columns(table.sample[0])
+    share = table.most_recordings(table.sample, is_recording) / len(table.sample)
+    return (named + share) * table.good_count / table.count
 
 
-def read_lines(path: Path, max_bytes: int = -1) -> list[str]:
-    """Return the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file as `iter_lines` does."""
+    return list(iter_lines(path))
 
-    UTF-16 is known by its byte order mark, as Excel and Windows write it.
+
+def iter_lines(path: Path, max_bytes: int = -1) -> Iterator[str]:
+    """Yield the lines of a text file with their ends; bytes that are not UTF-8 as surrogates.
+
+    UTF-16 is known by its byte order mark, as Excel and Windows write it. Behind the last line end
+    is an empty line; what `max_bytes` cuts off is left out.
     """
     kind = special_file_kind(path)
     if kind:
         raise DatasetError(f"{path} is {kind}, not a file: copy its content into a file.")
     with open(path, "rb") as file:
-        data = file.read(max_bytes)
-    if data.startswith(b"PK\x03\x04"):
-        raise DatasetError(f"{path} is a spreadsheet or an archive: export it as CSV UTF-8.")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        text = data.decode("utf-16", errors="replace")
-    else:
-        text = data.decode("utf-8", errors="surrogateescape")
-    # Only \n ends a line: str.splitlines would also end one at U+2028 and others in a text.
-    lines = [f"{line}\n" for line in text.split("\n")]
-    if len(data) == max_bytes:
-        lines.pop()  # it may continue
-    return [line.removeprefix("\ufeff") for line in lines]
+        mark = file.read(4)
+        if mark.startswith(b"PK\x03\x04"):
+            raise DatasetError(f"{path} is a spreadsheet or an archive: export it as CSV UTF-8.")
+        wide = mark.startswith((b"\xff\xfe", b"\xfe\xff"))
+        file.seek(0)
+        data = io.BytesIO(file.read(max_bytes)) if max_bytes >= 0 else file
+        cut = max_bytes >= 0 and data.getbuffer().nbytes == max_bytes
+        encoding, errors = ("utf-16", "replace") if wide else ("utf-8", "surrogateescape")
+        # Only \n ends a line: others, such as U+2028, may be in a text.
+        line = "\n"
+        for line in io.TextIOWrapper(data, encoding, errors, newline="\n"):
+            if line.endswith("\n"):
+                yield line.removeprefix("\ufeff")
+        if not cut:
+            yield "\n" if line.endswith("\n") else f"{line}\n".removeprefix("\ufeff")
 
 
-def _split_table(
-    path: Path, lines: list[str], separator: str, is_recording: IsRecording
-) -> RawTable:
+def _split_table(path: Path, lines: Lines, separator: str, is_recording: IsRecording) -> RawTable:
     """Split lines into rows, as quoted fields where the rows then fit together better."""
     if separator in QUOTED:
-        return _raw_table(path, separator, _quoted_rows(lines, separator))
-    literal = _raw_table(path, separator, _literal_rows(lines, separator))
-    if not any('"' in line for line in lines):
+        return _raw_table(path, separator, partial(_quoted_rows, lines, separator))
+    literal = _raw_table(path, separator, partial(_literal_rows, lines, separator))
+    if not any('"' in line for line in lines()):
         return literal
-    quoted = _raw_table(path, separator, _quoted_rows(lines, separator))
-    odd = len(literal.rows) - len(literal.good)
-    firsts = [row.cells[0] for row in literal.good]
-    all_quoted = bool(firsts) and all(len(c) > 2 and c[0] == c[-1] == '"' for c in firsts)
+    quoted = _raw_table(path, separator, partial(_quoted_rows, lines, separator))
+    odd = literal.count - literal.good_count
+    firsts = (row.cells[0] for row in literal.good())
+    all_quoted = bool(literal.good_count) and all(
+        len(cell) > 2 and cell[0] == cell[-1] == '"' for cell in firsts
+    )
     # Lines that continue a quoted text name no recordings; those of a quotation in two texts do.
-    starts = {row.line for row in quoted.rows}
-    inner = [row.cells for row in literal.rows if row.line not in starts]
+    starts = array("Q", (row.line for row in quoted.split()))
+    inner = [row.cells for row in literal.rows() if not _contains(starts, row.line)]
     continued = bool(inner) and not any(is_recording(cell) for cells in inner for cell in cells)
     odd += all_quoted + continued
-    if quoted.width > 1 and len(quoted.rows) - len(quoted.good) < odd and (continued or not inner):
+    if quoted.width > 1 and quoted.count - quoted.good_count < odd and (continued or not inner):
         return quoted
     return literal
 
 
-def _raw_table(path: Path, separator: str, rows: list[TableRow]) -> RawTable:
-    """Count the usual number of columns; remove empty cells behind it."""
-    counts = collections.Counter(len(row.cells) for row in rows if not row.problem)
-    width = max(counts, key=lambda count: (counts[count], count), default=0)
-    trimmed = []
-    for row in rows:
-        if len(row.cells) > width and not any(row.cells[width:]):
-            row = dataclasses.replace(row, cells=row.cells[:width])
-        trimmed.append(row)
-    return RawTable(path=path, separator=separator, rows=trimmed, width=width)
+def _contains(ascending: Sequence[int], number: int) -> bool:
+    place = bisect.bisect_left(ascending, number)
+    return place < len(ascending) and ascending[place] == number
 
 
-def _literal_rows(lines: list[str], separator: str) -> list[TableRow]:
-    rows = []
-    for number, line in enumerate(lines, 1):
+def _raw_table(path: Path, separator: str, split: Callable[[], Iterator[TableRow]]) -> RawTable:
+    """Count the rows and their usual number of columns."""
+    widths = collections.Counter(-1 if row.problem else len(row.cells) for row in split())
+    count = widths.total()
+    del widths[-1]
+    width = max(widths, key=lambda width: (widths[width], width), default=0)
+    return RawTable(path=path, separator=separator, width=width, count=count, split=split)
+
+
+def _literal_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
+    for number, line in enumerate(lines(), 1):
         text = line.rstrip("\r\n")
         if not text.strip():
             continue
@@ -321,30 +346,28 @@ def _literal_rows(lines: list[str], separator: str) -> list[TableRow]:
         if not reason and sum(separator in part for part in text.split("\r")) > 1:
             reason = "a carriage return between what looks like two rows"
             cure = UNIX_ENDS
-        rows.append(TableRow(line=number, cells=cells, problem=reason, cure=cure))
-    return rows
+        yield TableRow(line=number, cells=cells, problem=reason, cure=cure)
 
 
-def _quoted_rows(lines: list[str], separator: str) -> list[TableRow]:
-    reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
-    rows = []
+def _quoted_rows(lines: Lines, separator: str) -> Iterator[TableRow]:
+    reader = csv.reader(lines(), delimiter=separator, strict=True, skipinitialspace=True)
     while True:
         line = reader.line_num + 1
         try:
             cells = [cell.strip() for cell in next(reader)]
         except StopIteration:
-            return rows
+            return
         except csv.Error as error:
             last = reader.line_num
             reason = f"broken quotes ({error})"
             if last > line:
                 reason += f": a double quote opens in line {line} and the row ends in line {last}"
             cure = 'write a double quote inside a quoted field twice: ""'
-            rows.append(TableRow(line=line, cells=[], problem=reason, cure=cure))
+            yield TableRow(line=line, cells=[], problem=reason, cure=cure)
             continue
         if any(cells):
             reason, cure = encoding_problem("".join(cells))
-            rows.append(TableRow(line=line, cells=cells, problem=reason, cure=cure))
+            yield TableRow(line=line, cells=cells, problem=reason, cure=cure)
 
 
 def encoding_problem(text: str) -> tuple[str, str]:

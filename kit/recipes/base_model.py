@@ -138,8 +138,9 @@ def too_few_hours(run: Run, hours: float) -> str:
     return (
         f"{hours:.2f} hours of recordings are few for a voice trained from scratch: do not expect "
         "it to be intelligible. With 1.5 hours of one person, Whisper found 89 % of the letters "
-        "wrong from scratch, and 18 % from a base voice (docs/measurements.md). More hours were "
-        f"not measured; that {MIN_HOURS:g} are needed is an estimate. Record more, or begin a new "
+        "wrong from scratch, and 18 % from a base voice that the kit does not contain "
+        "(docs/measurements.md). More hours were not "
+        f"measured; that {MIN_HOURS:g} are needed is an estimate. Record more, or begin a new "
         f"run and set BASE_MODEL (--base-model): {RELEASE} by 07_finetune_xtts (its licence is "
         "non-commercial), or another voice's export (runs/NAME/export)."
     )

@@ -34,6 +34,7 @@ from kit.recipes.base_model import MIN_HOURS, too_few_hours
 from kit.recipes.evaluation_data import EvaluationData
 from kit.recipes.training_samples import mel_picture, players_of
 from kit.training.config import TrainConfig
+from kit.training.health import training_checks
 from kit.training.logs import held_out_losses, read_log
 
 SAMPLES = 3  # recordings saved to samples/
@@ -341,9 +342,10 @@ def speaker_checks(run: Run) -> list[Check]:
 
 
 class Checklist:
-    """What must be right before a voice is used, read from the run's report, in order.
+    """What must be right before, during and after training, read from the run's report and log.
 
-    What was not recorded is not passed: its row names the command that measures it.
+    What was not recorded is not passed: its row names the command that measures it. Once training
+    is finished, what was wrong during it is a note: only the voice counts.
     """
 
     def __init__(self, run: Run):
@@ -357,19 +359,35 @@ class Checklist:
 
     def result(self) -> Result:
         """The list as a table, and the verdict as a line."""
-        checks = self.checks()
-        rows = [("", "checked", "found", "wanted", "what to do")]
-        for check in checks:
-            mark = "to do" if check.problem else "pass"
-            rows.append((mark, check.what, check.found, check.wanted, check.problem))
-        problems = problems_of(checks)
-        line = f"All {len(checks)} checks pass: the voice is ready."
+        finished = self.report.get("train", {}).get("finished", False)
+        rows = [("", "training", "checked", "found", "wanted", "what to do")]
+        counted = []
+        for when, checks in self.checks().items():
+            is_past = when == "during" and finished
+            counted += [] if is_past else checks
+            for check in checks:
+                mark = ("note" if is_past else "to do") if check.problem else "pass"
+                rows.append((mark, when, *check))
+        problems = problems_of(counted)
+        line = f"All {len(counted)} checks pass: the voice is ready."
         if problems:
-            passed = len(checks) - len(problems)
-            line = f"{passed} of {len(checks)} checks pass. Next: {problems[0]}"
+            passed = len(counted) - len(problems)
+            line = f"{passed} of {len(counted)} checks pass. Next: {problems[0]}"
         return Result(line=line, grid=rows)
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> dict[str, list[Check]]:
+        """The checks before, during and after training."""
+        return {
+            "before": self.before(),
+            "during": self.during(),
+            "after": [self.trained(), *self.voice()],
+        }
+
+    def during(self) -> list[Check]:
+        rows = read_log(self.active_run.folder / "train.jsonl")
+        return [Check(*check) for check in training_checks(rows)]
+
+    def before(self) -> list[Check]:
         hours = f"{MIN_HOURS:g} hours of a person, or a base model"
         rejected = f"at most {self.max_rejected_percent:g} % of the hours"
         letters = "no bytes, every text comes back"
@@ -380,7 +398,6 @@ class Checklist:
             ("texts match their sound", "judged", "prepare", self.alignment),
             ("the preset suits the machine", "the one for its memory", "setup", self.preset),
             ("a step fits into memory", "within the limit", "train", self.memory),
-            ("training is finished", "to its end", "train", self.trained),
         )
         checks = []
         for what, wanted, command, check in table:
@@ -390,7 +407,7 @@ class Checklist:
                 found = "not yet"
                 problem = self.command(command)
             checks.append(Check(what=what, found=found, wanted=wanted, problem=problem))
-        return checks + self.voice()
+        return checks
 
     def recordings(self) -> tuple[str, str]:
         data = self.report["data"]
@@ -430,10 +447,13 @@ class Checklist:
         fix = "take --use low_memory, or the preset of a smaller tier"
         return found, fix if needed > sizes["limit"] else ""
 
-    def trained(self) -> tuple[str, str]:
-        train = self.report["train"]
-        fix = f"{self.command('train')} resumes where it stopped"
-        return f"{train['steps']:,} steps", "" if train["finished"] else fix
+    def trained(self) -> Check:
+        train = self.report.get("train", {})
+        found, problem = "not yet", self.command("train")
+        if "steps" in train:
+            found = f"{train['steps']:,} steps"
+            problem = "" if train.get("finished") else f"{problem} resumes where it stopped"
+        return Check("training is finished", found, "to its end", problem)
 
     def voice(self) -> list[Check]:
         """The gate's checks of the figures that evaluation has recorded."""

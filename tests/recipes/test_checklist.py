@@ -1,5 +1,7 @@
 """The checklist of a run: every figure in the record gets its row, and what is missing says how."""
 
+import json
+
 import pytest
 
 from kit.base.run import Run
@@ -43,8 +45,19 @@ def run(tmp_path) -> Run:
 def to_do(run: Run) -> dict[str, str]:
     """What is left to do, by what was checked."""
     rows = Checklist(run).result().grid[1:]
-    assert all((mark == "to do") == bool(problem) for mark, _, _, _, problem in rows)
-    return {what: problem for mark, what, _, _, problem in rows if mark == "to do"}
+    assert all((mark == "pass") != bool(problem) for mark, *_, problem in rows)
+    return {what: problem for mark, _, what, _, _, problem in rows if mark == "to do"}
+
+
+def write_log(run: Run, **fault) -> None:
+    """Leave the log of a training; its last rows have the values of `fault`."""
+    rows = []
+    for step in range(1, 101):
+        row = {"step": step, "steps": 100, "loss": 5 - step / 50, "lr": 1e-3, "grad_norm": 1.0}
+        row |= {"tokens": 10, "step_s": 0.1, "memory_bytes": 2**20, "unix_s": 0.0}
+        rows.append(row | {"val_loss": None, "ema_val_loss": None} | (fault if step > 80 else {}))
+    lines = [json.dumps(row) for row in rows]
+    (run.folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def test_a_run_without_a_record_gets_every_command_in_order(run):
@@ -80,6 +93,20 @@ def test_what_does_not_pass_says_what_to_do(run, section, figures, what, fix):
     run.record(**{section: figures})
     found = to_do(run)
     assert list(found) == [what] and fix in found[what]
+
+
+def test_what_goes_wrong_during_training_is_to_do_until_it_has_ended(run):
+    run.record(**SOUND)
+    write_log(run)
+    assert to_do(run) == {}
+    when = [row[1] for row in Checklist(run).result().grid[1:]]
+    assert list(dict.fromkeys(when)) == ["before", "during", "after"]
+    write_log(run, step_s=0.9)
+    assert to_do(run) == {}
+    notes = [row for row in Checklist(run).result().grid if row[0] == "note"]
+    assert [row[2] for row in notes] == ["steps keep their pace"]
+    run.record(train={"finished": False})
+    assert list(to_do(run)) == ["steps keep their pace", "training is finished"]
 
 
 def test_few_hours_of_a_person_are_named_with_what_was_measured_and_both_base_voices(run):

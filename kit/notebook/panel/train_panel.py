@@ -19,6 +19,7 @@ from kit.notebook.live_plot import LossFigure
 from kit.notebook.panel.widgets import View, message
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
 from kit.notebook.run_plots import thin
+from kit.training.health import health_line
 from kit.training.launch import PROFILE, STOP, TrainingProcess
 from kit.training.logs import add_row, read_log
 
@@ -306,8 +307,9 @@ class TrainPanel:
         if not self.rows:
             return
         profile = self.profile() if self.profile is not None else ""
+        more = "   ".join(filter(None, [profile, health_line(self.rows)]))
         curve = self.picture.png(self.rows)
-        self.view.show(self.rows, self._texts(), curve, self.players(), profile)
+        self.view.show(self.rows, self._texts(), curve, self.players(), more)
         self.view.stop.disabled = self.stopping
         if self.stopping:
             return self.view.say("Stopping after this step...")

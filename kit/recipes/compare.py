@@ -1,0 +1,195 @@
+"""Two runs side by side: curves, settings that differ, figures, and blind listening.
+
+Nothing is trained or measured again; only blind listening lets both voices speak.
+"""
+
+import math
+import random
+from functools import cached_property
+
+import numpy as np
+
+from kit.base.errors import KitError
+from kit.base.formatting import figure_text, flat, format_gib, nearest
+from kit.base.run import Run, find_run, read_run_file, run_folder
+from kit.notebook.panel.listen_panel import ListenPanel, Pair
+from kit.notebook.plots import curves
+from kit.notebook.result import Result, Sound
+from kit.notebook.run_plots import column, smooth, thin
+from kit.recipes.active_run import ActiveRun, active_run
+from kit.recipes.speak import Speaking
+from kit.training.logs import held_out_losses, read_log
+
+PAIRS = 12  # sentences to listen to
+SKIPPED = "Skipped: RUN_B is empty. Write the name of a second run there to compare it with."
+# Of the record: name, section, key, and how it is written.
+FIGURES = (
+    ("hours of speech", "data", "hours", "{:.2f}".format),
+    ("steps", "train", "steps", "{:,}".format),
+    ("steps/s", "train", "steps_per_s", "{:.3g}".format),
+    ("peak memory", "train", "peak_memory_bytes", format_gib),
+    ("training loss", "train", "loss", "{:.3f}".format),
+    ("held-out loss", "train", "val_loss", "{:.3f}".format),
+    ("held-out loss, EMA", "train", "ema_val_loss", "{:.3f}".format),
+    ("CER", "eval", "cer", "{:.2%}".format),
+    ("CER of the recordings", "eval", "cer_floor", "{:.2%}".format),
+    ("sentences that end", "eval", "eos_rate", "{:.1%}".format),
+    ("real-time factor", "infer", "real_time_factor", "{:.3f}".format),
+)
+
+
+class Compare:
+    """Run `run_a` beside `run_b`, another run or its name; with "" every step is skipped.
+
+    Raises KitError for a run that does not exist, and for a run beside itself.
+    """
+
+    def __init__(self, run_a: Run, run_b: Run | str):
+        if isinstance(run_b, str):
+            run_b = existing_run(run_b) if run_b else None
+        if run_b and run_b.folder.resolve() == run_a.folder.resolve():
+            raise KitError(f"`{run_a.name}` cannot be compared with itself: name another run.")
+        self.run_a = run_a
+        self.run_b = run_b
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        return {self.run_a.name: self.run_a, self.run_b.name: self.run_b}
+
+    def result(self) -> Result:
+        """Loss curves of both, then a table: figures, and settings that differ."""
+        if self.run_b is None:
+            return Result(line=SKIPPED)
+        lines = self.losses()
+        pictures = [curves(lines, "step", "loss (nats per target)")] if lines else []
+        figures = self.figures()
+        differing = self.differing_settings()
+        line = f"{' beside '.join(self.runs)}: {len(differing)} settings differ"
+        line += "" if lines else "; neither has a training log"
+        grid = [("", *self.runs), *figures, *differing]
+        return Result(line=line, pictures=pictures, grid=grid)
+
+    def losses(self) -> dict[str, tuple]:
+        """(steps, losses) by the name of each curve: training, smoothed, and held out."""
+        lines = {}
+        for name, run in self.runs.items():
+            rows = read_log(run.folder / "train.jsonl")
+            if rows:
+                few = thin(rows)
+                losses = smooth(column(few, "loss"), len(few) // 30)
+                lines[f"{name}, training"] = (column(few, "step"), losses)
+            for weights, line in held_out_losses(rows).items():
+                lines[f"{name}, held out, {weights}"] = line
+        return lines
+
+    def figures(self) -> list[tuple[str, ...]]:
+        """A row for each recorded figure; "-" where a run has none."""
+        reports = [run.report() for run in self.runs.values()]
+        rows = []
+        for name, section, key, write in FIGURES:
+            values = [report.get(section, {}).get(key) for report in reports]
+            if any(value is not None for value in values):
+                rows.append((name, *("-" if value is None else write(value) for value in values)))
+        return rows
+
+    def differing_settings(self) -> list[tuple[str, ...]]:
+        """A row for each setting, and for machine, versions and recordings, that differ."""
+        columns = []
+        for run in self.runs.values():
+            report = run.report()
+            values = {"preset": run.preset_name, "use": run.use or "-"}
+            values["recordings"] = read_run_file(run.folder / "data") or "-"
+            values |= {name: report.get(name, "-") for name in ("device", "git")}
+            values |= dict(flat(report.get("versions", {}), "versions."))
+            columns.append(values | dict(flat(run.preset)))
+        names = dict.fromkeys([*columns[0], *columns[1]])
+        missing = object()
+        rows = []
+        for name in names:
+            pair = [values.get(name, missing) for values in columns]
+            if pair[0] != pair[1]:
+                rows.append((name, *("-" if v is missing else figure_text(v) for v in pair)))
+        return rows
+
+    def listen(self, pairs: int = PAIRS) -> ListenPanel | Result:
+        """Return a panel that plays the same sentences by both voices, without their names.
+
+        Order and sides are random, the level is the same. The preferences go into both records and
+        replace those of an earlier session.
+        """
+        if self.run_b is None:
+            return Result(line=SKIPPED)
+        voices = [Speaking(_active(run)) for run in self.runs.values()]
+        texts = [row.text for row in voices[0].held_out if voices[1].voice.can_speak(row.text)]
+        if not texts:
+            raise KitError(
+                f"`{self.run_b.name}` can speak no held-out sentence of `{self.run_a.name}`: "
+                "compare runs of one language."
+            )
+        texts = random.sample(texts, min(pairs, len(texts)))
+        speech = [each.voice.speak(texts, each.speaker, each.sampling) for each in voices]
+        sides = [random.sample((0, 1), 2) for _ in texts]
+        offered = []
+        for text, order, *spoken in zip(texts, sides, *speech):
+            wavs = same_level([np.asarray(each.wave) for each in spoken])
+            sounds = [
+                Sound(caption=text, wave=wave, sample_rate_hz=voice.rate_hz).wav_bytes()
+                for wave, voice in zip(wavs, voices)
+            ]
+            offered.append(Pair(text=text, wavs=(sounds[order[0]], sounds[order[1]])))
+        wins = [0, 0, 0]  # of the first run, of the second, and no preference
+
+        def answer(number: int, which: int | None) -> str:
+            wins[2 if which is None else sides[number][which]] += 1
+            return self.record_preference(*wins)
+
+        return ListenPanel(offered, answer)
+
+    def record_preference(self, wins_a: int, wins_b: int, equal: int) -> str:
+        """Record how often each was preferred under `listening` in both records; say it."""
+        a, b = self.runs.values()
+        for run, other, own, others in ((a, b, wins_a, wins_b), (b, a, wins_b, wins_a)):
+            low, high = wilson(own, own + others)
+            figures = {"preferred": own, "other_preferred": others, "equal": equal}
+            figures |= {"preference_low": low, "preference_high": high}
+            run.record(listening={other.name: figures})
+        low, high = wilson(wins_a, wins_a + wins_b)
+        if low > 0.5 or high < 0.5:
+            verdict = f"{a.name if low > 0.5 else b.name} is preferred"
+        else:
+            verdict = "no difference is shown"
+        return (
+            f"{a.name} was preferred {wins_a} times, {b.name} {wins_b} times, neither {equal} "
+            f"times: {low:.0%} to {high:.0%} for {a.name} (95 % confidence), so {verdict}."
+        )
+
+
+def existing_run(name: str) -> Run:
+    """Return the run `name`. Raises KitError where there is none, with the names of those."""
+    folder = run_folder(name)
+    if not (folder / "preset").is_file():
+        names = sorted(path.parent.name for path in folder.parent.glob("*/preset"))
+        raise KitError(f"There is no run `{folder.name}` in {folder.parent}.{nearest(name, names)}")
+    return find_run(read_run_file(folder / "preset").strip(), name=name)
+
+
+def same_level(waves: list[np.ndarray]) -> list[np.ndarray]:
+    """Return `waves` (L,) scaled down to the lowest RMS of them: the louder one sounds better."""
+    levels = [float(np.sqrt(np.mean(np.square(wave)))) if len(wave) else 0.0 for wave in waves]
+    lowest = min(levels)
+    return [wave * (lowest / level) if lowest else wave for wave, level in zip(waves, levels)]
+
+
+def wilson(wins: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share (Wilson 1927); (0, 1) without a trial."""
+    if not trials:
+        return 0.0, 1.0
+    share = wins / trials
+    middle = share + z * z / (2 * trials)
+    reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    return max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)
+
+
+def _active(run: Run) -> ActiveRun:
+    return run if isinstance(run, ActiveRun) else active_run(run)
