@@ -188,7 +188,8 @@ def require_types(cls, values: dict) -> None:
                 wanted = f"a list, such as [a, b] ({wanted})"
             got = shorten(repr(value))
             raise KitError(
-                f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__})."
+                f"{cls.__name__}.{key} must be {wanted}, got {got} ({type(value).__name__}).",
+                field=key,
             )
 
 
@@ -209,7 +210,8 @@ def require(ok: bool, config, field: str, fix: str) -> None:
     """Raise KitError naming `config.field`, its value and `fix` unless `ok`."""
     if not ok:
         value = getattr(config, field)
-        raise KitError(f"{type(config).__name__}.{field} = {shorten(repr(value))}: {fix}")
+        text = f"{type(config).__name__}.{field} = {shorten(repr(value))}: {fix}"
+        raise KitError(text, field=field)
 
 
 def require_within(config, least: float, most: float, *fields: str) -> None:

@@ -4,7 +4,14 @@ import warnings
 
 
 class KitError(ValueError):
-    """The user's input, files or machine do not allow this; the message says what to change."""
+    """The user's input, files or machine do not allow this; the message says what to change.
+
+    `field` names the setting that is wrong, where it is one.
+    """
+
+    def __init__(self, *arguments, field: str = ""):
+        super().__init__(*arguments)
+        self.field = field
 
 
 class DatasetError(KitError):

@@ -31,24 +31,25 @@ from kit.notebook.style import (
 
 
 class LossFigure:
-    """Loss above, memory and learning rate below.
+    """Loss above; below it memory, and the learning rate with the device's load.
 
     The background is redrawn when the data leave the limits, which move in round steps.
     """
 
-    def __init__(self, width_px: int = 1000, height_px: int = 430, dpi: int = 110):
+    def __init__(self, width_px: int = 1000, height_px: int = 500, dpi: int = 110):
         self.figure = Figure((width_px / dpi, height_px / dpi), dpi=dpi)
         self.canvas = FigureCanvasAgg(self.figure)
         grid = {
-            "height_ratios": (3, 1),
-            "hspace": 0.12,
+            "height_ratios": (3, 1, 1),
+            "hspace": 0.15,
             "left": 0.075,
             "right": 0.915,
-            "top": 0.925,
-            "bottom": 0.115,
+            "top": 0.935,
+            "bottom": 0.1,
         }
-        self.loss, self.memory = self.figure.subplots(2, 1, sharex=True, gridspec_kw=grid)
-        self.rate = self.memory.twinx()
+        axes = self.figure.subplots(3, 1, sharex=True, gridspec_kw=grid)
+        self.loss, self.memory, self.rate = axes
+        self.load = self.rate.twinx()
         self.lines = self._lines()
         self._decorate()
         self.background = None  # pixels of everything but the lines; None: redraw
@@ -70,7 +71,9 @@ class LossFigure:
             "val": (self.loss, dict(dots, color=ORANGE, label="validation")),
             "ema": (self.loss, dict(dots, color=GREEN, label="validation, EMA", marker="s")),
             "lr": (self.rate, {"color": PALE, "linewidth": 1.1, "linestyle": "--"}),
+            "load": (self.load, {"color": GREEN, "linewidth": 1.0}),
             "memory": (self.memory, {"color": RED, "linewidth": 1.6}),
+            "memory_now": (self.memory, {"color": ORANGE, "linewidth": 1.4, "linestyle": ":"}),
         }
         return {
             name: axes.plot([], [], animated=True, **style)[0]
@@ -78,21 +81,28 @@ class LossFigure:
         }
 
     def _decorate(self) -> None:
-        for axes in (self.loss, self.memory):
+        for axes in (self.loss, self.memory, self.rate):
             tidy(axes)
             axes.grid(color=GRID, linewidth=0.8)
             axes.yaxis.set_label_coords(-0.06, 0.5)
+            axes.set_ylim(0, 1)
+        for axes in (self.loss, self.memory):
+            axes.tick_params(labelbottom=False)
         self.loss.set_ylabel("loss (nats per target)", fontsize=9, color=INK)
-        self.loss.tick_params(labelbottom=False)
-        self.memory.set_ylabel("GiB", fontsize=9, color=RED)
-        self.memory.set_xlabel("step", fontsize=9, color=INK)
+        self.memory.set_ylabel("GiB", fontsize=9, color=INK)
         self.memory.yaxis.set_major_locator(MaxNLocator(2))
-        tidy(self.rate)
-        self.rate.set_ylabel("learning rate", fontsize=9, color="#707070")
+        beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 1.2}
+        now_and_peak = [self.lines[name] for name in ("memory", "memory_now")]
+        self.memory.legend(now_and_peak, ["peak", "now"], frameon=False, fontsize=8, **beside)
+        self.rate.set_xlabel("step", fontsize=9, color=INK)
+        self.rate.set_ylabel("rate", fontsize=9, color="#707070")
         self.rate.yaxis.set_major_locator(MaxNLocator(2))
         self.rate.yaxis.set_major_formatter(_power)
-        for axes in (self.loss, self.memory, self.rate):
-            axes.set_ylim(0, 1)
+        tidy(self.load)
+        self.load.set_ylim(0, 1.05)
+        self.load.set_yticks((0, 1), ("0 %", "100 %"))
+        self.load.set_ylabel("load", fontsize=9, color=GREEN)
+        self.load.set_visible(False)  # until there is one
         keys = [self.lines[k] for k in ("smooth", "val", "ema", "event")]
         names = ["training loss", "validation", "validation, EMA weights", "event"]
         above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
@@ -107,7 +117,8 @@ class LossFigure:
             self.background = self.canvas.copy_from_bbox(self.figure.bbox)
         self.canvas.restore_region(self.background)
         for line in self.lines.values():
-            line.axes.draw_artist(line)
+            if line.axes.get_visible():
+                line.axes.draw_artist(line)
         return _encode(self.canvas)
 
     def _load(self, rows: list[dict]) -> None:
@@ -120,13 +131,17 @@ class LossFigure:
             there = np.isfinite(values)  # else the line would break between two validations
             self.lines[name].set_data(steps[there], values[there])
         self.lines["memory"].set_data(steps, column(rows, "memory_bytes") / GIB)
+        self.lines["memory_now"].set_data(steps, column(rows, "memory_now_bytes") / GIB)
         self.lines["lr"].set_data(steps, column(rows, "lr"))
+        load = column(rows, "load")
+        sampled = np.isfinite(load)  # not at every step
+        self.lines["load"].set_data(steps[sampled], load[sampled])
         marks = [row["step"] for row in rows if row.get("note")]
         self.lines["event"].set_data(marks, [0.025] * len(marks))  # at the foot, in axes' height
 
     def _fit(self, rows: list[dict]) -> bool:
         """Move the limits where the data ask for it; true when they moved."""
-        before = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
+        before = self._limits()
         # As long as the run is now: MAX_STEPS may have been another before it was stopped.
         planned = rows[-1].get("steps") or 0 if rows else 0
         last = max([planned, *(row["step"] for row in rows)])
@@ -141,8 +156,13 @@ class LossFigure:
             top = np.nanmax(self.lines[name].get_ydata(), initial=0.0)
             if np.isfinite(top) and top > 0:
                 axes.set_ylim(0, roomy(0, top * 1.15, axes.get_ylim())[1])
-        after = [axes.viewLim.frozen().bounds for axes in (self.loss, self.memory, self.rate)]
-        return before != after
+        self.load.set_visible(len(self.lines["load"].get_xdata()) > 0)
+        return before != self._limits()
+
+    def _limits(self) -> list:
+        """What the background depends on."""
+        axes = (self.loss, self.memory, self.rate)
+        return [self.load.get_visible(), *(each.viewLim.frozen().bounds for each in axes)]
 
 
 def _power(value: float, _place) -> str:

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
-
 from kit.base.config import ROOT
 from kit.base.errors import KitError
 from kit.base.files import write_atomic
@@ -29,7 +27,7 @@ from kit.recipes.after_training import learn_reader, learn_sound
 from kit.recipes.run_source import sampling_of
 from kit.recipes.shared_jobs import broadcast_order
 from kit.recipes.trained_parts import finetuning_figures, first_model
-from kit.recipes.training_plan import GPUS, TrainingPlan, in_process
+from kit.recipes.training_plan import DATA_FIELDS, GPUS, TrainingPlan, in_process
 from kit.recipes.training_samples import (
     AttentionLog,
     SampleLog,
@@ -107,7 +105,7 @@ class Training(TrainingPlan):
         )
 
     def panel(self, mode: str | None = None) -> None:
-        """Switches, Start, Stop and Profile around the run; an unfinished run resumes.
+        """Settings, Start, Stop and Profile around the run; an unfinished run resumes.
 
         Checks that were not made before are made now, with a line each. `mode` is as
         `TrainPanel.run` takes it: "plain" trains at once, with plain lines.
@@ -120,7 +118,7 @@ class Training(TrainingPlan):
             self.process,
             self.start,
             self.offered,
-            {**self.numbers(), **gpus_offered(self.active)},
+            self.fields(),
             resumable=self.training_run().resumable(),
             finished=self.finished,
             plan=self.planned,
@@ -128,39 +126,38 @@ class Training(TrainingPlan):
                 self.active.folder / SPOKEN, sentences[0].text if sentences else ""
             ),
             profile=partial(read_run_file, self.active.folder / PROFILES / STATUS),
+            diagnose=self.advice,
             session_hours=self.limits.session_hours,
-            largest={GPUS: max_processes(self.active)},
         )
         self.shown.run(mode)
 
     def start(self, values: dict) -> None:
         """Start the training in a process of its own, or one a GPU, with a panel's `values`.
 
-        Switches that were changed since the check are checked first: raises KitError.
+        Settings that were changed since the check are checked first: raises KitError. They are kept
+        for the life of the run.
         """
-        if self.finished:
-            raise KitError(
-                f"This run has finished its {self.config.max_steps:,} steps. Set MAX_STEPS to more "
-                "to train it further."
-            )
-        values = dict(values)
-        gpus = values.pop(GPUS, 1)
         work = self.workload_of(values)
+        if finished_steps(self.active.folder) >= work.train.max_steps:
+            raise KitError(
+                f"This run has finished its {work.train.max_steps:,} steps. Choose more of them "
+                "(Max steps in the panel, or MAX_STEPS) to train it further."
+            )
         notes = []
         if self.verdict.tried:
-            note = in_process(
-                check_changes, self.workload(), self.verdict, work.speed, values["grad_accum"]
-            )
+            note = in_process(check_changes, self.workload(), self.verdict, work)
             notes = [note] if note else []
+        self.keep(work, values)
         settled = {
-            "switches": values,
-            "train": dataclasses.asdict(self.config),
-            "micro_batch": self.data.config.micro_batch,
+            "switches": vars(work.speed),
+            "train": dataclasses.asdict(work.train),
+            "data": {name: getattr(work.data, name) for name in DATA_FIELDS},
             "notes": notes,
         }
         if self.verdict.tried:
             settled["longest_step_bytes"] = verdict_figures(self.verdict)
         arguments = ["train", "--run", self.active.name, "--plan", json.dumps(settled)]
+        gpus = int(values.get(GPUS, 1))
         write_atomic(self.active.path(GPUS), str(gpus))
         self.process.start(arguments, environment_of(self.active), gpus)
 
@@ -390,23 +387,6 @@ def verdict_figures(verdict: Verdict) -> dict:
     if verdict.reserved_bytes is not None:
         figures["reserved"] = verdict.reserved_bytes
     return figures
-
-
-def max_processes(run: ActiveRun) -> int:
-    """How many processes may train together here: one a GPU; KIT_RANKS says another number."""
-    asked = os.environ.get("KIT_RANKS", "")
-    if asked.isdecimal():
-        return max(1, int(asked))
-    return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
-
-
-def gpus_offered(run: ActiveRun) -> dict[str, int]:
-    """The number of GPUs that a panel offers, where there are several: as many as last time."""
-    limit = max_processes(run)
-    before = read_run_file(run.path(GPUS)).strip()
-    if limit == 1:
-        return {}
-    return {GPUS: min(limit, int(before)) if before.isdecimal() and int(before) else 1}
 
 
 def environment_of(run: ActiveRun) -> dict[str, str]:

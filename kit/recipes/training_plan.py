@@ -2,14 +2,22 @@
 
 import dataclasses
 import functools
+import json
 import math
+import os
 import pickle
 from collections.abc import Callable
 
-from kit.base.config import build, merge
+import torch
+
+from kit.base.config import build, merge, parse_object, require
 from kit.base.errors import KitError
-from kit.base.formatting import format_memory
+from kit.base.files import write_atomic
+from kit.base.formatting import clock, format_memory
 from kit.base.processes import run_in_process
+from kit.base.run import read_run_file
+from kit.batches.batching import DataConfig
+from kit.notebook.panel.widgets import Field
 from kit.notebook.plots import memory_bars
 from kit.notebook.result import Result
 from kit.recipes.active_run import ActiveRun
@@ -43,6 +51,24 @@ from kit.tuning.trials import trial_rows
 
 TRIAL_STEPS = 8
 GPUS = "gpus"  # a file in a run's folder: how many it was trained on last
+# A file in a run's folder: the settings that a panel has changed, as they were before.
+UNCHANGED = "before-panel.json"
+# Settings that the panel offers beside the switches: label and meaning.
+FIELDS = {
+    "effective_batch": ("Effective batch", "Utterances per optimiser step, however split"),
+    "micro_batch": ("Micro-batch", "Utterances per forward pass, which decide the memory"),
+    "lr": ("Learning rate", "Peak learning rate of AdamW, reached after the warm-up"),
+    "max_steps": ("Max steps", "Optimiser steps in all; the schedule ends with them"),
+    "muon_lr": ("Muon rate", "Peak learning rate of Muon, for the matrices of the layers"),
+    "warmup_steps": ("Warm-up steps", "Steps in which the learning rate rises from 0"),
+    "ema_decay": ("EMA decay", "How much of the average a step keeps; for the switch EMA"),
+    "eval_steps": ("Evaluate every", "Steps between two validations on held-out sentences"),
+    "recompute_every": ("Recompute every", "With gradient checkpointing: every n-th layer"),
+    GPUS: ("GPUs", "How many train together, each with its share of a batch"),
+}
+DATA_FIELDS = ("effective_batch", "micro_batch")
+TRAIN_FIELDS = ("lr", "max_steps", "muon_lr", "warmup_steps", "ema_decay", "eval_steps")
+MORE_FIELDS = ("muon_lr", "warmup_steps", "ema_decay", "eval_steps", "recompute_every")
 
 
 def once(step: Callable) -> Callable:
@@ -66,6 +92,8 @@ class TrainingPlan:
     is checked again.
     """
 
+    per_step_s: float | None = None  # as `in_time` measured it
+
     def __init__(
         self,
         run: ActiveRun,
@@ -85,8 +113,7 @@ class TrainingPlan:
         self.results: dict[str, Result] = {}  # of each step that was done, by its name
         self.finetuning = finetuning_of(run)
         self.data = TrainingData(run)
-        if "micro_batch" in plan:
-            self.data.with_passes_of(plan["micro_batch"])
+        self.data.config = dataclasses.replace(self.data.config, **plan.get("data", {}))
         self.model = self.data.model
         self.process = TrainingProcess(run.folder)
         self.rows_before = read_log(self.process.log)
@@ -95,10 +122,7 @@ class TrainingPlan:
         self.measured = {} if run.use == "debug" else load_choice(run.path("speed.yaml"))
         asked = run.settings.get("speed", {})  # by a person: that comes before any measurement
         speed = merge(merge(run.section("speed"), self.measured), asked)
-        chosen = dict(plan.get("switches", {}))
-        if "grad_accum" in chosen:
-            self.data.config = self.data.config.split(chosen.pop("grad_accum"))
-        self.speed = build(SpeedConfig, merge(speed, chosen))
+        self.speed = build(SpeedConfig, merge(speed, plan.get("switches", {})))
         effects = measured_effects(run)
         self.offered = [
             dataclasses.replace(switch, measured=effects.get(switch.name, ""))
@@ -243,9 +267,10 @@ class TrainingPlan:
         """
         self.fits()
         run = self.active
+        self.per_step_s = self.session_plan().per_step_s
         self.config, line = shortened(
             self.config,
-            self.session_plan().per_step_s,
+            self.per_step_s,
             build(TimeBudget, section_for_run(run, "time_budget")),
             f"{run.threads.reason}; {run.precision.reason}",
             fixed=bool(self.asked_steps or self.previous_steps),
@@ -325,39 +350,127 @@ class TrainingPlan:
         self.gate, line = training_gate(self.active, self.data, self.config.gate_every)
         return Result(line="\n".join([line, *recognizer_accuracy_lines(self.active)]))
 
-    def numbers(self) -> dict[str, int]:
-        """What the panel offers beside the switches."""
-        return {
-            "grad_accum": self.data.config.grad_accum,
-            "recompute_every": self.speed.recompute_every,
-        }
+    def fields(self) -> list[Field]:
+        """What the panel offers beside the switches, with the values that it has not changed."""
+        unchanged = self._unchanged()
+        fields = []
+        for name, value in self._field_values().items():
+            if name == "muon_lr" and self.config.optimizer != "muon":
+                continue
+            label, comment = FIELDS[name]
+            preset = unchanged.get(name, value)
+            field = Field(name=name, label=label, value=value, preset=preset, comment=comment)
+            fields.append(dataclasses.replace(field, more=name in MORE_FIELDS))
+        gpus = gpus_offered(self.active)
+        if gpus:
+            label, comment = FIELDS[GPUS]
+            fields.append(Field(name=GPUS, label=label, value=gpus, preset=1, comment=comment))
+        return fields
+
+    def _unchanged(self) -> dict:
+        """What the fields were that a panel has changed."""
+        return parse_object(read_run_file(self.active.path(UNCHANGED)) or "{}", UNCHANGED)
+
+    def _field_values(self) -> dict:
+        fields = {name: getattr(self.data.config, name) for name in DATA_FIELDS}
+        fields |= {name: getattr(self.config, name) for name in TRAIN_FIELDS}
+        return fields | {"recompute_every": self.speed.recompute_every}
 
     def values(self) -> dict:
-        """Switches and numbers before any change in the panel."""
-        return {switch.name: switch.on for switch in self.offered} | self.numbers()
+        """Switches and fields before any change in the panel."""
+        return {switch.name: switch.on for switch in self.offered} | self._field_values()
 
     def planned(self, values: dict) -> tuple[str, bool]:
-        """The memory of a step with these switches and numbers, and whether it is there.
+        """Memory and time with these switches and fields, and whether the memory is there.
 
-        From the plan alone: nothing is allocated. Raises KitError for a `grad_accum` that does
-        not divide the effective batch.
+        From the plan alone: nothing is allocated. Raises KitError for values that cannot be.
         """
         limit_bytes = self.verdict.limit_bytes
-        planned_bytes = self.workload_of(values).planned_bytes
-        changed_bytes = planned_bytes - self.workload_of(self.values()).planned_bytes
-        sizes = f"{format_memory(planned_bytes)} of the {format_memory(limit_bytes)} it may use"
+        work = self.workload_of(values)
+        changed_bytes = work.planned_bytes - self.workload_of(self.values()).planned_bytes
+        sizes = (
+            f"{format_memory(work.planned_bytes)} of the {format_memory(limit_bytes)} it may use"
+        )
         change = f" ({format_memory(changed_bytes, '+')} by your changes)" if changed_bytes else ""
-        fits = planned_bytes <= limit_bytes
+        fits = work.planned_bytes <= limit_bytes
         advice = "" if fits else " That is too much: Start tries a step and says what to change."
-        return f"Memory planned: {sizes}{change}.{advice}", fits
+        words = f"Memory planned: {sizes}{change}.{advice} A step has {work.data.grad_accum} "
+        rows = f"{work.data.micro_batch} utterances"
+        if work.data.effective_tokens:
+            rows = f"{work.data.micro_tokens:,} tokens"
+        words += f"forward passes of {rows}."
+        if self.per_step_s is not None:
+            step_s = self.per_step_s * work.data.effective_batch / self.data.config.effective_batch
+            steps = work.train.max_steps
+            words += f" Time: {steps:,} steps of {step_s:.2g} s, about {clock(steps * step_s)}."
+        return words, fits
 
     def workload_of(self, values: dict) -> Workload:
-        """The workload with a panel's switches and numbers."""
-        switches = dict(values)
-        grad_accum = switches.pop("grad_accum")
-        switches.pop(GPUS, None)
-        work = self.workload(build(SpeedConfig, switches))
-        return dataclasses.replace(work, data=work.data.split(grad_accum))
+        """The workload with a panel's switches and fields. Raises KitError naming a wrong one."""
+        speed = dict(values)
+        gpus = speed.pop(GPUS, 1)
+        most = max_processes(self.active)
+        if gpus not in range(1, most + 1):
+            raise KitError(f"GPUs must lie in 1 to {most}, got {gpus}.", field=GPUS)
+        batches = {name: speed.pop(name) for name in DATA_FIELDS}
+        train = {name: speed.pop(name) for name in TRAIN_FIELDS if name in speed}
+        effective_batch = self.data.config.effective_batch
+        if batches["effective_batch"] != effective_batch and self.process.log.exists():
+            raise KitError(
+                f"A run that has started keeps its effective batch ({effective_batch}). Choose "
+                "another RUN to change it.",
+                field="effective_batch",
+            )
+        work = self.workload(build(SpeedConfig, speed))
+        config = build(
+            TrainConfig, vars(self.config), max_steps=train["max_steps"], num_train_epochs=0.0
+        )
+        config = build(TrainConfig, vars(self.config.for_steps(config.max_steps)), **train)
+        if config != self.config:
+            warms_up = config.warmup_steps < config.max_steps
+            fix = f"must be below Max steps ({config.max_steps:,})."
+            require(warms_up, config, "warmup_steps", fix)
+        data = build(DataConfig, vars(work.data), **batches)
+        return dataclasses.replace(work, data=data, train=config)
+
+    def keep(self, work: Workload, values: dict) -> None:
+        """Train with the batches and settings of `work`, now and whenever the run is opened.
+
+        They are saved with the run's settings; what they were before a panel changed them, too.
+        """
+        now = self._field_values()
+        unchanged = now | self._unchanged()
+        unchanged = {n: v for n, v in unchanged.items() if v != values.get(n, v)}
+        if unchanged != self._unchanged():
+            write_atomic(self.active.path(UNCHANGED), json.dumps(unchanged))
+        changes = {}
+        if work.train != self.config:
+            before = vars(build(TrainConfig, self.active.section("train")))
+            changes["train"] = {n: v for n, v in vars(work.train).items() if v != before[n]}
+        data = {name: values[name] for name in DATA_FIELDS}
+        if data.items() - now.items():
+            changes["data"] = data
+        if changes:
+            self.active = self.active.save_settings(changes)
+        self.config = work.train
+        self.data.config = dataclasses.replace(self.data.config, **data)
+
+
+def max_processes(run: ActiveRun) -> int:
+    """How many processes may train together here: one a GPU; KIT_RANKS says another number."""
+    asked = os.environ.get("KIT_RANKS", "")
+    if asked.isdecimal():
+        return max(1, int(asked))
+    return max(1, torch.cuda.device_count()) if run.hw.device == "cuda" else 1
+
+
+def gpus_offered(run: ActiveRun) -> int:
+    """The number of GPUs that a panel offers: as many as last time; 0 where there is only one."""
+    limit = max_processes(run)
+    before = read_run_file(run.path(GPUS)).strip()
+    if limit == 1:
+        return 0
+    return min(limit, int(before)) if before.isdecimal() and int(before) else 1
 
 
 def steps_asked(max_steps: int, num_train_epochs: float, epoch_steps: int) -> int:

@@ -189,13 +189,12 @@ def largest_micro_batch(work: Workload) -> Verdict:
     return best
 
 
-def check_changes(work: Workload, checked: Verdict, speed: SpeedConfig, grad_accum: int) -> str:
-    """Return a note on switches chosen after `work` was `checked`; "" if none is needed.
+def check_changes(work: Workload, checked: Verdict, chosen: Workload) -> str:
+    """Return a note on settings `chosen` after `work` was `checked`; "" if none is needed.
 
     Settings whose plan needs no more memory pass at once; others get their own preflight. Raises
     KitError if they do not fit, with the changed settings and a fix.
     """
-    chosen = dataclasses.replace(work, speed=speed, data=work.data.split(grad_accum))
     if chosen.planned_bytes <= max(work.planned_bytes, checked.planned_bytes):
         return ""
     changed = ", ".join(changed_settings(work, chosen))

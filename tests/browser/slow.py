@@ -1,6 +1,7 @@
 """A trainer that only pretends, slowly, and a voice that only hums: panels without a model."""
 
 import io
+import json
 import math
 import random
 import threading
@@ -9,7 +10,11 @@ import wave
 from array import array
 from pathlib import Path
 
-from kit.training.config import StepEvent
+from kit.base.config import build
+from kit.notebook.panel.widgets import Field
+from kit.recipes.training_plan import FIELDS as LABELLED
+from kit.recipes.training_plan import GPUS, MORE_FIELDS
+from kit.training.config import StepEvent, TrainConfig
 from kit.training.launch import STOP
 from kit.training.logs import jsonl_log, read_log
 from kit.training.switches import LABELS, Switch
@@ -26,12 +31,27 @@ SWITCHES = [
     Switch(name=name, label=LABELS[name], on=on, available=ok, reason=why)
     for name, (on, ok, why) in REASONS.items()
 ]
+PRESET = {"effective_batch": 32, "micro_batch": 16, "lr": 0.002, "max_steps": 4000, "muon_lr": 0.02}
+PRESET |= {"warmup_steps": 50, "ema_decay": 0.999, "eval_steps": 100, "recompute_every": 1, GPUS: 1}
+FIELDS = [
+    Field(name=name, label=label, value=value, preset=value, comment=comment, more=more)
+    for (name, (label, comment)), value, more in (
+        (known, PRESET[known[0]], known[0] in MORE_FIELDS) for known in LABELLED.items()
+    )
+]
+
+
+def plan(values: dict) -> tuple[str, bool]:
+    """A pretended plan; what is wrong is refused as in a real one."""
+    build(TrainConfig, {name: values[name] for name in ("lr", "warmup_steps", "max_steps")})
+    return f"Memory planned: {values['micro_batch']} MiB. Time: {values['max_steps']} steps.", True
 
 
 class SlowTrainer:
     """A pretended `TrainingProcess` that lasts too long to end by itself. Its loss falls.
 
-    Stopped and started again, it runs for a few more steps.
+    Stopped and started again, it runs for a few more steps. What it was started with is beside its
+    log, as JSON.
     """
 
     def __init__(self, log, steps=4000, steps_more=40, pause_s=0.05):
@@ -40,6 +60,7 @@ class SlowTrainer:
 
     def start(self, values: dict) -> None:
         self.requests.clear()
+        self.log.with_suffix(".json").write_text(json.dumps(values))
         self.thread = threading.Thread(target=self._train, daemon=True)
         self.thread.start()
 
@@ -84,6 +105,7 @@ class SlowTrainer:
             step_s=self.pause_s,
             unix_s=time.time(),
             memory_bytes=int(2**30 * (1.9 - 0.6 * math.exp(-20 * share))),
+            load=0.9 + noise / 4,
             val_loss=loss + 0.15 if validates else None,
             ema_val_loss=loss + 0.02 if validates else None,
             note=note,

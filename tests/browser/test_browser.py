@@ -1,9 +1,11 @@
 """The notebooks in a real JupyterLab and Chromium: what a person sees and presses."""
 
 import base64
+import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import lab as web
@@ -14,6 +16,9 @@ import soundfile
 from helpers import speech
 from published import hub_with_a_release
 
+with suppress(ImportError):  # then every test here is skipped
+    from selenium.webdriver.common.keys import Keys
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -22,11 +27,11 @@ pytestmark = pytest.mark.skipif(bool(web.missing()), reason=web.missing())
 KERNEL = {"name": "python3", "display_name": "Python 3"}  # without it JupyterLab opens a dialog
 SETUP = """
 import sys; sys.path[:0] = [{root!r}, {here!r}]
-from slow import SWITCHES, SlowTrainer, tone
+from slow import FIELDS, SWITCHES, SlowTrainer, plan, tone
 from kit.notebook.panel.speak_panel import SpeakPanel
 from kit.notebook.panel.train_panel import TrainPanel
 trainer = SlowTrainer({log!r})
-panel = TrainPanel(trainer, trainer.start, SWITCHES, {{"grad_accum": 4}}, countdown_s=None)
+panel = TrainPanel(trainer, trainer.start, SWITCHES, FIELDS, plan=plan, countdown_s=None)
 """
 RECORDER = """
 from pathlib import Path
@@ -88,7 +93,8 @@ def address(folder):
 def start_panel(driver, address, folder):
     """Run a notebook of these cells, behind those that make a panel over a slow pretended run."""
 
-    def start(*sources: str) -> None:
+    def start(*sources: str) -> Path:
+        """The log of the run."""
         log = folder / f"{len(list(folder.iterdir()))}.jsonl"
         setup = SETUP.format(root=str(ROOT), here=str(Path(__file__).parent), log=str(log))
         cells = [nbformat.v4.new_code_cell(source) for source in (setup, *sources)]
@@ -97,6 +103,7 @@ def start_panel(driver, address, folder):
         nbformat.write(made, path)
         web.open_notebook(driver, address, path.name)
         web.run_all(driver)
+        return log
 
     yield start
     web.end_kernels(address)
@@ -117,10 +124,9 @@ def picture(driver) -> str:
 
 
 def locked(driver) -> bool:
-    script = (
-        "return [...document.querySelectorAll('.widget-checkbox input')].every(b => b.disabled)"
-    )
-    return driver.execute_script(script)
+    inputs = ".widget-checkbox input, .widget-text input"
+    script = "return [...document.querySelectorAll(arguments[0])].every(b => b.disabled)"
+    return driver.execute_script(script, inputs)
 
 
 def drive(driver, name: str) -> None:
@@ -150,6 +156,63 @@ def test_the_training_panel_starts_stops_continues_and_ends(driver, start_panel)
     web.screenshot(driver, "live-4-finished", ".jp-OutputArea-output .widget-vbox")
     web.screenshot(driver, "live-5-window")
     assert not any(cell["errors"] for cell in web.wait_idle(driver))
+
+
+def field(driver, label: str):
+    """The text box with this label, in sight."""
+    script = """const box = [...document.querySelectorAll('.widget-text')]
+        .find(found => found.textContent.trim() === arguments[0]);
+        box?.scrollIntoView({block: 'center'}); return box?.querySelector('input')"""
+    return web.wait(lambda: driver.execute_script(script, label), label)
+
+
+def enter(driver, label: str, text: str) -> None:
+    """Type `text` into the text box with this label, instead of what is there."""
+    field(driver, label).send_keys(Keys.CONTROL, "a")
+    field(driver, label).send_keys(text)
+
+
+def test_fields_say_what_is_wrong_and_reach_the_run(driver, start_panel):
+    log = start_panel("panel.run()", "panel.wait(900)")
+    web.wait(lambda: web.button(driver, "Start"), "the panel")
+    assert not field(driver, "Warm-up steps").is_displayed()
+    enter(driver, "Learning rate", "20")
+    web.wait(lambda: "lr = 20" in web.text_of(driver, '[role="alert"]'), "what is wrong")
+    web.wait(lambda: not web.button(driver, "Start"), "Start to be off")
+    web.screenshot(driver, "fields-1-wrong", ".jp-OutputArea-output .widget-vbox")
+    field(driver, "Learning rate").send_keys(Keys.TAB)
+    driver.switch_to.active_element.send_keys(Keys.SPACE)  # the reset button
+    web.wait(lambda: web.button(driver, "Start"), "Start to be on")
+    assert field(driver, "Learning rate").get_attribute("value") == "0.002"
+    enter(driver, "Learning rate", "1e-4")
+    driver.find_element("css selector", ".jupyter-widget-Collapse-header").click()
+    web.wait(lambda: field(driver, "Warm-up steps").is_displayed(), "more settings")
+    enter(driver, "Warm-up steps", "0")
+    enter(driver, "Max steps", "5000")
+    web.wait(lambda: "5000 steps" in status(driver), "another plan")
+    assert not web.complaints(driver, "fields")
+    web.press(driver, "Start")
+    web.wait(lambda: step(driver) >= 5, "5 steps")
+    assert locked(driver)
+    values = json.loads(log.with_suffix(".json").read_text())
+    assert (values["lr"], values["warmup_steps"], values["max_steps"]) == (1e-4, 0, 5000)
+    assert not web.complaints(driver, "fields-running")
+    web.press(driver, "Stop")
+    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
+
+
+def test_run_all_starts_after_a_countdown_that_a_key_stops(driver, start_panel):
+    held = start_panel("panel.countdown_s = 20.0", "panel.run()", "panel.wait(900)")
+    web.wait(lambda: "Training starts in" in status(driver), "the countdown")
+    assert web.button(driver, "Start now") and web.button(driver, "Wait")
+    web.screenshot(driver, "countdown", ".jp-OutputArea-output .widget-vbox")
+    field(driver, "Learning rate").send_keys("1")
+    web.wait(lambda: "then press Start" in status(driver), "the end of the countdown")
+    assert web.button(driver, "Start") and not held.exists()
+    start_panel("panel.countdown_s = 3.0", "panel.run()", "panel.wait(900)")
+    web.wait(lambda: step(driver) >= 3, "training that starts by itself")
+    web.press(driver, "Stop")
+    web.wait(lambda: "Stopped at step" in status(driver), "the stop")
 
 
 def test_the_speaking_panel_plays_and_refuses_in_a_sentence(driver, start_panel):
@@ -254,7 +317,7 @@ def watch_training(driver, address: str, notebook: Path) -> None:
     steps(notebook, 100_000)
     web.open_notebook(driver, address, notebook.name)
     web.run_all(driver)
-    web.wait(lambda: web.button(driver, "Start"), "the panel")
+    web.wait(lambda: web.button(driver, "Start now"), "the countdown of the panel")
     web.show(driver, ".widget-checkbox")
     before = web.wait(lambda: plan(driver), "the plan")
     flip(driver, "Gradient checkpointing")
@@ -263,6 +326,8 @@ def watch_training(driver, address: str, notebook: Path) -> None:
     flip(driver, "Gradient checkpointing")
     web.wait(lambda: plan(driver) == before, "the first plan")
     assert step(driver) == 0 and not players(driver), "nothing has started"
+    enter(driver, "Micro-batch", "2")
+    web.wait(lambda: "passes of 2 utterances" in plan(driver), "smaller passes")
     web.press(driver, "Start")
     web.wait(lambda: players(driver), "the first sample")
     assert "Training." in status(driver)
@@ -293,25 +358,22 @@ def test_every_notebook_runs_in_the_browser_and_can_be_read(driver, address, fol
         if path.stem == "02_train":
             watch_training(driver, address, path)
             web.end_kernels(address)
-        press = "Start" if path.stem == "07_finetune_xtts" else ""
-        run_and_read(driver, address, path, path.stem, press)
+        run_and_read(driver, address, path, path.stem)
         if path.stem == "02_train":
+            report = json.loads(
+                (Path(os.environ["KIT_RUNS"]) / "demo" / "report.json").read_text("utf-8")
+            )
+            assert report["settings"]["data"]["micro_batch"] == 2
             assert players(driver) == 3, "at the start, in the middle and at the end"
     run_and_read(driver, address, folder / "02_train.ipynb", "02_train-measured")
     measured = r"\d\.\d\dx, [+-][\d.]+ [MG]iB here"
     assert re.search(measured, web.text_of(driver, ".widget-html-content"))
 
 
-def run_and_read(driver, address: str, path: Path, name: str, press: str = "") -> None:
-    """Run a notebook; it has no errors, says nothing on stderr, and all of it can be read.
-
-    `press` is a button that one of its cells waits for.
-    """
+def run_and_read(driver, address: str, path: Path, name: str) -> None:
+    """Run a notebook; it has no errors, says nothing on stderr, and all of it can be read."""
     web.open_notebook(driver, address, path.name)
     web.run_all(driver)
-    if press:
-        web.wait(lambda: web.button(driver, press), "the panel")
-        web.press(driver, press)
     cells = web.wait_idle(driver)
     assert not [error for cell in cells for error in cell["errors"]], path.name
     assert not [text for cell in cells for text in cell["noise"]], path.name

@@ -76,6 +76,17 @@ def test_a_step_with_a_note_has_a_tick():
     assert marked != plain.png([r | {"note": ""} for r in rows])
 
 
+def test_memory_has_two_lines_and_the_load_is_drawn_where_there_is_one():
+    rows = [row(s, memory_now_bytes=2**29, load=0.5 if s % 2 else None) for s in range(1, 100)]
+    figure = LossFigure()
+    figure.png([row(1)])
+    assert not figure.load.get_visible()
+    figure.png(rows)
+    assert figure.load.get_visible() and len(figure.lines["load"].get_xdata()) == 50
+    assert set(figure.lines["memory"].get_ydata()) == {1.0}
+    assert set(figure.lines["memory_now"].get_ydata()) == {0.5}
+
+
 def test_a_frame_costs_milliseconds():
     figure, rows = LossFigure(), [row(s) for s in range(1, 1000)]
     figure.png(rows)

@@ -35,7 +35,7 @@ def test_plain_lines_are_few(capsys):
 
 def test_a_row_without_a_finite_loss_has_its_other_figures():
     row = {"step": 1, "steps": 9, "loss": None, "memory_bytes": 2**30}
-    assert progress_texts(row, Pace()) == {"step": "1 / 9", "memory": "1.00 GiB"}
+    assert progress_texts(row, Pace()) == {"step": "1 / 9", "peak memory": "1.00 GiB"}
 
 
 def test_the_time_to_go_is_held_against_the_session():

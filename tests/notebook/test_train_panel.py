@@ -9,12 +9,17 @@ from helpers import PATIENCE_S, until
 
 from kit.base.errors import KitError
 from kit.notebook.panel.train_panel import TrainPanel
+from kit.notebook.panel.widgets import Field
 from kit.training.launch import PROFILE, STOP
 from kit.training.switches import Switch
 
 SWITCHES = [
     Switch(name="sdpa", label="Fused attention", on=True, available=True, reason="math"),
     Switch(name="compile", label="torch.compile", on=True, available=False, reason="no compiler"),
+]
+FIELDS = [
+    Field(name="lr", label="Learning rate", value=0.01, preset=0.002, comment="the peak"),
+    Field(name="warmup_steps", label="Warm-up", value=4, preset=4, comment="steps", more=True),
 ]
 
 
@@ -70,6 +75,15 @@ def panel_of(process, **options) -> TrainPanel:
     return TrainPanel(process, process.start, SWITCHES, **options)
 
 
+def _buttons(panel) -> tuple:
+    box = next(box for box in panel.view.box.children if panel.view.start in _children(box))
+    return box.children
+
+
+def _children(box) -> tuple:
+    return getattr(box, "children", ())
+
+
 @pytest.fixture
 def log(tmp_path):
     return tmp_path / "log.jsonl"
@@ -80,12 +94,12 @@ def log(tmp_path):
 
 def test_a_plain_run_starts_waits_prints_and_draws(log, capsys):
     process = Process(log)
-    panel = panel_of(process, numbers={"grad_accum": 4})
+    panel = panel_of(process, fields=FIELDS)
     panel.run()
     out = capsys.readouterr().out
     assert process.done == 20 and not process.running
     assert "step 10: half way" in out and "Finished: step 20 of 20" in out
-    assert process.started_with == [{"sdpa": True, "compile": False, "grad_accum": 4}]
+    assert process.started_with == [{"sdpa": True, "compile": False, "lr": 0.01, "warmup_steps": 4}]
     panel.wait()
 
 
@@ -162,15 +176,17 @@ def test_it_starts_after_a_countdown_that_a_click_stops(log):
     for touch in (
         lambda view: view.stop.click(),
         lambda view: setattr(view.boxes["sdpa"], "value", False),
+        lambda view: setattr(view.fields["lr"].text, "value", "0.1"),
     ):
         held = Process(log)
-        panel = panel_of(held, countdown_s=1.0)
+        panel = panel_of(held, fields=FIELDS, countdown_s=1.0)
         panel.run("live")
         until(lambda panel=panel: "Training starts in" in panel.view.status.value)
+        assert (panel.view.start.description, panel.view.stop.description) == ("Start now", "Wait")
         touch(panel.view)
         with pytest.raises(TimeoutError):
             panel.wait(1.5)
-        assert not held.started_with
+        assert not held.started_with and panel.view.start.description == "Start"
         panel.retired.set()
 
 
@@ -188,16 +204,39 @@ def test_switches_of_the_start_are_what_the_run_gets(log):
 
 def test_each_change_shows_the_plan_and_what_does_not_go_together(log):
     def plan(values):
-        if values["grad_accum"] == 3:
-            raise ValueError("3 does not divide the effective batch.")
+        if values["warmup_steps"] > 10:
+            raise KitError("It must be below 10.", field="warmup_steps")
+        if values["lr"] > 1:
+            raise KitError("Too fast.")
         return f"planned with {values}", values["sdpa"]
 
-    view = panel_of(Process(log), numbers={"grad_accum": 4}, plan=plan).view
-    assert "&#x27;grad_accum&#x27;: 4" in view.plan.value
+    view = panel_of(Process(log), fields=FIELDS, plan=plan).view
+    assert "&#x27;lr&#x27;: 0.01" in view.plan.value
     view.boxes["sdpa"].value = False
     assert "&#x27;sdpa&#x27;: False" in view.plan.value
-    view.numbers["grad_accum"].value = 3
-    assert "3 does not divide" in view.plan.value
+    lr, warmup = view.fields["lr"], view.fields["warmup_steps"]
+    lr.text.value = "2"
+    assert "Too fast." in view.plan.value and view.start.disabled
+    lr.reset.click()
+    assert lr.value == 0.002 and lr.reset.disabled and not view.start.disabled
+    lr.text.value = "fast"
+    assert "&#x27;fast&#x27;" in lr.problem.value and view.start.disabled
+    lr.text.value = "1e-4"
+    assert lr.value == 1e-4 and not lr.problem.value and not view.start.disabled
+    assert view.more.selected_index is None
+    warmup.text.value = "11"
+    assert "below 10" in warmup.problem.value and view.start.disabled
+    assert view.more.selected_index == 0, "what is wrong can be seen"
+
+
+def test_a_bar_shows_where_a_steps_time_goes_if_the_log_says_so(log):
+    process = Process(log)
+    process.train()
+    assert "backward" not in panel_of(process).view.tiles.value
+    row = process.rows[-1] | {"data_s": 0.1, "forward_s": 0.3, "backward_s": 0.6, "copy_s": None}
+    log.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    tiles = panel_of(process).view.tiles.value
+    assert "data 10%" in tiles and "forward 30%" in tiles and "backward 60%" in tiles
 
 
 def test_an_error_becomes_a_sentence_and_wait_raises_it(log):
@@ -283,7 +322,7 @@ def test_the_profile_button_requests_a_profile_and_shows_what_it_found(log):
     process, found = Process(log, steps=9000, pause_s=0.02), []
     panel = panel_of(process, profile=lambda: "".join(found))
     button = panel.view.profile
-    assert button in panel.view.box.children[1].children and button.disabled
+    assert button in _buttons(panel) and button.disabled
     panel.run("live")
     panel.view.start.click()
     until(lambda: process.done >= 2 and not button.disabled)
@@ -295,7 +334,7 @@ def test_the_profile_button_requests_a_profile_and_shows_what_it_found(log):
     panel.wait(PATIENCE_S)
     assert button.disabled
     panel.retired.set()
-    assert panel_of(process).view.profile not in panel_of(process).view.box.children[1].children
+    assert panel_of(process).view.profile not in _buttons(panel_of(process))
 
 
 def test_the_status_line_compares_the_time_left_with_the_session(log):

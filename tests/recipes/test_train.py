@@ -258,9 +258,9 @@ def test_a_person_presses_start_and_gets_the_switches_as_they_stand_then(tmp_pat
     training.panel("live")
     view = training.shown.view
     assert not (tmp_path / "train.jsonl").exists(), "it waits for Start"
-    assert view.boxes["ema"].value and view.numbers["grad_accum"].value == 1
+    assert view.boxes["ema"].value and view.fields["micro_batch"].value == 8
     view.boxes["ema"].value = False
-    view.numbers["grad_accum"].value = 2
+    view.fields["micro_batch"].text.value = "4"
     view.start.click()
     assert training.wait().line == "Trained to step 6 of 6."
     training.shown.retired.set()
@@ -280,7 +280,7 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert "; 1.25x, -512.0 MiB here; " in figures["Fused attention (SDPA)"]
     training.panel("live")
     view = training.shown.view
-    cells = view.box.children[0].children
+    cells = view.box.children[0].children  # of the switches
     texts = [part.value for cell in cells for part in getattr(cell, "children", ())]
     assert sum("1.25x, -512.0 MiB here" in str(text) for text in texts) == 1
     before = view.plan.value
@@ -289,13 +289,49 @@ def test_the_panel_shows_measured_gains_and_a_plan_that_follows_the_switches(tmp
     assert "MiB by your changes" in view.plan.value and "(-" in view.plan.value
     view.boxes["gradient_checkpointing"].value = False
     assert view.plan.value == before
-    view.numbers["grad_accum"].value = 4
-    assert "(-" in view.plan.value
+    view.fields["micro_batch"].text.value = "2"
+    assert "(-" in view.plan.value and "4 forward passes of 2 utterances" in view.plan.value
     training.shown.retired.set()
     assert not (tmp_path / "train.jsonl").exists()
     training.verdict = dataclasses.replace(training.verdict, limit_bytes=2**20)
     words, fits = training.planned(training.values())
     assert not fits and "too much" in words
+
+
+def test_fields_of_the_panel_train_the_run_and_stay_with_it(tmp_path):
+    training = Training(saved(tmp_path))
+    training.panel("live")
+    view = training.shown.view
+    fields = view.fields
+    assert not training.active.path("before-panel.json").exists()
+    fields["max_steps"].text.value = "4"
+    assert "4 steps of" in view.plan.value
+    for name, wrong in (("lr", "20"), ("micro_batch", "3"), ("warmup_steps", "4"), ("lr", "fast")):
+        right = fields[name].text.value
+        fields[name].text.value = wrong
+        assert "alert" in fields[name].problem.value and view.start.disabled
+        fields[name].text.value = right if name != "warmup_steps" else "2"
+        assert not fields[name].problem.value and not view.start.disabled
+    before = fields["lr"].value
+    changed = {"lr": "1e-4", "micro_batch": "2", "effective_batch": "4", "ema_decay": "0.5"}
+    for name, text in changed.items():
+        fields[name].text.value = text
+    view.start.click()
+    assert training.wait().line == "Trained to step 4 of 4."
+    rows = read_log(tmp_path / "train.jsonl")
+    assert rows[-1]["steps"] == 4 and max(row["lr"] for row in rows) == pytest.approx(1e-4)
+    settings = json.loads((tmp_path / "report.json").read_bytes())["settings"]
+    assert settings["train"]["lr"] == 1e-4 and settings["train"]["ema_decay"] == 0.5
+    assert settings["data"]["effective_batch"] == 4 and settings["data"]["micro_batch"] == 2
+
+    fields["effective_batch"].text.value = "8"
+    assert "keeps its effective batch" in fields["effective_batch"].problem.value
+    fields["effective_batch"].reset.click()  # to 8, too
+    training.shown.retired.set()
+    again = Training(start(tmp_path.name))
+    assert again.config == training.config
+    field = {field.name: field for field in again.fields()}["lr"]
+    assert (field.value, field.preset) == (1e-4, before)
 
 
 def test_before_the_first_step_every_step_says_what_to_do(tmp_path):
@@ -315,7 +351,7 @@ def test_where_memory_is_short_passes_are_smaller_and_the_batch_stays(tmp_path):
     tight = dataclasses.replace(CPU, memory_bytes=int(0.7 * planned / fraction))
     training = Training(active(tmp_path, tight))
     line = str(training.fits())
-    passes = training.numbers()["grad_accum"]
+    passes = training.data.config.grad_accum
     assert line.startswith("It does not fit.") and "Change: " in line
     assert passes > 1 and f"{passes} of them make a step" in line
     assert training.data.config.effective_batch == 8

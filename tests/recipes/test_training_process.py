@@ -16,7 +16,8 @@ from torch.distributed.run import parse_args as torchrun_options
 
 from kit.__main__ import parser
 from kit.recipes import training_plan
-from kit.recipes.train import Training, gpus_offered
+from kit.recipes.train import Training
+from kit.recipes.training_plan import gpus_offered
 from kit.training import checkpoint
 from kit.training.launch import ANOTHER_ENDED, PROFILE, STOP, TrainingProcess
 from kit.training.logs import read_log
@@ -54,13 +55,13 @@ def steps_logged(folder: Path) -> int:
 
 def test_gpus_are_offered_only_where_there_are_several(tmp_path, monkeypatch):
     run = active(tmp_path)
-    assert gpus_offered(run) == {}, "one CPU"
+    assert gpus_offered(run) == 0, "one CPU"
     monkeypatch.setenv("KIT_RANKS", "4")
-    assert gpus_offered(run) == {"gpus": 1}
+    assert gpus_offered(run) == 1
     (tmp_path / "gpus").write_text("3")
-    assert gpus_offered(run) == {"gpus": 3}, "as the last time"
+    assert gpus_offered(run) == 3, "as the last time"
     monkeypatch.setenv("KIT_RANKS", "2")
-    assert gpus_offered(run) == {"gpus": 2}, "no more than there are"
+    assert gpus_offered(run) == 2, "no more than there are"
 
 
 def test_a_log_is_followed_through_half_lines_and_new_starts(tmp_path):
@@ -123,7 +124,7 @@ def stopped(tmp_path_factory):
         training.checks = lambda: (training.fits,)
         training.panel("live")
         view = training.shown.view
-        view.numbers["gpus"].value = 2
+        view.fields["gpus"].text.value = "2"
         view.start.click()
         until(lambda: steps_logged(folder) >= 3 or training.shown.ended.is_set())
         view.stop.click()

@@ -121,8 +121,9 @@ def test_a_run_of_which_not_one_row_fits_is_refused_with_a_fix():
 def test_switches_that_need_more_than_what_was_checked_are_tried_and_reported():
     work = workload(speed=SpeedConfig(sdpa=True), rows=4)
     checked = preflight(work)
-    assert check_changes(work, checked, SpeedConfig(sdpa=True), grad_accum=4) == ""
-    note = check_changes(work, checked, SpeedConfig(ema=True), grad_accum=1)
+    assert check_changes(work, checked, work.with_rows(2)) == ""
+    more = dataclasses.replace(work.with_rows(8), speed=SpeedConfig(ema=True))
+    note = check_changes(work, checked, more)
     assert "micro_batch 4 -> 8, sdpa off, ema on. It fits. micro_batch 8: planned" in note
 
 
@@ -139,7 +140,8 @@ def test_switches_that_no_longer_fit_are_refused_before_the_first_step():
     room = int(work.planned_bytes * 1.1 / 0.9)
     tight = dataclasses.replace(work, hw=dataclasses.replace(CPU, memory_bytes=room))
     with pytest.raises(KitError, match=r"sdpa off\. It does not fit.*Change: sdpa on\."):
-        check_changes(tight, preflight(tight), SpeedConfig(), grad_accum=1)
+        chosen = dataclasses.replace(tight, speed=SpeedConfig())
+        check_changes(tight, preflight(tight), chosen)
 
 
 CHILD = """

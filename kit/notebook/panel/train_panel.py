@@ -5,6 +5,7 @@ writes the widgets; a click only sets an event or sends a request. Without a fro
 training is followed with plain lines.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from IPython.display import Image, display
 from kit.base.formatting import describe_error
 from kit.notebook.kernel import Clicks, front_end
 from kit.notebook.live_plot import LossFigure
-from kit.notebook.panel.widgets import View, message
+from kit.notebook.panel.widgets import Field, View
 from kit.notebook.progress import Lines, Pace, newest, outlook, progress_texts, verdict
 from kit.notebook.run_plots import thin
 from kit.training.health import health_line
@@ -34,12 +35,13 @@ _PANELS: dict[Path, "TrainPanel"] = {}
 class TrainPanel:
     """A training under buttons. `panel.run()` is all a notebook calls; `panel.wait()` joins.
 
-    `start(values)` gets the switches and `numbers` as a dict and starts `process`, or raises what
+    `start(values)` gets the switches and `fields` as a dict and starts `process`, or raises what
     is wrong with them. A training that already runs is followed; with `resumable` (there is an
     unfinished checkpoint) it starts at once, else after `countdown_s`, unless that is None.
-    `plan(values)` says what memory they take and whether it is there; `players()` is HTML of what
-    the run has spoken so far; `profile()` says what the newest profile found; `session_hours` is
-    the limit that the time left is compared with; `largest` are limits of `numbers`.
+    `plan(values)` says what memory and time they take and whether the memory is there, or raises
+    what is wrong with them; `players()` is HTML of what the run has spoken so far; `profile()` says
+    what the newest profile found; `diagnose(rows)` what makes steps slow; `session_hours` is the
+    limit that the time left is compared with.
     """
 
     def __init__(
@@ -47,14 +49,14 @@ class TrainPanel:
         process: TrainingProcess,
         start: Callable[[dict], None],
         switches: list,
-        numbers: dict[str, int] | None = None,
+        fields: list[Field] = (),
         resumable: bool = False,
         finished: bool = False,
         plan: Callable[[dict], tuple[str, bool]] | None = None,
         players: Callable[[], str] = str,
         profile: Callable[[], str] | None = None,
+        diagnose: Callable[[list[dict]], list[str]] = lambda rows: [],
         session_hours: float | None = None,
-        largest: dict[str, int] | None = None,
         countdown_s: float | None = COUNTDOWN_S,
     ):
         self.process = process
@@ -64,6 +66,7 @@ class TrainPanel:
         self.plan = plan
         self.players = players
         self.profile = profile
+        self.diagnose = diagnose
         self.session_hours = session_hours
         self.rows = thin(read_log(process.log), MAX_ROWS)
         self.latest = newest(self.rows[-1000:])  # the newest value of every field
@@ -78,13 +81,12 @@ class TrainPanel:
         self.start_at_s: float | None = None
         self.start_clicked, self.ended, self.retired = (threading.Event() for _ in range(3))
         self.thread: threading.Thread | None = None
-        self.view = View(switches, numbers or {}, profile is not None, largest)
+        self.view = View(switches, fields, profile is not None)
         self.view.start.on_click(lambda _: self.start_clicked.set())
         self.view.stop.on_click(lambda _: self._stop_clicked())
         self.view.profile.on_click(lambda _: self.process.request(PROFILE))
         self.view.on_choice(self._changed)
-        if plan is not None:
-            self._show_plan()
+        self._show_plan()
         self._greet()
 
     def run(self, mode: str | None = None) -> None:
@@ -188,29 +190,30 @@ class TrainPanel:
     def _is_due(self) -> bool:
         if self.start_clicked.is_set():
             return True
-        if self.start_at_s is None:
+        start_at_s = self.start_at_s
+        if start_at_s is None:
             return False
-        left_s = self.start_at_s - time.monotonic()
+        left_s = start_at_s - time.monotonic()
         if left_s > 0:
-            self.view.stop.disabled = False
-            when = f"Training starts in {left_s:.0f} s."
-            self.view.say(f"{when} Change a switch or press Stop to wait.")
-        return left_s <= 0
+            self.view.count_down(left_s)
+            if self.start_at_s is None:  # stopped by a click meanwhile
+                self._hold()
+        return left_s <= 0 and self.start_at_s is not None
 
     def _launch(self) -> None:
         self.start_clicked.clear()
         self.start_at_s = None
-        self.view.running(self.view.values())
+        self.view.running()
         self.view.say("Starting...")
         try:
             self.start(self.view.values())
-        except ValueError as error:  # what is wrong with the switches, in a sentence
+        except ValueError as error:  # what is wrong with the settings, in a sentence
             self.error = error
             self._conclude()
 
     def _follow_training(self) -> None:
         self._begin()
-        self.view.running(self.view.values(), profile=self.profile is not None)
+        self.view.running(profile=self.profile is not None)
         while self.process.running and not self.retired.is_set():
             started_s = time.perf_counter()
             if self._read_log() or self.stopping:
@@ -249,6 +252,7 @@ class TrainPanel:
         self.error = self.error or self.process.error()
         text, kind, start_label = self._verdict()
         self.view.idle(start_label)
+        self._show_plan()
         self.view.say(text, kind)
         self.view.bar.bar_style = {"good": "success", "bad": "danger"}.get(kind, "warning")
         self.ended.set()
@@ -261,34 +265,42 @@ class TrainPanel:
 
     def _stop_clicked(self) -> None:
         if self.start_at_s is not None:
-            self.start_at_s = None
-            self.view.stop.disabled = True
-            self.view.say("Choose the switches, then press Start.")
+            self._hold()
         else:
             self._request_stop()
+
+    def _hold(self) -> None:
+        """End the countdown: from now on training waits for Start."""
+        self.start_at_s = None
+        self.view.idle("Start")
+        self._show_plan()
+        self.view.say("Choose the settings, then press Start.")
 
     def _request_stop(self) -> None:
         self.stopping = True
         self.process.request(STOP)
 
     def _changed(self) -> None:
-        if self.start_at_s is not None and not self.process.running:
-            self._stop_clicked()
-        if self.plan is not None:
+        if self.start_at_s is not None:
+            self._hold()
+        elif not self.process.running:
             self._show_plan()
 
     def _show_plan(self) -> None:
-        """Say what the switches as they are would take, before any of it is allocated."""
+        """Say what the settings as they are would take, or what is wrong with them."""
         try:
-            words, fits = self.plan(self.view.values())
-        except ValueError as error:  # numbers that do not go together
-            words, fits = describe_error(error), False
-        self.view.plan.value = message(words, "info" if fits else "warn")
+            values = self.view.values()
+            words, fits = self.plan(values) if self.plan is not None else ("", True)
+        except ValueError as error:
+            text = re.sub(r"^\w+\.(?=\w+ )", "", describe_error(error))  # "TrainConfig." of a field
+            return self.view.show_plan(text, "bad", getattr(error, "field", ""))
+        self.view.show_plan(words, "info" if fits else "warn")
 
     # What is shown.
 
     def _greet(self) -> None:
-        self.view.show(self.rows, self._texts(), self.picture.png(self.rows), self.players())
+        curve = self.picture.png(self.rows)
+        self.view.show(self.rows, self.latest, self._texts(), curve, self.players())
         step = self.rows[-1]["step"] if self.rows else 0
         if self.resumable and step:
             self.view.start.description = "Continue"
@@ -298,7 +310,7 @@ class TrainPanel:
         elif step:
             self.view.say(f"An earlier run reached step {step:,}. Press Start to train.")
         else:
-            self.view.say("Choose the switches, then press Start.")
+            self.view.say("Choose the settings, then press Start.")
 
     def _texts(self) -> dict[str, str]:
         return progress_texts(self.latest, self.pace) if self.latest else {}
@@ -307,9 +319,10 @@ class TrainPanel:
         if not self.rows:
             return
         profile = self.profile() if self.profile is not None else ""
-        more = "   ".join(filter(None, [profile, health_line(self.rows)]))
+        lines = [profile, *self.diagnose(self.rows), health_line(self.rows)]
+        more = "\n".join(filter(None, lines))
         curve = self.picture.png(self.rows)
-        self.view.show(self.rows, self._texts(), curve, self.players(), more)
+        self.view.show(self.rows, self.latest, self._texts(), curve, self.players(), more)
         self.view.stop.disabled = self.stopping
         if self.stopping:
             return self.view.say("Stopping after this step...")

@@ -3,34 +3,92 @@
 Core ipywidgets only, the same code for 7.7.1 and 8; no thread, no run, no event.
 """
 
+import dataclasses
 import html
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 
 import ipywidgets as widgets
 
-from kit.notebook.style import BLUE, GREEN, ORANGE, RED
+from kit.base.errors import KitError
+from kit.base.formatting import shorten
+from kit.notebook.style import BLUE, GREEN, ORANGE, PURPLE, RED, SKY
 
-MOST = 2**31 - 1  # of a number that has no limit of its own
+MOST = 2**31  # of a number in a field
 PANEL_LAYOUT = {"max_width": "820px", "padding": "4px", "overflow": "hidden"}
 COLOURS = {"info": BLUE, "good": GREEN, "warn": ORANGE, "bad": RED}
+# Where a step's time goes: fields of a StepEvent, in their order in the step.
+PHASES = {
+    "data_s": ("data", PURPLE),
+    "copy_s": ("copy", SKY),
+    "forward_s": ("forward", BLUE),
+    "backward_s": ("backward", GREEN),
+    "reduce_s": ("gradients of all GPUs", RED),
+    "update_s": ("update", ORANGE),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Field:
+    """A number that a training panel offers."""
+
+    name: str
+    label: str
+    value: int | float
+    preset: int | float  # what its reset button goes back to
+    comment: str  # its tooltip
+    more: bool = False  # whether it is below "More settings"
+
+
+class FieldBox:
+    """The widgets of one `Field`: a text box, a reset button, and what is wrong with the value."""
+
+    def __init__(self, field: Field):
+        self.field = field
+        self.text = widgets.Text(value=str(field.value), description=field.label)
+        self.text.style = {"description_width": "110px"}
+        self.text.layout = {"width": "210px"}
+        set_tooltip(self.text, f"{field.comment}. Preset: {field.preset}")
+        self.reset = button("", "undo", "", f"{field.label}: back to the preset, {field.preset}")
+        self.reset.layout = {"width": "34px"}
+        self.reset.on_click(lambda _: setattr(self.text, "value", str(field.preset)))
+        self.problem = widgets.HTML()
+        row = widgets.HBox([self.text, self.reset])
+        self.box = widgets.VBox([row, self.problem], layout={"overflow": "hidden"})
+        self.text.observe(lambda _: self.lock(self.text.disabled), "value")
+        self.lock(False)
+
+    @property
+    def value(self) -> int | float:
+        """The number in the box. Raises KitError, with the field's name, where there is none."""
+        for number in (int, float):
+            with suppress(ValueError):
+                value = number(self.text.value)
+                if abs(value) < MOST:  # neither inf nor nan
+                    return value
+        got = shorten(repr(self.text.value), 40)
+        message = f"{self.field.label} must be a number, such as {self.field.preset}, got {got}."
+        raise KitError(message, field=self.field.name)
+
+    def lock(self, locked: bool) -> None:
+        self.text.disabled = locked
+        self.reset.disabled = locked or self.text.value == str(self.field.preset)
+
+    def show_problem(self, text: str) -> None:
+        style = f"border-left:4px solid {RED};padding:0 8px;font-size:12px;line-height:1.3"
+        shown = f'<div role="alert" style="{style}">{html.escape(text)}</div>' if text else ""
+        self.problem.value = shown
 
 
 class View:
     """The widgets of a training panel and the few ways they change. Called by one presenter."""
 
-    def __init__(
-        self,
-        switches: list,
-        numbers: dict[str, int],
-        profile: bool = False,
-        largest: dict[str, int] | None = None,
-    ):
+    def __init__(self, switches: list, fields: list[Field], profile: bool = False):
         self.boxes = {s.name: _checkbox(s) for s in switches}
-        self.fixed = {s.name for s in switches if not s.available}
-        largest = largest or {}
-        self.numbers = {n: _number_box(n, v, largest.get(n, MOST)) for n, v in numbers.items()}
-        self.start = button("Start", "play", "success", "Start training with these switches")
+        self.unavailable = {s.name for s in switches if not s.available}
+        self.fields = {field.name: FieldBox(field) for field in fields}
+        self.start = button("Start", "play", "success", "Start training with these settings")
         self.stop = button("Stop", "stop", "", "Finish this step, save a checkpoint and stop")
         self.profile = button("Profile", "bar-chart", "", "Profile ten steps: which operators cost")
         self.bar = widgets.FloatProgress(value=0.0, min=0.0, max=1.0, layout={"flex": "1 1 auto"})
@@ -41,67 +99,115 @@ class View:
         self.players = widgets.HTML()
         curve = {"width": "100%", "max_width": "1000px", "margin": "0"}
         self.image = widgets.Image(format="png", layout=curve)
-        grid = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
         cell = {"overflow": "hidden"}  # no scroll bars for a pixel too many
         cells = [widgets.VBox([self.boxes[s.name], _reason(s)], layout=cell) for s in switches]
-        options = widgets.GridBox(cells + list(self.numbers.values()), layout=grid)
+        self.more = widgets.Accordion([_grid(self._field_boxes(more=True))])
+        self.more.set_title(0, "More settings")
+        self.more.selected_index = None
         pressed = [self.start, self.stop, *([self.profile] if profile else [])]
         buttons = widgets.HBox([*pressed, self.bar], layout={"align_items": "center"})
+        settings = [_grid(cells), _grid(self._field_boxes(more=False))]
+        if self._field_boxes(more=True):
+            settings.append(self.more)
         outputs = [self.plan, self.status, self.tiles, self.image, self.players, self.notes]
-        rows = [options, buttons, *outputs]
+        rows = [*settings, buttons, *outputs]
         self.box = widgets.VBox(rows, layout={"max_width": "1020px", "padding": "4px"})
         self.idle("Start")
 
-    def values(self) -> dict:
-        on = {n: bool(b.value) and n not in self.fixed for n, b in self.boxes.items()}
-        return on | {name: box.value for name, box in self.numbers.items()}
+    def _field_boxes(self, more: bool) -> list[widgets.VBox]:
+        return [each.box for each in self.fields.values() if each.field.more == more]
 
-    def running(self, values: dict, profile: bool = False) -> None:
-        for name, box in (self.boxes | self.numbers).items():
+    def values(self) -> dict:
+        """Switches and fields by name. Raises KitError for a field that holds no number."""
+        on = {n: bool(b.value) and n not in self.unavailable for n, b in self.boxes.items()}
+        return on | {name: field.value for name, field in self.fields.items()}
+
+    def running(self, profile: bool = False) -> None:
+        """Lock the settings, while a training runs with them."""
+        self.can_start = False
+        for name, box in self.boxes.items():
             box.disabled = True
-            box.value = values.get(name, box.value)
+            box.value = box.value and name not in self.unavailable
+        for field in self.fields.values():
+            field.lock(True)
         self.start.disabled = True
+        self.stop.description = "Stop"
         self.stop.disabled = False
         self.profile.disabled = not profile
         self.bar.bar_style = "info"
 
     def idle(self, start_label: str) -> None:
-        for name, box in (self.boxes | self.numbers).items():
-            box.disabled = name in self.fixed
+        self.can_start = True
+        for name, box in self.boxes.items():
+            box.disabled = name in self.unavailable
+        for field in self.fields.values():
+            field.lock(False)
         self.start.description = start_label
         self.start.disabled = False
+        self.stop.description = "Stop"
         self.stop.disabled = True
         self.profile.disabled = True
 
+    def count_down(self, left_s: float) -> None:
+        """Say that training starts by itself in `left_s` seconds, and how to stop that."""
+        self.start.description = "Start now"
+        self.stop.description = "Wait"
+        self.stop.disabled = False
+        self.say(f"Training starts in {left_s:.0f} s. Change a setting or press Wait to hold it.")
+
     def close(self) -> None:
         """Leave everything to be read and nothing to be pressed."""
-        boxes = (*self.boxes.values(), *self.numbers.values())
-        for box in (*boxes, self.start, self.stop, self.profile):
+        self.can_start = False
+        for field in self.fields.values():
+            field.lock(True)
+        for box in (*self.boxes.values(), self.start, self.stop, self.profile):
             box.disabled = True
 
+    def show_plan(self, text: str, kind: str, wrong_field: str = "") -> None:
+        """Show `text`, what the settings would take or what is wrong, beside `wrong_field` if any.
+
+        With something wrong (`kind` "bad") Start is off.
+        """
+        for name, field in self.fields.items():
+            field.show_problem(text if name == wrong_field else "")
+        if wrong_field in self.fields:
+            label = self.fields[wrong_field].field.label
+            if self.fields[wrong_field].field.more:
+                self.more.selected_index = 0
+            text = f"Correct the setting {label}: Start is off until then."
+        self.plan.value = message(text, kind) if text else ""
+        self.start.disabled = kind == "bad" or not self.can_start
+
     def on_choice(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever a switch or a number has changed."""
-        for box in (*self.boxes.values(), *self.numbers.values()):
+        """Call `callback` whenever a setting has changed, or more of them are looked at."""
+        for box in (*self.boxes.values(), *(field.text for field in self.fields.values())):
             box.observe(lambda _: callback(), "value")
+        self.more.observe(lambda _: callback(), "selected_index")
 
     def say(self, text: str, kind: str = "info") -> None:
         self.status.value = message(text, kind)
 
     def show(
-        self, rows: list[dict], texts: dict[str, str], png: bytes, players: str, more: str = ""
+        self,
+        rows: list[dict],
+        latest: dict,
+        texts: dict[str, str],
+        png: bytes,
+        players: str,
+        more: str = "",
     ) -> None:
-        """The curve, the latest numbers, `players`, and the newest notes with `more` below them."""
+        """The curve, the `latest` numbers, `players`, and the newest notes with `more` below."""
         self.image.value = png
         self.image.layout.display = None if rows else "none"
         if not rows:
             return
         self.bar.value = rows[-1]["step"] / max(rows[-1]["steps"], 1)
-        self.tiles.value = _tiles(texts)
+        self.tiles.value = _tiles(texts) + _step_time(latest)
         self.players.value = players
         noted = [row for row in rows if row.get("note")][-3:]
         lines = [f"step {row['step']:,}: {html.escape(row['note'])}" for row in noted]
         if more:
-            lines.append(html.escape(more))
+            lines += html.escape(more).splitlines()
         self.notes.value = f'<div style="font-size:12px;opacity:.8">{"<br>".join(lines)}</div>'
 
 
@@ -114,9 +220,7 @@ def message(text: str, kind: str) -> str:
 def _checkbox(switch) -> widgets.Checkbox:
     on = switch.on and switch.available
     box = widgets.Checkbox(value=on, description=switch.label, indent=False)
-    # ipywidgets 8 renamed it.
-    tip = "tooltip" if box.has_trait("tooltip") else "description_tooltip"
-    setattr(box, tip, switch.reason)
+    set_tooltip(box, switch.reason)
     box.disabled = not switch.available
     box.layout = widgets.Layout(width="auto", margin="0")
     return box
@@ -131,13 +235,15 @@ def _reason(switch) -> widgets.HTML:
     return widgets.HTML(value=f'<div style="{style}" title="{whole}">{measured}{short}</div>')
 
 
-def _number_box(name: str, value: int, largest: int) -> widgets.BoundedIntText:
-    layout = widgets.Layout(width="200px")
-    style = {"description_width": "initial"}
-    label = "GPUs" if name == "gpus" else name.replace("_", " ")
-    return widgets.BoundedIntText(
-        value=value, min=1, max=largest, description=label, layout=layout, style=style
-    )
+def _grid(children: list) -> widgets.GridBox:
+    columns = {"grid_template_columns": "repeat(auto-fill, minmax(270px, 1fr))"}
+    return widgets.GridBox(children, layout=columns)
+
+
+def set_tooltip(widget: widgets.DOMWidget, text: str) -> None:
+    """Set the tooltip of a widget with a description, which ipywidgets 8 renamed."""
+    name = "tooltip" if widget.has_trait("tooltip") else "description_tooltip"
+    setattr(widget, name, text)
 
 
 def button(label: str, icon: str, style: str, tip: str) -> widgets.Button:
@@ -163,3 +269,23 @@ def _tiles(texts: dict[str, str]) -> str:
     )
     style = "display:flex;flex-wrap:wrap;gap:4px 26px;line-height:1.3;padding:4px 0"
     return f'<div style="{style};font-variant-numeric:tabular-nums">{"".join(cells)}</div>'
+
+
+def _step_time(row: dict) -> str:
+    """A bar of how a step's time is divided; "" where the log does not say."""
+    times = {key: row.get(key) or 0.0 for key in PHASES}
+    total_s = sum(times.values())
+    if total_s <= 0:
+        return ""
+    parts, names = [], []
+    for key, (name, colour) in PHASES.items():
+        if not times[key]:
+            continue
+        share = times[key] / total_s
+        parts.append(f'<div style="width:{100 * share:.2f}%;background:{colour}"></div>')
+        square = f'<span style="color:{colour}" aria-hidden="true">&#9632;</span>'
+        names.append(f'<span style="white-space:nowrap">{square} {name} {share:.0%}</span>')
+    bar = f'<div style="display:flex;height:10px;max-width:1000px">{"".join(parts)}</div>'
+    text = "display:flex;flex-wrap:wrap;gap:0 14px;font-size:12px;line-height:1.5"
+    title = f"<span>where a step's time goes ({total_s:.3g} s):</span>"
+    return f'<div style="{text}">{title}{"".join(names)}</div>{bar}'
