@@ -33,7 +33,7 @@ With --json, stdout gets one JSON object at the end, with all figures, and nothi
 goes to stderr, and an error is the object's "error".
 
 Exit codes: 0 done, 2 something must be changed (the message says what), 3 `evaluate` found that the
-voice does not pass, 130 stopped by Ctrl-C."""
+voice does not pass, or `check` that a step does not fit, 130 stopped by Ctrl-C."""
 GATE_FAILED = 3
 
 # Former names of options, which are still taken.
@@ -65,6 +65,7 @@ class Command:
     shared: bool = False  # whether torchrun may start it in several processes
     own_gpu: bool = True  # whether each of these needs a GPU of its own
     needs_run: bool = True  # False: `recipe` gets the name of the run, which need not exist
+    writes_run: bool = True  # False: it takes a preset, too, and no run is started
 
     def add_to(self, subparsers) -> None:
         """Add the subcommand, with its options and those of all commands."""
@@ -75,9 +76,13 @@ class Command:
             argument_default=argparse.SUPPRESS,
         )
         own.set_defaults(command=self, run="", preset="", use="", set=[], tables=False, json=False)
-        own.add_argument("--run", metavar="NAME", help="the run's folder (KIT_RUN, or demo)")
+        folder = "the run's folder (KIT_RUN, or demo)"
+        if not self.writes_run:
+            folder = "a run, for its settings and lengths (the preset alone)"
+        own.add_argument("--run", metavar="NAME", help=folder)
         if self.needs_run:
-            own.add_argument("--preset", help="a file of configs/ (KIT_PRESET, or what fits here)")
+            preset = "a name of configs/ or a .yaml file (KIT_PRESET, or what fits here)"
+            own.add_argument("--preset", help=preset)
             own.add_argument("--use", help=f"balanced, speed, quality, low_memory, debug; {SAVED}")
             value = {"metavar": "SECTION.KEY=VALUE", "help": f"such as train.lr=1e-4; {SAVED}"}
             own.add_argument("--set", action="extend", nargs="+", **value)
@@ -124,6 +129,14 @@ def yes(text: str) -> bool:
     if text not in ("yes", "no"):
         raise KitError(f"Write yes or no, not {text!r}.")
     return text == "yes"
+
+
+def tune_steps(run, write: Path | None = None, **options) -> Iterable:
+    from kit.recipes.tune import Tuning
+
+    if write is None:
+        raise KitError("Name the preset to write, such as --write configs/mine.yaml.")
+    return Tuning(run, write, **options).run()
 
 
 def serve_steps(run: str, voice: str = "", **how) -> Iterable:
@@ -228,6 +241,26 @@ COMMANDS = (  # in the order in which they are used
             ("model", str, "xtts", "the released XTTS-v2's size (the preset's)"),
             ("goal", str, "GOAL", "speed, or memory (speed)"),
         ),
+    ),
+    Command(
+        "check",
+        "tune.check",
+        "does a training step fit here? (optional)",
+        "nothing. Exit code 3: it does not fit. Without --run, the preset alone is checked",
+        writes_run=False,
+    ),
+    Command(
+        "tune",
+        tune_steps,
+        "the fastest settings under a target (optional)",
+        "a preset for --preset. Ctrl-C writes the best so far; finished trials are reused",
+        (
+            ("write", Path, "FILE", "the preset to write"),
+            ("target", str, "TARGET", 'such as "memory<5GiB, step<2s" (the fastest)'),
+            ("minutes", float, "N", "for all of it (the preset's trials.tune_minutes)"),
+        ),
+        example="--write configs/mine.yaml",
+        writes_run=False,
     ),
     Command(
         "train",
@@ -377,7 +410,7 @@ def run_safely(options: argparse.Namespace, answer: Answer) -> int:
             raise
         print(error, file=sys.stderr)
         answer.fields["error"] = str(error)
-        code = 2
+        code = getattr(error, "exit_code", 2)
     if interrupts.signals:
         answer.fields["error"] = "Stopped by a signal. The same command resumes."
     return code
@@ -427,11 +460,18 @@ def run_command(
             answer.add(result)
         return 0
     from kit.base.hardware import allow_expandable_segments
-    from kit.recipes.settings import parse_settings
+    from kit.recipes.settings import open_settings, parse_settings
     from kit.recipes.shared_jobs import broadcast_order, follow_orders
     from kit.training.ranks import join_ranks
 
     allow_expandable_segments()
+    if not options.command.writes_run:
+        settings = parse_settings(options.set)
+        run = open_settings(options.run, options.preset, options.use, settings)
+        for result in options.command.results(run, options):
+            print_result(result, options.tables)
+            answer.add(result)
+        return 0
     ranks = join_ranks(options.command.own_gpu)
     interrupts.ranks = ranks
     answer.is_main = ranks.is_main

@@ -53,11 +53,12 @@ REMOVED = {
 
 
 def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
-    """The preset `name` as a dict of sections. `extends: other` in it starts from `other`.
+    """The preset `name`, or in the file of that path, as a dict of sections.
 
-    `below` are the presets that lead here by extending. Raises KitError.
+    `extends: other` in it starts from `other`. `below` are the presets that lead here by
+    extending. Raises KitError.
     """
-    path = Path(folder) / f"{name}.yaml"
+    path = preset_path(name, folder)
     if name in below:
         ring = " extends ".join(f"`{each}`" for each in (*below, name))
         raise KitError(f"{path}: {ring}, and so on for ever; let one of them extend no other.")
@@ -71,7 +72,7 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
         )
     base = None
     if "extends" in own:
-        base = load_preset(own.pop("extends"), folder, (*below, name))
+        base = load_preset(str(own.pop("extends")), folder, (*below, name))
     for section, values in own.items():
         if not isinstance(values, dict):
             raise KitError(
@@ -82,6 +83,25 @@ def load_preset(name: str, folder: Path = CONFIGS, below: tuple = ()) -> dict:
         if base is not None and section not in base:
             raise KitError(f"{path} has an unknown section `{section}`.{nearest(section, base)}")
     return merge(base or {}, own)
+
+
+def preset_path(name: str, folder: Path = CONFIGS) -> Path:
+    """The file of the preset `name` in `folder`, or `name` itself where it ends in .yaml.
+
+    Such a path may be relative to this process's folder or to the one that holds configs/.
+    """
+    if not name.endswith(".yaml"):
+        return Path(folder) / f"{name}.yaml"
+    path = Path(name).expanduser()
+    return path.resolve() if path.is_file() else ROOT / path
+
+
+def shorten_preset(name: str) -> str:
+    """The name of a preset that is given as the path of a file of configs/; else its full path."""
+    path = preset_path(name)
+    if not name.endswith(".yaml"):
+        return name
+    return path.stem if path.parent == CONFIGS else str(path)
 
 
 def read_yaml(path: Path):

@@ -6,12 +6,13 @@ import warnings
 class KitError(ValueError):
     """The user's input, files or machine do not allow this; the message says what to change.
 
-    `field` names the setting that is wrong, where it is one.
+    `field` names the setting that is wrong, where it is one; `python -m kit` ends with `exit_code`.
     """
 
-    def __init__(self, *arguments, field: str = ""):
+    def __init__(self, *arguments, field: str = "", exit_code: int = 2):
         super().__init__(*arguments)
         self.field = field
+        self.exit_code = exit_code
 
 
 class DatasetError(KitError):

@@ -26,6 +26,12 @@ from kit.base.errors import Note
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Without cuDNN's kernel, which is planned again for every row length.
 ATTENTION_ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+ATTENTION_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 PROC_STATUS = Path("/proc/self/status")
 
 
@@ -267,6 +273,27 @@ def attention_backend(
         choice = torch._fused_sdp_choice(q, q, q, dropout_p=dropout, is_causal=True)
     name = SDPBackend(choice).name.removesuffix("_ATTENTION").lower().replace("_", " ")
     return Choice(value=name, reason=f"the dispatcher's pick for {asked} on the {hw.name}")
+
+
+def why_no_kernel(
+    name: str, hw: Hardware, precision: str, head_width: int, heads: int, dropout: float
+) -> str:
+    """Why this device cannot train with an attention kernel by itself; "" if it can."""
+    if not is_here(hw):
+        return "no such GPU here"
+    dtype = DTYPES[precision]
+    q = torch.zeros(1, heads, 128, head_width, device=hw.device, dtype=dtype, requires_grad=True)
+    devices = [torch.cuda.current_device()] if hw.device == "cuda" else []
+    with warnings.catch_warnings(record=True) as reasons, torch.random.fork_rng(devices):
+        warnings.simplefilter("always")
+        try:
+            with sdpa_kernel(ATTENTION_KERNELS[name]):
+                y = nn.functional.scaled_dot_product_attention(q, q, q, None, dropout, True)
+            y.sum().backward()
+        except RuntimeError as error:
+            texts = [str(each.message).partition(" (Triggered")[0] for each in reasons]
+            return "; ".join(texts[1:]) or str(error).split(". ")[0]  # the first is a heading
+    return ""
 
 
 def _expected_attention(capability: tuple, precision: str, head_width: int) -> str:

@@ -18,11 +18,13 @@ from kit.base.errors import KitError
 EXIT_S = 10.0  # for a process to leave by itself once it has answered, before it is killed
 
 
-def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
+def run_in_process(
+    function: Callable, *arguments, preload: Sequence[str], limit_s: float | None = None
+):
     """What `function(*arguments)` returns in a fresh process; raises what it raises there.
 
     All are pickled. The process is forked from a clean server that has imported the `preload`
-    modules of the first call. Raises KitError where it dies.
+    modules of the first call. Raises KitError where it dies or takes longer than `limit_s`.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -36,6 +38,8 @@ def run_in_process(function: Callable, *arguments, preload: Sequence[str]):
     try:
         process.start()
         sender.close()
+        if not receiver.poll(limit_s):
+            raise KitError(f"not finished after {limit_s:.0f} s")
         returned, value = receiver.recv()
         process.join(EXIT_S)
     except EOFError:

@@ -21,6 +21,7 @@ from kit.base.config import (
     merge,
     read_yaml,
     rename_settings,
+    shorten_preset,
 )
 from kit.base.errors import KitError
 from kit.base.files import make_folder, require_folder_name, write_atomic
@@ -167,18 +168,23 @@ def find_run(preset: str = "", use: str = "", name: str = "") -> Run:
     folder = run_folder(name)
     original = read_run_file(folder / "preset").strip()
     preset = preset or os.environ.get("KIT_PRESET") or original or choose_preset(detect()).value
+    preset = shorten_preset(preset)
     run = Run(name=folder.name, preset_name=preset, preset=load_preset(preset), folder=folder)
     run.require_permanent("preset", preset)
     use = use or read_run_file(folder / "use")
-    overlay = {}
-    if use:
-        overlay = load_preset(use, CONFIGS / "use")
-        del overlay["why"]  # the reasons: see kit/tuning/recommend.py
+    overlay = load_use(use)
     settings = read_settings(folder / SETTINGS)
     sections = run.preset
     for layer in (overlay, {"model": run.figure("data", "positions") or {}}, settings):
         sections = merge(sections, layer)
     return dataclasses.replace(run, preset=sections, use=use, settings=settings)
+
+
+def load_use(name: str) -> dict:
+    """Return the sections that the use `name` of configs/use sets; {} for ""."""
+    overlay = load_preset(name, CONFIGS / "use") if name else {}
+    overlay.pop("why", None)  # the reasons: see kit/tuning/recommend.py
+    return overlay
 
 
 def run_folder(name: str = "") -> Path:

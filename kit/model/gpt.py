@@ -9,10 +9,12 @@ Shapes: B batch, S packed sequence, D width, H heads, K latents, M mels, T mel f
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from kit.model.sequence import Batch, GPTConfig
@@ -30,6 +32,7 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.dropout = config.dropout
         self.fused = True
+        self.kernel = None  # the only one that SDPA may use; None: any
         self.c_attn = nn.Linear(config.width, 3 * config.width)
         self.c_proj = nn.Linear(config.width, config.width)
 
@@ -41,7 +44,8 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x)
         dropout = self.dropout if self.training else 0.0
         attend = F.scaled_dot_product_attention if self.fused else explicit_attention
-        y = attend(q, k, v, dropout_p=dropout, is_causal=True)
+        with sdpa_kernel(self.kernel) if self.kernel else nullcontext():
+            y = attend(q, k, v, dropout_p=dropout, is_causal=True)
         return self.c_proj(y.transpose(1, 2).flatten(2))
 
 

@@ -38,6 +38,16 @@ from kit.tuning.trials import (
 )
 
 
+def rows_of(run: ActiveRun) -> tuple:
+    """(text ids, codes) of each training row of a run; () before 01_data_prep."""
+    if not run.figure("data", "codes"):
+        return ()
+    cache = CodeCache(run.index())
+    sample = cache.sample_of_split("train")
+    texts = cache.lengths(sample, "texts").tolist()
+    return tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
+
+
 class Benchmark:
     """Measures the switches of a training step and chooses among them; `run()` is every step.
 
@@ -90,13 +100,7 @@ class Benchmark:
         run.record(bench={"threads": threads})
         if self.model == "xtts":
             return published_task(run.hw, threads)
-        rows = ()
-        if run.figure("data", "codes"):
-            cache = CodeCache(run.index())
-            sample = cache.sample_of_split("train")
-            texts = cache.lengths(sample, "texts").tolist()
-            rows = tuple(zip(texts, cache.lengths(sample, "codes").tolist()))
-        task = preset_task(run.preset, run.hw, threads, rows)
+        task = preset_task(run.preset, run.hw, threads, rows_of(run))
         return dataclasses.replace(task, finetuning=finetuning_of(run))
 
     def about(self) -> Result:

@@ -1,5 +1,7 @@
 """The settings of a run: each section of a preset is checked by the class that reads it."""
 
+import dataclasses
+import os
 import re
 from contextlib import suppress
 
@@ -8,9 +10,11 @@ import yaml
 from kit.audio.codec import codec_config
 from kit.audio.recognizer import RecognizerConfig
 from kit.audio.spectrogram import front_end_config
-from kit.base.config import build, merge
-from kit.base.errors import KitError
+from kit.base.config import build, load_preset, merge, rename_settings, shorten_preset
+from kit.base.errors import KitError, show_plain_notes
 from kit.base.formatting import nearest, shorten
+from kit.base.hardware import choose_preset, detect
+from kit.base.run import Run, find_run, load_use, run_folder
 from kit.batches.batching import DataConfig
 from kit.dataset.alignment import AlignConfig
 from kit.dataset.archive import ArchiveConfig
@@ -24,6 +28,7 @@ from kit.inference.sampling import GenerateConfig
 from kit.inference.voice_files import DecoderFinetuneConfig
 from kit.model.lora import LoRAConfig
 from kit.model.sequence import GPTConfig
+from kit.recipes.active_run import ActiveRun, active_run
 from kit.text.train_tokenizer import TokenizerConfig
 from kit.training.config import TrainConfig
 from kit.training.switches import SpeedConfig
@@ -79,6 +84,26 @@ def parse_settings(words: list[str]) -> dict:
                 value = float(value)  # 1e-4, which YAML takes for a word
         sections.setdefault(section, {})[key] = value
     return sections
+
+
+def open_settings(name: str, preset: str, use: str, settings: dict) -> ActiveRun:
+    """Return the run `name`, or without a name a preset alone, on this machine; writes nothing.
+
+    The `settings` apply over both. The folder of a preset alone is bench/ beside the runs.
+    """
+    show_plain_notes()
+    if name:
+        run = find_run(preset, use, name)
+    else:
+        preset = preset or os.environ.get("KIT_PRESET") or choose_preset(detect()).value
+        sections = merge(load_preset(preset), load_use(use))
+        folder = run_folder("demo").parent / "bench"
+        preset = shorten_preset(preset)
+        run = Run(name="", preset_name=preset, preset=sections, folder=folder, use=use)
+    settings = rename_settings(settings)
+    check_settings(settings, run.preset)
+    over = {"preset": merge(run.preset, settings), "settings": merge(run.settings, settings)}
+    return active_run(dataclasses.replace(run, **over))
 
 
 def check_settings(sections: dict, preset: dict) -> None:

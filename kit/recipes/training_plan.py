@@ -509,6 +509,7 @@ def measured_effects(run: ActiveRun) -> dict[str, str]:
     same_device = bench.get("device") == run.hw.name
     where = "here" if same_device else f"on {bench.get('device', 'another machine')}"
     pairs = {name: (name, "baseline") for name in LABELS}
+    pairs["cuda_graphs"] = ("compile+cuda_graphs", "compile")
     pairs["ema_offload"] = ("ema+ema_offload", "ema")  # the EMA that it moves is its baseline
     effects = {}
     for name, (on, off) in pairs.items():

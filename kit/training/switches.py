@@ -11,13 +11,17 @@ import sys
 import torch
 
 from kit.base.compiler import compiler_available, detect_vector_isa
-from kit.base.config import require_within
+from kit.base.config import require, require_within
+from kit.base.errors import KitError
 from kit.base.hardware import (
+    ATTENTION_KERNELS,
+    Choice,
     Hardware,
     attention_backend,
     choose_precision,
     format_capability,
     set_cuda_defaults,
+    why_no_kernel,
 )
 from kit.model.gpt import SpeechGPT, run_layer
 from kit.model.sequence import GPTConfig
@@ -29,6 +33,7 @@ class SpeedConfig:
     """Which switches are on. All off is the baseline every claim is measured against."""
 
     sdpa: bool = False  # fused attention
+    attention_kernel: str = ""  # with sdpa: flash, efficient, cudnn or math; "": PyTorch's choice
     mixed_precision: bool = False  # bf16 or fp16 matmuls, by the device
     fused_adamw: bool = False  # one kernel for the whole optimiser step
     adamw_8bit: bool = False  # AdamW's moments in 8 bits
@@ -36,6 +41,7 @@ class SpeedConfig:
     cudnn_benchmark: bool = False  # cuDNN tries its convolutions for each new shape
     pinned_memory: bool = False  # batches made ahead in a thread, in page-locked memory
     compile: bool = False  # torch.compile of the trunk's layers
+    cuda_graphs: bool = False  # with compile: a layer's kernels recorded once for each shape
     gradient_checkpointing: bool = False  # recompute layers in the backward pass
     recompute_every: int = 1  # with gradient_checkpointing: every n-th layer
     ema: bool = False  # keep averaged weights beside the trained ones
@@ -43,6 +49,9 @@ class SpeedConfig:
 
     def __post_init__(self):
         require_within(self, 1, 1e6, "recompute_every")
+        known = self.attention_kernel in ("", *ATTENTION_KERNELS)
+        fix = f'choose {", ".join(ATTENTION_KERNELS)}, or "" for PyTorch\'s choice.'
+        require(known, self, "attention_kernel", fix)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +127,7 @@ LABELS = {
     "cudnn_benchmark": "cuDNN benchmark",
     "pinned_memory": "Pinned memory",
     "compile": "torch.compile",
+    "cuda_graphs": "CUDA graphs",
     "gradient_checkpointing": "Gradient checkpointing",
     "ema": "EMA of the weights",
     "ema_offload": "EMA on the CPU",
@@ -139,6 +149,8 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
     matmuls = precision.value if config.mixed_precision else "fp32"
     head_width = model.width // model.heads
     attention = attention_backend(hw, matmuls, head_width, model.heads, model.dropout)
+    if config.attention_kernel:
+        attention = Choice(value=config.attention_kernel, reason="as attention_kernel says")
     gpu = hw.device == "cuda"
     only_gpu = "only useful on a GPU"
     adamw_default = "torch's default, a loop over the tensors"
@@ -160,6 +172,10 @@ def switches(config: SpeedConfig, hw: Hardware, model: GPTConfig | None = None) 
             "batches are made and copied while the GPU computes" if gpu else only_gpu,
         ),
         "compile": (compiles, compiler.reason + ("; the first steps are slow" if compiles else "")),
+        "cuda_graphs": (
+            gpu and compiles,
+            "with torch.compile, on a few fixed lengths" if gpu else "only a GPU has them",
+        ),
         "gradient_checkpointing": (True, "less memory, one more forward pass per step"),
         "ema": (True, "averaged weights usually speak better than the last ones"),
         "ema_offload": (gpu, "frees the weights' size on the GPU" if gpu else only_gpu),
@@ -193,11 +209,15 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     if rows["adamw_8bit"].on:
         reason = f"{LABELS['adamw_8bit']} takes its place, in kernels of its own"
         rows["fused_adamw"] = rows["fused_adamw"].turned_off(reason)
+    if rows["cuda_graphs"].on and not rows["compile"].on:
+        rows["cuda_graphs"] = rows["cuda_graphs"].turned_off(f"needs {LABELS['compile']}")
+    if config.attention_kernel and rows["sdpa"].on:
+        require_kernel(config.attention_kernel, model.config, rows["mixed_precision"].ran, hw)
     on = {name: switch.on for name, switch in rows.items()}
     set_cuda_defaults()
     set_process(on)
     if hasattr(model.gpt, "h"):
-        layers = set_layers(model, on, config.recompute_every)
+        layers = set_layers(model, on, config.recompute_every, config.attention_kernel)
         name = "gradient_checkpointing"
         rows[name] = dataclasses.replace(rows[name], runs=layers)
     if processes:
@@ -213,6 +233,17 @@ def apply(model: SpeechGPT, config: SpeedConfig, hw: Hardware, processes: int = 
     return Applied(switches=tuple(rows.values()))
 
 
+def require_kernel(name: str, model: GPTConfig, precision: str, hw: Hardware) -> None:
+    """Raise KitError if `hw` cannot train `model` with the attention kernel `name`."""
+    shape = (model.width // model.heads, model.heads, model.dropout)
+    reason = why_no_kernel(name, hw, precision, *shape)
+    if reason:
+        raise KitError(
+            f"speed.attention_kernel = {name}: the {hw.name} cannot train with it in {precision} "
+            f"({reason}). Leave it empty for PyTorch's choice."
+        )
+
+
 def set_process(on: dict[str, bool]) -> None:
     """Set what the switches change in the whole process, beside `set_cuda_defaults`."""
     torch.set_float32_matmul_precision("high" if on["tf32"] else "highest")
@@ -220,25 +251,29 @@ def set_process(on: dict[str, bool]) -> None:
     torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
 
 
-def set_layers(model: SpeechGPT, on: dict[str, bool], every: int) -> str:
+def set_layers(model: SpeechGPT, on: dict[str, bool], every: int, kernel: str) -> str:
     """Set attention, checkpointing and compilation of the trunk; returns the layers recomputed."""
     trunk = model.gpt
     layers = range(0, len(model.gpt.h), every)
     for layer in trunk.h:
         layer.attn.fused = on["sdpa"]
+        layer.attn.kernel = ATTENTION_KERNELS[kernel] if kernel and on["sdpa"] else None
     trunk.recompute = frozenset(layers if on["gradient_checkpointing"] else ())
     trunk.run_layer = run_layer
     if on["compile"]:
-        compile_layers(model)
+        compile_layers(model, on["cuda_graphs"])
     if every == 1:
         return f"all {len(trunk.h)} layers"
     return f"layers {', '.join(map(str, layers))} of {len(trunk.h)}"
 
 
-def compile_layers(model: SpeechGPT) -> None:
+def compile_layers(model: SpeechGPT, cuda_graphs: bool) -> None:
     """Compile the trunk's layers again, at the next training pass."""
     detect_vector_isa()
     torch.compiler.reset()  # graphs of an earlier model count against a limit
+    if cuda_graphs:  # one for each shape
+        model.gpt.run_layer = torch.compile(run_layer, dynamic=False, mode="reduce-overhead")
+        return
     # One graph for any number and length of rows.
     model.gpt.run_layer = torch.compile(run_layer, dynamic=True)
 

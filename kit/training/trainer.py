@@ -118,7 +118,8 @@ class Trainer:
     def set_phase(self) -> None:
         """Freeze what does not train in the next step."""
         if self.trainable.set_phase(self.step) and self.applied.on("compile"):
-            compile_layers(self.model)  # compiled for other gradients before
+            # They were compiled for other gradients before.
+            compile_layers(self.model, self.applied.on("cuda_graphs"))
 
     def stop_compiling(self, why: str) -> None:
         """Continue uncompiled because the compiler failed with `why`; noted in log and record."""

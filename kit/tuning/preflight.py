@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from kit.base.config import require
 from kit.base.errors import KitError
 from kit.base.formatting import format_gib
 from kit.base.hardware import Hardware, is_here, is_oom, release_memory, silence_profiler
+from kit.base.processes import run_in_process
 from kit.batches.batching import DataConfig, padded
 from kit.model.gpt import SpeechGPT
 from kit.model.sequence import EffectiveBatch, GPTConfig, pack
@@ -169,6 +171,29 @@ def preflight(work: Workload) -> Verdict:
     )
 
 
+class StepCheck(NamedTuple):
+    """A verdict, and what a real step at the longest lengths took."""
+
+    verdict: Verdict
+    step_s: float | None  # None: none was taken
+    free_bytes: int  # of the device's memory, before
+
+
+def check_step(work: Workload, threads: int) -> StepCheck:
+    """`preflight` in a process of its own, then time one more step. KitError where it dies."""
+    return run_in_process(_check_step, work, threads, preload=(__name__, "torch._dynamo"))
+
+
+def _check_step(work: Workload, threads: int) -> StepCheck:
+    torch.set_num_threads(threads)
+    free_bytes = psutil.virtual_memory().available
+    if work.hw.device == "cuda":
+        free_bytes = torch.cuda.mem_get_info()[0] if is_here(work.hw) else work.hw.memory_bytes
+    verdict = preflight(work)
+    step_s = two_steps(work) if verdict.measured_bytes is not None else None
+    return StepCheck(verdict, step_s, free_bytes)
+
+
 def largest_micro_batch(work: Workload) -> Verdict:
     """The verdict on the most rows of a pass that fit: a divisor of the effective batch, bisected.
 
@@ -255,7 +280,7 @@ def changed_settings(work: Workload, other: Workload) -> list[str]:
         if isinstance(value, bool):
             changes.append(f"{name} {'on' if value else 'off'}")
         else:
-            changes.append(f"{name} {before[name]} -> {value}")
+            changes.append(f"{name} {before[name] or 'any'} -> {value or 'any'}")
     return changes
 
 
@@ -282,8 +307,11 @@ def trial_peak(work: Workload) -> PeakMemory | None:
     return peak
 
 
-def two_steps(work: Workload) -> None:
-    """Forward, backward and update of a throwaway; the second has the optimizer's moments."""
+def two_steps(work: Workload) -> float:
+    """Forward, backward and update of a throwaway; returns the seconds of the second.
+
+    Only that one has the optimizer's moments.
+    """
     speed = dataclasses.replace(work.speed, compile=False)  # minutes, and it would keep less
     with torch.device(work.hw.device):
         model = SpeechGPT(work.model)
@@ -295,8 +323,11 @@ def two_steps(work: Workload) -> None:
     state.scaler = torch.amp.GradScaler(work.hw.device, init_scale=1.0, enabled=half)
     batch = longest_batch(work)
     for _ in range(2):
+        started_s = time.perf_counter()
         clip(state, forward_backward(state, batch))
         update(state, finite=True)
+        getattr(torch, work.hw.device).synchronize()
+    return time.perf_counter() - started_s
 
 
 def longest_batch(work: Workload) -> EffectiveBatch:

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,11 +19,21 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from torch.autograd.profiler import profile
 
 from kit.base.config import build, by_former_names, load_preset, merge, require, require_least
 from kit.base.errors import KitError
 from kit.base.files import append_lines, digest, disk_errors, make_folder
-from kit.base.hardware import Hardware, peak_memory_bytes, versions
+from kit.base.hardware import (
+    ATTENTION_KERNELS,
+    Hardware,
+    autocast,
+    choose_precision,
+    peak_memory_bytes,
+    silence_profiler,
+    versions,
+    why_no_kernel,
+)
 from kit.base.processes import run_in_process
 from kit.batches.batching import EXTRA_TOKENS, DataConfig, micro_batches, padded, plan_batches
 from kit.batches.lengths import padding_lengths
@@ -31,14 +42,22 @@ from kit.model.sequence import EffectiveBatch, GPTConfig, collate
 from kit.training.config import TrainConfig
 from kit.training.loop import train
 from kit.training.micro_batches import prefetch_if_on
-from kit.training.switches import LABELS, SpeedConfig, compilations, switches, wants_few_shapes
+from kit.training.switches import (
+    BASELINE,
+    LABELS,
+    SpeedConfig,
+    compilations,
+    switches,
+    wants_few_shapes,
+)
 from kit.training.trainable import FULL, Finetuning
 from kit.training.trainer import Trainer
 from kit.tuning.recommend import LEFT_OUT, Trial, Variant, compare
 
 COSTS = ("ema", "ema_offload")  # no speed-ups: each has a row, none is chosen here
-TRIED = tuple(name for name in LABELS if name not in COSTS)
-STEP_INCLUDES = "collating"  # results of steps that include something else are not comparable
+TRIED = tuple(name for name in LABELS if name not in (*COSTS, "cuda_graphs"))
+# Results of steps that include something else are not comparable.
+STEP_INCLUDES = "collating, rows drawn together"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,10 +67,12 @@ class TrialConfig:
     steps: int = 24  # optimiser steps timed in a round
     warmup_steps: int = 4  # before them, timed apart: compilation, first allocations
     rounds: int = 3  # the median one counts
+    tune_minutes: float = 5.0  # for the search of `python -m kit tune`
     leave_out: tuple = ()  # switches not to try
 
     def __post_init__(self):
         require_least(self, 1, "steps", "warmup_steps", "rounds")
+        require_least(self, 0.1, "tune_minutes")
         unknown = sorted({*self.leave_out} - {*LABELS})
         require(not unknown, self, "leave_out", f"no such switch; there are {', '.join(LABELS)}.")
 
@@ -108,7 +129,10 @@ def published_task(hw: Hardware, threads: int) -> Task:
 
 
 def variants(task: Task, config: TrialConfig) -> list[Variant]:
-    """The baseline, each switch alone, each beside those before it, all on; EMA."""
+    """The baseline, each switch alone, each beside those before it, all on.
+
+    Then EMA, CUDA graphs and the attention kernels, among which nothing is chosen.
+    """
     offered = switches(SpeedConfig(), task.hw, task.model)
     refused = {s.name: s.reason for s in offered if not s.available}
     for name in config.leave_out:
@@ -126,7 +150,44 @@ def variants(task: Task, config: TrialConfig) -> list[Variant]:
     for count, name in enumerate(COSTS, 1):
         reason = refused.get(name, "")
         listed.append(Variant(kind="cost", label=LABELS[name], on=COSTS[:count], reason=reason))
+    reason = refused.get("compile", "") or refused.get("cuda_graphs", "")
+    on = ("compile", "cuda_graphs")
+    listed.append(Variant(kind="extra", label=LABELS["cuda_graphs"], on=on, reason=reason))
+    return listed + attention_variants(task, refused)
+
+
+def attention_variants(task: Task, refused: dict[str, str]) -> list[Variant]:
+    """Attention written out, and each kernel of SDPA by itself; on a GPU in half precision."""
+    model = task.model
+    half = task.hw.device == "cuda" and "mixed_precision" not in refused
+    on = ("mixed_precision",) if half else ()
+    precision = choose_precision(task.hw).value if half else "fp32"
+    listed = [Variant(kind="extra", label="Attention: explicit", on=on)]
+    for name in ATTENTION_KERNELS:
+        shape = (model.width // model.heads, model.heads, model.dropout)
+        reason = refused.get("sdpa") or why_no_kernel(name, task.hw, precision, *shape)
+        chosen = (*on, "sdpa", f"attention_kernel={name}")
+        listed.append(Variant(kind="extra", label=f"Attention: {name}", on=chosen, reason=reason))
     return listed
+
+
+def speed_of(on: Sequence[str]) -> SpeedConfig:
+    """Switches from names of those that are on, and settings such as "recompute_every=2"."""
+    values = {}
+    for entry in on:
+        name, _, value = entry.partition("=")
+        values[name] = (int(value) if value.isdigit() else value) if value else True
+    return SpeedConfig(**values)
+
+
+def names_of(speed: SpeedConfig) -> tuple[str, ...]:
+    """The inverse of `speed_of`."""
+    names = []
+    for field in dataclasses.fields(SpeedConfig):
+        value = getattr(speed, field.name)
+        if value != field.default:
+            names.append(field.name if value is True else f"{field.name}={value}")
+    return tuple(names)
 
 
 def some_rows(text: tuple[int, int], codes: tuple[int, int], count: int = 256) -> tuple:
@@ -166,20 +227,24 @@ def draw_rows(task: Task, few_shapes: bool = False) -> Iterator[list[tuple]]:
     rng = np.random.default_rng(task.train.seed)
     for epoch in itertools.count():
         for batch in plan_batches(totals, data, epoch):
+            # Drawn together, so that they do not depend on how the batch is split.
+            texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in batch]
+            walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in batch]
+            codes = [walk % model.start_code for walk in walks]
+            shape = (len(batch), model.n_mels, data.reference_frames)
+            references = rng.standard_normal(shape, dtype=np.float32)
             parts = []
+            first = 0
             for rows in micro_batches(batch, totals, data):
                 length = padded(max(totals[i] for i in rows), data)
-                texts = [rng.integers(0, model.text_vocab - 2, task.rows[i][0]) for i in rows]
-                walks = [rng.integers(-2, 3, task.rows[i][1]).cumsum() for i in rows]
-                codes = [walk % model.start_code for walk in walks]
-                shape = (len(rows), model.n_mels, data.reference_frames)
-                references = rng.standard_normal(shape, dtype=np.float32)
-                parts.append((texts, codes, references, length))
+                part = slice(first, first + len(rows))
+                parts.append((texts[part], codes[part], references[part], length))
+                first += len(rows)
             yield parts
 
 
 def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
-    """Train with the switches `on` in this process; the figures of the steps after the warm-up.
+    """Train with `on`, as `speed_of` reads it; returns the figures of the steps after the warm-up.
 
     Peak memory is that of the allocator on a GPU. On a CPU it is the process's own resident
     memory over what it held before the model was made.
@@ -197,7 +262,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         eval_steps=total + 1,
         warmup_steps=min(task.train.warmup_steps, config.warmup_steps),
     )
-    speed = SpeedConfig(**dict.fromkeys(on, True))
+    speed = speed_of(on)
     trainer = Trainer(model, settings, speed, task.hw, task.finetuning.without_phases())
     few_shapes = wants_few_shapes(task.hw.device, trainer.applied.precision, "compile" in on)
     # Drawing random rows is no part of training: they are there before the first step. They repeat,
@@ -217,6 +282,7 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
     timed = events[config.warmup_steps :]
     last = timed[-max(1, len(timed) // 4) :]
     notes = [*trainer.applied.notes, *(event.note for event in events if event.note)]
+    peak_bytes = peak_memory_bytes(task.hw.device)
     return {
         "seconds": sum(event.step_s for event in timed),
         "first_step_s": events[0].step_s,
@@ -226,20 +292,36 @@ def run_variant(task: Task, config: TrialConfig, on: Sequence[str]) -> dict:
         "loss": sum(event.loss for event in last) / len(last),
         "skipped": sum(not math.isfinite(event.grad_norm) for event in events),
         "warmup_s": warmup_s,
-        "peak_memory_bytes": peak_memory_bytes(task.hw.device) - idle_bytes,
+        "peak_memory_bytes": peak_bytes - idle_bytes,
         "compilations": compiled,
         "recompilations": compilations() - compiled,
         "precision": trainer.applied.precision,
-        "attention": trainer.applied.ran("sdpa"),
+        "attention": profile_attention(trainer),
         "notes": list(dict.fromkeys(notes)),
     }
 
 
-def measure_variant(task: Task, config: TrialConfig, on: tuple) -> dict:
-    """`run_variant` in a fresh process. One that fails or dies gives {"error": reason}."""
+def profile_attention(trainer: Trainer) -> str:
+    """Run a layer's attention under the profiler; returns the name of the kernel that ran."""
+    config = trainer.model.config
+    device = trainer.hw.device
+    x = torch.randn(1, 128, config.width, device=device)
+    silence_profiler()
+    with autocast(device, trainer.applied.precision), profile() as record:
+        trainer.model.gpt.h[0].attn(x)
+    names = " ".join(event.name for event in record.function_events)
+    kernel = re.search(r"_scaled_dot_product_(?:attention_)?(flash|efficient|cudnn|math)", names)
+    return kernel[1] if kernel else BASELINE["sdpa"]
+
+
+def measure_variant(
+    task: Task, config: TrialConfig, on: tuple, limit_s: float | None = None
+) -> dict:
+    """`run_variant` in a fresh process; {"error": reason} where it fails, dies or is too slow."""
     # An optimizer imports torch._dynamo: over a second, and memory that is not the variant's.
     try:
-        return run_in_process(_child, task, config, on, preload=(__name__, "torch._dynamo"))
+        preload = (__name__, "torch._dynamo")
+        return run_in_process(_child, task, config, on, preload=preload, limit_s=limit_s)
     except KitError as error:
         return {"error": str(error)}
 

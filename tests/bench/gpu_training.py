@@ -65,7 +65,8 @@ from kit.tuning.trials import (
 
 KERNELS = ("flash", "efficient", "cudnn")  # attention's, as their operators are called
 PLAN_OFF, PLAN_AIM = 0.15, 0.10  # relative error of the memory plan
-ORDER = ("baseline", "added", "all", "cost", "alone")  # in which kinds of variants are measured
+# In which kinds of variants are measured.
+ORDER = ("baseline", "added", "all", "cost", "alone", "extra")
 GPU_TIERS = ("8gb", "12gb", "t4", "24gb", "80gb")
 
 

@@ -205,6 +205,35 @@ def test_the_reported_kernel_is_the_one_that_runs(bf16, dropout, attention, mixe
     assert record.ran == attention and ("bf16" if mixed else "fp32") in record.reason
 
 
+def test_an_attention_kernel_runs_alone_with_the_same_loss_and_is_set_back():
+    model = tiny_model()
+    apply(model, SpeedConfig(sdpa=True), CPU)
+    before = loss_and_gradients(model)
+    applied = apply(model, SpeedConfig(sdpa=True, attention_kernel="math"), CPU)
+    assert applied.ran("sdpa") == "math"
+    for one, other in zip(before, loss_and_gradients(model), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    alone = tiny_model(cond_blocks=0, perceiver_layers=0)
+    for name, kernel in (("math", "_math"), ("", "_flash")):
+        apply(alone, SpeedConfig(sdpa=True, attention_kernel=name), CPU)
+        (ran,) = ran_kernels(alone)
+        assert kernel in ran
+
+
+def test_an_attention_kernel_that_this_device_lacks_is_a_sentence():
+    for name, dropout in (("cudnn", 0.0), ("efficient", 0.0), ("flash", 0.2)):
+        speed = SpeedConfig(sdpa=True, attention_kernel=name)
+        with pytest.raises(KitError, match=f"attention_kernel = {name}"):
+            apply(tiny_model(dropout=dropout), speed, CPU)
+    with pytest.raises(KitError, match=r"attention_kernel.*flash, efficient, cudnn, math"):
+        SpeedConfig(attention_kernel="fast")
+
+
+def test_cuda_graphs_need_the_compiler_and_a_gpu(monkeypatch, bf16):
+    (record,) = [s for s in switches(SpeedConfig(cuda_graphs=True), CPU) if s.name == "cuda_graphs"]
+    assert not record.available and "GPU" in record.reason
+
+
 GRID = (40, 56, 64)  # tokens
 
 

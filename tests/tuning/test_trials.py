@@ -11,6 +11,7 @@ import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import CPU, DATA, GPT, TRAIN, until
@@ -19,7 +20,7 @@ from kit.base.config import CONFIGS, load_preset
 from kit.base.errors import KitError
 from kit.batches.lengths import padding_lengths
 from kit.training import micro_batches
-from kit.training.switches import Applied
+from kit.training.switches import Applied, SpeedConfig
 from kit.tuning import trials as trials
 from kit.tuning.recommend import LEFT_OUT, Variant
 from kit.tuning.trials import (
@@ -27,14 +28,17 @@ from kit.tuning.trials import (
     Task,
     TrialConfig,
     append_result,
+    draw_rows,
     make_batches,
     measure_variant,
+    names_of,
     preset_task,
     published_task,
     read_results,
     run_trials,
     run_variant,
     some_rows,
+    speed_of,
     step_seconds,
     variants,
 )
@@ -162,17 +166,26 @@ def measured(tmp_path_factory):
 def test_every_variant_has_a_row_and_the_loss_stays(measured):
     _, rows, ticks = measured
     ran = [row for row in rows if row.loss is not None]
-    assert len(ran) == 5  # baseline, two alone, both, EMA
+    # Baseline, two alone, both, EMA; attention written out and the CPU's two kernels.
+    assert len(ran) == 8
+    attention = {row.label: row for row in rows if row.label.startswith("Attention: ")}
+    assert attention["Attention: explicit"].ran == "fp32, explicit softmax"
+    for name in ("flash", "math"):
+        assert attention[f"Attention: {name}"].ran == f"fp32, {name}"
+    for name in ("efficient", "cudnn"):
+        assert attention[f"Attention: {name}"].reason
+    (graphs,) = (row for row in rows if row.label == "CUDA graphs")
+    assert graphs.loss is None and graphs.reason
     assert all(row.parity and row.steps_per_s > 0 and row.peak_memory_bytes > 0 for row in ran)
     assert rows[0].ran == "fp32, explicit softmax" and rows[1].ran == "fp32, flash"
     assert all(row.reason for row in rows if row.loss is None)
-    assert ticks[0][:2] == (0, 10) and ticks[-1][:2] == (10, 10)
+    assert ticks[0][:2] == (0, 16) and ticks[-1][:2] == (16, 16)
 
 
 def test_rounds_are_interleaved_and_every_result_is_a_line(measured):
     (path,) = measured[0].glob("*.jsonl")
     order = [tuple(r["on"]) for r in read_results(path)]
-    assert order[:5] == order[5:] and len(set(order)) == 5
+    assert order[:7] == order[7:] and len(set(order)) == 7
 
 
 def test_finished_trials_are_not_run_again(measured, monkeypatch):
@@ -189,7 +202,7 @@ def test_an_interrupted_benchmark_resumes_where_it_was(measured, tmp_path):
     wanted = variants(TASK, SHORT)
     rows = run_trials(TASK, SHORT, tmp_path, wanted)
     kept = (tmp_path / path.name).read_text().splitlines()
-    assert kept[:8] == lines[:8] and len(read_results(tmp_path / path.name)) == 10
+    assert kept[:8] == lines[:8] and len(read_results(tmp_path / path.name)) == 14
     assert [row.loss for row in rows] == [row.loss for row in measured[1]]
 
 
@@ -265,3 +278,22 @@ def test_a_step_of_a_preset_is_timed_in_a_moment():
         assert 0 < step_seconds(load_preset("tiny"), CPU, 1) < 60
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_do_not_depend_on_how_a_batch_is_split():
+    whole = dataclasses.replace(TASK, data=dataclasses.replace(DATA, micro_batch=8))
+    for one, other in itertools.islice(zip(draw_rows(whole), draw_rows(TASK)), 3):
+        texts = [list(ids) for part in other for ids in part[0]]
+        assert [list(ids) for part in one for ids in part[0]] == texts
+        references = np.concatenate([part[2] for part in other])
+        assert np.array_equal(one[0][2], references)
+
+
+def test_settings_have_names_and_back():
+    speed = SpeedConfig(sdpa=True, attention_kernel="math", compile=True, recompute_every=2)
+    assert speed_of(names_of(speed)) == speed and names_of(SpeedConfig()) == ()
+
+
+def test_a_trial_that_takes_too_long_is_a_row():
+    found = measure_variant(TASK, SHORT, (), 0.01)
+    assert "not finished" in found["error"]
